@@ -1,0 +1,39 @@
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+
+help: ## what one can do here
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv with everything pinned, and compile the kernels
+	@tools/setup
+
+demo: setup ## the main path, live: TiKV -> capture -> Spark -> Kafka -> Spark -> Delta, and the proof
+	@$(PY) -m tools.demo
+
+test: setup ## every test, with the real services
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+quick: setup ## the tests that need no service
+	@$(PY) -m pytest -m "not integration" $(PYTEST_ARGS)
+
+check: setup ## format, lint, types, imports, spelling
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@.venv/bin/lint-imports
+	@.venv/bin/codespell
+
+kills: setup ## the kill test in its long form: 30 kills
+	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
+
+bench: setup ## the figures of the README, measured on this machine
+	@$(PY) -m benchmarks.run
+
+lock: ## resolve pyproject.toml anew into the lock files
+	@tools/lock
+
+clean: ## remove what was made, but not what was fetched
+	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -prune -exec rm -rf {} +
+
+.PHONY: help setup demo test quick check kills bench lock clean
