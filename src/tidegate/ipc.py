@@ -1,0 +1,89 @@
+"""The socket between the processes of one capture: length-prefixed JSON over a Unix socket.
+
+Frame: u32 BE length, then that many bytes of JSON (an object with a `type`). A frame over 16 MiB is
+refused. The control process listens; the puller and pipeline processes connect and introduce themselves
+with `hello`. The control process uses asyncio on the same frames; this file holds the frame and the
+blocking client.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.errors import Retryable
+
+MAX_FRAME: Final = 16 << 20
+HEADER: Final = struct.Struct(">I")
+
+
+def frame(message: dict[str, Any]) -> bytes:
+    """A message as bytes on the socket."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_FRAME:
+        raise ValueError(f"a control message of {len(body)} bytes exceeds {MAX_FRAME}")
+    return HEADER.pack(len(body)) + body
+
+
+class ControlClient:
+    """A blocking connection to the control process; `send` may be called from several threads."""
+
+    def __init__(self, path: Path, hello: dict[str, Any]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._lock = threading.Lock()
+        try:
+            self._socket.connect(str(path))
+        except OSError as error:
+            raise Retryable(
+                "The control process does not answer.", where=str(path), why=str(error)
+            ) from error
+        self.send({"type": "hello", **hello})
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message; raises Retryable when the control process is gone."""
+        data = frame(message)
+        try:
+            with self._lock:
+                self._socket.sendall(data)
+        except OSError as error:
+            raise Retryable("The control process is gone.", why=str(error)) from error
+
+    def receive(self) -> dict[str, Any] | None:
+        """The next message, or None when the control process has closed the socket. Blocks."""
+        header = self._exactly(HEADER.size)
+        if header is None:
+            return None
+        (length,) = HEADER.unpack(header)
+        if length > MAX_FRAME:
+            raise Retryable(f"A control message of {length} bytes exceeds {MAX_FRAME}.")
+        body = self._exactly(length)
+        if body is None:
+            return None
+        message: dict[str, Any] = json.loads(body)
+        return message
+
+    def close(self) -> None:
+        """Close the connection; a blocked `receive` returns None."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return
+        finally:
+            self._socket.close()
+
+    def _exactly(self, count: int) -> bytes | None:
+        parts: list[bytes] = []
+        while count:
+            try:
+                part = self._socket.recv(count)
+            except OSError:
+                return None
+            if not part:
+                return None
+            parts.append(part)
+            count -= len(part)
+        return b"".join(parts)

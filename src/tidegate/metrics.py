@@ -1,0 +1,51 @@
+"""Metric names, labels and units, declared once. Names follow TiCDC's owner metrics where there is one.
+
+The registry is our own, so that importing this module has no effect on the process-wide one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+REGISTRY: Final = CollectorRegistry()
+FEED: Final = ("namespace", "changefeed")
+
+checkpoint_ts: Final = Gauge(
+    "tidegate_owner_checkpoint_ts", "Checkpoint as physical ms", FEED, registry=REGISTRY
+)
+checkpoint_lag_s: Final = Gauge(
+    "tidegate_owner_checkpoint_ts_lag_seconds",
+    "PD's time minus the checkpoint's",
+    FEED,
+    registry=REGISTRY,
+)
+resolved_ts: Final = Gauge(
+    "tidegate_owner_resolved_ts", "Least resolved ts of the spans as physical ms", FEED, registry=REGISTRY
+)
+status: Final = Gauge(
+    "tidegate_owner_status",
+    "0 normal, 1 warning, 2 pending, 3 failed, 4 stopped, 5 finished",
+    FEED,
+    registry=REGISTRY,
+)
+rows: Final = Counter("tidegate_sink_rows", "Row changes delivered", FEED, registry=REGISTRY)
+messages: Final = Counter("tidegate_sink_messages", "Messages delivered", FEED, registry=REGISTRY)
+sink_bytes: Final = Counter("tidegate_sink_bytes", "Bytes of messages delivered", FEED, registry=REGISTRY)
+batch_s: Final = Histogram(
+    "tidegate_pipeline_batch_seconds",
+    "Duration of a micro-batch",
+    FEED,
+    buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 5, 10),
+    registry=REGISTRY,
+)
+restarts: Final = Counter(
+    "tidegate_process_restarts", "Child processes started again", ("process",), registry=REGISTRY
+)
+ddl_events: Final = Counter("tidegate_owner_ddl_events", "DDL events delivered", FEED, registry=REGISTRY)
+
+
+def render() -> bytes:
+    """All metrics in Prometheus' text form."""
+    return bytes(generate_latest(REGISTRY))

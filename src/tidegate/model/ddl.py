@@ -1,0 +1,39 @@
+"""A schema change event, as the owner delivers it and the consumer applies it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DdlEvent:
+    """One DDL with everything a target needs; batch jobs are split into one event a table.
+
+    Rows with commit_ts <= finished_ts have the schema before it. `before` and `after` are TableInfo
+    JSON (None where there is none: create, drop, schema DDL).
+    """
+
+    job_id: int
+    seq: int
+    """Number of this event within its job, from 0."""
+    start_ts: int
+    """The job's start_ts: the value of time defaults of columns it added (facts 14.17)."""
+    finished_ts: int
+    action: int
+    """TiDB's action code, facts 0.9."""
+    query: str
+    """As TiCDC sends it."""
+    schema: str
+    table: str
+    """Empty for schema DDL."""
+    old_schema: str
+    old_table: str
+    """The names before a rename, else equal to schema and table."""
+    schema_version: int
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    added_ids: tuple[int, ...]
+    """Physical table ids that exist from finished_ts on."""
+    removed_ids: tuple[int, ...]
+    """Physical table ids that end at finished_ts."""

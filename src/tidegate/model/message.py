@@ -1,0 +1,37 @@
+"""Encoded messages on their way to a queue: one by one, and as blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message; `key` or `value` None is Kafka's null."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBlock:
+    """Many row messages in one buffer: message i is `data[start:start+length]` for key and for value.
+
+    Messages of one partition keep the order of their rows. `key_length[i] < 0` means a null key.
+    """
+
+    data: npt.NDArray[np.uint8]
+    key_start: npt.NDArray[np.int64]
+    key_length: npt.NDArray[np.int64]
+    value_start: npt.NDArray[np.int64]
+    value_length: npt.NDArray[np.int64]
+    partition: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int32]
+    """How many row changes each message carries."""
+
+    def __len__(self) -> int:
+        return len(self.partition)

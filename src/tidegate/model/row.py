@@ -1,0 +1,43 @@
+"""One decoded row change, for the plain (row-wise) twins of the kernels and for people.
+
+Python values per kind: INT, UINT, YEAR, ENUM, SET, BIT -> int; FLOAT, DOUBLE -> float; STRING -> bytes
+in UTF-8; BYTES -> bytes; DECIMAL, DATE, DATETIME, TIMESTAMP, TIME, JSON, VECTOR -> str, TiDB's canonical
+text (facts 0.4); NULL -> None. TIMESTAMP text is in the feed's time zone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.model.schema import TableSchema
+
+Value = int | float | str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class RowChange:
+    """A row change with before and after image, aligned with `table.columns`."""
+
+    table: TableSchema
+    commit_ts: int
+    start_ts: int
+    physical_id: int
+    handle: int
+    """Int handle or _tidb_rowid; 0 for common handles."""
+    old: tuple[Value, ...] | None
+    new: tuple[Value, ...] | None
+
+    def __post_init__(self) -> None:
+        assert self.old is not None or self.new is not None
+
+    @property
+    def is_insert(self) -> bool:
+        return self.old is None
+
+    @property
+    def is_delete(self) -> bool:
+        return self.new is None
+
+    @property
+    def is_update(self) -> bool:
+        return self.old is not None and self.new is not None

@@ -1,0 +1,136 @@
+"""Tables, columns and handle keys, as one version of one table has them.
+
+Built from TiDB's TableInfo by `tidegate.tidb.table_info`. Everything here is immutable and hashable by
+identity, so that per-table plans of the kernels can be cached on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+
+class Kind(IntEnum):
+    """How a column's value is held between stages; the kernels branch on it.
+
+    `a` and `l` are the two words of a slot (see `model.slots`). l is -1 for SQL NULL.
+    """
+
+    INT = 1  # a: i64; tinyint..bigint signed
+    UINT = 2  # a: u64; tinyint..bigint unsigned
+    FLOAT = 3  # a: bits of the f64 that holds the f32
+    DOUBLE = 4  # a: bits of the f64
+    DECIMAL = 5  # a: address, l: length of precision u8, frac u8, MySQL binary decimal
+    STRING = 6  # a: address, l: length; text in the column's charset (utf8mb4 bytes)
+    BYTES = 7  # a: address, l: length; binary, varbinary, blobs
+    DATE = 8  # a: u64 packed time
+    DATETIME = 9  # a: u64 packed time
+    TIMESTAMP = 10  # a: u64 packed time in UTC
+    TIME = 11  # a: i64 nanoseconds
+    YEAR = 12  # a: i64
+    ENUM = 13  # a: u64 index, 1-based, 0 = invalid
+    SET = 14  # a: u64 bitmask
+    BIT = 15  # a: u64
+    JSON = 16  # a: address, l: length of type code u8 and binary JSON
+    VECTOR = 17  # a: address, l: length of u32 LE dimension and f32 LE each
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Column:
+    """One column of one table version, in TiDB's own terms."""
+
+    id: int
+    name: str
+    offset: int
+    kind: Kind
+    mysql_type: int
+    """MySQL type code, facts 0.1."""
+    flag: int
+    """TiDB's flags: 1 not null, 2 primary key, 4 unique, 8 multiple, 32 unsigned, 64 zerofill, 128 binary."""
+    flen: int
+    decimal: int
+    charset: str
+    collate: str
+    elems: tuple[str, ...]
+    default: Any
+    default_is_expr: bool
+    origin_default: Any
+    generated: str
+    """The expression of a generated column, else empty."""
+    stored: bool
+    hidden: bool
+    state: int
+    """5 = public; others are intermediate DDL states."""
+    version: int
+
+    @property
+    def unsigned(self) -> bool:
+        return bool(self.flag & 32)
+
+    @property
+    def nullable(self) -> bool:
+        return not self.flag & 1
+
+    @property
+    def visible(self) -> bool:
+        """Whether TiCDC emits it: public and not a virtual generated column."""
+        return self.state == 5 and (self.generated == "" or self.stored)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Index:
+    """One public index; `columns` are offsets into the TableInfo's `cols`."""
+
+    id: int
+    name: str
+    columns: tuple[int, ...]
+    lengths: tuple[int, ...]
+    """Prefix length per column, -1 = the whole column."""
+    unique: bool
+    primary: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class TableSchema:
+    """One version of one table, valid from `version` (the FinishedTS of the DDL that made it)."""
+
+    schema: str
+    table: str
+    id: int
+    """Logical table id; for a partitioned table not the id in the keys."""
+    version: int
+    columns: tuple[Column, ...]
+    """The emitted (visible) columns in table order."""
+    ticdc_flags: tuple[int, ...]
+    """TiCDC's flag bits per emitted column, facts 0.2."""
+    handle_key: tuple[int, ...]
+    """Positions in `columns` of the handle key, facts 0.3; empty: none (ineligible)."""
+    primary_key: tuple[int, ...]
+    """Positions in `columns` of the primary key's columns, else empty."""
+    indexes: tuple[Index, ...]
+    pk_is_handle: bool
+    is_common_handle: bool
+    handle_columns: tuple[int, ...]
+    """Positions in `columns` of the columns stored in the record key, in key order; empty for _tidb_rowid."""
+    partitions: tuple[int, ...]
+    """Physical ids when partitioned, else empty."""
+    charset: str
+    collate: str
+    info: dict[str, Any]
+    """The TableInfo JSON it was built from."""
+
+    @property
+    def eligible(self) -> bool:
+        """Whether TiCDC replicates it without `force-replicate`."""
+        return bool(self.handle_key)
+
+    @property
+    def physical_ids(self) -> tuple[int, ...]:
+        """The table ids that occur in record keys."""
+        return self.partitions or (self.id,)
+
+    @property
+    def name(self) -> str:
+        """`schema.table`, for people."""
+        return f"{self.schema}.{self.table}"

@@ -1,0 +1,67 @@
+"""Decoded rows of one table, as the kernels hand them on: two words a cell, row-major.
+
+`a[i, c]` and `l[i, c]` describe column c of row i as `Kind` says. Bytes are not copied: a slot holds the
+*address* of the bytes inside the block's own buffers (values, keys, a table's defaults), which
+`RowBlock.owners` keeps alive. A RowBlock is therefore never pickled and never outlives its task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.model.schema import TableSchema
+
+NULL: Final = -1
+"""`l` of SQL NULL. Fixed-width kinds have l == 0."""
+
+INSERT: Final = 1
+UPDATE: Final = 2
+DELETE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One side of many rows: `a` int64[n, stride] and `l` int32[n, stride], C-contiguous.
+
+    stride >= number of columns and is never a power of two (that costs cache conflicts); only the first
+    `len(table.columns)` columns mean anything. Rows whose change has no such image hold garbage.
+    """
+
+    a: npt.NDArray[np.int64]
+    l: npt.NDArray[np.int32]  # noqa: E741 - the slot's second word, named as in `Kind`
+
+
+@dataclass(frozen=True, slots=True)
+class RowBlock:
+    """Decoded changes of one version of one table, in the order of the entries they came from."""
+
+    table: TableSchema
+    op: npt.NDArray[np.uint8]
+    """INSERT, UPDATE or DELETE per row."""
+    commit_ts: npt.NDArray[np.uint64]
+    start_ts: npt.NDArray[np.uint64]
+    physical_id: npt.NDArray[np.int64]
+    """The table id in the record key: the partition's, or the table's own."""
+    handle: npt.NDArray[np.int64]
+    """Int handle or _tidb_rowid; 0 for common handles."""
+    position: npt.NDArray[np.int64]
+    """Row number in the block of entries it was decoded from, to restore the order across tables."""
+    new: Image
+    """Valid for INSERT and UPDATE."""
+    old: Image
+    """Valid for UPDATE and DELETE."""
+    owners: tuple[Any, ...]
+    """Whatever the addresses point into."""
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+def stride_for(columns: int) -> int:
+    """Cells per row for that many columns: at least one, never a power of two above 2."""
+    stride = max(columns, 1)
+    return stride + 1 if stride > 2 and stride & (stride - 1) == 0 else stride
