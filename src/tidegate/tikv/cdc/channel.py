@@ -1,0 +1,143 @@
+"""The queue of one connection: memory quota, order, batching.
+
+Events of a connection leave in the order they were put. Scanned events wait for room, so a slow client
+slows its own scans; observed ones cannot wait (they would hold up everybody), so a subscription whose
+event does not fit the quota fails with `Congested` and its client asks again later. Resolved marks that
+do not fit are left out: the next tick repeats them. After a subscription's error nothing of it follows:
+putting and failing look at the same flag under the same mutex.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.proto import cdcpb_pb2 as pb
+
+QUOTA_BYTES: Final = 256 << 20
+"""Observed events of one connection that may wait to be sent."""
+SCAN_BYTES_MAX: Final = 4 << 20
+"""Scans put no more while this much waits."""
+MESSAGE_BYTES_MAX: Final = 6 << 20
+DRAIN_MAX: Final = 64
+EVENT_OVERHEAD: Final = 64
+"""Charged for each item beside its rows."""
+
+
+class Subscription:
+    """What the channel knows of a downstream: whether it may still send."""
+
+    __slots__ = ("stopped",)
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    message: pb.Event | pb.ResolvedTs
+    size: int
+
+
+class Channel:
+    """Thread-safe: put from the endpoint and the scan threads, taken by the stream's own thread."""
+
+    def __init__(self, quota_bytes: int = QUOTA_BYTES) -> None:
+        self._quota = quota_bytes
+        self._items: deque[_Item] = deque()
+        self._bytes = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def queued_bytes(self) -> int:
+        """What waits to be sent."""
+        return self._bytes
+
+    def put_observed(self, of: Subscription, event: pb.Event) -> bool:
+        """Queue a live event; False when it does not fit the quota."""
+        size = event.ByteSize() + EVENT_OVERHEAD
+        with self._changed:
+            if of.stopped or self._closed:
+                return True
+            if self._bytes + size > self._quota:
+                return False
+            self._push(event, size)
+            return True
+
+    def put_scanned(self, of: Subscription, event: pb.Event) -> bool:
+        """Queue an event of a scan when there is room; False when the subscription ended meanwhile."""
+        size = event.ByteSize() + EVENT_OVERHEAD
+        with self._changed:
+            while self._bytes > SCAN_BYTES_MAX and not (of.stopped or self._closed):
+                self._changed.wait()
+            if of.stopped or self._closed:
+                return False
+            self._push(event, size)
+            return True
+
+    def put_resolved(self, mark: pb.ResolvedTs | pb.Event) -> None:
+        """Queue a resolved mark unless the quota is used up."""
+        with self._changed:
+            size = mark.ByteSize() + EVENT_OVERHEAD
+            if not self._closed and self._bytes + size <= self._quota:
+                self._push(mark, size)
+
+    def put_error(self, event: pb.Event) -> None:
+        """Queue the error of a request that never became a subscription."""
+        with self._changed:
+            if not self._closed:
+                self._push(event, EVENT_OVERHEAD)
+
+    def fail(self, of: Subscription, event: pb.Event | None) -> None:
+        """End a subscription; `event` is its last one."""
+        with self._changed:
+            if not of.stopped:
+                of.stopped = True
+                if event is not None and not self._closed:
+                    self._push(event, EVENT_OVERHEAD)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Drop what waits; `take` ends, later puts do nothing."""
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._bytes = 0
+            self._changed.notify_all()
+
+    def take(self) -> list[pb.ChangeDataEvent] | None:
+        """The next messages for the client; waits for one; None when the channel is closed."""
+        with self._changed:
+            while not self._items and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return None
+            taken = [self._items.popleft() for _ in range(min(len(self._items), DRAIN_MAX))]
+            self._bytes -= sum(item.size for item in taken)
+            self._changed.notify_all()
+        return _pack(taken)
+
+    def _push(self, message: pb.Event | pb.ResolvedTs, size: int) -> None:
+        self._items.append(_Item(message, size))
+        self._bytes += size
+        self._changed.notify_all()
+
+
+def _pack(items: list[_Item]) -> list[pb.ChangeDataEvent]:
+    """Events together up to 6 MiB, a resolved mark always alone."""
+    messages: list[pb.ChangeDataEvent] = []
+    room = 0
+    for item in items:
+        if isinstance(item.message, pb.ResolvedTs):
+            messages.append(pb.ChangeDataEvent(resolved_ts=item.message))
+            room = 0
+            continue
+        if item.size > room:
+            messages.append(pb.ChangeDataEvent())
+            room = MESSAGE_BYTES_MAX
+        messages[-1].events.append(item.message)
+        room -= item.size
+    return messages

@@ -1,0 +1,337 @@
+"""Registers and deregisters downstreams, turns applied commands into events, advances resolved ts.
+
+One thread owns all state of CDC and works through one queue, first in first out; all correctness leans on
+that order: commands are queued before their clients know of them, a snapshot's downstream is initialized
+behind the commands it contains, and a resolved ts is queued behind every command applied before its
+timestamp was taken. Scans run on threads of their own.
+
+Bounds: the queue holds at most `BACKLOG_CHANGES_MAX` applied changes (the apply thread waits; the endpoint
+itself never waits for a client), each channel its quota, and at most `SCANS_MAX` scans wait or run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from tidegate.errors import Undecodable
+from tidegate.proto import cdcpb_pb2 as pb
+from tidegate.proto import errorpb_pb2
+from tidegate.tikv import keys
+from tidegate.tikv.cdc import initializer
+from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
+from tidegate.tikv.cdc.observer import CdcObserver
+from tidegate.tikv.cdc.old_value import OldValues
+from tidegate.tikv.cdc.service import Connection
+from tidegate.tikv.engine import EngineSnapshot
+from tidegate.tikv.raftstore import Command, Raftstore
+from tidegate.tikv.region import Region, RegionTable
+
+TICK_S: Final = 0.05
+TICK_PER_DOWNSTREAM_S: Final = 0.0002
+"""With many downstreams the tick slows down, so that marks never take more than a small share of a core."""
+REPEAT_S: Final = 1.0
+"""A resolved ts that does not move is repeated this often, so that clients know the stream is alive."""
+BACKLOG_CHANGES_MAX: Final = 1 << 19
+SCAN_THREADS: Final = 4
+SCANS_MAX: Final = 10000
+CAPTURE_POLL_S: Final = 0.2
+"""How often a scan that waits for its snapshot looks whether it is still wanted."""
+RAW_KV_VERSION: Final = "6.2.0"
+
+_log = logging.getLogger(__name__)
+Task = Callable[[], None]
+_SILENCE: Final = Announced([b""], [[]])
+
+
+class Endpoint:
+    """The CDC module of one store. Public methods are thread-safe and only queue work."""
+
+    def __init__(
+        self,
+        cluster_id: int,
+        regions: RegionTable,
+        raftstore: Raftstore,
+        next_ts: Callable[[], int],
+        tick_s: float = TICK_S,
+    ) -> None:
+        self._cluster_id = cluster_id
+        self._regions = regions
+        self._raftstore = raftstore
+        self._next_ts = next_ts
+        self._tick_s = tick_s
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._delegates: dict[int, Delegate] = {}
+        self._connections: dict[int, Connection] = {}
+        self._announced: dict[int, Announced] = {}
+        self._reported: dict[tuple[int, int, int], tuple[int, float]] = {}
+        self._backlog = 0
+        self._drained = threading.Condition()
+        self._scanning = 0
+        self._stopping = threading.Event()
+        self._scans = ThreadPoolExecutor(SCAN_THREADS, thread_name_prefix="cdc-scan")
+        self._thread = threading.Thread(target=self._run, name="cdc", daemon=True)
+        self._ticker = threading.Thread(target=self._tick, name="cdc-tick", daemon=True)
+        self.observer = CdcObserver(self._on_applied)
+        raftstore.observer = self.observer
+
+    def start(self) -> None:
+        """Begin to work through the queue and to tick."""
+        self._thread.start()
+        self._ticker.start()
+
+    def stop(self) -> None:
+        """Close every connection and end the threads."""
+        self._stopping.set()
+        self._tasks.put(self._close_all)
+        self._tasks.put(None)
+        with self._drained:
+            self._drained.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+            self._ticker.join()
+        self._scans.shutdown(cancel_futures=True)
+
+    def announced(self, region_id: int) -> Announced:
+        """What the region's present downstreams were told, by key."""
+        return self._announced.get(region_id, _SILENCE)
+
+    # --- what the stream's threads call ---
+
+    def open(self, connection: Connection) -> None:
+        """A stream began."""
+        self._tasks.put(lambda: self._connections.update({connection.id: connection}))
+
+    def close(self, connection: Connection) -> None:
+        """A stream ended: all its registrations end without a word."""
+        connection.channel.close()
+        self._tasks.put(lambda: self._close(connection))
+
+    def request(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
+        """Register or deregister."""
+        if request.WhichOneof("request") == "deregister":
+            self._tasks.put(lambda: self._deregister(connection, request.request_id, request.region_id))
+        elif request.WhichOneof("request") != "notify_txn_status":
+            self._tasks.put(lambda: self._register(connection, request))
+
+    # --- what the apply thread calls ---
+
+    def _on_applied(self, commands: Sequence[Command]) -> None:
+        size = sum(len(command.changes) for command in commands)
+        with self._drained:
+            while self._backlog > BACKLOG_CHANGES_MAX and not self._stopping.is_set():
+                self._drained.wait()
+            self._backlog += size
+        self._tasks.put(lambda: self._on_batch(commands, size))
+
+    # --- the endpoint's thread ---
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except Exception:
+                # All state belongs to connections: without them it is new, and their clients come again.
+                _log.exception("cdc task failed, closing all streams")
+                self._close_all()
+
+    def _on_batch(self, commands: Sequence[Command], size: int) -> None:
+        for command in commands:
+            delegate = self._delegates.get(command.region_id)
+            if delegate is None:
+                continue
+            old_values = OldValues(self._raftstore.engine, command.old_values)
+            for downstream in delegate.on_command(command.changes, old_values):
+                congested = pb.Congested(region_id=command.region_id)
+                self._drop(downstream, pb.Error(congested=congested))
+        with self._drained:
+            self._backlog -= size
+            self._drained.notify_all()
+
+    def _register(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
+        if connection.id not in self._connections:
+            return
+        connection.greet(request.header.ticdc_version)
+        region = self._regions.by_id.get(request.region_id)
+        refusal = self._refusal(connection, request, region)
+        if refusal is not None or region is None:
+            event = pb.Event(region_id=request.region_id, request_id=request.request_id, error=refusal)
+            connection.channel.put_error(event)
+            return
+        start, end = _observed(request)
+        downstream = Downstream(
+            connection.channel,
+            request.request_id,
+            region,
+            start,
+            end,
+            request.checkpoint_ts,
+            request.filter_loop,
+        )
+        connection.downstreams[request.request_id, region.id] = downstream
+        delegate = self._delegates.setdefault(region.id, Delegate(region))
+        delegate.add(downstream)
+        self.observer.observe(region.id)
+        self._scanning += 1
+        self._scans.submit(self._initialize, connection, downstream)
+
+    def _refusal(
+        self, connection: Connection, request: pb.ChangeDataRequest, region: Region | None
+    ) -> pb.Error | None:
+        if connection.checks_cluster_id and request.header.cluster_id != self._cluster_id:
+            other = pb.ClusterIDMismatch(current=self._cluster_id, request=request.header.cluster_id)
+            return pb.Error(cluster_id_mismatch=other)
+        if request.kv_api != pb.ChangeDataRequest.TiDB:
+            return pb.Error(compatibility=pb.Compatibility(required_version=RAW_KV_VERSION))
+        if self._scanning >= SCANS_MAX:
+            return pb.Error(
+                server_is_busy=errorpb_pb2.ServerIsBusy(reason="too many pending incremental scans")
+            )
+        if region is None:
+            return pb.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=request.region_id))
+        if (request.request_id, region.id) in connection.downstreams:
+            return pb.Error(duplicate_request=pb.DuplicateRequest(region_id=region.id))
+        if request.region_epoch.version != region.version:
+            return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=[region.message]))
+        return None
+
+    def _deregister(self, connection: Connection, request_id: int, region_id: int) -> None:
+        for (asked, region), downstream in list(connection.downstreams.items()):
+            if asked == request_id and region_id in (0, region):
+                missing = errorpb_pb2.RegionNotFound(region_id=region)
+                self._drop(downstream, pb.Error(region_not_found=missing))
+
+    def _drop(self, downstream: Downstream, error: pb.Error | None) -> None:
+        """Forget a downstream; `error` is the last it hears."""
+        downstream.channel.fail(downstream, None if error is None else downstream.error(error))
+        region_id = downstream.region.id
+        for connection in self._connections.values():
+            known = connection.downstreams.get((downstream.request_id, region_id))
+            if known is downstream:
+                del connection.downstreams[downstream.request_id, region_id]
+                self._reported.pop((connection.id, downstream.request_id, region_id), None)
+        delegate = self._delegates.get(region_id)
+        if delegate is not None and downstream in delegate.downstreams:
+            delegate.remove(downstream)
+            if not delegate.downstreams:
+                del self._delegates[region_id]
+                self._announced.pop(region_id, None)
+                self.observer.ignore(region_id)
+
+    def _close(self, connection: Connection) -> None:
+        for downstream in list(connection.downstreams.values()):
+            self._drop(downstream, None)
+        self._connections.pop(connection.id, None)
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            connection.channel.close()
+            self._close(connection)
+
+    # --- scans, on their own threads ---
+
+    def _initialize(self, connection: Connection, downstream: Downstream) -> None:
+        failed = False
+        try:
+            if downstream.stopped:
+                return
+            snapshot = self._capture(downstream)
+            locks = initializer.scan_locks(downstream, snapshot)
+            self._tasks.put(lambda: downstream.resolver.finish_scan(locks))
+            initializer.scan_versions(downstream, snapshot)
+            self._tasks.put(lambda: _in_step(downstream))
+        except initializer.StoppedError:
+            return
+        except Exception:
+            failed = True
+            _log.exception("incremental scan failed", extra={"region_id": downstream.region.id})
+        finally:
+            self._tasks.put(lambda: self._scan_ended(downstream, failed))
+
+    def _capture(self, downstream: Downstream) -> EngineSnapshot:
+        """A snapshot, with the downstream receiving exactly what is applied after it."""
+        ready: queue.SimpleQueue[EngineSnapshot] = queue.SimpleQueue()
+
+        def initializing(snapshot: EngineSnapshot) -> None:
+            downstream.state = State.INITIALIZING
+            ready.put(snapshot)
+
+        self._raftstore.capture(lambda snapshot: self._tasks.put(lambda: initializing(snapshot)))
+        while not (self._stopping.is_set() or downstream.stopped):
+            with contextlib.suppress(queue.Empty):
+                return ready.get(timeout=CAPTURE_POLL_S)
+        raise initializer.StoppedError
+
+    def _scan_ended(self, downstream: Downstream, failed: bool) -> None:
+        self._scanning -= 1
+        if failed:
+            missing = errorpb_pb2.RegionNotFound(region_id=downstream.region.id)
+            self._drop(downstream, pb.Error(region_not_found=missing))
+
+    # --- resolved ts ---
+
+    def _tick(self) -> None:
+        while True:
+            downstreams = sum(len(each.downstreams) for each in list(self._delegates.values()))
+            if self._stopping.wait(max(self._tick_s, downstreams * TICK_PER_DOWNSTREAM_S)):
+                return
+            if not downstreams:
+                continue
+            done = threading.Event()
+            min_ts = self._next_ts()
+            self._tasks.put(lambda: self._advance(min_ts, done))  # noqa: B023 - awaited before the next round
+            while not done.wait(0.5):
+                if self._stopping.is_set():
+                    return
+
+    def _advance(self, min_ts: int, done: threading.Event) -> None:
+        """Resolve every downstream that is in step, then tell the clients."""
+        for region_id, delegate in self._delegates.items():
+            self._announced[region_id] = delegate.resolve(min_ts)
+        now = time.monotonic()
+        for connection in self._connections.values():
+            self._report(connection, now)
+        done.set()
+
+    def _report(self, connection: Connection, now: float) -> None:
+        """One mark per (request id, ts), with all regions that are exactly there: none ever goes back."""
+        groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        for (request_id, region_id), downstream in connection.downstreams.items():
+            if downstream.state is not State.NORMAL:
+                continue
+            ts = downstream.resolver.resolved_ts
+            key = (connection.id, request_id, region_id)
+            told, when = self._reported.get(key, (0, 0.0))
+            if ts > told or (ts and now - when >= REPEAT_S):
+                self._reported[key] = (ts, now)
+                groups[connection.mark_id(downstream), ts].append(region_id)
+        for (mark_id, ts), region_ids in groups.items():
+            if connection.batches_resolved_ts:
+                connection.channel.put_resolved(pb.ResolvedTs(regions=region_ids, ts=ts, request_id=mark_id))
+            else:
+                for region_id in region_ids:
+                    connection.channel.put_resolved(
+                        pb.Event(region_id=region_id, request_id=mark_id, resolved_ts=ts)
+                    )
+
+
+def _in_step(downstream: Downstream) -> None:
+    downstream.state = State.NORMAL
+
+
+def _observed(request: pb.ChangeDataRequest) -> tuple[bytes, bytes]:
+    """The encoded range to observe; bounds that are no encoded keys mean the whole region."""
+    try:
+        for bound in (request.start_key, request.end_key):
+            if bound:
+                keys.decode(bound)
+    except Undecodable:
+        return b"", b""
+    return request.start_key, request.end_key

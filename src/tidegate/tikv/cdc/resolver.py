@@ -1,0 +1,78 @@
+"""Open locks of one downstream's range, and the resolved ts they allow. Pure.
+
+While the scan of the lock column family runs, live changes are kept in order and replayed over its result.
+From then on `locks` mirrors the data locks (Put, Delete) of the range exactly: a lock is tracked when it is
+put and forgotten when it is deleted, with or without a write record. (TiKV's CDC delegate ignores lock
+deletes, which pins the resolved ts at a lock that was rolled back silently: tikv#18498, #19083.)
+"""
+
+from __future__ import annotations
+
+import heapq
+
+
+class Resolver:
+    """Not thread-safe: its owner is the endpoint's thread."""
+
+    def __init__(self) -> None:
+        self.resolved_ts = 0
+        """Never goes back."""
+        self._locks: dict[bytes, int] = {}
+        self._counts: dict[int, int] = {}
+        self._heap: list[int] = []
+        self._replay: list[tuple[bytes, int]] | None = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the locks that were there at the start are known."""
+        return self._replay is None
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def track(self, key: bytes, start_ts: int) -> None:
+        """The key has a data lock of `start_ts` now; 0: it has none."""
+        if self._replay is not None:
+            self._replay.append((key, start_ts))
+        else:
+            self._set(key, start_ts)
+
+    def locked_by(self, key: bytes) -> int:
+        """The start_ts of the data lock on a key; 0 when there is none or it is not known yet."""
+        return self._locks.get(key, 0)
+
+    def finish_scan(self, scanned: dict[bytes, int]) -> None:
+        """`scanned`: the data locks at the snapshot, key -> start_ts. Called once."""
+        replay, self._replay = self._replay, None
+        assert replay is not None
+        for key, start_ts in scanned.items():
+            self._set(key, start_ts)
+        for key, start_ts in replay:
+            self._set(key, start_ts)
+
+    def resolve(self, min_ts: int) -> int:
+        """Every commit from now on is above the returned ts, if those of new locks are above `min_ts`."""
+        if self._replay is None:
+            self.resolved_ts = max(self.resolved_ts, min(min_ts, self._oldest(min_ts)))
+        return self.resolved_ts
+
+    def _set(self, key: bytes, start_ts: int) -> None:
+        before = self._locks.pop(key, 0)
+        if before:
+            left = self._counts[before] - 1
+            if left:
+                self._counts[before] = left
+            else:
+                del self._counts[before]
+        if start_ts:
+            self._locks[key] = start_ts
+            count = self._counts.get(start_ts, 0)
+            self._counts[start_ts] = count + 1
+            if not count:
+                heapq.heappush(self._heap, start_ts)
+
+    def _oldest(self, otherwise: int) -> int:
+        heap = self._heap
+        while heap and heap[0] not in self._counts:
+            heapq.heappop(heap)
+        return heap[0] if heap else otherwise

@@ -1,0 +1,69 @@
+"""A ChangeData connection as the client sees it: its features, its registrations, its channel. Pure.
+
+A connection is one RPC stream. What it can do is decided by the call (V2 metadata `features`) and by
+`ticdc_version` of its first request, as TiKV decides it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Final
+
+from tidegate.errors import InvalidInput
+from tidegate.tikv.cdc.channel import Channel
+from tidegate.tikv.cdc.delegate import Downstream
+
+STREAM_MULTIPLEXING: Final = "stream-multiplexing"
+FEATURES_KEY: Final = "features"
+_BATCH_RESOLVED_FROM: Final = (4, 0, 8)
+_CLUSTER_CHECK_FROM: Final = (5, 3, 0)
+_ids = itertools.count(1)
+
+
+def parse_features(header: str) -> bool:
+    """Whether streams are multiplexed, from the `features` header; unknown names raise InvalidInput."""
+    names = {name.strip() for name in header.split(",") if name.strip()}
+    unknown = sorted(names - {STREAM_MULTIPLEXING})
+    if unknown:
+        raise InvalidInput(f"unknown features: {', '.join(unknown)}")
+    return STREAM_MULTIPLEXING in names
+
+
+def parse_version(text: str) -> tuple[int, int, int]:
+    """major, minor, patch; (0, 0, 0) for anything that is no semantic version."""
+    numbers = text.removeprefix("v").split("+")[0].split("-")[0].split(".")
+    if len(numbers) != 3 or not all(part.isdecimal() for part in numbers):
+        return (0, 0, 0)
+    return (int(numbers[0]), int(numbers[1]), int(numbers[2]))
+
+
+class Connection:
+    """Owned by the endpoint's thread, but for the channel, which has its own lock."""
+
+    def __init__(self, multiplexing: bool, channel: Channel | None = None) -> None:
+        self.id = next(_ids)
+        self.multiplexing = multiplexing
+        self.channel = channel or Channel()
+        self.version: tuple[int, int, int] | None = None
+        self.downstreams: dict[tuple[int, int], Downstream] = {}
+        """(request id, region id) -> registration."""
+        self.is_open = True
+
+    def greet(self, version: str) -> None:
+        """Take note of the version in a request's header; only the first counts."""
+        if self.version is None:
+            self.version = parse_version(version)
+
+    @property
+    def batches_resolved_ts(self) -> bool:
+        """Whether resolved ts come with a list of regions, else one event per region."""
+        return self.version is not None and self.version >= _BATCH_RESOLVED_FROM
+
+    @property
+    def checks_cluster_id(self) -> bool:
+        """Whether a request for another cluster is refused."""
+        return self.version is not None and self.version >= _CLUSTER_CHECK_FROM
+
+    def mark_id(self, downstream: Downstream) -> int:
+        """Under which request id a downstream's resolved ts is sent."""
+        return downstream.request_id if self.multiplexing else 0

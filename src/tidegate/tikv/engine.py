@@ -1,0 +1,129 @@
+"""Ordered keys in column families on disk: snapshots, atomic write batches, a synced log. RocksDB.
+
+Durability: `write` is atomic over all column families and reaches the operating system before it returns,
+so a killed process loses nothing; `sync` puts everything written so far on the disk and lets other
+threads run meanwhile. The raftstore writes a group of commands, syncs once, and only then lets observers
+and clients know (group commit). A plain read may see a write that is not yet synced, which matters only
+when the machine itself fails.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rocksdict import DBCompressionType, Options, Rdict, ReadOptions, WriteBatch
+
+from tidegate.errors import Fatal
+from tidegate.tikv.mvcc import Change, Cursor
+
+META: Final = 3
+"""The column family of what PD keeps: cluster id, regions, TSO bound, safepoints."""
+_FAMILIES: Final = ("default", "lock", "write", "meta")
+CURSORS_PER_FAMILY: Final = 3
+_WRITE_BUFFER: Final = 64 << 20
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_write_buffer_size(_WRITE_BUFFER)
+    options.set_max_background_jobs(2)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_total_wal_size(4 * _WRITE_BUFFER)
+    options.set_keep_log_file_num(2)
+    return options
+
+
+class EngineSnapshot:
+    """All column families as they were at one moment, for one thread.
+
+    It is made of cursors, each fixed when it was made: an iterator that this binding makes from a RocksDB
+    snapshot reads the present state instead (rocksdict 0.3.29).
+    """
+
+    __slots__ = ("_cursors", "_points")
+
+    def __init__(self, families: Sequence[Any]) -> None:
+        self._points = [_cursor(family, b"") for family in families]
+        self._cursors = [[_cursor(family, b"") for _ in range(CURSORS_PER_FAMILY)] for family in families]
+
+    def get(self, cf: int, key: bytes) -> bytes | None:
+        """The value of a key, or None."""
+        cursor = self._points[cf]
+        cursor.seek(key)
+        return cursor.value() if cursor.valid() and cursor.key() == key else None
+
+    def cursor(self, cf: int) -> Cursor:
+        """An iterator of one column family, not yet positioned; at most `CURSORS_PER_FAMILY` of each."""
+        return self._cursors[cf].pop()
+
+
+class Engine:
+    """The store of one data directory; open in one process at a time. Thread-safe."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        families = {name: _options() for name in _FAMILIES[1:]}
+        try:
+            self._db = Rdict(str(directory), _options(), column_families=families)
+        except Exception as error:
+            raise Fatal(
+                "the upstream's store cannot be opened",
+                where=str(directory),
+                why=str(error),
+                fix="end the other process that uses this data directory, or give another one",
+            ) from error
+        self._families = [self._db, *(self._db.get_column_family(name) for name in _FAMILIES[1:])]
+        self._handles = [self._db.get_column_family_handle(name) for name in _FAMILIES]
+        self._mutex = threading.Lock()
+
+    def get(self, cf: int, key: bytes) -> bytes | None:
+        """The present value of a key, or None."""
+        value: bytes | None = self._families[cf].get(key)
+        return value
+
+    def cursor(self, cf: int, upper: bytes = b"") -> Cursor:
+        """An iterator fixed at this moment, ending before `upper` (empty: no end); not yet positioned."""
+        return _cursor(self._families[cf], upper)
+
+    def snapshot(self) -> EngineSnapshot:
+        """All column families at one moment: no write is between them."""
+        with self._mutex:
+            return EngineSnapshot(self._families)
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """Apply all changes or none, in their order. Survives a kill of the process when it returns."""
+        batch = WriteBatch(raw_mode=True)
+        handles = self._handles
+        put, delete = batch.put, batch.delete
+        for cf, key, value in changes:
+            if value is None:
+                delete(key, handles[cf])
+            else:
+                put(key, value, handles[cf])
+        with self._mutex:
+            self._db.write(batch)
+
+    def sync(self) -> None:
+        """Put everything written so far on the disk."""
+        self._db.flush_wal(True)
+
+    def close(self) -> None:
+        """Close; no call may follow. The directory is free when the last cursor is gone too."""
+        self._handles.clear()
+        for family in self._families[1:]:
+            family.close()
+        self._families.clear()
+        self._db.close()
+
+
+def _cursor(source: Any, upper: bytes) -> Cursor:
+    options = ReadOptions()
+    if upper:
+        options.set_iterate_upper_bound(upper)
+    cursor: Cursor = source.iter(options)
+    return cursor

@@ -1,0 +1,98 @@
+"""GC safepoints: who still needs old versions, down to which timestamp. Durable.
+
+A service (a changefeed's capture, a backup) holds a safepoint for a time to live, taken against PD's time.
+`gc_worker` is the service of the collector itself: it is always there and never expires, from 0. The least
+safepoint of all is the bound for collection; a service may not ask for less than that. (PD:
+server/grpc_service.go `UpdateServiceGCSafePoint`.)
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from tidegate.model import timestamp
+from tidegate.tikv.engine import META, Engine
+
+SERVICES_KEY: Final = b"gc/services"
+SAFE_POINT_KEY: Final = b"gc/safe_point"
+GC_WORKER: Final = "gc_worker"
+_FOREVER_MS: Final = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSafePoint:
+    """What one service holds. `expires_ms` is a physical time of PD's."""
+
+    service_id: str
+    safe_point: int
+    expires_ms: int
+
+    def ttl_s(self, now_ts: int) -> int:
+        """Seconds left at PD's time `now_ts`."""
+        return max(0, self.expires_ms - timestamp.physical_ms(now_ts)) // 1000
+
+
+class SafePoints:
+    """The table of service safepoints and the cluster's own. Thread-safe."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._mutex = threading.Lock()
+        stored = json.loads(engine.get(META, SERVICES_KEY) or b"[]")
+        self._services = {each["service_id"]: ServiceSafePoint(**each) for each in stored}
+        self._services.setdefault(GC_WORKER, ServiceSafePoint(GC_WORKER, 0, _FOREVER_MS))
+        self._safe_point = int.from_bytes(engine.get(META, SAFE_POINT_KEY) or b"", "big")
+
+    @property
+    def safe_point(self) -> int:
+        """Versions hidden at this ts may be gone."""
+        return self._safe_point
+
+    def services(self, now_ts: int) -> list[ServiceSafePoint]:
+        """The services that still hold one, least first."""
+        with self._mutex:
+            return self._alive(now_ts)
+
+    def update_service(self, service_id: str, ttl_s: int, safe_point: int, now_ts: int) -> ServiceSafePoint:
+        """Hold, renew or (ttl_s <= 0) give up a safepoint; the least one afterwards.
+
+        A request below the least present safepoint changes nothing: the caller sees it in the answer.
+        """
+        with self._mutex:
+            alive = self._alive(now_ts)
+            if ttl_s <= 0 and service_id != GC_WORKER:
+                self._services.pop(service_id, None)
+                self._store()
+            elif safe_point >= alive[0].safe_point:
+                ends = min(timestamp.physical_ms(now_ts) + ttl_s * 1000, _FOREVER_MS)
+                expires = _FOREVER_MS if service_id == GC_WORKER else ends
+                self._services[service_id] = ServiceSafePoint(service_id, safe_point, expires)
+                self._store()
+            return self._alive(now_ts)[0]
+
+    def update(self, safe_point: int, now_ts: int) -> int:
+        """Raise the cluster's safepoint towards `safe_point`, as far as every service allows; the new one."""
+        with self._mutex:
+            others = [each.safe_point for each in self._alive(now_ts) if each.service_id != GC_WORKER]
+            allowed = min([safe_point, *others])
+            if allowed > self._safe_point:
+                self._safe_point = allowed
+                worker = self._services[GC_WORKER]
+                kept = ServiceSafePoint(GC_WORKER, max(worker.safe_point, allowed), _FOREVER_MS)
+                self._services[GC_WORKER] = kept
+                self._store()
+            return self._safe_point
+
+    def _alive(self, now_ts: int) -> list[ServiceSafePoint]:
+        now_ms = timestamp.physical_ms(now_ts)
+        self._services = {name: each for name, each in self._services.items() if each.expires_ms >= now_ms}
+        return sorted(self._services.values(), key=lambda each: (each.safe_point, each.service_id))
+
+    def _store(self) -> None:
+        services = json.dumps([asdict(each) for each in self._services.values()]).encode()
+        point = self._safe_point.to_bytes(8, "big")
+        self._engine.write([(META, SERVICES_KEY, services), (META, SAFE_POINT_KEY, point)])
+        self._engine.sync()

@@ -1,0 +1,58 @@
+"""Key encodings of the store: memcomparable bytes, and the timestamp that follows them.
+
+A user key is split into groups of 8 bytes, the last one padded with zeros; after each group stands
+0xFF minus the pad count, and there is always a last group with at least one pad byte. So encoded keys
+sort as the keys themselves and none is a prefix of another. A versioned key is the encoded key followed
+by the big-endian complement of a timestamp: newest version first. (TiKV: components/codec,
+txn_types/src/types.rs.)
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from tidegate.errors import Undecodable
+
+TS_MAX: Final = (1 << 64) - 1
+TS_BYTES: Final = 8
+_GROUP: Final = 8
+_ZEROS: Final = bytes(_GROUP)
+_MARKERS: Final = tuple(bytes([0xFF - pad]) for pad in range(_GROUP + 1))
+_U64: Final = Struct(">Q")
+_pack = _U64.pack
+_unpack = _U64.unpack
+
+
+def encode(key: bytes) -> bytes:
+    """The memcomparable form of a user key: 9 * (len // 8 + 1) bytes."""
+    length = len(key)
+    pad = _GROUP - length % _GROUP
+    padded = key + _ZEROS[:pad]
+    groups = [padded[at : at + _GROUP] for at in range(0, length + 1, _GROUP)]
+    return b"\xff".join(groups) + _MARKERS[pad]
+
+
+def decode(encoded: bytes) -> bytes:
+    """The user key of an encoded key without timestamp; raises `Undecodable` when it is none."""
+    pad = 0xFF - encoded[-1] if encoded else _GROUP + 1
+    whole = len(encoded) % (_GROUP + 1) == 0 and 1 <= pad <= _GROUP
+    if not whole or (
+        encoded.count(b"\xff", _GROUP) and any(m != 0xFF for m in encoded[_GROUP : -1 : _GROUP + 1])
+    ):
+        raise Undecodable("not a memcomparable key", where=encoded.hex())
+    padded = b"".join([encoded[at : at + _GROUP] for at in range(0, len(encoded), _GROUP + 1)])
+    if padded[len(padded) - pad :] != _ZEROS[:pad]:
+        raise Undecodable("a memcomparable key with a padding that is not zero", where=encoded.hex())
+    return padded[:-pad]
+
+
+def versioned(encoded: bytes, ts: int) -> bytes:
+    """The key of the version at `ts`."""
+    return encoded + _pack(ts ^ TS_MAX)
+
+
+def version_of(key: bytes) -> int:
+    """The timestamp of a versioned key."""
+    (inverted,) = _unpack(key[-TS_BYTES:])
+    return int(inverted) ^ TS_MAX

@@ -1,0 +1,436 @@
+"""Lock and write records, byte for byte as TiKV stores them, and the reader over them.
+
+| column family | key | value |
+|---|---|---|
+| lock | encoded key | `Lock` |
+| write | encoded key, ~commit_ts (a rollback: ~start_ts) | `Write` |
+| default | encoded key, ~start_ts | a value over 255 bytes; a shorter one is in the lock, then in the write |
+
+(TiKV: txn_types/src/lock.rs, write.rs; storage/mvcc/reader.) Pure: the engine is behind `View`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple, Protocol
+
+from tidegate.errors import Undecodable
+from tidegate.tikv.keys import TS_BYTES, TS_MAX, version_of, versioned
+
+DEFAULT: Final = 0
+LOCK: Final = 1
+WRITE: Final = 2
+
+PUT: Final = ord("P")
+DELETE: Final = ord("D")
+LOCK_ONLY: Final = ord("L")
+PESSIMISTIC: Final = ord("S")
+ROLLBACK: Final = ord("R")
+
+SHORT_VALUE_MAX: Final = 255
+SHORT_VALUE_TAG: Final = ord("v")
+PROTECTED: Final = b"p"
+"""The short value of a rollback record that must never be collapsed."""
+
+Change = tuple[int, bytes, bytes | None]
+"""One change of a write batch: column family, key, value (None deletes)."""
+
+_U64: Final = Struct(">Q")
+
+
+class Cursor(Protocol):
+    """An ordered iterator of one column family, fixed at the moment it was made."""
+
+    def seek(self, key: bytes, /) -> None: ...
+    def valid(self) -> bool: ...
+    def key(self) -> bytes: ...
+    def value(self) -> bytes: ...
+    def next(self) -> None: ...
+    def prev(self) -> None: ...
+    def seek_for_prev(self, key: bytes, /) -> None: ...
+    def seek_to_last(self) -> None: ...
+
+
+class View(Protocol):
+    """What the reader needs of an engine or a snapshot of it."""
+
+    def get(self, cf: int, key: bytes) -> bytes | None: ...
+    def cursor(self, cf: int) -> Cursor: ...
+
+
+class Lock(NamedTuple):
+    """A transaction's claim on a key. `ttl` in ms from the physical part of `start_ts`."""
+
+    kind: int
+    primary: bytes
+    start_ts: int
+    ttl: int
+    short_value: bytes | None = None
+    for_update_ts: int = 0
+    txn_size: int = 0
+    min_commit_ts: int = 0
+    secondaries: tuple[bytes, ...] | None = None
+    """Not None: an async-commit lock."""
+    rollback_ts: tuple[int, ...] = ()
+    last_change_ts: int = 0
+    last_change_versions: int = 0
+    txn_source: int = 0
+    locked_with_conflict: bool = False
+    generation: int = 0
+
+    def is_data(self) -> bool:
+        """Whether the transaction will change the value of the key."""
+        return self.kind in (PUT, DELETE)
+
+
+class Write(NamedTuple):
+    """What became of a transaction on a key."""
+
+    kind: int
+    start_ts: int
+    short_value: bytes | None = None
+    overlapped_rollback: bool = False
+    gc_fence: int | None = None
+    last_change_ts: int = 0
+    last_change_versions: int = 0
+    txn_source: int = 0
+
+    def is_data(self) -> bool:
+        """Whether this version is a value or its deletion."""
+        return self.kind in (PUT, DELETE)
+
+    def is_protected(self) -> bool:
+        """Whether this is a rollback that must stay."""
+        return self.kind == ROLLBACK and self.short_value == PROTECTED
+
+
+def var_u64(value: int) -> bytes:
+    """LEB128 of an unsigned integer."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_var_u64(data: bytes, at: int) -> tuple[int, int]:
+    """The integer at `at` and the position after it."""
+    result = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        result |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return result, at
+        shift += 7
+
+
+def compact_bytes(data: bytes) -> bytes:
+    """A signed (zigzag) length and the bytes."""
+    return var_u64(len(data) << 1) + data
+
+
+def read_compact_bytes(data: bytes, at: int) -> tuple[bytes, int]:
+    """The bytes at `at` and the position after them."""
+    doubled, at = read_var_u64(data, at)
+    end = at + (doubled >> 1)
+    if end > len(data):
+        raise IndexError("compact bytes run past the end")
+    return data[at:end], end
+
+
+def read_short_value(data: bytes, at: int) -> tuple[bytes, int]:
+    """The short value whose tag is at `at`, and the position after it."""
+    end = at + 2 + data[at + 1]
+    if end > len(data):
+        raise IndexError("a short value runs past the end")
+    return data[at + 2 : end], end
+
+
+def lock_head(kind: int, primary: bytes, start_ts: int, ttl: int) -> bytes:
+    """The mandatory part of a lock: the same for all keys of one request and kind."""
+    return bytes([kind]) + compact_bytes(primary) + var_u64(start_ts) + var_u64(ttl)
+
+
+def lock_tail(lock: Lock) -> bytes:
+    """The optional fields of a lock but its short value, in TiKV's order."""
+    out = b""
+    if lock.for_update_ts:
+        out += b"f" + _U64.pack(lock.for_update_ts)
+    if lock.txn_size:
+        out += b"t" + _U64.pack(lock.txn_size)
+    if lock.min_commit_ts:
+        out += b"c" + _U64.pack(lock.min_commit_ts)
+    if lock.secondaries is not None:
+        out += (
+            b"a" + var_u64(len(lock.secondaries)) + b"".join(compact_bytes(key) for key in lock.secondaries)
+        )
+    if lock.rollback_ts:
+        out += b"r" + var_u64(len(lock.rollback_ts)) + b"".join(_U64.pack(ts) for ts in lock.rollback_ts)
+    if lock.last_change_versions:
+        out += b"l" + _U64.pack(lock.last_change_ts) + var_u64(lock.last_change_versions)
+    if lock.txn_source:
+        out += b"s" + var_u64(lock.txn_source)
+    if lock.locked_with_conflict:
+        out += b"F"
+    if lock.generation:
+        out += b"g" + _U64.pack(lock.generation)
+    return out
+
+
+def encode_lock(lock: Lock) -> bytes:
+    """The stored form of a lock."""
+    short = b"" if lock.short_value is None else b"v" + bytes([len(lock.short_value)]) + lock.short_value
+    return lock_head(lock.kind, lock.primary, lock.start_ts, lock.ttl) + short + lock_tail(lock)
+
+
+def decode_lock(data: bytes) -> Lock:
+    """A lock from its stored form; an unknown tag ends the parsing."""
+    try:
+        return _decode_lock(data)
+    except (IndexError, ValueError) as error:
+        raise Undecodable("not a lock record", where=data.hex(), why=str(error)) from error
+
+
+def _decode_lock(data: bytes) -> Lock:
+    primary, at = read_compact_bytes(data, 1)
+    start_ts, at = read_var_u64(data, at)
+    ttl, at = read_var_u64(data, at)
+    end = len(data)
+    if at == end:
+        return Lock(data[0], primary, start_ts, ttl)
+    short: bytes | None = None
+    if data[at] == SHORT_VALUE_TAG:
+        short, at = read_short_value(data, at)
+        if at == end:
+            return Lock(data[0], primary, start_ts, ttl, short)
+    return Lock(data[0], primary, start_ts, ttl, short, *_lock_fields(data, at))
+
+
+def _lock_fields(
+    data: bytes, at: int
+) -> tuple[int, int, int, tuple[bytes, ...] | None, tuple[int, ...], int, int, int, bool, int]:
+    for_update_ts = txn_size = min_commit_ts = last_ts = last_versions = source = generation = 0
+    secondaries: list[bytes] | None = None
+    rollbacks: tuple[int, ...] = ()
+    conflict = False
+    while at < len(data):
+        tag = data[at : at + 1]
+        at += 1
+        if tag in (b"f", b"t", b"c", b"g"):
+            number = u64_at(data, at)
+            at += 8
+            if tag == b"f":
+                for_update_ts = number
+            elif tag == b"t":
+                txn_size = number
+            elif tag == b"c":
+                min_commit_ts = number
+            else:
+                generation = number
+        elif tag == b"a":
+            count, at = read_var_u64(data, at)
+            secondaries = []
+            for _ in range(count):
+                key, at = read_compact_bytes(data, at)
+                secondaries.append(key)
+        elif tag == b"r":
+            count, at = read_var_u64(data, at)
+            rollbacks = tuple(u64_at(data, at + 8 * i) for i in range(count))
+            at += 8 * count
+        elif tag == b"l":
+            last_ts = u64_at(data, at)
+            last_versions, at = read_var_u64(data, at + 8)
+        elif tag == b"s":
+            source, at = read_var_u64(data, at)
+        elif tag == b"F":
+            conflict = True
+        else:
+            break
+    keys = None if secondaries is None else tuple(secondaries)
+    return (
+        for_update_ts,
+        txn_size,
+        min_commit_ts,
+        keys,
+        rollbacks,
+        last_ts,
+        last_versions,
+        source,
+        conflict,
+        generation,
+    )
+
+
+def u64_at(data: bytes, at: int) -> int:
+    """The big-endian integer at `at`; ValueError past the end."""
+    if at + 8 > len(data):
+        raise ValueError("a number runs past the end")
+    return int.from_bytes(data[at : at + 8], "big")
+
+
+def encode_write(write: Write) -> bytes:
+    """The stored form of a write record."""
+    out = bytes([write.kind]) + var_u64(write.start_ts)
+    if write.short_value is not None:
+        out += b"v" + bytes([len(write.short_value)]) + write.short_value
+    if write.overlapped_rollback:
+        out += b"R"
+    if write.gc_fence is not None:
+        out += b"F" + _U64.pack(write.gc_fence)
+    if write.last_change_versions:
+        out += b"l" + _U64.pack(write.last_change_ts) + var_u64(write.last_change_versions)
+    if write.txn_source:
+        out += b"S" + var_u64(write.txn_source)
+    return out
+
+
+def decode_write(data: bytes) -> Write:
+    """A write record from its stored form; an unknown tag ends the parsing."""
+    try:
+        start_ts, at = read_var_u64(data, 1)
+        end = len(data)
+        if at == end:
+            return Write(data[0], start_ts)
+        short: bytes | None = None
+        if data[at] == SHORT_VALUE_TAG:
+            short, at = read_short_value(data, at)
+            if at == end:
+                return Write(data[0], start_ts, short)
+        return Write(data[0], start_ts, short, *_write_fields(data, at))
+    except (IndexError, ValueError) as error:
+        raise Undecodable("not a write record", where=data.hex(), why=str(error)) from error
+
+
+def _write_fields(data: bytes, at: int) -> tuple[bool, int | None, int, int, int]:
+    overlapped = False
+    fence: int | None = None
+    last_ts = last_versions = source = 0
+    while at < len(data):
+        tag = data[at : at + 1]
+        at += 1
+        if tag == b"R":
+            overlapped = True
+        elif tag == b"F":
+            fence = u64_at(data, at)
+            at += 8
+        elif tag == b"l":
+            last_ts = u64_at(data, at)
+            last_versions, at = read_var_u64(data, at + 8)
+        elif tag == b"S":
+            source, at = read_var_u64(data, at)
+        else:
+            break
+    return overlapped, fence, last_ts, last_versions, source
+
+
+class Record(NamedTuple):
+    """What the write column family says of one transaction on a key.
+
+    `write` is None when it has no record of its own; then `overlap` is the record at commit_ts ==
+    start_ts of another transaction, if there is one. `next_data_ts` is the commit_ts of the Put or Delete
+    next above start_ts (a later gc_fence), 0 when there is none.
+    """
+
+    commit_ts: int
+    write: Write | None
+    overlap: Write | None
+    next_data_ts: int
+
+    def is_rolled_back(self) -> bool:
+        """Whether a rollback of this transaction is on record, of its own or flagged on another's."""
+        if self.write is not None:
+            return self.write.kind == ROLLBACK
+        return self.overlap is not None and self.overlap.overlapped_rollback
+
+    def is_committed(self) -> bool:
+        """Whether a commit of this transaction is on record."""
+        return self.write is not None and self.write.kind != ROLLBACK
+
+
+class Reader:
+    """Reads records of encoded keys through one cursor per column family."""
+
+    __slots__ = ("_view", "_writes")
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._writes: Cursor | None = None
+
+    def _cursor(self) -> Cursor:
+        if self._writes is None:
+            self._writes = self._view.cursor(WRITE)
+        return self._writes
+
+    def lock(self, key: bytes) -> Lock | None:
+        """The lock on an encoded key."""
+        data = self._view.get(LOCK, key)
+        return None if data is None else decode_lock(data)
+
+    def newest_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
+        """The newest record with commit_ts <= ts of any kind."""
+        cursor = self._cursor()
+        cursor.seek(versioned(key, ts))
+        if not cursor.valid():
+            return None
+        found = cursor.key()
+        if found[:-TS_BYTES] != key:
+            return None
+        return version_of(found), decode_write(cursor.value())
+
+    def writes(self, key: bytes, ts: int = TS_MAX) -> Iterator[tuple[int, Write]]:
+        """Records with commit_ts <= ts, newest first. The cursor is shared: do not interleave."""
+        cursor = self._cursor()
+        cursor.seek(versioned(key, ts))
+        while cursor.valid():
+            found = cursor.key()
+            if found[:-TS_BYTES] != key:
+                return
+            yield version_of(found), decode_write(cursor.value())
+            cursor.next()
+
+    def newest_data(self, key: bytes, ts: int) -> tuple[int, Write] | None:
+        """The newest Put or Delete with commit_ts <= ts that a reader at `ts` may see."""
+        for commit_ts, write in self.writes(key, ts):
+            if write.is_data():
+                return (commit_ts, write) if self._is_valid(key, write, ts) else None
+        return None
+
+    def _is_valid(self, key: bytes, write: Write, ts: int) -> bool:
+        fence = write.gc_fence
+        if not fence or fence > ts:
+            return True
+        return self._view.get(WRITE, versioned(key, fence)) is not None
+
+    def value_of(self, key: bytes, write: Write) -> bytes | None:
+        """The value a Put record stands for; None for a Delete."""
+        if write.kind != PUT:
+            return None
+        if write.short_value is not None:
+            return write.short_value
+        return self.long_value(key, write.start_ts)
+
+    def long_value(self, key: bytes, start_ts: int) -> bytes:
+        """The value in the default column family; empty when a Put of an empty value has none."""
+        return self._view.get(DEFAULT, versioned(key, start_ts)) or b""
+
+    def value_at(self, key: bytes, ts: int) -> bytes | None:
+        """The committed value a reader at `ts` sees; locks are not looked at."""
+        found = self.newest_data(key, ts)
+        return None if found is None else self.value_of(key, found[1])
+
+    def record_of(self, key: bytes, start_ts: int) -> Record:
+        """What became of the transaction `start_ts` on this key."""
+        next_data_ts = 0
+        for commit_ts, write in self.writes(key):
+            if commit_ts < start_ts:
+                break
+            if write.start_ts == start_ts:
+                return Record(commit_ts, write, None, next_data_ts)
+            if commit_ts == start_ts:
+                return Record(0, None, write, next_data_ts)
+            if write.is_data():
+                next_data_ts = commit_ts
+        return Record(0, None, None, next_data_ts)

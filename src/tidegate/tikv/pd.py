@@ -1,0 +1,186 @@
+"""What PD knows: the cluster's id, its one store, its regions, time and safepoints; answers to `pdpb.PD`.
+
+Called by the gRPC edge (`server`), one method per call. Everything here is stored in the engine's meta
+column family, so that a restarted upstream is the same cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Final
+
+from tidegate.model import timestamp
+from tidegate.proto import metapb_pb2
+from tidegate.proto import pdpb_pb2 as pb
+from tidegate.tikv.engine import META, Engine
+from tidegate.tikv.gc import SafePoints
+from tidegate.tikv.region import STORE_ID, Region, RegionTable, split
+from tidegate.tikv.tso import Tso
+
+VERSION: Final = "8.5.0"
+"""The TiKV version this upstream claims to be; clients gate features by it."""
+CLUSTER_KEY: Final = b"pd/cluster_id"
+REGIONS_KEY: Final = b"pd/regions"
+
+
+def load_cluster_id(engine: Engine) -> int:
+    """The cluster's id, drawn once per data directory."""
+    stored = engine.get(META, CLUSTER_KEY)
+    if stored is not None:
+        return int.from_bytes(stored, "big")
+    drawn = secrets.randbits(62) | 1 << 62
+    engine.write([(META, CLUSTER_KEY, drawn.to_bytes(8, "big"))])
+    engine.sync()
+    return drawn
+
+
+def load_regions(engine: Engine, boundaries: Sequence[bytes]) -> RegionTable:
+    """The regions of the data directory; at its first start those that `boundaries` make."""
+    stored = engine.get(META, REGIONS_KEY)
+    if stored is None:
+        regions = split(boundaries)
+        rows = [[each.id, each.start.hex(), each.end.hex(), each.version, each.conf_ver] for each in regions]
+        engine.write([(META, REGIONS_KEY, json.dumps(rows).encode())])
+        engine.sync()
+        return RegionTable(regions)
+    return RegionTable(
+        [
+            Region(number, bytes.fromhex(start), bytes.fromhex(end), version, conf_ver)
+            for number, start, end, version, conf_ver in json.loads(stored)
+        ]
+    )
+
+
+class PlacementDriver:
+    """The service `pdpb.PD` without its wire. Thread-safe."""
+
+    def __init__(
+        self, cluster_id: int, regions: RegionTable, tso: Tso, safe_points: SafePoints, address: str
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.regions = regions
+        self.tso = tso
+        self.safe_points = safe_points
+        self._address = address
+        self._header = pb.ResponseHeader(cluster_id=cluster_id)
+
+    def members(self) -> pb.GetMembersResponse:
+        """This process is the only member and the leader."""
+        me = pb.Member(
+            name="pd-embedded",
+            member_id=1,
+            peer_urls=[f"http://{self._address}"],
+            client_urls=[f"http://{self._address}"],
+            binary_version=VERSION,
+        )
+        return pb.GetMembersResponse(header=self._header, members=[me], leader=me, etcd_leader=me)
+
+    def cluster_info(self) -> pb.GetClusterInfoResponse:
+        """Timestamps come from PD itself, not from a service of their own."""
+        return pb.GetClusterInfoResponse(header=self._header, serviceModes=[pb.PD_SVC_MODE])
+
+    def is_bootstrapped(self) -> pb.IsBootstrappedResponse:
+        """Always."""
+        return pb.IsBootstrappedResponse(header=self._header, bootstrapped=True)
+
+    def timestamps(self, count: int) -> pb.TsoResponse:
+        """`count` timestamps; the answer holds the last."""
+        return pb.TsoResponse(
+            header=self._header, count=count, timestamp=self._timestamp(self.tso.get(count))
+        )
+
+    def min_ts(self) -> pb.GetMinTSResponse:
+        """A ts that no later one will be below."""
+        return pb.GetMinTSResponse(header=self._header, timestamp=self._timestamp(self.tso.get(1)))
+
+    def store(self, store_id: int) -> pb.GetStoreResponse:
+        """The one store, or an error in the header."""
+        if store_id != STORE_ID:
+            return pb.GetStoreResponse(
+                header=self._failure(pb.UNKNOWN, f"invalid store ID {store_id}, not found")
+            )
+        return pb.GetStoreResponse(header=self._header, store=self._store())
+
+    def stores(self) -> pb.GetAllStoresResponse:
+        """The one store."""
+        return pb.GetAllStoresResponse(header=self._header, stores=[self._store()])
+
+    def region(self, key: bytes) -> pb.GetRegionResponse:
+        """The region of an encoded key."""
+        return self._region_response(self.regions.of_key(key))
+
+    def previous_region(self, key: bytes) -> pb.GetRegionResponse:
+        """The region before the one of an encoded key."""
+        return self._region_response(self.regions.before(key))
+
+    def region_by_id(self, region_id: int) -> pb.GetRegionResponse:
+        """A region by its id; without a region when there is none."""
+        return self._region_response(self.regions.by_id.get(region_id))
+
+    def scan_regions(self, start: bytes, end: bytes, limit: int) -> pb.ScanRegionsResponse:
+        """Regions that overlap [start, end), in order."""
+        found = self.regions.scan(start, end, limit)
+        return pb.ScanRegionsResponse(
+            header=self._header,
+            region_metas=[each.message for each in found],
+            leaders=[each.peer() for each in found],
+            regions=[pb.Region(region=each.message, leader=each.peer()) for each in found],
+        )
+
+    def batch_scan_regions(self, ranges: Sequence[pb.KeyRange], limit: int) -> pb.BatchScanRegionsResponse:
+        """Regions that overlap any of the ascending ranges, each once."""
+        found = {
+            each.id: each
+            for wanted in ranges
+            for each in self.regions.scan(wanted.start_key, wanted.end_key, 0)
+        }
+        listed = list(found.values())[: limit if limit > 0 else None]
+        regions = [pb.Region(region=each.message, leader=each.peer()) for each in listed]
+        return pb.BatchScanRegionsResponse(header=self._header, regions=regions)
+
+    def gc_safe_point(self) -> pb.GetGCSafePointResponse:
+        """The cluster's safepoint."""
+        return pb.GetGCSafePointResponse(header=self._header, safe_point=self.safe_points.safe_point)
+
+    def update_gc_safe_point(self, safe_point: int) -> pb.UpdateGCSafePointResponse:
+        """Raise the cluster's safepoint as far as services allow."""
+        new = self.safe_points.update(safe_point, self.tso.present())
+        return pb.UpdateGCSafePointResponse(header=self._header, new_safe_point=new)
+
+    def update_service_gc_safe_point(
+        self, service_id: bytes, ttl_s: int, safe_point: int
+    ) -> pb.UpdateServiceGCSafePointResponse:
+        """Hold, renew or give up a service's safepoint; answers with the least one."""
+        now_ts = self.tso.get(1)
+        least = self.safe_points.update_service(
+            service_id.decode(errors="replace"), ttl_s, safe_point, now_ts
+        )
+        return pb.UpdateServiceGCSafePointResponse(
+            header=self._header,
+            service_id=least.service_id.encode(),
+            TTL=least.ttl_s(now_ts),
+            min_safe_point=least.safe_point,
+        )
+
+    def gc_state(self) -> pb.GetGCStateResponse:
+        """The safepoint in the form newer clients ask for."""
+        point = self.safe_points.safe_point
+        scope = pb.KeyspaceScope(keyspace_id=0xFFFFFFFF)
+        state = pb.GCState(keyspace_scope=scope, txn_safe_point=point, gc_safe_point=point)
+        return pb.GetGCStateResponse(header=self._header, gc_state=state)
+
+    def _timestamp(self, ts: int) -> pb.Timestamp:
+        return pb.Timestamp(physical=timestamp.physical_ms(ts), logical=timestamp.logical(ts))
+
+    def _store(self) -> metapb_pb2.Store:
+        return metapb_pb2.Store(id=STORE_ID, address=self._address, version=VERSION)
+
+    def _region_response(self, region: Region | None) -> pb.GetRegionResponse:
+        if region is None:
+            return pb.GetRegionResponse(header=self._header)
+        return pb.GetRegionResponse(header=self._header, region=region.message, leader=region.peer())
+
+    def _failure(self, kind: pb.ErrorType, message: str) -> pb.ResponseHeader:
+        return pb.ResponseHeader(cluster_id=self.cluster_id, error=pb.Error(type=kind, message=message))

@@ -1,0 +1,85 @@
+"""The timestamp oracle: strictly increasing timestamps, also across restarts.
+
+Mode `system`: physical time, never behind the machine's clock nor behind what was handed out before; an
+upper bound is stored ahead of use, so that a restart begins above everything the last run gave out.
+Mode `manual`: the present ts stands still until `advance` moves it; every request is answered with it.
+For logs recorded in the past, whose transactions bring their own timestamps.
+"""
+
+from __future__ import annotations
+
+import threading
+from enum import StrEnum
+from typing import Final
+
+from tidegate.clock import Clock
+from tidegate.errors import InvalidInput
+from tidegate.model import timestamp
+from tidegate.tikv.engine import META, Engine
+
+BOUND_KEY: Final = b"tso/bound"
+AHEAD_MS: Final = 3000
+LOGICAL_END: Final = 1 << timestamp.LOGICAL_BITS
+
+
+class TsoMode(StrEnum):
+    """Where timestamps come from."""
+
+    SYSTEM = "system"
+    MANUAL = "manual"
+
+
+class Tso:
+    """Timestamps for the whole cluster. Thread-safe."""
+
+    def __init__(self, engine: Engine, clock: Clock, mode: TsoMode) -> None:
+        self.mode = mode
+        self._engine = engine
+        self._clock = clock
+        self._mutex = threading.Lock()
+        self._bound = int.from_bytes(engine.get(META, BOUND_KEY) or b"", "big")
+        self._last = self._bound
+        """Manual: the present ts. System: the last one given out; the bound itself is never given out."""
+
+    def present(self) -> int:
+        """The newest ts given out (system) or the ts the clock stands at (manual); allocates nothing."""
+        with self._mutex:
+            return self._last
+
+    def get(self, count: int = 1) -> int:
+        """Allocate `count` consecutive timestamps and return the last; manual: the present ts, always."""
+        with self._mutex:
+            if self.mode is TsoMode.MANUAL:
+                return self._last
+            if not 0 < count < LOGICAL_END:
+                raise InvalidInput(
+                    f"{count} timestamps were asked for at once", fix=f"ask for 1 to {LOGICAL_END - 1}"
+                )
+            return self._allocate(count)
+
+    def _allocate(self, count: int) -> int:
+        floor = timestamp.compose(self._clock.now_ms())
+        last = max(self._last, floor) + count
+        if timestamp.physical_ms(last) != timestamp.physical_ms(last - count + 1):
+            last = timestamp.compose(timestamp.physical_ms(last)) + count
+        if last >= self._bound:
+            self._store(timestamp.compose(timestamp.physical_ms(last) + AHEAD_MS))
+        self._last = last
+        return last
+
+    def advance(self, ts: int) -> int:
+        """Move a manual clock to `ts`, durably, never back; the present ts."""
+        with self._mutex:
+            if self.mode is not TsoMode.MANUAL:
+                raise InvalidInput(
+                    "the TSO follows the system clock", fix="start the upstream with --tso manual"
+                )
+            if ts > self._last:
+                self._store(ts)
+                self._last = ts
+            return self._last
+
+    def _store(self, bound: int) -> None:
+        self._engine.write([(META, BOUND_KEY, bound.to_bytes(8, "big"))])
+        self._engine.sync()
+        self._bound = bound

@@ -1,0 +1,494 @@
+"""The promises of a subscription (G1 to G6), under random transactions and registrations at any moment."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tikv.support import commit, delete, pessimistic_lock, prewrite, put, rollback
+from tidegate.clock import SystemClock
+from tidegate.proto import cdcpb_pb2 as cdc
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import keys, mvcc
+from tidegate.tikv.cdc.channel import Channel
+from tidegate.tikv.cdc.endpoint import Endpoint
+from tidegate.tikv.cdc.service import Connection
+from tidegate.tikv.engine import Engine
+from tidegate.tikv.raftstore import Raftstore
+from tidegate.tikv.region import Region, RegionTable, split
+from tidegate.tikv.scheduler import Scheduler
+from tidegate.tikv.store import Store
+from tidegate.tikv.tso import Tso, TsoMode
+
+CLUSTER = 99
+WAIT_S = 20.0
+LONG = b"L" * 300
+
+
+class Cluster:
+    """A store with its CDC endpoint, without gRPC."""
+
+    def __init__(self, directory: Path, boundaries: list[bytes], mode: TsoMode) -> None:
+        self.engine = Engine(directory)
+        self.raftstore = Raftstore(self.engine)
+        self.regions = RegionTable(split([keys.encode(bound) for bound in boundaries]))
+        self.tso = Tso(self.engine, SystemClock(), mode)
+        self.pool = ThreadPoolExecutor(2)
+        self.endpoint = Endpoint(CLUSTER, self.regions, self.raftstore, self.tso.get, tick_s=0.002)
+        self.store = Store(
+            self.regions, self.raftstore, Scheduler(self.raftstore, self.pool), self.endpoint.announced
+        )
+        self.raftstore.start()
+        self.endpoint.start()
+
+    def close(self) -> None:
+        self.endpoint.stop()
+        self.raftstore.stop()
+        self.pool.shutdown()
+        self.engine.close()
+
+    def call(self, request: Any, raw: bytes) -> Any:
+        """One request to the region of `raw`, answered."""
+        region = self.regions.of_key(keys.encode(raw))
+        request.context.region_id = region.id
+        request.context.region_epoch.version = region.version
+        done = threading.Event()
+        answered: list[Any] = []
+
+        def answer(response: Any, error: Exception | None) -> None:
+            answered.extend((response, error))
+            done.set()
+
+        self.store.submit(request, answer)
+        assert done.wait(WAIT_S)
+        assert answered[1] is None
+        assert not answered[0].HasField("region_error"), answered[0]
+        return answered[0]
+
+    def each_region(self, raw: list[bytes]) -> list[list[bytes]]:
+        """The keys, region by region."""
+        groups: dict[int, list[bytes]] = {}
+        for key in raw:
+            groups.setdefault(self.regions.of_key(keys.encode(key)).id, []).append(key)
+        return list(groups.values())
+
+
+@dataclass
+class Feed:
+    """What one subscription received, checked as it comes: a client of the promises, slow and plain."""
+
+    checkpoint_ts: int
+    rows: list[cdc.Event.Row] = field(default_factory=list)
+    commits: dict[tuple[bytes, int], tuple[bytes, bytes, int]] = field(default_factory=dict)
+    resolved_ts: int = 0
+    initialized: bool = False
+    error: cdc.Error | None = None
+    open: dict[tuple[bytes, int], cdc.Event.Row] = field(default_factory=dict)
+    early: list[cdc.Event.Row] = field(default_factory=list)
+
+    def take_rows(self, rows: list[cdc.Event.Row]) -> None:
+        assert self.error is None, "G4: nothing after an error"
+        for row in rows:
+            self.rows.append(row)
+            if row.type == cdc.Event.INITIALIZED:
+                assert not self.initialized, "G2: once"
+                self.initialized = True
+                for each in self.early:
+                    self.match(each)
+            elif row.type == cdc.Event.COMMITTED:
+                assert row.commit_ts > self.checkpoint_ts, "G5: the checkpoint is exclusive"
+                self.commit(row, row.value, row.old_value)
+                assert not self.initialized, "G2: no scan rows after INITIALIZED"
+            elif row.type == cdc.Event.PREWRITE:
+                self.open[row.key, row.start_ts] = row
+            elif self.initialized:
+                self.match(row)
+            else:
+                self.early.append(row)
+
+    def match(self, row: cdc.Event.Row) -> None:
+        before = self.open.pop((row.key, row.start_ts), None)
+        if row.type == cdc.Event.COMMIT:
+            assert before is not None, "G3: a prewrite comes before its commit"
+            if row.commit_ts > self.checkpoint_ts:
+                self.commit(row, before.value, before.old_value)
+
+    def commit(self, row: cdc.Event.Row, value: bytes, old_value: bytes) -> None:
+        assert row.commit_ts > self.resolved_ts, "G1: strictly above the resolved ts"
+        assert (row.key, row.commit_ts) not in self.commits, "a commit comes once"
+        self.commits[row.key, row.commit_ts] = (value, old_value, row.op_type)
+
+    def take_resolved(self, ts: int) -> None:
+        assert self.error is None, "G4: nothing after an error"
+        assert self.initialized, "G2: no resolved ts before INITIALIZED"
+        assert ts >= self.resolved_ts, "it never goes back"
+        self.resolved_ts = ts
+
+
+class Client:
+    """One multiplexed connection and its feeds, read on a thread of its own."""
+
+    def __init__(self, cluster: Cluster, channel: Channel | None = None, multiplexing: bool = True) -> None:
+        self.cluster = cluster
+        self.connection = Connection(multiplexing, channel)
+        self.feeds: dict[tuple[int, int], Feed] = {}
+        self.failure: BaseException | None = None
+        self.messages: list[cdc.ChangeDataEvent] = []
+        self._changed = threading.Condition()
+        cluster.endpoint.open(self.connection)
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def register(self, request_id: int, region: Region, checkpoint_ts: int = 0, **more: Any) -> Feed:
+        feed = self.feeds[request_id, region.id] = Feed(checkpoint_ts)
+        request = self.request(request_id, region, checkpoint_ts=checkpoint_ts, **more)
+        self.cluster.endpoint.request(self.connection, request)
+        return feed
+
+    def request(self, request_id: int, region: Region, **more: Any) -> cdc.ChangeDataRequest:
+        header = cdc.Header(cluster_id=more.pop("cluster_id", CLUSTER), ticdc_version="8.5.0")
+        more.setdefault("region_epoch", region.message.region_epoch)
+        return cdc.ChangeDataRequest(
+            header=header,
+            region_id=more.pop("region_id", region.id),
+            request_id=request_id,
+            register=cdc.ChangeDataRequest.Register(),
+            **more,
+        )
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.failure is not None or condition(), WAIT_S)
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        self.cluster.endpoint.close(self.connection)
+        self._thread.join(WAIT_S)
+        if self.failure is not None:
+            raise self.failure
+
+    def _read(self) -> None:
+        while (messages := self.connection.channel.take()) is not None:
+            with self._changed:
+                try:
+                    for message in messages:
+                        self.messages.append(message)
+                        self._take(message)
+                except AssertionError as failure:
+                    self.failure = failure
+                self._changed.notify_all()
+
+    def _take(self, message: cdc.ChangeDataEvent) -> None:
+        for event in message.events:
+            feed = self.feeds[event.request_id, event.region_id]
+            if event.HasField("error"):
+                assert feed.error is None
+                feed.error = event.error
+            else:
+                feed.take_rows(list(event.entries.entries))
+        for region_id in message.resolved_ts.regions:
+            self.feeds[message.resolved_ts.request_id, region_id].take_resolved(message.resolved_ts.ts)
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    made: list[Cluster] = []
+
+    def build(*boundaries: bytes, mode: TsoMode = TsoMode.SYSTEM) -> Cluster:
+        made.append(Cluster(tmp_path / f"store{len(made)}", list(boundaries), mode))
+        return made[-1]
+
+    yield build
+    for cluster in made:
+        cluster.close()
+
+
+def test_the_worked_example_of_three_transactions_and_three_resolved_ts(make: Callable[..., Cluster]) -> None:
+    """T1 = k1 and k2 at 1..2; T2 = k1 at 3..6; T3 = k2 from 4 on, open. Resolved ts 2, then 3, then 4.
+
+    A second subscription comes between T2's prewrite and its commit: it has the one from its scan, the
+    other live, and the same change in the end.
+    """
+    cluster = make(mode=TsoMode.MANUAL)
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    feed = client.register(1, region)
+    client.until(lambda: feed.initialized)
+    cluster.call(prewrite(1, put(b"k1", b"a1"), put(b"k2", b"a2")), b"k1")
+    cluster.call(commit(1, 2, b"k1", b"k2"), b"k1")
+    cluster.tso.advance(2)
+    client.until(lambda: feed.resolved_ts == 2)
+    assert feed.commits == {(b"k1", 2): (b"a1", b"", 1), (b"k2", 2): (b"a2", b"", 1)}
+    cluster.call(prewrite(3, put(b"k1", b"b1")), b"k1")
+    late = client.register(2, region, checkpoint_ts=2)  # sees T2's prewrite from its scan
+    client.until(lambda: late.initialized)
+    cluster.tso.advance(5)
+    client.until(lambda: feed.resolved_ts == 3 and late.resolved_ts == 3)
+    cluster.call(prewrite(4, put(b"k2", b"c2")), b"k2")
+    cluster.call(commit(3, 6, b"k1"), b"k1")
+    cluster.tso.advance(6)
+    client.until(lambda: feed.resolved_ts == 4 and late.resolved_ts == 4)
+    assert (feed.commits[b"k1", 6], late.commits) == ((b"b1", b"a1", 1), {(b"k1", 6): (b"b1", b"a1", 1)})
+    assert [(row.key, row.start_ts) for row in feed.open.values()] == [(b"k2", 4)], "T3 is still open"
+    client.close()
+
+
+def test_a_commit_that_overtakes_its_scanned_prewrite_is_matched_at_initialized() -> None:
+    feed = Feed(checkpoint_ts=0)
+    row = cdc.Event.Row
+    feed.take_rows([row(type=cdc.Event.COMMIT, key=b"k1", start_ts=3, commit_ts=6, op_type=row.PUT)])
+    feed.take_rows([row(type=cdc.Event.PREWRITE, key=b"k1", start_ts=3, value=b"b1", op_type=row.PUT)])
+    assert feed.commits == {}
+    feed.take_rows([row(type=cdc.Event.INITIALIZED)])
+    assert feed.commits == {(b"k1", 6): (b"b1", b"", row.PUT)}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_subscription_keeps_its_promises_whenever_it_comes(
+    make: Callable[..., Cluster], seed: int
+) -> None:
+    """Random transactions from three threads; subscriptions with random checkpoints come and go."""
+    rng = random.Random(seed)
+    cluster = make(b"k3", b"k6")
+    written = _Written()
+    writers = [
+        threading.Thread(target=_write, args=(cluster, random.Random(seed * 100 + i), written))
+        for i in range(3)
+    ]
+    client = Client(cluster)
+    live: dict[int, tuple[bytes, bytes]] = {}
+    for writer in writers:
+        writer.start()
+    for request_id in range(1, 13):
+        low, high = sorted((rng.choice([b"", b"k1", b"k4"]), rng.choice([b"", b"k5", b"k8"])))
+        high = high if low < high else b""
+        live[request_id] = (low, high)
+        checkpoint = rng.choice([0, cluster.tso.present()])
+        bounds = {
+            "start_key": keys.encode(low) if low else b"",
+            "end_key": keys.encode(high) if high else b"",
+        }
+        for region in cluster.regions.all:
+            client.register(request_id, region, checkpoint, **bounds)
+        client.until(lambda n=request_id: all(f.initialized for (r, _), f in client.feeds.items() if r == n))
+        if rng.random() < 0.3:
+            ended = rng.choice(sorted(live))
+            live.pop(ended)
+            stop = cdc.ChangeDataRequest(request_id=ended, deregister=cdc.ChangeDataRequest.Deregister())
+            cluster.endpoint.request(client.connection, stop)
+    for writer in writers:
+        writer.join(WAIT_S)
+        assert not writer.is_alive()
+    last = cluster.tso.get(1)
+    client.until(lambda: all(feed.resolved_ts >= last for (r, _), feed in client.feeds.items() if r in live))
+    assert written.commits, "the writers wrote"
+    for (request_id, region_id), feed in client.feeds.items():
+        if request_id not in live:
+            continue
+        low, high = live[request_id]
+        region = cluster.regions.by_id[region_id]
+        expected = {
+            (key, ts): change
+            for (key, ts), change in written.with_old_values().items()
+            if ts > feed.checkpoint_ts
+            and low <= key
+            and (not high or key < high)
+            and region.contains(keys.encode(key))
+        }
+        assert feed.commits == expected
+    client.close()
+
+
+class _Written:
+    """What the writers committed: (key, commit_ts) -> value, None for a delete."""
+
+    def __init__(self) -> None:
+        self.mutex = threading.Lock()
+        self.commits: dict[tuple[bytes, int], bytes | None] = {}
+
+    def with_old_values(self) -> dict[tuple[bytes, int], tuple[bytes, bytes, int]]:
+        found = {}
+        before: dict[bytes, bytes | None] = {}
+        for (key, ts), value in sorted(self.commits.items(), key=lambda each: each[0][1]):
+            op = cdc.Event.Row.DELETE if value is None else cdc.Event.Row.PUT
+            found[key, ts] = (value or b"", before.get(key) or b"", op)
+            before[key] = value
+        return found
+
+
+def _write(cluster: Cluster, rng: random.Random, written: _Written) -> None:
+    """Transactions over ten keys in three regions: optimistic and pessimistic, some rolled back."""
+    for number in range(60):
+        chosen = rng.sample([b"k%d" % i for i in range(10)], rng.randint(1, 4))
+        start_ts = cluster.tso.get(1)
+        for_update_ts = 0
+        values = {key: rng.choice([None, b"%d-%d" % (start_ts, number), LONG]) for key in chosen}
+        groups = cluster.each_region(chosen)
+        if rng.random() < 0.4:
+            for_update_ts = cluster.tso.get(1)
+            locked = [
+                cluster.call(pessimistic_lock(start_ts, for_update_ts, *group, primary=chosen[0]), group[0])
+                for group in groups
+            ]
+            if any(answer.errors for answer in locked):
+                for group in groups:
+                    request = pb.PessimisticRollbackRequest(
+                        start_version=start_ts, for_update_ts=for_update_ts, keys=group
+                    )
+                    cluster.call(request, group[0])
+                continue
+        errors = []
+        for group in groups:
+            mutations = [
+                delete(key) if values[key] is None else put(key, values[key] or b"") for key in group
+            ]
+            actions = [pb.PrewriteRequest.DO_PESSIMISTIC_CHECK] * len(group) if for_update_ts else []
+            request = prewrite(
+                start_ts,
+                *mutations,
+                primary=chosen[0],
+                for_update_ts=for_update_ts,
+                pessimistic_actions=actions,
+            )
+            errors += cluster.call(request, group[0]).errors
+        if errors or rng.random() < 0.15:
+            for group in groups:
+                cluster.call(rollback(start_ts, *group), group[0])
+            continue
+        commit_ts = cluster.tso.get(1)
+        for group in sorted(groups, key=lambda each: chosen[0] not in each):
+            answer = cluster.call(commit(start_ts, commit_ts, *group), group[0])
+            assert not answer.HasField("error"), answer
+        with written.mutex:
+            written.commits.update({(key, commit_ts): values[key] for key in chosen})
+
+
+def test_requests_that_cannot_be_served_say_why(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    stale = {"region_epoch": type(region.message.region_epoch)(version=7)}
+    refused = {
+        1: ({"cluster_id": 5}, "cluster_id_mismatch"),
+        2: ({"kv_api": cdc.ChangeDataRequest.RawKV}, "compatibility"),
+        3: (stale, "epoch_not_match"),
+    }
+    for request_id, (more, _) in refused.items():
+        client.register(request_id, region, **more)
+    client.feeds[4, 77] = Feed(0)
+    cluster.endpoint.request(client.connection, client.request(4, region, region_id=77))
+    client.until(lambda: all(feed.error is not None for feed in client.feeds.values()))
+    for request_id, (_, kind) in refused.items():
+        error = client.feeds[request_id, region.id].error
+        assert error is not None
+        assert error.HasField(kind)
+    missing = client.feeds[4, 77].error
+    assert missing is not None
+    assert missing.region_not_found.region_id == 77
+    client.close()
+
+
+def test_a_duplicate_is_refused_and_the_first_registration_stays(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    feed = client.register(1, region)
+    client.until(lambda: feed.initialized)
+    second = client.register(1, region)
+    client.until(lambda: second.error is not None)
+    assert second.error is not None
+    assert second.error.HasField("duplicate_request")
+    client.feeds[1, region.id] = feed
+    reached = cluster.tso.get(1)
+    client.until(lambda: feed.resolved_ts > reached)
+    client.close()
+
+
+def test_a_client_that_does_not_read_is_congested_and_may_ask_again(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    client = Client(cluster, Channel(quota_bytes=20_000))
+    feed = client.register(1, region)
+    client.until(lambda: feed.initialized)
+    start_ts = cluster.tso.get(1)
+    cluster.call(prewrite(start_ts, put(b"k", b"z" * 30_000)), b"k")
+    client.until(lambda: feed.error is not None)
+    assert feed.error is not None
+    assert feed.error.congested.region_id == region.id
+    cluster.call(rollback(start_ts, b"k"), b"k")
+    again = client.register(1, region)
+    reached = cluster.tso.get(1)
+    client.until(lambda: again.resolved_ts > reached)
+    client.close()
+
+
+def test_an_unreadable_record_ends_the_subscription_and_not_the_module(make: Callable[..., Cluster]) -> None:
+    cluster = make(b"m")
+    low, high = cluster.regions.all
+    cluster.engine.write([(mvcc.WRITE, keys.versioned(keys.encode(b"a"), 5), b"\x50")])
+    client = Client(cluster)
+    broken, whole = client.register(1, low), client.register(1, high)
+    client.until(lambda: broken.error is not None)
+    reached = cluster.tso.get(1)
+    client.until(lambda: whole.resolved_ts > reached)
+    client.close()
+
+
+def test_a_stop_while_subscriptions_begin_does_not_hang(make: Callable[..., Cluster]) -> None:
+    cluster = make(*(b"%02d" % i for i in range(50)))
+    client = Client(cluster)
+    for region in cluster.regions.all:
+        client.register(1, region)
+    cluster.endpoint.stop()
+    client.close()
+
+
+def test_without_multiplexing_resolved_ts_comes_for_the_whole_stream(make: Callable[..., Cluster]) -> None:
+    cluster = make(b"m")
+    client = Client(cluster, multiplexing=False)
+    for region in cluster.regions.all:
+        client.feeds[0, region.id] = client.register(3, region)
+    client.until(lambda: all(feed.resolved_ts > 0 for feed in client.feeds.values()))
+    marks = [set(message.resolved_ts.regions) for message in client.messages if message.resolved_ts.ts]
+    assert {region.id for region in cluster.regions.all} in marks
+    client.close()
+
+
+def test_a_lock_that_was_there_before_pins_the_resolved_ts_at_its_start(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    start_ts = cluster.tso.get(1)
+    cluster.call(prewrite(start_ts, put(b"k", LONG)), b"k")
+    client = Client(cluster)
+    feed = client.register(1, region, checkpoint_ts=cluster.tso.get(1))
+    narrow = client.register(2, region, end_key=keys.encode(b"a"))
+    reached = cluster.tso.get(1)
+    client.until(lambda: feed.resolved_ts > 0 and narrow.resolved_ts > reached)
+    assert feed.resolved_ts == start_ts, "whatever its range was asked from"
+    assert feed.open[b"k", start_ts].value == LONG
+    cluster.call(commit(start_ts, cluster.tso.get(1), b"k"), b"k")
+    client.until(lambda: feed.resolved_ts > reached)
+    assert len(feed.commits) == 1
+    client.close()
+
+
+def test_a_commit_at_a_resolved_ts_is_refused(make: Callable[..., Cluster]) -> None:
+    cluster = make(mode=TsoMode.MANUAL)
+    cluster.tso.advance(100)
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    feed = client.register(1, region)
+    client.until(lambda: feed.resolved_ts == 100)
+    cluster.call(prewrite(50, put(b"k")), b"k")
+    assert cluster.call(commit(50, 100, b"k"), b"k").error.commit_ts_expired.min_commit_ts == 101
+    assert not cluster.call(commit(50, 101, b"k"), b"k").HasField("error")
+    client.until(lambda: len(feed.commits) == 1)
+    client.close()

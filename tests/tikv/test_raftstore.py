@@ -1,0 +1,92 @@
+"""Ordered apply: observers before clients, captures between rounds, nothing after a failure."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from tidegate.errors import Retryable
+from tidegate.tikv import mvcc
+from tidegate.tikv.engine import Engine, EngineSnapshot
+from tidegate.tikv.raftstore import Command, Raftstore
+
+WAIT_S = 10
+
+
+class Recorder:
+    """An observer that notes what it saw, and whether it was durable and unanswered then."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def is_observing(self, region_id: int) -> bool:
+        return True
+
+    def on_applied(self, commands: Sequence[Command]) -> None:
+        self.log += [f"seen {command.changes[0][1].decode()}" for command in commands]
+
+
+def test_observers_see_a_command_before_its_client_and_a_capture_is_in_step(tmp_path: Path) -> None:
+    log: list[str] = []
+    store = Raftstore(Engine(tmp_path))
+    store.observer = Recorder(log)
+    done = threading.Event()
+
+    def propose(name: str) -> None:
+        def applied(error: Exception | None) -> None:
+            assert error is None
+            log.append(f"told {name}")
+
+        store.propose(Command(2, [(mvcc.LOCK, name.encode(), b"")], on_applied=applied))
+
+    def capture(snapshot: EngineSnapshot) -> None:
+        seen = {line.split()[1] for line in log if line.startswith("seen")}
+        there = {name for name in "abcde" if snapshot.get(mvcc.LOCK, name.encode()) is not None}
+        assert seen == there, "exactly what was observed before is in the snapshot"
+        log.append("captured")
+        done.set()
+
+    store.start()
+    for name in "abcde":
+        propose(name)
+    store.capture(capture)
+    assert done.wait(WAIT_S)
+    store.stop()
+    for name in "abcde":
+        assert log.index(f"seen {name}") < log.index(f"told {name}")
+    assert [line for line in log if line.startswith("seen")] == [f"seen {name}" for name in "abcde"]
+    store.engine.close()
+
+
+def test_after_a_failure_nothing_is_applied_on_top_of_it(tmp_path: Path) -> None:
+    errors: list[Exception | None] = []
+    told = threading.Semaphore(0)
+
+    def applied(error: Exception | None) -> None:
+        errors.append(error)
+        told.release()
+
+    store = Raftstore(Engine(tmp_path))
+    store.start()
+    store.propose(Command(2, [(77, b"no such family", b"")], on_applied=applied))
+    assert told.acquire(timeout=WAIT_S)
+    store.propose(Command(2, [(mvcc.LOCK, b"k", b"")], on_applied=applied))
+    assert told.acquire(timeout=WAIT_S)
+    assert all(isinstance(error, IndexError) for error in errors)
+    store.stop()
+    assert store.engine.get(mvcc.LOCK, b"k") is None
+    store.engine.close()
+
+
+def test_what_was_proposed_before_the_stop_is_applied_and_later_proposals_are_refused(tmp_path: Path) -> None:
+    errors: list[Exception | None] = []
+    store = Raftstore(Engine(tmp_path))
+    for name in (b"a", b"b"):
+        store.propose(Command(2, [(mvcc.LOCK, name, b"")], on_applied=errors.append))
+    store.start()
+    store.stop()
+    assert errors == [None, None]
+    store.propose(Command(2, [(mvcc.LOCK, b"c", b"")], on_applied=errors.append))
+    assert isinstance(errors[2], Retryable)
+    store.engine.close()
