@@ -1,0 +1,348 @@
+"""The placement driver: timestamps, regions, stores, GC safepoints; and the embedded upstream's manual TSO.
+
+A `PdClient` is the root object of this package: it owns the channel pool and the region cache that
+snapshots and transactions share. Thread-safe. Each call retries with back-off for at most `retry_s`
+seconds, then raises Retryable ("PD is unreachable"). Of PD's members only the leader serves; the leader is
+looked up at first use and again after every failure.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.kvclient.backoff import Backoff, Cause
+from tidegate.kvclient.channel import ChannelPool, address_of, is_transient, unavailable
+from tidegate.kvclient.region_cache import RegionCache, RegionInfo
+from tidegate.model import timestamp
+from tidegate.proto import pdpb_pb2 as pdpb
+from tidegate.proto import pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
+
+T = TypeVar("T")
+
+CALL_TIMEOUT_S: Final = 3.0
+STORES_MAX: Final = 4096
+"""Store addresses remembered; a cluster never has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamInfo:
+    """What the embedded upstream says about itself."""
+
+    cluster_id: int
+    manual_tso: bool
+    tso: int
+    store_address: str
+    regions: int
+    version: str
+
+
+class PdClient:
+    """A client of one PD cluster at `addr` = `host:port[,host:port...]`."""
+
+    def __init__(self, addr: str, *, retry_s: float = 10.0) -> None:
+        self._endpoints = [address_of(a) for a in addr.split(",") if a.strip()]
+        if not self._endpoints:
+            raise InvalidInput("no PD address given", fix="--pd HOST:PORT")
+        self.channels = ChannelPool()
+        self.regions = RegionCache(self.scan_regions)
+        self._retry_ms = int(retry_s * 1000)
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._leader: str | None = None
+        self._cluster_id = 0
+        self._stores: dict[int, str] = {}
+        self._tso = _TsoStream()
+        self._tso_lock = threading.Lock()
+
+    # --- who and where -------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """The addresses as given, for messages."""
+        return ",".join(self._endpoints)
+
+    @property
+    def cluster_id(self) -> int:
+        """PD's cluster id; asked once."""
+        if not self._cluster_id:
+            self._call("GetMembers", lambda address: address)
+        return self._cluster_id
+
+    def store_address(self, store_id: int) -> str:
+        """`host:port` of a store. Raises Retryable when PD does not know it."""
+        known = self._stores.get(store_id)
+        if known is not None:
+            return known
+        request = pdpb.GetStoreRequest(store_id=store_id)
+        response = self._unary("GetStore", request)
+        if not response.store.address:
+            raise Retryable(f"PD knows no address of store {store_id}", where=self.address)
+        if len(self._stores) >= STORES_MAX:
+            self._stores.clear()
+        self._stores[store_id] = address_of(response.store.address)
+        return self._stores[store_id]
+
+    def forget_store(self, store_id: int) -> None:
+        """Ask PD again for this store's address next time."""
+        self._stores.pop(store_id, None)
+
+    # --- timestamps ----------------------------------------------------------------------------------
+
+    def tso(self, count: int = 1) -> int:
+        """A new timestamp; with `count` > 1 the last of so many consecutive ones."""
+        return self._call("Tso", lambda address: self._one_tso(address, count))
+
+    def _one_tso(self, address: str, count: int) -> int:
+        with self._tso_lock:
+            response = self._tso.ask(self.channels.get(address), self._cluster_id, count)
+        stamp = response.timestamp
+        return timestamp.compose(stamp.physical, stamp.logical)
+
+    # --- regions -------------------------------------------------------------------------------------
+
+    def region_of(self, encoded_key: bytes) -> RegionInfo:
+        """The region that holds the key, straight from PD."""
+        found = self.scan_regions(encoded_key, b"", 1)
+        if not found:
+            raise Retryable("PD knows no region for a key", where=self.address, why=encoded_key.hex())
+        return found[0]
+
+    def scan_regions(self, start_encoded: bytes, end_encoded: bytes, limit: int) -> list[RegionInfo]:
+        """The regions of [start, end) in key order, at most `limit`; an empty end is plus infinity."""
+        request = pdpb.ScanRegionsRequest(start_key=start_encoded, end_key=end_encoded, limit=limit)
+        response = self._unary("ScanRegions", request)
+        if response.regions:
+            return [_region_info(r.region, r.leader) for r in response.regions]
+        return [_region_info(r, p) for r, p in zip(response.region_metas, response.leaders, strict=True)]
+
+    # --- GC ------------------------------------------------------------------------------------------
+
+    def update_service_gc_safepoint(self, service_id: str, ttl_s: int, safe_point: int) -> int:
+        """Hold the GC safepoint at `safe_point` for `ttl_s` seconds; ttl_s <= 0 lets go.
+
+        Returns the least safepoint of all services: when it is above `safe_point`, the wanted history is
+        already gone and nothing was held.
+        """
+        request = pdpb.UpdateServiceGCSafePointRequest(
+            service_id=service_id.encode(), TTL=ttl_s, safe_point=safe_point
+        )
+        return int(self._unary("UpdateServiceGCSafePoint", request).min_safe_point)
+
+    def gc_safe_point(self) -> int:
+        """Versions below it may be gone."""
+        return int(self._unary("GetGCSafePoint", pdpb.GetGCSafePointRequest()).safe_point)
+
+    # --- the embedded upstream only ------------------------------------------------------------------
+
+    def advance_tso(self, ts: int) -> int:
+        """Move a manual TSO forward to `ts`; never back. Returns the TSO's present value.
+
+        Raises InvalidInput when the upstream is a real cluster or runs on system time.
+        """
+        request = tidegate_pb2.AdvanceTsoRequest(ts=ts)
+        return self._call(
+            "AdvanceTso", lambda a: int(self._upstream(a).AdvanceTso(request, timeout=CALL_TIMEOUT_S).ts)
+        )
+
+    def upstream_info(self) -> UpstreamInfo:
+        """What the embedded upstream says about itself; InvalidInput on a real cluster."""
+        request = tidegate_pb2.InfoRequest()
+        info = self._call("Info", lambda a: self._upstream(a).Info(request, timeout=CALL_TIMEOUT_S))
+        return UpstreamInfo(
+            cluster_id=info.cluster_id,
+            manual_tso=info.tso_mode == tidegate_pb2.MANUAL,
+            tso=info.tso,
+            store_address=info.store_address,
+            regions=info.regions,
+            version=info.version,
+        )
+
+    def _upstream(self, address: str) -> tidegate_pb2_grpc.UpstreamStub:
+        return tidegate_pb2_grpc.UpstreamStub(self.channels.get(address))
+
+    # --- life ----------------------------------------------------------------------------------------
+
+    def pause(self, seconds: float) -> None:
+        """Wait; raises Retryable at once when the client is closed meanwhile."""
+        if self._closed.wait(seconds):
+            raise Retryable("the client was closed while it waited", where=self.address)
+
+    def close(self) -> None:
+        """End all calls; waiting callers get Retryable."""
+        self._closed.set()
+        self._tso.close()
+        self.channels.close()
+
+    def __enter__(self) -> PdClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- calls ---------------------------------------------------------------------------------------
+
+    def _unary(self, method: str, request: Any) -> Any:
+        """One PD call with header, retries, and PD's own errors translated."""
+
+        def attempt(address: str) -> Any:
+            request.header.cluster_id = self._cluster_id
+            stub = pdpb_pb2_grpc.PDStub(self.channels.get(address))
+            response = getattr(stub, method)(request, timeout=CALL_TIMEOUT_S)
+            _raise_pd_error(method, address, response.header)
+            return response
+
+        return self._call(method, attempt)
+
+    def _call(self, method: str, attempt: Callable[[str], T]) -> T:
+        """Run `attempt(leader address)` with retries within the budget."""
+        backoff = Backoff(self._retry_ms)
+        while True:
+            try:
+                return attempt(self._leader_address())
+            except grpc.RpcError as error:
+                if not is_transient(error):
+                    raise _refused(method, self.address, error) from error
+                failure: TidegateError = unavailable(f"PD is unreachable ({method})", self.address, error)
+            except Retryable as error:
+                failure = error
+            if self._closed.is_set():
+                raise failure
+            with self._lock:
+                self._leader = None
+            try:
+                wait = backoff.next(Cause.PD)
+            except Retryable:
+                raise failure from None
+            self.pause(wait)
+
+    def _leader_address(self) -> str:
+        with self._lock:
+            if self._leader is not None:
+                return self._leader
+        last: grpc.RpcError | None = None
+        for address in self._endpoints:
+            stub = pdpb_pb2_grpc.PDStub(self.channels.get(address))
+            try:
+                response = stub.GetMembers(pdpb.GetMembersRequest(), timeout=CALL_TIMEOUT_S)
+            except grpc.RpcError as error:
+                last = error
+                continue
+            return self._adopt(address, response)
+        assert last is not None
+        raise last
+
+    def _adopt(self, asked: str, response: Any) -> str:
+        """Keep leader and cluster id of a GetMembers answer."""
+        cluster_id = int(response.header.cluster_id)
+        with self._lock:
+            if self._cluster_id and cluster_id != self._cluster_id:
+                raise InvalidInput(
+                    "PD answers for another cluster than before",
+                    where=asked,
+                    why=f"cluster id {cluster_id}, before {self._cluster_id}",
+                    fix="check the PD address",
+                )
+            self._cluster_id = cluster_id
+            urls = list(response.leader.client_urls)
+            leader = address_of(urls[0]) if urls else asked
+            self._leader = asked if asked in [address_of(u) for u in urls] else leader
+            return self._leader
+
+
+class _TsoStream:
+    """One Tso stream, kept open; callers take turns. A broken one is reopened by the next caller."""
+
+    def __init__(self) -> None:
+        self._requests: queue.SimpleQueue[Any] | None = None
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._call: Any = None
+        self._channel: grpc.Channel | None = None
+
+    def ask(self, channel: grpc.Channel, cluster_id: int, count: int) -> Any:
+        """Send one request, wait for its answer at most CALL_TIMEOUT_S. Raises grpc.RpcError or Retryable."""
+        if self._requests is None or channel is not self._channel:
+            self._open(channel)
+        assert self._requests is not None
+        self._requests.put(pdpb.TsoRequest(header=pdpb.RequestHeader(cluster_id=cluster_id), count=count))
+        try:
+            answer = self._answers.get(timeout=CALL_TIMEOUT_S)
+        except queue.Empty:
+            self.close()
+            raise Retryable(
+                "PD did not answer a timestamp request", why=f"no answer in {CALL_TIMEOUT_S} s"
+            ) from None
+        if isinstance(answer, BaseException):
+            self.close()
+            raise answer
+        return answer
+
+    def _open(self, channel: grpc.Channel) -> None:
+        self.close()
+        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call = pdpb_pb2_grpc.PDStub(channel).Tso(_until_none(requests))
+        self._requests, self._answers, self._call, self._channel = requests, answers, call, channel
+        threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True).start()
+
+    def close(self) -> None:
+        if self._requests is not None:
+            self._requests.put(None)
+            self._call.cancel()
+        self._requests, self._call, self._channel = None, None, None
+
+
+def _until_none(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
+    return iter(requests.get, None)
+
+
+def _pump(call: Any, answers: queue.SimpleQueue[Any]) -> None:
+    """Move answers of a stream into a queue; its end is one exception."""
+    try:
+        for answer in call:
+            answers.put(answer)
+        answers.put(Retryable("PD closed the timestamp stream"))
+    except grpc.RpcError as error:
+        answers.put(error)
+
+
+def _raise_pd_error(method: str, address: str, header: Any) -> None:
+    if header.HasField("error") and header.error.type != pdpb.OK:
+        raise Retryable(f"PD refused {method}", where=address, why=header.error.message)
+
+
+def _refused(method: str, address: str, error: grpc.RpcError) -> InvalidInput:
+    code = error.code() if isinstance(error, grpc.Call) else None
+    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return InvalidInput(
+            f"the upstream does not offer {method}",
+            where=address,
+            fix="only `tidegate upstream run` offers it",
+        )
+    if code == grpc.StatusCode.FAILED_PRECONDITION and method == "AdvanceTso":
+        return InvalidInput(
+            "this upstream's TSO follows the system's clock",
+            where=address,
+            fix="recorded logs need an upstream started with `--tso manual`",
+        )
+    return InvalidInput(f"PD refused {method}", where=address, why=f"{code}: {details}")
+
+
+def _region_info(region: Any, leader: Any) -> RegionInfo:
+    peer = leader if leader.id else (region.peers[0] if region.peers else leader)
+    return RegionInfo(
+        id=region.id,
+        start_key=region.start_key,
+        end_key=region.end_key,
+        epoch_version=region.region_epoch.version,
+        conf_ver=region.region_epoch.conf_ver,
+        leader_peer_id=peer.id,
+        leader_store_id=peer.store_id,
+    )

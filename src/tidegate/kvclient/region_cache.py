@@ -1,0 +1,135 @@
+"""Which region holds a key, remembered until a store says otherwise.
+
+Thread-safe. Called by `region_request`; loads from PD through the function it is given. An epoch error
+drops the entry or replaces it by the regions the store named; a leader error replaces the leader only.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+from tidegate.errors import Retryable
+from tidegate.tidb.memcomparable import encode_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RegionInfo:
+    """One region as PD or a store described it; keys are memcomparable-encoded, empty = infinity."""
+
+    id: int
+    start_key: bytes
+    end_key: bytes
+    epoch_version: int
+    conf_ver: int
+    leader_peer_id: int
+    leader_store_id: int
+
+    def contains(self, encoded_key: bytes) -> bool:
+        """Whether the encoded key lies inside."""
+        return self.start_key <= encoded_key and (self.end_key == b"" or encoded_key < self.end_key)
+
+
+LOAD_REGIONS: Final = 64
+"""Regions fetched from PD at once, from the missing key on."""
+MAX_REGIONS: Final = 200_000
+"""At this many entries (some 100 MiB) the cache is emptied and fills anew."""
+
+
+class RegionCache:
+    """Regions by start key; entries never overlap."""
+
+    def __init__(self, load: Callable[[bytes, bytes, int], list[RegionInfo]]) -> None:
+        self._load = load
+        self._lock = threading.Lock()
+        self._starts: list[bytes] = []
+        self._regions: list[RegionInfo] = []
+
+    def locate(self, key: bytes) -> RegionInfo:
+        """The region of a raw key; asks PD when unknown. Raises Retryable when PD knows none."""
+        return self._locate(encode_bytes(key))
+
+    def locate_start(self, key: bytes) -> RegionInfo:
+        """The region of the raw key, where an empty key means minus infinity."""
+        return self._locate(encode_bytes(key) if key else b"")
+
+    def group(self, keys: Iterable[bytes]) -> list[tuple[RegionInfo, list[bytes]]]:
+        """Raw keys by region; the order within a region is kept."""
+        groups: dict[int, tuple[RegionInfo, list[bytes]]] = {}
+        region: RegionInfo | None = None
+        for key in keys:
+            encoded = encode_bytes(key)
+            if region is None or not region.contains(encoded):
+                region = self._locate(encoded)
+            groups.setdefault(region.id, (region, []))[1].append(key)
+        return list(groups.values())
+
+    def invalidate(self, region_id: int) -> None:
+        """Forget a region: the next `locate` asks PD."""
+        with self._lock:
+            for at, region in enumerate(self._regions):
+                if region.id == region_id:
+                    del self._starts[at], self._regions[at]
+                    return
+
+    def set_leader(self, region_id: int, peer_id: int, store_id: int) -> None:
+        """The store says who leads the region now."""
+        with self._lock:
+            for at, region in enumerate(self._regions):
+                if region.id == region_id:
+                    self._regions[at] = replace(region, leader_peer_id=peer_id, leader_store_id=store_id)
+                    return
+
+    def insert(self, region: RegionInfo) -> None:
+        """Take a region in; whatever overlaps it is forgotten, unless that is newer."""
+        with self._lock:
+            self._insert(region)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._starts, self._regions = [], []
+
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def _locate(self, encoded: bytes) -> RegionInfo:
+        with self._lock:
+            found = self._find(encoded)
+        if found is not None:
+            return found
+        loaded = self._load(encoded, b"", LOAD_REGIONS)
+        with self._lock:
+            if len(self._regions) + len(loaded) > MAX_REGIONS:
+                self._starts, self._regions = [], []
+            for region in loaded:
+                self._insert(region)
+        for region in loaded:
+            if region.contains(encoded):
+                return region
+        raise Retryable("PD knows no region for a key", why=f"encoded key {encoded.hex()}")
+
+    def _find(self, encoded: bytes) -> RegionInfo | None:
+        at = bisect_right(self._starts, encoded) - 1
+        if at >= 0 and self._regions[at].contains(encoded):
+            return self._regions[at]
+        return None
+
+    def _insert(self, region: RegionInfo) -> None:
+        first = bisect_right(self._starts, region.start_key) - 1
+        if first < 0 or not _overlaps(self._regions[first], region):
+            first += 1
+        last = first
+        while last < len(self._regions) and _overlaps(self._regions[last], region):
+            if self._regions[last].epoch_version > region.epoch_version:
+                return
+            last += 1
+        self._regions[first:last] = [region]
+        self._starts[first:last] = [region.start_key]
+
+
+def _overlaps(a: RegionInfo, b: RegionInfo) -> bool:
+    return (b.end_key == b"" or a.start_key < b.end_key) and (a.end_key == b"" or b.start_key < a.end_key)

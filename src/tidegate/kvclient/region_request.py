@@ -1,0 +1,160 @@
+"""One request to one region, and what to do when the region is not where the cache says.
+
+Every transactional request of this package passes here. A region error mends the cache, waits as the error
+asks, and raises `RegionMoved`, so that the caller regroups its keys and tries again; a dead store does the
+same. The waits come from the operation's own `Backoff`, so an operation ends with Retryable when its budget
+is spent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc
+
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.kvclient.backoff import Backoff, Cause
+from tidegate.kvclient.channel import is_transient, unavailable
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+from tidegate.proto import tikvpb_pb2_grpc
+
+STORE_TIMEOUT_S: Final = 10.0
+"""For one request; a store that needs longer for 16,384 keys is not well."""
+
+
+class RegionMoved(Exception):
+    """Locate the keys again and repeat; the cache is mended and the wait is over."""
+
+
+class RegionRequester:
+    """Sends requests to regions. Stateless beside the client: make one wherever it is needed."""
+
+    def __init__(self, pd: PdClient) -> None:
+        self.pd = pd
+
+    def send(self, region: RegionInfo, method: str, request: Any, backoff: Backoff) -> Any:
+        """The response without region error. Raises RegionMoved, or Retryable when out of budget.
+
+        Sets region, epoch, peer and cluster id of `request.context`; its other fields are the caller's.
+        """
+        address = self.pd.store_address(region.leader_store_id)
+        fill_context(request.context, region, self.pd.cluster_id)
+        stub = tikvpb_pb2_grpc.TikvStub(self.pd.channels.get(address))
+        try:
+            response = getattr(stub, method)(request, timeout=STORE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            self._store_failed(region, method, address, error, backoff)
+        if response.HasField("region_error"):
+            self._region_failed(region, method, response.region_error, backoff)
+        return response
+
+    def by_region(
+        self, keys: Iterable[bytes], backoff: Backoff, send: Callable[[RegionInfo, list[bytes]], None]
+    ) -> None:
+        """Call `send(region, its keys)` until every key was sent to its region once without RegionMoved."""
+        pending = list(keys)
+        while pending:
+            groups = self.pd.regions.group(pending)
+            pending = []
+            for region, members in groups:
+                try:
+                    send(region, members)
+                except RegionMoved:
+                    pending += members
+
+    def at_key(self, key: bytes, method: str, request: Any, backoff: Backoff) -> Any:
+        """Send to the region of one raw key, following it where it goes."""
+        while True:
+            try:
+                return self.send(self.pd.regions.locate(key), method, request, backoff)
+            except RegionMoved:
+                continue
+
+    def _store_failed(
+        self, region: RegionInfo, method: str, address: str, error: grpc.RpcError, backoff: Backoff
+    ) -> None:
+        if not is_transient(error):
+            details = error.details() if isinstance(error, grpc.Call) else str(error)
+            raise InvalidInput(f"the store refused {method}", where=address, why=str(details)) from error
+        failure = unavailable(f"store {region.leader_store_id} is unreachable ({method})", address, error)
+        self.pd.forget_store(region.leader_store_id)
+        self.pd.regions.invalidate(region.id)
+        try:
+            wait = backoff.next(Cause.RPC)
+        except Retryable:
+            raise failure from error
+        self.pd.pause(wait)
+        raise RegionMoved from error
+
+    def _region_failed(self, region: RegionInfo, method: str, error: Any, backoff: Backoff) -> None:
+        cause, at_least_ms = mend(self.pd, region, error)
+        where = f"region {region.id}, {method}"
+        self.pd.pause(backoff.next(cause, at_least_ms=at_least_ms, where=where, why=error.message))
+        raise RegionMoved
+
+
+def fill_context(context: kvrpcpb.Context, region: RegionInfo, cluster_id: int) -> None:
+    """Address a request to the region's leader."""
+    context.region_id = region.id
+    context.region_epoch.version = region.epoch_version
+    context.region_epoch.conf_ver = region.conf_ver
+    context.peer.id = region.leader_peer_id
+    context.peer.store_id = region.leader_store_id
+    context.cluster_id = cluster_id
+
+
+def mend(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
+    """Correct the cache by a region error; how long to wait: cause and least milliseconds.
+
+    `error` is an errorpb.Error. Public because the puller's region feeds get the same errors.
+    """
+    match _first_field(error):
+        case "not_leader" if error.not_leader.leader.id:
+            leader = error.not_leader.leader
+            pd.regions.set_leader(region.id, leader.id, leader.store_id)
+            return Cause.NOT_LEADER, 0
+        case "not_leader":
+            pd.regions.invalidate(region.id)
+            return Cause.NOT_LEADER, 50
+        case "epoch_not_match":
+            pd.regions.invalidate(region.id)
+            for current in error.epoch_not_match.current_regions:
+                pd.regions.insert(_current_region(current, region.leader_store_id))
+            return Cause.REGION_MISS, 0
+        case "server_is_busy":
+            return Cause.BUSY, int(error.server_is_busy.backoff_ms)
+        case "max_timestamp_not_synced" | "stale_command":
+            return Cause.BUSY, 0
+        case "raft_entry_too_large":
+            raise InvalidInput("a request is larger than the store accepts", where=f"region {region.id}")
+        case "store_not_match":
+            pd.forget_store(region.leader_store_id)
+            pd.regions.invalidate(region.id)
+            return Cause.REGION_MISS, 0
+        case _:
+            pd.regions.invalidate(region.id)
+            return Cause.REGION_MISS, 0
+
+
+def _first_field(error: Any) -> str:
+    for descriptor, _ in error.ListFields():
+        if descriptor.name != "message":
+            return str(descriptor.name)
+    return ""
+
+
+def _current_region(region: Any, store_id: int) -> RegionInfo:
+    """A region as EpochNotMatch names it: no leader given, so the peer on the answering store."""
+    peer = next((p for p in region.peers if p.store_id == store_id), None)
+    return RegionInfo(
+        id=region.id,
+        start_key=region.start_key,
+        end_key=region.end_key,
+        epoch_version=region.region_epoch.version,
+        conf_ver=region.region_epoch.conf_ver,
+        leader_peer_id=peer.id if peer is not None else 0,
+        leader_store_id=peer.store_id if peer is not None else store_id,
+    )

@@ -1,0 +1,128 @@
+"""Reads at one timestamp: get, batch get, scan. Locks in the way are resolved, regions followed.
+
+A read sees every transaction with commit_ts <= ts and nothing else. When a live transaction may still
+commit at or below `ts`, the read waits for it, within the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from tidegate.errors import Retryable
+from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff, Cause
+from tidegate.kvclient.lock_resolver import LockResolver
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.kvclient.region_request import RegionMoved, RegionRequester
+from tidegate.model.span import Span
+from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+from tidegate.tidb.memcomparable import decode_bytes
+
+PAGE_ROWS: Final = 1024
+BATCH_KEYS: Final = 1024
+IGNORED_MAX: Final = 1024
+"""Start ts of pushed transactions remembered in one snapshot; above it they are asked again."""
+
+
+class Snapshot:
+    """The store as it was at `ts`. Not thread-safe; cheap to make."""
+
+    def __init__(self, pd: PdClient, ts: int, *, budget_ms: int = DEFAULT_BUDGET_MS) -> None:
+        self.ts = ts
+        self._pd = pd
+        self._requester = RegionRequester(pd)
+        self._resolver = LockResolver(self._requester)
+        self._ignored: list[int] = []
+        self._budget_ms = budget_ms
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value of a key; None when there is none."""
+        backoff = Backoff(self._budget_ms)
+        while True:
+            request = kvrpcpb.GetRequest(context=self._context(), key=key, version=self.ts)
+            response = self._requester.at_key(key, "KvGet", request, backoff)
+            if response.HasField("error"):
+                self._settle([response.error], backoff)
+                continue
+            return None if response.not_found else bytes(response.value)
+
+    def batch_get(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The values of the keys that exist."""
+        found: dict[bytes, bytes] = {}
+        wanted = list(keys)
+        for at in range(0, len(wanted), BATCH_KEYS):
+            self._batch_get(wanted[at : at + BATCH_KEYS], found, Backoff(self._budget_ms))
+        return found
+
+    def scan(
+        self, span: Span, limit: int | None = None, *, page_rows: int = PAGE_ROWS
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Key and value pairs of the span in key order, at most `limit`; fetched page by page."""
+        at, left = span.start, limit
+        while left is None or left > 0:
+            want = page_rows if left is None else min(page_rows, left)
+            pairs, following = self._page(at, span.end, want, Backoff(self._budget_ms))
+            yield from pairs
+            left = None if left is None else left - len(pairs)
+            if following is None:
+                return
+            at = following
+
+    def _page(
+        self, start: bytes, end: bytes, limit: int, backoff: Backoff
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """One page from one region, and the key to go on from (None: the span is done)."""
+        while True:
+            region = self._pd.regions.locate_start(start)
+            region_end = decode_bytes(region.end_key)[0] if region.end_key else b""
+            stop = min(e for e in (end, region_end) if e) if end or region_end else b""
+            request = kvrpcpb.ScanRequest(
+                context=self._context(), start_key=start, limit=limit, version=self.ts, end_key=stop
+            )
+            try:
+                response = self._requester.send(region, "KvScan", request, backoff)
+            except RegionMoved:
+                continue
+            errors = [p.error for p in response.pairs if p.HasField("error")]
+            if response.HasField("error"):
+                errors.append(response.error)
+            if errors:
+                self._settle(errors, backoff)
+                continue
+            pairs = [(bytes(p.key), bytes(p.value)) for p in response.pairs]
+            if len(pairs) == limit:
+                return pairs, pairs[-1][0] + b"\x00"
+            return pairs, (stop if stop and stop != end else None)
+
+    def _batch_get(self, keys: list[bytes], found: dict[bytes, bytes], backoff: Backoff) -> None:
+        def send(region: RegionInfo, members: list[bytes]) -> None:
+            while True:
+                request = kvrpcpb.BatchGetRequest(context=self._context(), keys=members, version=self.ts)
+                response = self._requester.send(region, "KvBatchGet", request, backoff)
+                errors = [p.error for p in response.pairs if p.HasField("error")]
+                if response.HasField("error"):
+                    errors.append(response.error)
+                if not errors:
+                    found.update((bytes(p.key), bytes(p.value)) for p in response.pairs)
+                    return
+                self._settle(errors, backoff)
+
+        self._requester.by_region(keys, backoff, send)
+
+    def _settle(self, errors: list[Any], backoff: Backoff) -> None:
+        """Resolve the locks a read met, wait for the live ones; raises on any other error."""
+        locks = []
+        for error in errors:
+            if not error.HasField("locked"):
+                raise Retryable("a read failed", where=f"ts {self.ts}", why=str(error))
+            locks.append(error.locked)
+        ignorable, wait_ms = self._resolver.resolve(locks, self.ts, backoff)
+        self._ignored = [*self._ignored, *ignorable][-IGNORED_MAX:]
+        if wait_ms:
+            lock = locks[0]
+            where = f"key {lock.key.hex()}, start_ts {lock.lock_version}, reading at {self.ts}"
+            self._pd.pause(backoff.next(Cause.LOCK, where=where))
+
+    def _context(self) -> kvrpcpb.Context:
+        return kvrpcpb.Context(resolved_locks=self._ignored)

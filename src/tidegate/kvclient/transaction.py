@@ -1,0 +1,440 @@
+"""Percolator two-phase commit across regions: prewrite every key, commit the primary, commit the rest.
+
+`Transaction` is for a program that reads and writes now: optimistic by default, pessimistic with
+`lock_keys`. `load_transaction` replays one recorded transaction with exactly its own timestamps.
+Source of the protocol: facts of TiKV's `txn` module and client-go's `txnkv/transaction`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
+from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff, Cause
+from tidegate.kvclient.lock_resolver import LockResolver
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.kvclient.region_request import RegionRequester
+from tidegate.kvclient.snapshot import Snapshot
+from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+
+LOCK_TTL_MS: Final = 20_000
+BATCH_BYTES: Final = 8 << 20
+"""Keys and values in one prewrite or commit request."""
+BATCH_KEYS: Final = 16_384
+LOCK_ROUNDS: Final = 64
+"""Attempts to lock a key pessimistically at newer and newer for_update_ts."""
+
+PUT: Final = kvrpcpb.Put
+DELETE: Final = kvrpcpb.Del
+LOCK: Final = kvrpcpb.Lock
+INSERT: Final = kvrpcpb.Insert
+CHECK_NOT_EXISTS: Final = kvrpcpb.CheckNotExists
+
+
+class WriteConflict(Retryable):
+    """Another transaction wrote a key after this one's start: begin anew with a new start_ts."""
+
+
+class AlreadyExists(InvalidInput):
+    """An inserted key exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """One key's change; `op` is a kvrpcpb.Op: PUT, DELETE, LOCK, INSERT or CHECK_NOT_EXISTS."""
+
+    op: int
+    key: bytes
+    value: bytes = b""
+
+    @property
+    def commits(self) -> bool:
+        """Whether the key is locked and committed (CHECK_NOT_EXISTS is only looked at)."""
+        return bool(self.op != CHECK_NOT_EXISTS)
+
+
+class Transaction:
+    """One transaction. Not thread-safe. After `commit` or `rollback` it is over.
+
+    `pessimistic`: keys named to `lock_keys` are locked at once, and writes to them cannot conflict at commit.
+    """
+
+    def __init__(
+        self, pd: PdClient, *, pessimistic: bool = False, budget_ms: int = DEFAULT_BUDGET_MS
+    ) -> None:
+        self.start_ts = pd.tso()
+        self._pd = pd
+        self._pessimistic = pessimistic
+        self._budget_ms = budget_ms
+        self._snapshot = Snapshot(pd, self.start_ts, budget_ms=budget_ms)
+        self._mutations: dict[bytes, Mutation] = {}
+        self._locked: list[bytes] = []
+        self._primary: bytes | None = None
+        self._for_update_ts = self.start_ts if pessimistic else 0
+        self._over = False
+
+    def get(self, key: bytes) -> bytes | None:
+        """The value as this transaction sees it: its own writes, else the snapshot at start_ts."""
+        mine = self._mutations.get(key)
+        if mine is None or mine.op == LOCK:
+            return self._snapshot.get(key)
+        return None if mine.op == DELETE else mine.value
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set the key to a value; TiKV refuses empty values."""
+        if not value:
+            raise InvalidInput("a transactional value is never empty", where=key.hex())
+        self._mutations[key] = Mutation(PUT, key, value)
+
+    def insert(self, key: bytes, value: bytes) -> None:
+        """Like put, but the commit fails with AlreadyExists when the key exists."""
+        if not value:
+            raise InvalidInput("a transactional value is never empty", where=key.hex())
+        self._mutations[key] = Mutation(INSERT, key, value)
+
+    def delete(self, key: bytes) -> None:
+        """Remove the key, which need not exist."""
+        self._mutations[key] = Mutation(DELETE, key)
+
+    def write(self, mutations: Iterable[Mutation]) -> None:
+        """Several changes at once; a later one of the same key replaces an earlier one."""
+        self._mutations.update((m.key, m) for m in mutations)
+
+    def lock_keys(self, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """SELECT ... FOR UPDATE: lock keys now, and return their newest values (of those that exist).
+
+        The values may be newer than start_ts. Waits for live transactions within the budget.
+        """
+        assert self._pessimistic, "only a pessimistic transaction locks keys"
+        wanted = [k for k in dict.fromkeys(keys) if k not in self._locked]
+        if not wanted:
+            return {}
+        self._primary = self._primary or wanted[0]
+        values: dict[bytes, bytes] = {}
+        writer = self._writer()
+        for _ in range(LOCK_ROUNDS):
+            self._for_update_ts = max(self._for_update_ts, self._pd.tso())
+            writer.for_update_ts = self._for_update_ts
+            try:
+                values = writer.pessimistic_lock(wanted, Backoff(self._budget_ms))
+                break
+            except WriteConflict:
+                writer.pessimistic_rollback(wanted, Backoff(self._budget_ms))
+        else:
+            raise Retryable("keys change faster than they can be locked", where=wanted[0].hex())
+        self._locked += wanted
+        for key in wanted:
+            self._mutations.setdefault(key, Mutation(LOCK, key))
+        return values
+
+    def commit(self) -> int:
+        """Commit; returns commit_ts (0 when there was nothing to write).
+
+        Raises WriteConflict or AlreadyExists after rolling back; Retryable with "undetermined" in it when
+        the primary's commit got no answer and its fate is unknown.
+        """
+        assert not self._over, "the transaction is over"
+        self._over = True
+        if not self._mutations:
+            return 0
+        writer = self._writer()
+        try:
+            writer.prewrite(
+                list(self._mutations.values()), Backoff(self._budget_ms), pessimistic=set(self._locked)
+            )
+            commit_ts = self._pd.tso()
+        except TidegateError:
+            with contextlib.suppress(Retryable):  # a store that is away keeps the locks until their TTL ends
+                writer.rollback(self._keys(), Backoff(self._budget_ms // 10))
+            raise
+        writer.commit(self._keys(), commit_ts, Backoff(self._budget_ms))
+        return commit_ts
+
+    def settle(self) -> int:
+        """After a `commit` that raised Retryable: make its fate certain.
+
+        Returns the commit_ts when it was committed (its other keys are committed then, too), 0 when it is
+        rolled back for good and may be done again in a new transaction. Raises Retryable as long as the
+        store is away; it may be called again.
+        """
+        writer = self._writer()
+        for _ in range(2):
+            commit_ts = writer.committed_at(Backoff(self._budget_ms))
+            if commit_ts:
+                writer.commit(self._keys(), commit_ts, Backoff(self._budget_ms))
+                return commit_ts
+            try:
+                writer.rollback(self._keys(), Backoff(self._budget_ms))
+            except WriteConflict:
+                continue
+            return 0
+        raise Retryable("a transaction's fate is still unknown", where=f"start_ts {self.start_ts}")
+
+    def _keys(self) -> list[bytes]:
+        return [m.key for m in self._mutations.values() if m.commits]
+
+    def rollback(self) -> None:
+        """Give up; locks taken are released."""
+        self._over = True
+        if self._locked:
+            self._writer().pessimistic_rollback(self._locked, Backoff(self._budget_ms))
+
+    def _writer(self) -> TwoPhase:
+        primary = self._primary
+        if primary is None:
+            primary = next(m.key for m in self._mutations.values() if m.commits)
+        return TwoPhase(self._pd, self.start_ts, primary, for_update_ts=self._for_update_ts)
+
+
+class TwoPhase:
+    """The requests of one transaction's commit protocol, for given timestamps."""
+
+    def __init__(
+        self,
+        pd: PdClient,
+        start_ts: int,
+        primary: bytes,
+        *,
+        for_update_ts: int = 0,
+        ttl_ms: int = LOCK_TTL_MS,
+    ) -> None:
+        self.start_ts = start_ts
+        self.primary = primary
+        self.for_update_ts = for_update_ts
+        self._pd = pd
+        self._requester = RegionRequester(pd)
+        self._resolver = LockResolver(self._requester)
+        self._ttl_ms = ttl_ms
+
+    def prewrite(
+        self, mutations: Sequence[Mutation], backoff: Backoff, *, pessimistic: Iterable[bytes] = ()
+    ) -> None:
+        """Lock every key with its new value; idempotent. `pessimistic`: keys this txn locked before."""
+        by_key = {m.key: m for m in mutations}
+        held = frozenset(pessimistic)
+
+        def send(region: RegionInfo, keys: list[bytes]) -> None:
+            for batch in _batches([by_key[k] for k in keys]):
+                self._prewrite_batch(region, batch, len(by_key), held, backoff)
+
+        self._requester.by_region(by_key, backoff, send)
+
+    def commit(self, keys: Sequence[bytes], commit_ts: int, backoff: Backoff) -> None:
+        """Commit the primary's region first, then the others; idempotent."""
+        home = next((ks for _, ks in self._pd.regions.group(keys) if self.primary in ks), [self.primary])
+        try:
+            self._commit_keys(home if len(home) <= BATCH_KEYS else [self.primary], commit_ts, backoff)
+        except Retryable as error:
+            raise Retryable(
+                "a commit is undetermined: the primary's commit got no answer",
+                where=f"start_ts {self.start_ts}, commit_ts {commit_ts}",
+                why=error.what + (f"; {error.why}" if error.why else ""),
+                fix="read the data to see whether it was committed",
+            ) from error
+        done = set(home if len(home) <= BATCH_KEYS else [self.primary])
+        rest = [k for k in keys if k not in done]
+        if rest:
+            self._commit_keys(rest, commit_ts, backoff)
+
+    def rollback(self, keys: Sequence[bytes], backoff: Backoff) -> None:
+        """Roll back: remove this transaction's locks and bar late prewrites; idempotent.
+
+        Raises WriteConflict when the transaction is committed.
+        """
+
+        def send(region: RegionInfo, members: list[bytes]) -> None:
+            for at in range(0, len(members), BATCH_KEYS):
+                request = kvrpcpb.BatchRollbackRequest(
+                    start_version=self.start_ts, keys=members[at : at + BATCH_KEYS]
+                )
+                response = self._requester.send(region, "KvBatchRollback", request, backoff)
+                if response.HasField("error"):
+                    raise Fatal(
+                        "a rollback was refused", where=f"start_ts {self.start_ts}", why=str(response.error)
+                    )
+
+        self._requester.by_region(keys, backoff, send)
+
+    def pessimistic_lock(self, keys: Sequence[bytes], backoff: Backoff) -> dict[bytes, bytes]:
+        """Take pessimistic locks at for_update_ts; newest values of the keys that exist.
+
+        Raises WriteConflict when a key has a commit above for_update_ts.
+        """
+        values: dict[bytes, bytes] = {}
+
+        def send(region: RegionInfo, members: list[bytes]) -> None:
+            for at in range(0, len(members), BATCH_KEYS):
+                self._lock_batch(region, members[at : at + BATCH_KEYS], values, backoff)
+
+        self._requester.by_region(keys, backoff, send)
+        return values
+
+    def pessimistic_rollback(self, keys: Sequence[bytes], backoff: Backoff) -> None:
+        """Release pessimistic locks; idempotent."""
+
+        def send(region: RegionInfo, members: list[bytes]) -> None:
+            request = kvrpcpb.PessimisticRollbackRequest(
+                start_version=self.start_ts, for_update_ts=self.for_update_ts, keys=members
+            )
+            self._requester.send(region, "KVPessimisticRollback", request, backoff)
+
+        self._requester.by_region(keys, backoff, send)
+
+    def committed_at(self, backoff: Backoff) -> int:
+        """The primary's commit_ts; 0 when it is locked, rolled back or was never seen."""
+        request = kvrpcpb.CheckTxnStatusRequest(primary_key=self.primary, lock_ts=self.start_ts)
+        response = self._requester.at_key(self.primary, "KvCheckTxnStatus", request, backoff)
+        return 0 if response.HasField("error") else int(response.commit_version)
+
+    def _prewrite_batch(
+        self,
+        region: RegionInfo,
+        batch: list[Mutation],
+        txn_size: int,
+        held: frozenset[bytes],
+        backoff: Backoff,
+    ) -> None:
+        request = kvrpcpb.PrewriteRequest(
+            mutations=[kvrpcpb.Mutation(op=m.op, key=m.key, value=m.value) for m in batch],
+            primary_lock=self.primary,
+            start_version=self.start_ts,
+            lock_ttl=self._ttl_ms,
+            txn_size=txn_size,
+            for_update_ts=self.for_update_ts,
+        )
+        if self.for_update_ts:
+            check = kvrpcpb.PrewriteRequest.DO_PESSIMISTIC_CHECK
+            skip = kvrpcpb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
+            request.pessimistic_actions.extend(check if m.key in held else skip for m in batch)
+        while True:
+            response = self._requester.send(region, "KvPrewrite", request, backoff)
+            if not response.errors:
+                return
+            self._settle(response.errors, backoff)
+
+    def _lock_batch(
+        self, region: RegionInfo, keys: list[bytes], values: dict[bytes, bytes], backoff: Backoff
+    ) -> None:
+        request = kvrpcpb.PessimisticLockRequest(
+            mutations=[kvrpcpb.Mutation(op=kvrpcpb.PessimisticLock, key=k) for k in keys],
+            primary_lock=self.primary,
+            start_version=self.start_ts,
+            lock_ttl=self._ttl_ms,
+            for_update_ts=self.for_update_ts,
+            wait_timeout=-1,
+            return_values=True,
+        )
+        while True:
+            response = self._requester.send(region, "KvPessimisticLock", request, backoff)
+            if not response.errors:
+                break
+            self._settle(response.errors, backoff)
+        absent = list(response.not_founds) or [not v for v in response.values]
+        values.update(
+            (k, bytes(v)) for k, v, gone in zip(keys, response.values, absent, strict=False) if not gone
+        )
+
+    def _commit_keys(self, keys: Sequence[bytes], commit_ts: int, backoff: Backoff) -> None:
+        def send(region: RegionInfo, members: list[bytes]) -> None:
+            for at in range(0, len(members), BATCH_KEYS):
+                request = kvrpcpb.CommitRequest(
+                    start_version=self.start_ts, keys=members[at : at + BATCH_KEYS], commit_version=commit_ts
+                )
+                response = self._requester.send(region, "KvCommit", request, backoff)
+                if response.HasField("error"):
+                    raise WriteConflict(
+                        "a commit was refused",
+                        where=f"start_ts {self.start_ts}",
+                        why=str(response.error).strip(),
+                    )
+
+        self._requester.by_region(keys, backoff, send)
+
+    def _settle(self, errors: Iterable[Any], backoff: Backoff) -> None:
+        """Resolve the locks met and wait for live ones; raise what cannot be waited for."""
+        locks = []
+        for error in errors:
+            if error.HasField("locked"):
+                locks.append(error.locked)
+            elif error.HasField("already_exist"):
+                raise AlreadyExists("an inserted key exists already", where=error.already_exist.key.hex())
+            elif error.HasField("conflict"):
+                raise WriteConflict(
+                    "another transaction wrote a key first",
+                    where=f"key {error.conflict.key.hex()}, start_ts {self.start_ts}",
+                    why=f"committed at {error.conflict.conflict_commit_ts}",
+                )
+            elif error.retryable or error.abort:
+                raise WriteConflict("the store refused a write", why=error.retryable or error.abort)
+            else:
+                raise WriteConflict(
+                    "the store refused a write", where=f"start_ts {self.start_ts}", why=str(error)
+                )
+        _, wait_ms = self._resolver.resolve(locks, 0, backoff)
+        if wait_ms:
+            where = f"key {locks[0].key.hex()}, held by start_ts {locks[0].lock_version}"
+            self._pd.pause(backoff.next(Cause.LOCK, where=where))
+
+
+def load_transaction(
+    pd: PdClient,
+    *,
+    start_ts: int,
+    commit_ts: int,
+    primary: bytes,
+    mutations: Sequence[Mutation],
+    pessimistic: bool = False,
+    budget_ms: int = DEFAULT_BUDGET_MS,
+) -> bool:
+    """Commit a recorded transaction with its own timestamps; False when it was committed already.
+
+    `pessimistic`: a key has a commit above start_ts, so the keys are locked first at for_update_ts =
+    commit_ts - 1. Every step is idempotent: a load that was cut off is completed by repeating it.
+    """
+    assert start_ts < commit_ts
+    writer = TwoPhase(pd, start_ts, primary, for_update_ts=commit_ts - 1 if pessimistic else 0)
+    keys = [m.key for m in mutations if m.commits]
+    try:
+        if pessimistic:
+            writer.pessimistic_lock(keys, Backoff(budget_ms))
+        writer.prewrite(mutations, Backoff(budget_ms), pessimistic=keys if pessimistic else ())
+    except (WriteConflict, AlreadyExists):
+        if not is_loaded(pd, start_ts=start_ts, commit_ts=commit_ts, primary=primary, budget_ms=budget_ms):
+            raise
+        writer.commit(keys, commit_ts, Backoff(budget_ms))
+        return False
+    writer.commit(keys, commit_ts, Backoff(budget_ms))
+    return True
+
+
+def is_loaded(
+    pd: PdClient, *, start_ts: int, commit_ts: int, primary: bytes, budget_ms: int = DEFAULT_BUDGET_MS
+) -> bool:
+    """Whether a recorded transaction's primary is committed; Fatal when it is with another commit ts."""
+    found = TwoPhase(pd, start_ts, primary).committed_at(Backoff(budget_ms))
+    if found not in (0, commit_ts):
+        raise Fatal(
+            "a recorded transaction is in the upstream with another commit ts",
+            where=f"start_ts {start_ts}",
+            why=f"commit ts {found}, recorded {commit_ts}",
+            fix="load into an upstream that holds nothing else",
+        )
+    return found == commit_ts
+
+
+def _batches(mutations: list[Mutation]) -> list[list[Mutation]]:
+    """Cut by BATCH_KEYS and BATCH_BYTES; a larger single mutation travels alone."""
+    batches: list[list[Mutation]] = []
+    size = 0
+    for mutation in mutations:
+        weight = len(mutation.key) + len(mutation.value)
+        if not batches or len(batches[-1]) >= BATCH_KEYS or size + weight > BATCH_BYTES:
+            batches.append([])
+            size = 0
+        batches[-1].append(mutation)
+        size += weight
+    return batches
