@@ -1,0 +1,408 @@
+"""Mount a block: many raw changes at once into `RowBlock`s, through the compiled decoder.
+
+`mount` splits the rows of a block by table and schema version, vectorised, and runs one kernel over each
+group. Only rows that the kernel refuses see per-row Python: the plain `mount_row` decides whether they
+are damaged, and then they come out as `Quarantined`, the rest of the block as if they had not been there.
+
+Called by the pipeline's tasks. Pure: no I/O, clock or thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.errors import Undecodable
+from tidegate.kernel import PAD, address, buffer
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import NULL, Image, RowBlock, stride_for
+from tidegate.mounter.mounter import Entry, mount_row
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.tidb import row_kernels, value
+from tidegate.tidb.row import Stored
+from tidegate.tidb.row_kernels import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS, Form
+from tidegate.tidb.types import temporal
+
+Int64s = npt.NDArray[np.int64]
+
+_FORMS: Final = {
+    Kind.INT: Form.SIGNED,
+    Kind.YEAR: Form.SIGNED,
+    Kind.TIME: Form.NANOSECONDS,
+    Kind.UINT: Form.UNSIGNED,
+    Kind.ENUM: Form.UNSIGNED,
+    Kind.SET: Form.UNSIGNED,
+    Kind.BIT: Form.UNSIGNED,
+    Kind.DATE: Form.PACKED,
+    Kind.DATETIME: Form.PACKED,
+    Kind.TIMESTAMP: Form.PACKED,
+    Kind.FLOAT: Form.FLOAT,
+    Kind.DOUBLE: Form.FLOAT,
+    Kind.DECIMAL: Form.DECIMAL,
+    Kind.STRING: Form.BYTES,
+    Kind.BYTES: Form.BYTES,
+    Kind.JSON: Form.JSON,
+    Kind.VECTOR: Form.VECTOR,
+}
+
+
+_POINTERS: Final = (Form.BYTES, Form.DECIMAL, Form.JSON, Form.VECTOR)
+"""Forms whose slots hold an address."""
+
+
+@dataclass(frozen=True, slots=True)
+class MountOptions:
+    """What mounting depends on besides rows and schemas.
+
+    time_zone: the feed's IANA zone; slots hold UTC in any case, but with a zone other than UTC a TIMESTAMP
+    must be a calendar date. force_replicate: mount rows of tables without a handle key too.
+    """
+
+    time_zone: str = "UTC"
+    force_replicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A row that cannot be decoded: where it stood, what it was, and why."""
+
+    position: int
+    """Row number in the block."""
+    commit_ts: int
+    key: bytes
+    value: bytes
+    old_value: bytes
+    why: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A table version as `row_kernels.decode_rows` wants it."""
+
+    lines: Int64s
+    """int64[columns, PLAN_WORDS], in ascending order of column id."""
+    datums: int
+    """Datums of a common handle, 0 for an integer one."""
+    stride: int
+    defaults: npt.NDArray[np.uint8]
+    """The bytes that default values point to."""
+
+
+_plans: WeakKeyDictionary[TableSchema, dict[bool, Plan]] = WeakKeyDictionary()
+
+
+def plan_of(table: TableSchema, zoned: bool) -> Plan:
+    """The plan of a table version, made once; zoned: TIMESTAMP values will be moved to another zone."""
+    plans = _plans.setdefault(table, {})
+    if zoned not in plans:
+        plans[zoned] = _make_plan(table, zoned)
+    return plans[zoned]
+
+
+def _make_plan(table: TableSchema, zoned: bool) -> Plan:
+    pool = _BytePool()
+    lines = np.zeros((len(table.columns), PLAN_WORDS), dtype=np.int64)
+    for at, column in enumerate(table.columns):
+        form = _FORMS[column.kind]
+        if zoned and column.kind is Kind.TIMESTAMP:
+            form = Form.PACKED_ZONED
+        if at in table.handle_columns:
+            lines[at, :6] = column.id, at, form, table.handle_columns.index(at), 0, NULL
+        else:
+            lines[at, :6] = column.id, at, form, *_default(column, pool)
+    data, moved = pool.finish()
+    points = (lines[:, 3] == FROM_DEFAULT) & (lines[:, 5] != NULL) & np.isin(lines[:, 2], _POINTERS)
+    lines[points, 4] += moved
+    order = np.argsort(lines[:, 0], kind="stable")
+    datums = len(table.handle_columns) if table.is_common_handle else 0
+    return Plan(np.ascontiguousarray(lines[order]), datums, stride_for(len(table.columns)), data)
+
+
+class _BytePool:
+    """Bytes that slots will point to, gathered before their address is known."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def slot(self, stored: Stored) -> tuple[int, int]:
+        """The words of a slot; of bytes, the offset in the pool instead of an address."""
+        match stored:
+            case None:
+                return 0, NULL
+            case int():
+                return stored - (1 << 64) if stored >= 1 << 63 else stored, 0
+            case float():
+                return int(np.float64(stored).view(np.int64)), 0
+            case bytes():
+                at = len(self.data)
+                self.data += stored
+                return at, len(stored)
+
+    def finish(self) -> tuple[npt.NDArray[np.uint8], int]:
+        """The bytes, and the address that offsets are relative to."""
+        held = buffer(len(self.data))
+        held[: len(self.data)] = np.frombuffer(self.data, dtype=np.uint8)
+        return held, address(held)
+
+
+def _default(column: Column, pool: _BytePool) -> tuple[int, int, int]:
+    try:
+        return FROM_DEFAULT, *pool.slot(value.missing(column))
+    except Undecodable:
+        return NO_DEFAULT, 0, NULL
+
+
+# --- mounting -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BlockColumns:
+    """The parts of a block that kernels read; `block` keeps them alive."""
+
+    block: pa.RecordBatch
+    tables: Int64s
+    handles: Int64s
+    lengths: npt.NDArray[np.int32]
+    commit_ts: npt.NDArray[np.uint64]
+    start_ts: npt.NDArray[np.uint64]
+
+
+def mount(
+    block: pa.RecordBatch, store: SchemaStore, options: MountOptions
+) -> tuple[list[RowBlock], list[Quarantined]]:
+    """Decode a block of ENTRY_SCHEMA with the schemas valid at each row's commit_ts - 1.
+
+    Returns one RowBlock per table version that occurs, rows in block order (`position` restores the order
+    between them), and the rows that could not be decoded. Left out without a word: index entries, deletes of
+    rows that did not exist, and rows of tables without a handle key unless `force_replicate`. Rows of a
+    table the store does not know at their time are quarantined.
+    """
+    columns = columns_of(block)
+    mounted: list[RowBlock] = []
+    failed = [
+        _quarantined(block, int(row), "this is not the key of a record")
+        for row in np.flatnonzero(columns.lengths == row_kernels.NO_RECORD)
+    ]
+    for table, rows in _groups(columns, store):
+        if table is None:
+            failed += [_quarantined(block, int(row), "no table has this id at this time") for row in rows]
+        elif table.eligible or options.force_replicate:
+            group = decode_group(columns, table, rows, options, failed)
+            mounted += [group] if len(group) else []
+    failed.sort(key=lambda row: row.position)
+    return mounted, failed
+
+
+def columns_of(block: pa.RecordBatch) -> BlockColumns:
+    """The parts of a block that kernels read, its keys parsed."""
+    n = block.num_rows
+    tables, handles = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+    lengths = np.empty(n, dtype=np.int32)
+    ends, data = _binary(block, "key")
+    row_kernels.parse_keys(n, ends, data, address(tables), address(handles), address(lengths))
+    commit_ts, start_ts = (block.column(name).to_numpy() for name in ("commit_ts", "start_ts"))
+    return BlockColumns(block, tables, handles, lengths, commit_ts, start_ts)
+
+
+def _binary(block: pa.RecordBatch, name: str) -> tuple[int, int]:
+    """Addresses of a binary column's offsets and bytes, slices respected."""
+    column = block.column(name)
+    _, ends, data = column.buffers()
+    return address(ends) + 4 * column.offset, address(data)
+
+
+def _bytes(block: pa.RecordBatch, name: str) -> int:
+    """Address of a uint8 column's first value."""
+    column = block.column(name)
+    return address(column.buffers()[1]) + int(column.offset)
+
+
+def _groups(columns: BlockColumns, store: SchemaStore) -> Iterator[tuple[TableSchema | None, Int64s]]:
+    """The rows of each table version, in block order; keys that are not record keys in none."""
+    groups: dict[int, tuple[TableSchema | None, list[Int64s]]] = {}
+    for physical_id, rows in _by_table(columns):
+        for table, part in _by_version(columns, rows, physical_id, store):
+            groups.setdefault(id(table), (table, []))[1].append(part)
+    for table, parts in groups.values():
+        yield table, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
+
+
+def _by_table(columns: BlockColumns) -> Iterator[tuple[int, Int64s]]:
+    records = np.flatnonzero(columns.lengths >= 0)
+    if not len(records):
+        return
+    ids = columns.tables if len(records) == len(columns.tables) else columns.tables[records]
+    if ids.min() == ids.max():
+        yield int(ids[0]), records
+        return
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    starts = np.flatnonzero(np.diff(ids, prepend=ids[0] - 1))
+    for start, part in zip(starts, np.split(records[order], starts[1:]), strict=True):
+        yield int(ids[start]), part
+
+
+def _by_version(
+    columns: BlockColumns, rows: Int64s, physical_id: int, store: SchemaStore
+) -> Iterator[tuple[TableSchema | None, Int64s]]:
+    """The rows of a physical table by the version valid at commit_ts - 1."""
+    times = columns.commit_ts[rows]
+    low, high = int(times.min()) - 1, int(times.max()) - 1
+    versions = store.versions(physical_id, low, high)
+    if len(versions) == 1 and versions[0][0] <= low:
+        yield versions[0][1], rows
+        return
+    starts = np.array([start for start, _ in versions], dtype=np.uint64)
+    known = [None, *(table for _, table in versions)]
+    at = np.searchsorted(starts, times, side="left")
+    for i in np.unique(at):
+        yield known[int(i)], rows[at == i]
+
+
+def decode_group(
+    columns: BlockColumns,
+    table: TableSchema,
+    rows: Int64s,
+    options: MountOptions,
+    failed: list[Quarantined],
+) -> RowBlock:
+    """The rows at `rows` of a block, all of one table version; what cannot be decoded goes to `failed`."""
+    zoned = options.time_zone.upper() != "UTC"
+    plan = plan_of(table, zoned)
+    n, block = len(rows), columns.block
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    new, old = empty_image(n, plan.stride), empty_image(n, plan.stride)
+    ops, faults = np.empty(n, dtype=np.uint8), np.empty(n, dtype=np.int64)
+    free = buffer(_key_bytes(block)) if plan.datums else buffer(0)
+    context = np.empty(row_kernels.CONTEXT_WORDS, dtype=np.int64)
+    odd = row_kernels.decode_rows(*arguments(columns, plan, rows, new, old, ops, faults, free, context))
+    owners: tuple[Any, ...] = (block, plan, free)
+    group = RowBlock(
+        table=table,
+        op=ops,
+        commit_ts=columns.commit_ts[rows],
+        start_ts=columns.start_ts[rows],
+        physical_id=columns.tables[rows],
+        handle=columns.handles[rows],
+        position=rows,
+        new=new,
+        old=old,
+        owners=owners,
+    )
+    return _settle(group, faults, options, failed) if odd else group
+
+
+def arguments(
+    columns: BlockColumns,
+    plan: Plan,
+    rows: Int64s,
+    new: Image,
+    old: Image,
+    ops: npt.NDArray[np.uint8],
+    faults: Int64s,
+    free: npt.NDArray[Any],
+    context: Int64s,
+) -> tuple[int, ...]:
+    """The arguments of `row_kernels.decode_rows`; the caller keeps everything named here alive."""
+    block = columns.block
+    return (
+        len(rows),
+        address(rows),
+        *_binary(block, "key"),
+        address(columns.handles),
+        _bytes(block, "op"),
+        *_binary(block, "value"),
+        *_binary(block, "old_value"),
+        address(plan.lines),
+        len(plan.lines),
+        plan.datums,
+        plan.stride,
+        address(ops),
+        address(new.a),
+        address(new.l),
+        address(old.a),
+        address(old.l),
+        address(faults),
+        address(free),
+        address(context),
+    )
+
+
+def empty_image(n: int, stride: int) -> Image:
+    """Slots of n rows, not initialised."""
+    return Image(np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32))
+
+
+def _key_bytes(block: pa.RecordBatch) -> int:
+    column = block.column("key")
+    ends = np.frombuffer(column.buffers()[1], dtype=np.int32)
+    return int(ends[column.offset + len(column)] - ends[column.offset]) + PAD
+
+
+# --- what the kernel refused ----------------------------------------------------------------------------
+
+
+def _settle(group: RowBlock, faults: Int64s, options: MountOptions, failed: list[Quarantined]) -> RowBlock:
+    """Ask the plain path about refused rows, and drop those that are damaged or have no image."""
+    block: pa.RecordBatch = group.owners[0]
+    keep = group.op != 0
+    pool = _BytePool()
+    cells: list[tuple[Image, int, int, int, int]] = []
+    for i in np.flatnonzero(faults):
+        row = int(group.position[i])
+        try:
+            cells += _plain_cells(group, int(i), block, options, pool)
+        except Undecodable as error:
+            keep[i] = False
+            failed.append(_quarantined(block, row, error.render()))
+    data, base = pool.finish()
+    for image, at, c, a, length in cells:
+        points = length != NULL and _FORMS[group.table.columns[c].kind] in _POINTERS
+        image.a[at, c] = a + base if points else a
+        image.l[at, c] = length
+    return _select(group, np.flatnonzero(keep), (*group.owners, data))
+
+
+def _plain_cells(
+    group: RowBlock, i: int, block: pa.RecordBatch, options: MountOptions, pool: _BytePool
+) -> list[tuple[Image, int, int, int, int]]:
+    """A row the plain path can read though the kernel could not, as slots to write."""
+    zone = temporal.zone(options.time_zone)
+    change = mount_row(_entry(block, int(group.position[i])), group.table, zone)
+    cells: list[tuple[Image, int, int, int, int]] = []
+    if change is None:
+        return cells
+    for image, values in ((group.new, change.new), (group.old, change.old)):
+        for c, (column, item) in enumerate(zip(group.table.columns, values or (), strict=False)):
+            cells.append((image, i, c, *pool.slot(value.parse(column, item, zone))))
+    return cells
+
+
+def _select(group: RowBlock, rows: Int64s, owners: tuple[Any, ...]) -> RowBlock:
+    return RowBlock(
+        table=group.table,
+        op=group.op[rows],
+        commit_ts=group.commit_ts[rows],
+        start_ts=group.start_ts[rows],
+        physical_id=group.physical_id[rows],
+        handle=group.handle[rows],
+        position=group.position[rows],
+        new=Image(group.new.a[rows], group.new.l[rows]),
+        old=Image(group.old.a[rows], group.old.l[rows]),
+        owners=owners,
+    )
+
+
+def _entry(block: pa.RecordBatch, row: int) -> Entry:
+    return Entry(*block.slice(row, 1).to_pylist()[0].values())
+
+
+def _quarantined(block: pa.RecordBatch, row: int, why: str) -> Quarantined:
+    entry = _entry(block, row)
+    return Quarantined(row, entry.commit_ts, entry.key, entry.value, entry.old_value, why)

@@ -1,0 +1,107 @@
+"""DDL jobs, as TiDB keeps them in `mysql.tidb_ddl_job` (column `job_meta`) and in the history.
+
+A job row is rewritten at every step of the job; only the write with state *done* means a schema change
+happened, at that write's commit ts (TiCDC's FinishedTS). Source: TiDB `pkg/meta/model/job.go`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import orjson
+
+from tidegate.errors import Undecodable
+
+
+class JobState(IntEnum):
+    """States a job passes through; `done` is the one that counts."""
+
+    NONE = 0
+    RUNNING = 1
+    ROLLING_BACK = 2
+    ROLLBACK_DONE = 3
+    DONE = 4
+    CANCELLED = 5
+    SYNCED = 6
+    CANCELLING = 7
+    QUEUEING = 8
+    PAUSED = 9
+    PAUSING = 10
+
+
+@dataclass(frozen=True, slots=True)
+class DdlJob:
+    """One write of a job. `start_ts` and `finished_ts` are those of the transaction that wrote it."""
+
+    id: int
+    action: int
+    state: int
+    start_ts: int
+    finished_ts: int
+    job_start_ts: int
+    """When the job began: the value of time defaults it gave to old rows."""
+    schema_id: int
+    table_id: int
+    schema_name: str
+    table_name: str
+    query: str
+    schema_version: int
+    version: int
+    """1: arguments are a list; 2: an object."""
+    table_info: dict[str, Any] | None
+    db_info: dict[str, Any] | None
+    table_infos: tuple[dict[str, Any], ...]
+    """Of jobs over many tables: create tables, rename tables."""
+    args: Any
+    """`raw_args` as JSON, list or object."""
+    multi: dict[str, Any] | None
+    """`multi_schema_info` of a multi-schema change."""
+    meta: dict[str, Any]
+    """The whole job."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this write finished the job and changed a schema."""
+        return self.state == JobState.DONE
+
+
+def parse(job_meta: bytes, start_ts: int, commit_ts: int) -> DdlJob:
+    """The job of its JSON, as written by the transaction (start_ts, commit_ts)."""
+    try:
+        meta = orjson.loads(job_meta)
+        binlog = meta.get("binlog") or {}
+        return DdlJob(
+            id=int(meta["id"]),
+            action=int(meta["type"]),
+            state=int(meta["state"]),
+            start_ts=start_ts,
+            finished_ts=commit_ts,
+            job_start_ts=int(meta.get("start_ts") or start_ts),
+            schema_id=int(meta.get("schema_id") or 0),
+            table_id=int(meta.get("table_id") or 0),
+            schema_name=str(meta.get("schema_name") or ""),
+            table_name=str(meta.get("table_name") or ""),
+            query=str(meta.get("query") or ""),
+            schema_version=int(binlog.get("SchemaVersion") or 0),
+            version=int(meta.get("version") or 1),
+            table_info=binlog.get("TableInfo"),
+            db_info=binlog.get("DBInfo"),
+            table_infos=tuple(binlog.get("MultipleTableInfos") or ()),
+            args=meta.get("raw_args"),
+            multi=meta.get("multi_schema_info"),
+            meta=meta,
+        )
+    except (
+        orjson.JSONDecodeError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ) as error:
+        raise Undecodable(
+            "a DDL job is not as TiDB writes it",
+            where=f"mysql.tidb_ddl_job, commit ts {commit_ts}",
+            why=f"{type(error).__name__}: {error}",
+        ) from None

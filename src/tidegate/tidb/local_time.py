@@ -1,0 +1,27 @@
+"""TIMESTAMP slots moved from UTC to a feed's zone, column-wise: kernels then print them like DATETIME."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.model.slots import Image
+from tidegate.tidb.types import temporal
+
+
+def localised(image: Image, columns: Sequence[int], valid: npt.NDArray[np.bool_], time_zone: str) -> Image:
+    """The image with these TIMESTAMP columns in a zone; itself when there is nothing to move.
+
+    `valid` marks the rows that have this image. Each distinct value is converted once, by the plain path.
+    """
+    if time_zone == "UTC" or not columns:
+        return image
+    local, zone = image.a.copy(), temporal.zone(time_zone)
+    for column in columns:
+        shown = valid & (image.l[:, column] >= 0)
+        packed, inverse = np.unique(image.a[shown, column], return_inverse=True)
+        moved = [temporal.pack(temporal.in_zone(int(word), zone)) for word in packed]
+        local[shown, column] = np.array(moved, dtype=np.int64)[inverse]
+    return Image(local, image.l)

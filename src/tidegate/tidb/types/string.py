@@ -1,0 +1,43 @@
+"""Strings: which ones their own key cannot give back, and the sort keys of the binary collations.
+
+TiDB keeps text of every charset as UTF-8 in its rows, binary strings as they are. A key holds the
+collation's *sort key* instead of the text; where that loses something the row holds the text again
+("restored data"). Source: TiDB `pkg/types/field_type.go:NeedRestoredData`, `pkg/util/collate`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.errors import InvalidInput
+
+VARCHAR: Final = 15
+_EXACT: Final = frozenset({"binary", "utf8mb4_0900_bin"})
+_PADDED: Final = frozenset({"ascii_bin", "latin1_bin", "utf8_bin", "utf8mb4_bin"})
+
+
+def needs_restored_data(mysql_type: int, charset: str, collate: str) -> bool:
+    """Whether a string column in a key is stored in the row as well (facts 6.3, new collations on).
+
+    Not for binary strings and utf8mb4_0900_bin; a `_bin` collation only drops trailing spaces, and those
+    no `char` has.
+    """
+    if charset == "binary" or collate in _EXACT:
+        return False
+    return not collate.endswith("_bin") or mysql_type == VARCHAR
+
+
+def sort_key(data: bytes, collate: str) -> bytes:
+    """What a key holds for a string, for collations whose sort key is made of the text's own bytes.
+
+    InvalidInput for the others: their weights are tables we do not carry, and decoding needs none.
+    """
+    if collate in _EXACT or collate == "":
+        return data
+    if collate in _PADDED:
+        return data.rstrip(b" ")
+    raise InvalidInput(
+        f"keys under collation {collate} cannot be made",
+        why="its weights are not known here",
+        fix="use utf8mb4_bin or binary for columns of a clustered key",
+    )

@@ -1,0 +1,139 @@
+"""Calendar kernels: packed times as days and microseconds, and TIMESTAMPs as a time zone's clock shows them.
+
+    packed = in_zone(packed, zone)      # zone: address of `zone_table(name)`; 0: UTC, nothing to do
+    out = put_datetime(out, packed, fsp)
+
+A zone is its table of transitions, made once from the system's time zone data by asking the plain
+`zoneinfo` at every day of TIMESTAMP's range (1970 to 2038, with a margin) and bisecting to the second.
+Outside that range the nearest offset holds; no TIMESTAMP lies there.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, tzinfo
+from functools import cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.kernel import inline, load_i64
+from tidegate.tidb.types import temporal
+
+_DAY: Final = 86_400
+_FIRST_DAY: Final = -365
+_LAST_DAY: Final = 70 * 366
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MONTH_DAYS: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
+
+
+@cache
+def zone_table(name: str) -> npt.NDArray[np.int64]:
+    """A zone for `in_zone`: the number of its periods, then per period its first second (UTC) and its offset.
+
+    The caller keeps the array alive while kernels hold its address. InvalidInput for unknown names.
+    """
+    zone = temporal.zone(name)
+    before = _offset(zone, _FIRST_DAY * _DAY)
+    periods = [(-(1 << 62), before)]
+    for day in range(_FIRST_DAY, _LAST_DAY):
+        after = _offset(zone, (day + 1) * _DAY)
+        if after != before:
+            periods.append((_change(zone, day * _DAY, (day + 1) * _DAY), after))
+            before = after
+    return np.array([len(periods), *(word for period in periods for word in period)], dtype=np.int64)
+
+
+def _offset(zone: tzinfo, seconds: int) -> int:
+    offset = (_EPOCH + timedelta(seconds=seconds)).astimezone(zone).utcoffset()
+    return int(offset.total_seconds()) if offset is not None else 0
+
+
+def _change(zone: tzinfo, low: int, high: int) -> int:
+    """The first second in (low, high] at which the offset of `high` holds."""
+    after = _offset(zone, high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _offset(zone, middle) == after else (middle, high)
+    return high
+
+
+@inline
+def calendar_ok(packed: int) -> bool:
+    """Whether a packed time's date is a day of the calendar, years 1 to 9999."""
+    days = (packed >> 41) & 0x7FFFFF
+    year = days // 416
+    month = (days >> 5) - year * 13
+    last = _MONTH_DAYS[month]
+    if month == 2 and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0):
+        last = 29
+    return 0 < year <= 9999 and 0 < days & 31 <= last
+
+
+@inline
+def epoch_days(packed: int) -> int:
+    """Days from 1970-01-01 to the date of a packed time that is `calendar_ok`."""
+    days = (packed >> 41) & 0x7FFFFF
+    months = days >> 5
+    year = months // 13
+    month = months - year * 13
+    if month <= 2:
+        year -= 1
+        month += 12
+    return (
+        year * 365
+        + year // 4
+        - year // 100
+        + year // 400
+        + (153 * (month - 3) + 2) // 5
+        + (days & 31)
+        - 719469
+    )
+
+
+@inline
+def epoch_seconds(packed: int) -> int:
+    """Seconds from 1970-01-01 00:00:00 to a packed time that is `calendar_ok`, its fraction cut."""
+    clock = (packed >> 24) & 0x1FFFF
+    return epoch_days(packed) * 86400 + (clock >> 12) * 3600 + ((clock >> 6) & 63) * 60 + (clock & 63)
+
+
+@inline
+def packed_of_seconds(seconds: int, micros: int) -> int:
+    """The packed time of a number of seconds since 1970 and a fraction, years 0 to 9999."""
+    days = seconds // 86400
+    clock = seconds - days * 86400
+    days += 719468
+    era = days // 146097
+    day = days - era * 146097
+    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    day -= year * 365 + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5 - 1
+    year += era * 400
+    month += 3
+    if month > 12:
+        month -= 12
+        year += 1
+    hour = clock // 3600
+    minute = (clock - hour * 3600) // 60
+    second = clock - hour * 3600 - minute * 60
+    date = ((year * 13 + month) << 5) | day
+    return (((date << 17) | (hour << 12) | (minute << 6) | second) << 24) | micros
+
+
+@inline
+def in_zone(packed: int, zone: int) -> int:
+    """A TIMESTAMP slot (UTC) as the clock of a zone shows it; zero and no zone (0): as it is."""
+    if zone == 0 or packed == 0 or not calendar_ok(packed):
+        return packed
+    seconds = epoch_seconds(packed)
+    low = 0
+    high = load_i64(zone)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if load_i64(zone + 8 + 16 * middle) <= seconds:
+            low = middle
+        else:
+            high = middle
+    return packed_of_seconds(seconds + load_i64(zone + 16 + 16 * low), packed & 0xFFFFFF)

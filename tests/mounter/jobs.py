@@ -1,0 +1,63 @@
+"""Recorded DDL jobs of the golden cases and of the change logs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from tests.codec.golden import lines
+from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.tidb import ddl_job
+from tidegate.tidb.ddl_job import DdlJob
+
+DDL_CASES = (
+    "basic",
+    "columns",
+    "indexes",
+    "multi_schema_change",
+    "partitions",
+    "rand1",
+    "rand2",
+    "rand3",
+    "table_options",
+    "views_sequences",
+)
+
+
+def finished(case: str) -> Iterator[tuple[DdlJob, dict[str, Any]]]:
+    """Each finished job of a case, and what TiCDC made of it."""
+    done: dict[int, DdlJob] = {}
+    for record in lines(f"ddl/{case}"):
+        if record["kind"] == "ddl_job_row" and record.get("job_meta"):
+            job = ddl_job.parse(record["job_meta"].encode(), record["start_ts"], record["commit_ts"])
+            if job.is_done:
+                done[job.id] = job
+        elif record["kind"] == "ddl_done":
+            yield done[record["job_id"]], record
+
+
+def entries(transaction: dict[str, Any]) -> pa.RecordBatch:
+    """A recorded transaction's puts as a block of entries."""
+    rows = [
+        {
+            "commit_ts": transaction["commit_ts"],
+            "start_ts": transaction["start_ts"],
+            "op": PUT,
+            "key": bytes.fromhex(mutation["key"]),
+            "value": bytes.fromhex(mutation["value"]),
+            "old_value": b"",
+        }
+        for mutation in transaction["mutations"]
+        if mutation["op"] in ("put", "insert")
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=ENTRY_SCHEMA)
+
+
+def base_store(log: str) -> SchemaStore:
+    """The store built from what a change log begins with."""
+    base = next(line for line in lines(f"changelog/{log}_schema") if line["type"] == "base")
+    pairs = [(bytes.fromhex(m["key"]), bytes.fromhex(m["value"])) for m in base["mutations"]]
+    return SchemaStore.from_meta(pairs, base["commit_ts"])

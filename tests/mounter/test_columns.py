@@ -1,0 +1,87 @@
+"""Slots as typed Arrow columns: the same values as the plain mounter's, in the target's types."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+
+from tests.mounter.golden_rows import CASES, block_of, golden_rows, store_of
+from tidegate.model.row import Value
+from tidegate.model.schema import Column, Kind
+from tidegate.mounter.columns import Losses, target_type, to_arrow
+from tidegate.mounter.decode import MountOptions, mount
+from tidegate.mounter.rows import rows_of
+from tidegate.tidb.types import enum
+
+
+def expected(column: Column, value: Value) -> Any:
+    """A plain value as the target's type shows it in Python."""
+    of_type = target_type(column)
+    match column.kind, value:
+        case _, None:
+            return None
+        case Kind.STRING, bytes(raw):
+            return raw.decode(errors="replace")
+        case Kind.DATE | Kind.DATETIME | Kind.TIMESTAMP, str(text):
+            try:
+                moment = datetime.fromisoformat(text)
+            except ValueError:
+                return None
+            if column.kind is Kind.DATE:
+                return date.fromisoformat(text)
+            return moment.replace(tzinfo=UTC) if column.kind is Kind.TIMESTAMP else moment
+        case Kind.ENUM, int(index):
+            return enum.enum_name(index, column.elems)
+        case Kind.SET, int(mask):
+            return enum.set_names(mask, column.elems)
+        case Kind.VECTOR, str(text):
+            return [float(np.float32(number)) for number in orjson.loads(text)]
+        case Kind.FLOAT, float(number):
+            return float(np.float32(number))
+        case _ if pa.types.is_decimal(of_type):
+            return Decimal(str(value))
+        case _:
+            return value
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_arrow_columns_hold_what_the_plain_rows_do(case: str) -> None:
+    rows = golden_rows(case)
+    mounted, _ = mount(
+        block_of([row.entry for row in rows]), store_of(rows), MountOptions(force_replicate=True)
+    )
+    for block in mounted:
+        changes = rows_of(block)
+        new, old = to_arrow(block, "new"), to_arrow(block, "old")
+        for at, column in enumerate(block.table.columns):
+            for batch, images in ((new, [row.new for row in changes]), (old, [row.old for row in changes])):
+                array = batch.column(at)
+                array.validate(full=True)
+                assert array.type == target_type(column)
+                wanted = [None if image is None else expected(column, image[at]) for image in images]
+                assert array.to_pylist() == wanted, column.name
+
+
+def test_dates_of_no_calendar_are_null_and_counted() -> None:
+    rows = golden_rows("types_dates")
+    mounted, _ = mount(
+        block_of([row.entry for row in rows]), store_of(rows), MountOptions(force_replicate=True)
+    )
+    losses = Losses()
+    lost = 0
+    for block in mounted:
+        batch = to_arrow(block, "new", losses)
+        for at, column in enumerate(block.table.columns):
+            if column.kind is Kind.DATE:
+                values = [row.new[at] for row in rows_of(block) if row.new is not None]
+                lost += sum(value is not None and expected(column, value) is None for value in values)
+                assert batch.column(at).null_count == len(block) - sum(
+                    value is not None and expected(column, value) is not None for value in values
+                )
+    assert losses.bad_dates == lost > 0

@@ -1,0 +1,62 @@
+import pytest
+
+from tests.codec.golden import lines
+from tests.tidb.golden_rows import case_names, tables
+from tidegate.errors import Undecodable
+from tidegate.tidb import table_info
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_golden_tables_have_ticdcs_columns_flags_and_eligibility(name: str) -> None:
+    for table, seen in tables(name):
+        emitted = [c for c in seen["columns"] if c["visible"]]
+        assert [(c.id, c.name, c.mysql_type, c.flag) for c in table.columns] == [
+            (c["id"], c["name"], c["type"], c["mysql_flag"]) for c in emitted
+        ]
+        assert [(c.charset, c.collate, c.flen, c.decimal) for c in table.columns] == [
+            (c["charset"], c["collation"], c["flen"], c["decimal"]) for c in emitted
+        ]
+        assert list(table.ticdc_flags) == [c["flag"] for c in emitted]
+        assert table.eligible == seen["eligible"]
+        assert list(table.partitions) == [p["id"] for p in seen.get("partitions") or []]
+
+
+def test_the_handle_key_is_the_smallest_not_null_unique_index() -> None:
+    table, _ = next(iter(tables("key_uk_notnull")))
+    handle = [table.columns[at] for at in table.handle_key]
+    assert handle
+    assert not any(column.nullable for column in handle)
+    assert table.primary_key == ()
+    assert table.handle_columns == ()
+
+
+def test_a_clustered_key_is_in_the_record_key() -> None:
+    table, _ = next(iter(tables("key_common_three")))
+    assert table.is_common_handle
+    assert table.handle_columns == table.primary_key == table.handle_key
+    assert len(table.handle_columns) == 3
+
+
+def test_views_and_sequences_are_no_base_tables() -> None:
+    infos = [
+        event["table_info"]
+        for done in lines("ddl/views_sequences")
+        if done["kind"] == "ddl_done"
+        for event in done["events"] or []
+    ]
+    assert infos
+    assert table_info.is_base_table({"id": 1, "view": None, "sequence": None})
+    assert not table_info.is_base_table({"id": 1, "view": {"view_security": 0}})
+    assert not table_info.is_base_table({"id": 1, "sequence": {"sequence_start": 1}})
+
+
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"id":"x"}', b"\xff"])
+def test_what_is_no_definition_is_undecodable(data: bytes) -> None:
+    with pytest.raises(Undecodable):
+        table_info.parse(data)
+
+
+@pytest.mark.parametrize("cols", [1, [{}], [{"id": 1}], ["x"]])
+def test_a_definition_with_odd_columns_is_undecodable(cols: object) -> None:
+    with pytest.raises(Undecodable):
+        table_info.table_schema("s", {"id": 1, "name": {"O": "t"}, "cols": cols}, 1)
