@@ -1,0 +1,86 @@
+"""What waits in the event store, without opening a segment: frontier, manifests, and estimates from them.
+
+For those who plan (Spark's planning processes, the control process): no kernel is loaded here, which a
+process that starts for one question would pay for with a second. `reader` hands out the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tidegate.errors import Retryable
+from tidegate.eventstore.manifest import Manifest, load_frontier, load_manifest
+from tidegate.eventstore.segment import BlockInfo, SegmentInfo
+from tidegate.model.timestamp import Timestamp
+
+
+def read_frontier(store: Path | str) -> dict[str, Timestamp]:
+    """Span id -> resolved ts, as last published. Raises Fatal when the file is corrupt."""
+    return load_frontier(Path(store))
+
+
+def read_manifest(store: Path | str, span_id: str) -> Manifest:
+    """A span's manifest. Raises Retryable when the span has none yet, Fatal when it is corrupt."""
+    folder = Path(store) / span_id
+    try:
+        return load_manifest(folder)
+    except FileNotFoundError as error:
+        raise Retryable(
+            "the event store does not have this span yet",
+            where=str(folder),
+            why="no manifest was written",
+            fix="wait until the puller has registered it",
+        ) from error
+
+
+def pending(manifest: Manifest, after: Timestamp, upto: Timestamp) -> tuple[int, int, Timestamp, Timestamp]:
+    """An estimate of what lies in (after, upto]: rows, bytes of keys and values, first and last commit_ts.
+
+    (0, 0, 0, 0) means certainly nothing; more than 0 rows means very likely something. No file is opened.
+    """
+    rows, size, first, last = 0, 0, upto, after
+    for _, block, limit in _blocks(manifest, after, upto):
+        share = _share(block, after, limit)
+        rows += max(1, round(block.rows * share))
+        size += max(1, round(block.bytes * share))
+        first = min(first, max(block.min_ts, after + 1))
+        last = max(last, min(block.max_ts, limit))
+    return (rows, size, first, last) if rows else (0, 0, 0, 0)
+
+
+def cut(manifest: Manifest, after: Timestamp, upto: Timestamp, max_bytes: int) -> Timestamp:
+    """The ts to read to from `after` so that about `max_bytes` are taken; `upto` when all of it fits.
+
+    Between after and upto; at least one commit_ts that has rows is taken. Inside a block, commits are assumed
+    to be evenly spread over its ts range. No file is opened.
+    """
+    blocks = sorted(_blocks(manifest, after, upto), key=lambda b: (b[1].min_ts, b[1].max_ts))
+    taken = 0.0
+    for _, block, limit in blocks:
+        share = _share(block, after, limit)
+        size = block.bytes * share
+        if taken + size > max_bytes:
+            low, high = max(block.min_ts, after + 1), min(block.max_ts, limit)
+            return min(upto, low + int((high - low) * (max_bytes - taken) / size))
+        taken += size
+    return upto
+
+
+def _blocks(
+    manifest: Manifest, after: Timestamp, upto: Timestamp
+) -> Iterator[tuple[SegmentInfo, BlockInfo, Timestamp]]:
+    """The blocks that may hold rows in (after, upto], each with the last ts that counts in it."""
+    for segment in manifest.segments:
+        limit = min(upto, segment.last_ts)
+        if segment.min_ts > limit or limit <= after:
+            continue
+        for block in segment.blocks:
+            if block.min_ts <= limit and block.max_ts > after:
+                yield segment, block, limit
+
+
+def _share(block: BlockInfo, after: Timestamp, limit: Timestamp) -> float:
+    """The part of a block's ts range that lies in (after, limit]."""
+    low, high = max(block.min_ts, after + 1), min(block.max_ts, limit)
+    return (high - low + 1) / (block.max_ts - block.min_ts + 1)

@@ -1,0 +1,167 @@
+"""Blocks of a span between two timestamps: sorted, each change once, every byte verified.
+
+Safe beside the process that writes: a reader takes the frontier first, then the manifest, and reads only
+up to that frontier. A segment that was merged away in between makes `read` take the manifest again; an open
+one stays readable. Spark's tasks, the control process and the store's own merging use this module; it keeps
+nothing open between calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import Fatal
+from tidegate.eventstore import kernels
+from tidegate.eventstore.manifest import Manifest, load_frontier
+from tidegate.eventstore.outlook import read_manifest
+from tidegate.eventstore.segment import Segment
+from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
+from tidegate.model.timestamp import Timestamp
+
+_OPEN_ATTEMPTS: Final = 5
+"""How often a manifest is read again because a segment it named was merged away meanwhile."""
+
+
+def read(
+    store: Path | str, span_id: str, after: Timestamp, upto: Timestamp, max_rows: int = MAX_BLOCK_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
+
+    Raises Fatal when a file is corrupt, when the store no longer holds rows from `after` on, or when `upto`
+    lies beyond what is resolved; Retryable when the span has no manifest. Blocks may be views of mapped
+    files.
+    """
+    folder = Path(store) / span_id
+    published = load_frontier(Path(store)).get(span_id, 0)
+    manifest, segments = _open_segments(Path(store), span_id, after, upto)
+    if after < manifest.dropped_to and upto > after:
+        raise Fatal(
+            "the event store no longer has the changes asked for",
+            where=f"{folder}, after ts {after}, kept from {manifest.dropped_to}",
+            why="they were dropped, or the span was first watched from a later ts",
+            fix="start from a later ts, or create the changefeed anew",
+        )
+    if upto > max(published, manifest.resolved):
+        raise Fatal(
+            "a read reached beyond the resolved ts",
+            where=f"{folder}, up to ts {upto}, resolved {max(published, manifest.resolved)}",
+            why="rows there are still missing",
+            fix="read no further than the frontier; if the store's folder was restored, start over",
+        )
+    return merged(segments, after, upto, max_rows)
+
+
+def _open_segments(
+    store: Path, span_id: str, after: Timestamp, upto: Timestamp
+) -> tuple[Manifest, list[Segment]]:
+    missing = ""
+    for _ in range(_OPEN_ATTEMPTS):
+        manifest = read_manifest(store, span_id)
+        try:
+            wanted = [s for s in manifest.segments if s.overlaps(after, upto)]
+            return manifest, [Segment(store / span_id, s) for s in wanted]
+        except FileNotFoundError as error:
+            missing = str(error.filename or error)
+    raise Fatal(
+        "a segment of the event store is missing",
+        where=missing,
+        why="the manifest names it and the file is not there",
+        fix="restore the file, or remove the span's folder so that its changes are pulled anew",
+    )
+
+
+def merged(
+    segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int = MAX_BLOCK_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """The rows of open segments in (after, upto], in order, small pieces joined into blocks."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for piece in _pieces(segments, after, upto, max_rows):
+        if held and (rows + piece.num_rows > max_rows or size + piece.nbytes > MAX_BLOCK_BYTES):
+            yield _joined(held)
+            held, rows, size = [], 0, 0
+        held.append(piece)
+        rows, size = rows + piece.num_rows, size + piece.nbytes
+    if held:
+        yield _joined(held)
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+
+
+def _pieces(
+    segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int
+) -> Iterator[pa.RecordBatch]:
+    for group in _overlapping(segments):
+        if len(group) == 1:
+            parts: Iterable[pa.RecordBatch] = _ranged(group[0], after, upto)
+        else:
+            parts = _merge([_ranged(s, after, upto) for s in group], max_rows)
+        for part in parts:
+            for first in range(0, part.num_rows, max_rows):
+                yield part.slice(first, max_rows)
+
+
+def _overlapping(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
+    """Groups of segments whose ts ranges touch, in order; segments of different groups do not."""
+    group: list[Segment] = []
+    reach = -1
+    for segment in sorted(segments, key=lambda s: s.info.min_ts):
+        if group and segment.info.min_ts > reach:
+            yield group
+            group = []
+        group.append(segment)
+        reach = max(reach, segment.info.last_ts)
+    if group:
+        yield group
+
+
+def _ranged(segment: Segment, after: Timestamp, upto: Timestamp) -> Iterator[pa.RecordBatch]:
+    """The verified, not empty parts of a segment's batches with commit_ts in (after, upto]."""
+    limit = min(upto, segment.info.last_ts)
+    for index in segment.indexes(after, limit):
+        batch = segment.batch(index)
+        commits = batch.column(0).to_numpy()
+        first = int(np.searchsorted(commits, np.uint64(after), side="right"))
+        end = int(np.searchsorted(commits, np.uint64(limit), side="right"))
+        if end > first:
+            yield batch.slice(first, end - first)
+
+
+def _merge(sources: list[Iterator[pa.RecordBatch]], max_rows: int) -> Iterator[pa.RecordBatch]:
+    """Merge sorted sources, each a sequence of sorted batches; holds one batch of each."""
+    heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]] = []
+    for source in sources:
+        heads += [(source, batch) for batch in [next(source, None)] if batch is not None]
+    cursors = np.zeros(len(heads), dtype=np.int64)
+    while heads:
+        ends = np.array([batch.num_rows for _, batch in heads], dtype=np.int64)
+        table = kernels.table_of([kernels.describe(batch) for _, batch in heads])
+        refs = np.empty(max_rows, dtype=np.int64)
+        count = kernels.merge(table, cursors, ends, refs)
+        first = 0
+        while first < count:
+            block, first = kernels.take(table, refs[:count], first, max_rows)
+            yield block
+        heads, cursors = _refilled(heads, cursors, ends)
+
+
+def _refilled(
+    heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]], cursors: kernels.I64, ends: kernels.I64
+) -> tuple[list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]], kernels.I64]:
+    """Sources whose batch is used up get their next one, or leave."""
+    fresh, at = [], []
+    for (source, batch), cursor, end in zip(heads, cursors.tolist(), ends.tolist(), strict=True):
+        following: pa.RecordBatch | None = batch
+        if cursor >= end:
+            following, cursor = next(source, None), 0
+        if following is not None:
+            fresh.append((source, following))
+            at.append(cursor)
+    return fresh, np.array(at, dtype=np.int64)

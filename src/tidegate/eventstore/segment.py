@@ -1,0 +1,203 @@
+"""One immutable sorted run: an Arrow IPC file of ENTRY_SCHEMA batches.
+
+Schema metadata (ASCII): `tidegate.format` = 1, `tidegate.span`, `tidegate.rows`, `tidegate.min_ts`,
+`tidegate.max_ts`. Each batch's custom metadata holds `crc32c`: eight hex digits of the CRC32C over its
+buffers' meaningful bytes in column order (offsets before data, no padding). Batches are cut at 65,536 rows or
+64 MiB. A file becomes part of the store only when a manifest names it; until then it is rubbish.
+
+Durability: `process` leaves the bytes in the page cache, which survives kill -9; `fsync` also survives the
+machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import pyarrow as pa
+from crc32c import crc32c
+
+from tidegate.errors import Fatal
+from tidegate.model.block import ENTRY_SCHEMA
+
+FORMAT: Final = 1
+Durability = Literal["process", "fsync"]
+
+_RESTORE: Final = (
+    "restore the file from a copy, or stop the capture, remove this span's folder and start again: "
+    "its changes are then pulled anew from the checkpoint, as far as TiKV's GC safepoint allows"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockInfo:
+    """One batch of a segment, as the manifest lists it. `at`: byte offset; `bytes`: of keys and values."""
+
+    at: int
+    rows: int
+    bytes: int
+    min_ts: int
+    max_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """What the manifest knows of a segment.
+
+    `bytes` is the file's size. `valid_to`: rows with a larger commit_ts do not count (they were held, but not
+    announced, when the process died, and are pulled again); None when all count.
+    """
+
+    file: str
+    rows: int
+    bytes: int
+    min_ts: int
+    max_ts: int
+    valid_to: int | None = None
+    blocks: tuple[BlockInfo, ...] = field(default=())
+
+    @property
+    def last_ts(self) -> int:
+        """The largest commit_ts that counts."""
+        return self.max_ts if self.valid_to is None else min(self.max_ts, self.valid_to)
+
+    def overlaps(self, after: int, upto: int) -> bool:
+        """Whether a row that counts may lie in (after, upto]."""
+        return self.min_ts <= upto and self.last_ts > after
+
+
+def _buffers(batch: pa.RecordBatch) -> list[pa.Buffer]:
+    """The meaningful bytes of a batch that starts at offset 0, in column order."""
+    rows = batch.num_rows
+    parts = [batch.column(i).buffers()[1].slice(0, rows * w) for i, w in enumerate((8, 8, 1))]
+    for i in (3, 4, 5):
+        _, offsets, data = batch.column(i).buffers()
+        offsets = offsets.slice(0, 4 * (rows + 1))
+        size = int.from_bytes(memoryview(offsets)[-4:], "little")
+        parts.append(offsets)
+        if size:
+            parts.append(data.slice(0, size))
+    return parts
+
+
+def _plain(batch: pa.RecordBatch, rows: int) -> bool:
+    """Whether a batch has `rows` rows and no nulls: what its header says and the CRC does not cover."""
+    columns = batch.columns
+    return batch.num_rows == rows and all(
+        len(c) == rows and c.offset == 0 and c.null_count == 0 and c.buffers()[0] is None for c in columns
+    )
+
+
+def _crc(batch: pa.RecordBatch) -> int:
+    crc = 0
+    for part in _buffers(batch):
+        crc = crc32c(part, crc)
+    return crc
+
+
+def data_bytes(batch: pa.RecordBatch) -> int:
+    """The bytes of keys, values and old values in a batch."""
+    total = 0
+    for i in (3, 4, 5):
+        column = batch.column(i)
+        offsets = memoryview(column.buffers()[1]).cast("i")
+        total += offsets[column.offset + len(column)] - offsets[column.offset]
+    return total
+
+
+def ends(batch: pa.RecordBatch) -> tuple[int, int]:
+    """The first and the last commit_ts of a sorted, not empty batch."""
+    commits = batch.column(0)
+    return commits[0].as_py(), commits[len(commits) - 1].as_py()
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a segment's schema metadata says of it."""
+
+    span: str
+    rows: int
+    min_ts: int
+    max_ts: int
+
+
+def write(
+    folder: Path, name: str, facts: Facts, batches: Iterable[pa.RecordBatch], durable: Durability = "process"
+) -> SegmentInfo:
+    """Write sorted, non-empty batches (each starting at offset 0) as one segment; an old file is replaced.
+
+    A batch is not used again once the next one is asked for.
+    """
+    metadata = {"format": FORMAT, "span": facts.span, "rows": facts.rows}
+    metadata |= {"min_ts": facts.min_ts, "max_ts": facts.max_ts}
+    schema = ENTRY_SCHEMA.with_metadata({f"tidegate.{k}": str(v) for k, v in metadata.items()})
+    path, blocks = folder / name, []
+    with pa.OSFile(str(path), "wb") as sink:
+        with pa.ipc.new_file(sink, schema) as writer:
+            for batch in batches:
+                blocks.append(BlockInfo(sink.tell(), batch.num_rows, data_bytes(batch), *ends(batch)))
+                writer.write_batch(batch, custom_metadata={"crc32c": f"{_crc(batch):08x}"})
+        size = sink.tell()
+    if durable == "fsync":
+        sync(path)
+    return SegmentInfo(name, facts.rows, size, facts.min_ts, facts.max_ts, None, tuple(blocks))
+
+
+def sync(path: Path) -> None:
+    """Force a file's or folder's bytes to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Segment:
+    """An open segment. The file stays readable through this object even after the store has removed it."""
+
+    def __init__(self, folder: Path, info: SegmentInfo) -> None:
+        """Map the file. Raises FileNotFoundError when it is gone, Fatal when it is not what `info` says."""
+        self.info, self._path = info, folder / info.file
+        source = pa.memory_map(str(self._path), "r")
+        if source.size() != info.bytes:
+            raise self._corrupt(0, f"the file has {source.size()} bytes, the manifest says {info.bytes}")
+        try:
+            self._reader = pa.ipc.open_file(source)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise self._corrupt(0, str(error)) from error
+        if not self._reader.schema.equals(ENTRY_SCHEMA) or self._reader.num_record_batches != len(
+            info.blocks
+        ):
+            raise self._corrupt(0, "its schema or its number of batches is not what the manifest says")
+
+    def batch(self, index: int) -> pa.RecordBatch:
+        """Batch `index`, its CRC verified; zero-copy over the mapped file."""
+        try:
+            found = self._reader.get_batch_with_custom_metadata(index)
+            batch, metadata = found.batch, found.custom_metadata
+            expected = metadata[b"crc32c"].decode() if metadata is not None else ""
+            good = _plain(batch, self.info.blocks[index].rows) and f"{_crc(batch):08x}" == expected
+            why = "the CRC32C of a batch does not match its bytes"
+        except (pa.ArrowException, OSError, ValueError, IndexError, KeyError, AttributeError) as error:
+            good, why = False, f"a batch cannot be read: {error}"
+        if not good:
+            raise self._corrupt(index, why)
+        return batch
+
+    def indexes(self, after: int, upto: int) -> Iterator[int]:
+        """The batches that may hold rows in (after, upto]."""
+        for index, block in enumerate(self.info.blocks):
+            if block.min_ts <= upto and block.max_ts > after:
+                yield index
+
+    def _corrupt(self, batch: int, why: str) -> Fatal:
+        offset = self.info.blocks[batch].at if self.info.blocks else 0
+        return Fatal(
+            "a segment of the event store is corrupt",
+            where=f"{self._path}, batch {batch} at byte {offset}",
+            why=why,
+            fix=_RESTORE,
+        )

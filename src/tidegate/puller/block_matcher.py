@@ -1,0 +1,394 @@
+"""The matcher of one stream: messages of bytes in, blocks of committed changes out, over `puller.kernels`.
+
+Holds the tables that the kernels work on and sees to their room; decides nothing about rows. One stream's
+worker calls `feed`; `register` and `stop` may come from another thread.
+
+Memory: open prewrites are kept whole until their commit. Beyond `open_bytes_max` those go that the resolved
+ts has passed, then those of the registration that holds most; a commit without its prewrite makes that
+registration start anew from its resolved ts, and the scan then brings the change whole. So memory stays
+bounded at the price of a scan.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.errors import Retryable
+from tidegate.kernel import address, buffer
+from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
+from tidegate.puller import kernels as k
+from tidegate.puller.matcher import Violation
+from tidegate.puller.recycler import Recycler
+
+OPEN_BYTES_MAX: Final = 1 << 30
+"""Bytes of open prewrites one stream keeps."""
+
+_TABLE: Final = 4096
+_PORTION_BYTES: Final = 256 << 10
+
+
+@dataclass(eq=False, slots=True)
+class Registration:
+    """One region's part of a span, as registered on the stream. `span`, `mark`: the caller's numbers."""
+
+    slot: int
+    request_id: int
+    region_id: int
+    span: int
+    mark: int
+    bounds: Span
+    _held: tuple[pa.Buffer, pa.Buffer]
+
+
+class Happening(StrEnum):
+    """What a registration's owner must hear of."""
+
+    INITIALIZED = "initialized"
+    FAILED = "failed"
+    VIOLATED = "violated"
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """FAILED: `event` is the cdcpb.Event with the error. VIOLATED: which rule, at which commit_ts."""
+
+    happening: Happening
+    registration: Registration
+    event: bytes = b""
+    violation: Violation | None = None
+    commit_ts: Timestamp = 0
+
+
+@dataclass(slots=True)
+class Matched:
+    """What a batch of messages came to.
+
+    `blocks` with their span's number. `marks[i]` is the mark of a registration whose resolved ts rose to
+    `resolved[i]`. `rows` of the messages, of which `changes` came out (some of earlier messages' prewrites).
+    """
+
+    blocks: list[tuple[int, pa.RecordBatch]]
+    notes: list[Note]
+    marks: k.I64
+    resolved: k.U64
+    rows: int
+    changes: int
+
+
+class BlockMatcher:
+    """All registrations of one stream."""
+
+    def __init__(self, open_bytes_max: int = OPEN_BYTES_MAX) -> None:
+        self._lock = threading.Lock()
+        self._open_bytes_max = open_bytes_max
+        self._memory = Recycler()
+        self._owners: dict[int, Registration] = {}
+        self._slots = np.zeros((64, k.SLOT_WORDS), dtype=np.uint64)
+        self._free = list(range(63, -1, -1))
+        self._index = k.slot_index(256)
+        self._events = np.zeros((256, k.EVENT_WORDS), dtype=np.uint64)
+        self._rows = np.zeros((1024, k.ROW_WORDS), dtype=np.uint64)
+        self._row_slots = np.zeros(1024, dtype=np.int64)
+        self._kept = np.zeros(1024, dtype=np.int64)
+        self._table = k.hash_table(_TABLE)
+        self._retired: list[k.U8] = []  # arenas that changes of the running call may point into
+        self._arena, self._waiting = buffer(1 << 16), buffer(1 << 12)
+        self._out = np.zeros((1024, k.OUT_WORDS), dtype=np.uint64)
+        self._notes = np.zeros((256, k.NOTE_WORDS), dtype=np.uint64)
+        self._moved = np.zeros(k.MOVED_ROOM, dtype=np.int64)
+        self._counts = np.zeros(k.COUNT_WORDS, dtype=np.int64)
+        self._counts[k.C_ARENA] = k.RECORD
+
+    @property
+    def open_bytes(self) -> int:
+        """Bytes of prewrites that wait for their commit."""
+        return int(self._counts[k.C_LIVE])
+
+    def register(
+        self, request_id: int, region_id: int, span: int, mark: int, bounds: Span, checkpoint: Timestamp
+    ) -> Registration:
+        """Await rows of (request_id, region_id). Call it before the request is sent.
+
+        An older registration of the same pair must have been stopped; its late rows are the new one's
+        only after the server's error event, which TiKV guarantees to come between.
+        """
+        with self._lock:
+            if not self._free:
+                self._make_slots()
+            slot = self._free.pop()
+            held = (pa.py_buffer(bounds.start), pa.py_buffer(bounds.end))
+            line = self._slots[slot]
+            line[:] = 0
+            line[k.S_STATE] = k.SCANNING
+            line[k.S_REGION], line[k.S_REQUEST], line[k.S_SPAN] = region_id, request_id, span
+            line[k.S_MARK] = mark
+            line[k.S_CHECKPOINT], line[k.S_RESOLVED] = checkpoint, checkpoint
+            line[k.S_FROM], line[k.S_FROM_SIZE] = address(held[0]), len(bounds.start)
+            line[k.S_TO], line[k.S_TO_SIZE] = address(held[1]), len(bounds.end)
+            registration = Registration(slot, request_id, region_id, span, mark, bounds, held)
+            self._owners[slot] = registration
+            k.index_slot(k.index_address(self._index), address(self._slots), slot)
+            return registration
+
+    def stop(self, registration: Registration) -> Timestamp:
+        """Ignore what still comes for it; returns its resolved ts. Harmless when repeated."""
+        with self._lock:
+            if self._owners.get(registration.slot) is not registration:
+                return 0
+            self._slots[registration.slot, k.S_STATE] = k.STOPPED
+            return int(self._slots[registration.slot, k.S_RESOLVED])
+
+    def feed(self, messages: Sequence[bytes]) -> Matched:
+        """Apply messages in order. Raises Retryable when one is malformed: the stream must end.
+
+        Messages are worked off in portions that fit the processor's cache.
+        """
+        with self._lock:
+            counts = self._counts
+            counts[k.C_OUT] = counts[k.C_NOTES] = counts[k.C_MOVED] = 0
+            self._retired.clear()
+            rows = sum(self._feed(portion) for portion in _portions(messages))
+            marks, resolved = self._read_moved()
+            changes = int(counts[k.C_OUT])
+            matched = Matched(self._blocks(), self._read_notes(), marks, resolved, rows, changes)
+            if counts[k.C_LIVE] > self._open_bytes_max:
+                self._shed()
+            return matched
+
+    def _feed(self, messages: Sequence[bytes]) -> int:
+        """Scan and match; prewrites still open leave the messages. Returns the number of rows."""
+        counts = self._counts
+        events, rows = self._scan(messages)
+        self._make_room(events, rows, sum(map(len, messages)))
+        counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
+        while not k.match(
+            address(self._events),
+            events,
+            address(self._rows),
+            address(self._row_slots),
+            address(self._slots),
+            k.index_address(self._index),
+            k.table_address(self._table),
+            address(self._arena),
+            address(self._waiting),
+            address(self._out),
+            address(self._notes),
+            address(self._moved),
+            address(self._kept),
+            address(counts),
+        ):
+            table = k.hash_table(2 * (len(self._table) - 1))
+            k.rehash(k.table_address(self._table), k.table_address(table))
+            self._table = table
+        k.keep(
+            address(self._rows),
+            address(self._row_slots),
+            address(self._slots),
+            k.table_address(self._table),
+            address(self._arena),
+            address(self._kept),
+            address(counts),
+        )
+        return rows
+
+    # --- the tables' room ----------------------------------------------------------------------------
+
+    def _scan(self, messages: Sequence[bytes]) -> tuple[int, int]:
+        places = np.array([(pa.py_buffer(m).address, len(m)) for m in messages], dtype=np.int64).reshape(
+            -1, 2
+        )
+        counts = np.zeros(3, dtype=np.int64)
+        while True:
+            state = k.scan(
+                places,
+                address(self._events),
+                len(self._events),
+                address(self._rows),
+                len(self._rows),
+                address(counts),
+            )
+            if state == k.GOOD:
+                return int(counts[0]), int(counts[1])
+            if state == k.BAD:
+                raise Retryable(
+                    "a change data message is malformed",
+                    where=f"message {counts[2]} of {len(messages)}, {len(messages[counts[2]])} bytes",
+                    why="it is not a ChangeDataEvent",
+                    fix="nothing to do if it happens once: the stream is opened again",
+                )
+            self._events = np.zeros((2 * len(self._events), k.EVENT_WORDS), dtype=np.uint64)
+            self._rows = np.zeros((2 * len(self._rows), k.ROW_WORDS), dtype=np.uint64)
+
+    def _make_room(self, events: int, rows: int, size: int) -> None:
+        """Room for a portion of `rows` rows in messages of `size` bytes, whatever they turn out to be."""
+        counts, slots = self._counts, self._slots
+        waiting = int(slots[:, k.S_WAITING].sum())
+        if waiting == 0:
+            counts[k.C_WAITING] = 0
+        if (slots[:, k.S_STATE] == k.SCANNING).any():
+            self._make_waiting(int(counts[k.C_WAITING]) + size + (k.WAIT_RECORD + 8) * rows)
+        if len(self._row_slots) < len(self._rows):
+            self._row_slots = np.zeros(len(self._rows), dtype=np.int64)
+            self._kept = np.zeros(len(self._rows), dtype=np.int64)
+        self._out = _longer(self._out, int(counts[k.C_OUT]) + rows + waiting)
+        self._notes = _longer(self._notes, int(counts[k.C_NOTES]) + events + 2 * len(slots))
+        if counts[k.C_LIVE] == 0:
+            counts[k.C_ARENA] = k.RECORD
+        need = size + (k.RECORD + 8) * rows
+        if int(counts[k.C_ARENA]) + need > len(self._arena) - k.RECORD:
+            self._compact(need)
+
+    def _make_waiting(self, size: int) -> None:
+        if size <= len(self._waiting) - k.RECORD:
+            return
+        fresh = buffer(_power(2 * size))
+        k.compact_waiting(
+            address(self._waiting),
+            address(fresh),
+            address(self._slots),
+            len(self._slots),
+            address(self._counts),
+        )
+        self._retired += [self._waiting]
+        self._waiting = fresh
+
+    def _compact(self, need: int, drop_resolved: bool = False, victim: int = -1) -> None:
+        """A new arena with room for `need` more bytes. Changes that are still to be gathered may lie in the
+        old.
+        """
+        counts = self._counts
+        arena = buffer(_power(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
+        table = k.hash_table(_power(max(_TABLE, 4 * int(counts[k.C_OPEN_ROWS]))))
+        self._retired += [self._arena]
+        k.compact(
+            address(self._arena),
+            address(arena),
+            k.table_address(table),
+            address(self._slots),
+            len(self._slots),
+            int(drop_resolved),
+            victim,
+            address(counts),
+        )
+        self._arena, self._table = arena, table
+
+    def _shed(self) -> None:
+        """Bring open prewrites under the limit."""
+        self._compact(0, drop_resolved=True)
+        while self._counts[k.C_LIVE] > self._open_bytes_max:
+            self._compact(0, drop_resolved=True, victim=int(self._slots[:, k.S_OPEN].argmax()))
+
+    def _make_slots(self) -> None:
+        """Take stopped slots back; when they are few, double the table."""
+        self._compact(0)
+        fresh = buffer(len(self._waiting))
+        k.compact_waiting(
+            address(self._waiting),
+            address(fresh),
+            address(self._slots),
+            len(self._slots),
+            address(self._counts),
+        )
+        self._retired += [self._waiting]
+        self._waiting = fresh
+        stopped = np.flatnonzero(self._slots[:, k.S_STATE] == k.STOPPED)
+        for slot in stopped.tolist():
+            self._slots[slot, k.S_STATE] = k.FREE
+            self._owners.pop(slot, None)
+        self._free = stopped.tolist()
+        if 2 * len(self._free) < len(self._slots):
+            old = len(self._slots)
+            self._slots = np.vstack([self._slots, np.zeros_like(self._slots)])
+            self._free += range(2 * old - 1, old - 1, -1)
+        self._index = k.slot_index(4 * len(self._slots))
+        for slot in self._owners:
+            k.index_slot(k.index_address(self._index), address(self._slots), slot)
+
+    # --- results -------------------------------------------------------------------------------------
+
+    def _blocks(self) -> list[tuple[int, pa.RecordBatch]]:
+        count = int(self._counts[k.C_OUT])
+        if count == 0:
+            return []
+        spans = np.unique(self._out[:count, k.O_SPAN]).tolist()
+        return [(span, block) for span in spans for block in self._span_blocks(span, count)]
+
+    def _span_blocks(self, span: int, count: int) -> list[pa.RecordBatch]:
+        blocks, first, sizes = [], 0, np.zeros(4, dtype=np.int64)
+        while first < count:
+            end = k.measure(self._out, first, count, span, MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, sizes)
+            if sizes[0]:
+                blocks.append(self._gather(first, end, span, sizes.tolist()))
+            first = end
+        return blocks
+
+    def _gather(self, first: int, end: int, span: int, sizes: list[int]) -> pa.RecordBatch:
+        rows = sizes[0]
+        widths = [8 * rows, 8 * rows, rows]
+        for size in sizes[1:]:
+            widths += [4 * (rows + 1), size]
+        buffers = self._memory.buffers(widths)
+        k.gather(self._out, first, end, span, np.array([address(b) for b in buffers], dtype=np.int64))
+        arrays = [
+            pa.Array.from_buffers(ENTRY_SCHEMA.field(i).type, rows, [None, buffers[i]]) for i in range(3)
+        ]
+        for i in range(3, 6):
+            arrays.append(pa.Array.from_buffers(pa.binary(), rows, [None, *buffers[2 * i - 3 : 2 * i - 1]]))
+        return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
+
+    def _read_notes(self) -> list[Note]:
+        notes = []
+        for kind, slot, a, b in self._notes[: self._counts[k.C_NOTES]].tolist():
+            owner = self._owners[slot]
+            if kind == k.NOTE_INITIALIZED:
+                notes.append(Note(Happening.INITIALIZED, owner))
+            elif kind == k.NOTE_ERROR:
+                notes.append(Note(Happening.FAILED, owner, event=ctypes.string_at(a, b)))
+            else:
+                notes.append(Note(Happening.VIOLATED, owner, violation=Violation(a), commit_ts=b))
+        return notes
+
+    def _read_moved(self) -> tuple[k.I64, k.U64]:
+        count = int(self._counts[k.C_MOVED])
+        if count > k.MOVED_ROOM:
+            slots = np.flatnonzero(self._slots[:, k.S_STATE] == k.LIVE)
+        else:
+            slots = self._moved[:count]
+        lines = self._slots[slots]
+        return lines[:, k.S_MARK].astype(np.int64), lines[:, k.S_RESOLVED]
+
+
+def _portions(messages: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Runs of messages of about `_PORTION_BYTES`."""
+    first = size = 0
+    for i, message in enumerate(messages):
+        size += len(message)
+        if size >= _PORTION_BYTES:
+            yield messages[first : i + 1]
+            first, size = i + 1, 0
+    if first < len(messages):
+        yield messages[first:]
+
+
+def _longer(table: k.U64, rows: int) -> k.U64:
+    """The table, or a copy of it with room for `rows`."""
+    if len(table) >= rows:
+        return table
+    longer = np.zeros((_power(rows), table.shape[1]), dtype=np.uint64)
+    longer[: len(table)] = table
+    return longer
+
+
+def _power(n: int) -> int:
+    """The least power of two that is not below n."""
+    return 1 << max(0, n - 1).bit_length()

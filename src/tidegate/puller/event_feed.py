@@ -1,0 +1,190 @@
+"""One EventFeedV2 stream to one store: the only edge of this folder that touches gRPC.
+
+Two threads a stream. The *reader* takes messages from gRPC as bytes, unparsed, into a queue of at most
+`QUEUE_BYTES`; when it is full the reader stops, HTTP/2 flow control closes the window, and the store feels
+the back- pressure. The *worker* takes all that is there (at most `BATCH_BYTES`), runs the matcher over it
+in compiled code and hands the result to its owner in the order of arrival. When the stream ends, whatever
+the reason, the worker first finishes what was received and then calls `lost`, once, last.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+import grpc
+
+from tidegate.errors import Fatal, TidegateError
+from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
+from tidegate.proto import cdcpb_pb2 as cdcpb
+from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+from tidegate.proto import metapb_pb2 as metapb
+from tidegate.puller.block_matcher import BlockMatcher, Matched, Registration
+from tidegate.tidb.memcomparable import encode_bytes
+
+METHOD: Final = "/cdcpb.ChangeData/EventFeedV2"
+FEATURES: Final = (("features", "stream-multiplexing"),)
+VERSION: Final = "8.5.0"
+"""Sent with the first request: below 4.0.8 a store sends resolved ts one by one, below 5.3.0 it does not
+check the cluster id."""
+
+QUEUE_BYTES: Final = 64 << 20
+BATCH_BYTES: Final = 8 << 20
+
+
+class Owner(Protocol):
+    """Who listens to a stream. Called in the worker's thread."""
+
+    def matched(self, stream: Stream, matched: Matched) -> None:
+        """A batch came. An exception ends the stream; Fatal ends the puller."""
+        ...
+
+    def lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
+        """The stream is over; the last call. `error` is set when it must not be opened again."""
+        ...
+
+
+class MessageQueue:
+    """Messages between reader and worker, bounded by their bytes."""
+
+    def __init__(self, limit: int = QUEUE_BYTES) -> None:
+        self._limit, self._size, self._closed = limit, 0, False
+        self._messages: deque[bytes] = deque()
+        self._changed = threading.Condition()
+
+    def put(self, message: bytes) -> None:
+        """Add one; waits while the queue is over its limit, unless it is closed."""
+        with self._changed:
+            while self._size > self._limit and not self._closed:
+                self._changed.wait()
+            self._messages.append(message)
+            self._size += len(message)
+            self._changed.notify_all()
+
+    def take(self, limit: int = BATCH_BYTES) -> list[bytes]:
+        """At least one message, up to about `limit` bytes; waits for the first. Empty: closed and drained."""
+        with self._changed:
+            while not self._messages and not self._closed:
+                self._changed.wait()
+            taken, size = [], 0
+            while self._messages and size < limit:
+                taken.append(self._messages.popleft())
+                size += len(taken[-1])
+            self._size -= size
+            self._changed.notify_all()
+            return taken
+
+    def close(self) -> None:
+        """No more will come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class Stream:
+    """All registrations at one store."""
+
+    def __init__(self, store_id: int, channel: grpc.Channel, cluster_id: int, owner: Owner) -> None:
+        """Open the stream and start its threads; failures to connect arrive as `lost`."""
+        self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
+        self.matcher = BlockMatcher()
+        self.messages = self.bytes = self.rows = 0
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._queue = MessageQueue()
+        self._why = ""
+        call = channel.stream_stream(
+            METHOD, request_serializer=cdcpb.ChangeDataRequest.SerializeToString, response_deserializer=None
+        )
+        self._call = call(_until_none(self._requests), metadata=FEATURES)
+        name = f"feed-{store_id}"
+        self._threads = [
+            threading.Thread(target=self._read, name=f"{name}-read", daemon=True),
+            threading.Thread(target=self._work, name=f"{name}-work", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def register(
+        self, region: RegionInfo, request_id: int, span: int, mark: int, bounds: Span, checkpoint: Timestamp
+    ) -> Registration:
+        """Ask for the changes of `bounds` in a region above `checkpoint`."""
+        registration = self.matcher.register(request_id, region.id, span, mark, bounds, checkpoint)
+        self._requests.put(
+            cdcpb.ChangeDataRequest(
+                header=self._header(),
+                region_id=region.id,
+                region_epoch=metapb.RegionEpoch(version=region.epoch_version, conf_ver=region.conf_ver),
+                checkpoint_ts=checkpoint,
+                start_key=encode_bytes(bounds.start) if bounds.start else b"",
+                end_key=encode_bytes(bounds.end) if bounds.end else b"",
+                request_id=request_id,
+                extra_op=kvrpcpb.ReadOldValue,
+                register=cdcpb.ChangeDataRequest.Register(),
+                kv_api=cdcpb.ChangeDataRequest.TiDB,
+            )
+        )
+        return registration
+
+    def deregister(self, request_id: int, region_id: int = 0) -> None:
+        """Ask the store to forget one registration, or with region 0 all of a request id."""
+        self._requests.put(
+            cdcpb.ChangeDataRequest(
+                header=self._header(),
+                region_id=region_id,
+                request_id=request_id,
+                deregister=cdcpb.ChangeDataRequest.Deregister(),
+            )
+        )
+
+    def close(self) -> None:
+        """End the stream; `lost` follows from the worker unless it was called before."""
+        self._requests.put(None)
+        self._call.cancel()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def _header(self) -> Any:
+        return cdcpb.Header(cluster_id=self._cluster_id, ticdc_version=VERSION)
+
+    def _read(self) -> None:
+        try:
+            for message in self._call:
+                self.messages += 1
+                self.bytes += len(message)
+                self._queue.put(message)
+            self._why = "the store ended the stream"
+        except grpc.RpcError as error:
+            self._why = str(error.details() if isinstance(error, grpc.Call) else error)
+        self._queue.close()
+
+    def _work(self) -> None:
+        error: TidegateError | None = None
+        try:
+            while messages := self._queue.take():
+                matched = self.matcher.feed(messages)
+                self.rows += matched.changes
+                self._owner.matched(self, matched)
+        except TidegateError as raised:
+            self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
+        except Exception as raised:  # a defect must stop the puller with its reason, not hang it
+            error = Fatal("the change feed's worker failed", where=f"store {self.store_id}", why=repr(raised))
+        self._call.cancel()
+        self._requests.put(None)
+        self._queue.close()
+        self._owner.lost(self, error, self._why)
+
+
+def _until_none(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
+    return iter(requests.get, None)
+
+
+OpenStream = Callable[[int, Owner], Stream]
+"""Opens a stream to a store; raises Retryable when PD does not know it."""

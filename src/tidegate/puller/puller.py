@@ -1,0 +1,529 @@
+"""Key spans in, sealed spans in the event store out.
+
+Who does what: - the *coordinator* thread owns range locks, region feeds and pauses. It takes commands and
+what streams report
+  from its inbox, asks PD for regions, registers them;
+- each store's *stream* (`event_feed`) matches changes, appends them to the span's store, then raises the
+  frontier's marks: so a mark never speaks of rows that are not appended;
+- the *sealer* thread takes the frontier's minimum of each span, seals the span's store to it, and publishes;
+  woken by each rise, at most every `seal_interval_s`;
+- the *keeper* thread clears locks of dead transactions in spans that stand still.
+
+A span resumes from what its store holds. A commit is published after the store's resolved ts passes it plus
+one seal: a few tens of milliseconds. What Retryable stands for is retried for ever with pauses; Fatal ends
+the puller: `failure` is set and `on_failure` called.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import queue
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.lock_resolver import LockResolver
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.kvclient.region_request import RegionRequester
+from tidegate.model import timestamp
+from tidegate.model.span import Span, span_id
+from tidegate.model.timestamp import Timestamp
+from tidegate.proto import cdcpb_pb2 as cdcpb
+from tidegate.puller import region_feed as feed
+from tidegate.puller.block_matcher import Happening, Matched, Note, Registration
+from tidegate.puller.event_feed import Stream
+from tidegate.puller.frontier import Frontier
+from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
+from tidegate.puller.region_feed import History, Reason, RegionFeed, State
+from tidegate.tidb.memcomparable import decode_bytes, encode_bytes
+
+REGIONS_PER_CALL: Final = 1024
+LEAVE_S: Final = 10.0
+"""How long `unwatch` waits for the coordinator, which may be asking PD."""
+SEAL_REST: Final = 4
+SEAL_REST_S: Final = 0.25
+"""After a seal the sealer rests `SEAL_REST` times as long as it took, at most SEAL_REST_S: under a flood the
+segments become large enough that few are merged, and sealing takes about a fifth of a core."""
+BACKLOG_BYTES: Final = 64 << 20
+"""While more waits in memory and a seal can take some of it away, streams wait for the seal."""
+BACKLOG_S: Final = 2.0
+STUCK_S: Final = 4.0
+"""A span that has not moved for so long, and lags PD's time by as much, has its locks looked at."""
+
+
+class SpanSink(Protocol):
+    """Where a span's changes go: `eventstore.store.SpanStore`."""
+
+    @property
+    def resolved(self) -> Timestamp:
+        """What is sealed."""
+        ...
+
+    @property
+    def complete_from(self) -> Timestamp:
+        """Rows at or below may be missing."""
+        ...
+
+    def begin(self, start_ts: Timestamp) -> None:
+        """Be complete from start_ts on."""
+        ...
+
+    def append(self, block: pa.RecordBatch) -> None:
+        """Take changes above the resolved ts."""
+        ...
+
+    def seal(self, resolved: Timestamp) -> None:
+        """Make what lies at or below durable."""
+        ...
+
+    def close(self) -> None:
+        """Forget what is not sealed; later calls do nothing."""
+        ...
+
+
+class Sink(Protocol):
+    """Where all changes go: `eventstore.store.EventStore`."""
+
+    @property
+    def held_bytes(self) -> int:
+        """What waits in memory over all spans."""
+        ...
+
+    def open_span(self, span: Span) -> SpanSink:
+        """One span's place."""
+        ...
+
+    def publish(self) -> None:
+        """Tell readers how far each span is sealed."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class _Watched:
+    """One span. `number` indexes the frontier's minima and the blocks of matchers."""
+
+    number: int
+    request_id: int
+    span: Span
+    sink: SpanSink
+    lock: RangeLock
+    free_mark: int
+    gone: bool = False
+    rows: int = 0
+    bytes: int = 0
+    moved_at: float = 0.0
+    feeds: set[_Held] = field(default_factory=set)
+    errors: dict[Reason, int] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Held:
+    """A locked range with its registration."""
+
+    watched: _Watched
+    feed: RegionFeed
+    stream: Stream
+    mark: int
+    registration: Registration | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Locate:
+    """A range to be found at PD. `hint`: (region id, store id) of a leader PD may not know yet."""
+
+    watched: _Watched
+    bounds: Span
+    history: History
+    hint: tuple[int, int] = (0, 0)
+
+
+class Puller:
+    """Pulls the watched spans until `close`. One per event store."""
+
+    def __init__(
+        self,
+        pd: PdClient,
+        store: Sink,
+        *,
+        seal_interval_s: float = 0.01,
+        kv_mode: str = "tidb",
+        clock: Clock | None = None,
+        seed: int | None = None,
+        on_failure: Callable[[TidegateError], None] | None = None,
+    ) -> None:
+        self._pd, self._store, self._kv_mode = pd, store, kv_mode
+        self._interval, self._clock = seal_interval_s, clock or SystemClock()
+        self._random = random.Random(seed)
+        self._on_failure = on_failure
+        self.failure: TidegateError | None = None
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count(1)
+        self._state = threading.Lock()  # guards _spans, _watched, frontier
+        self._frontier = Frontier()
+        self._spans: list[_Watched | None] = []
+        self._watched: dict[Span, _Watched] = {}
+        self._streams: dict[int, Stream] = {}  # coordinator only
+        self._held: dict[Registration, _Held] = {}  # coordinator only
+        self._moved = threading.Event()
+        self._pressed = threading.Event()  # a stream waits: the sealer must not rest
+        self._sealed = threading.Condition()
+        self._seals = 0  # passes of the sealer
+        self._closing = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._coordinate, name="puller-coordinator", daemon=True),
+            threading.Thread(target=self._seal_loop, name="puller-sealer", daemon=True),
+            threading.Thread(target=self._keep_loop, name="puller-keeper", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- called by the owner -------------------------------------------------------------------------
+
+    def watch(self, span: Span, start_ts: Timestamp) -> None:
+        """Pull `span` above start_ts, or above what the store already holds.
+
+        Watching it again does nothing, unless start_ts lies below what the store is complete from: then
+        the span is pulled anew from there. Raises Fatal when the span's files are corrupt.
+        """
+        with self._state:
+            known = self._watched.get(span)
+        if known is not None and known.sink.complete_from <= start_ts:
+            return
+        self.unwatch(span)
+        sink = self._store.open_span(span)
+        sink.begin(start_ts)
+        with self._state:
+            number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
+            free_mark = self._frontier.hold(number, sink.resolved)
+            lock = RangeLock(span, sink.resolved)
+            watched = _Watched(number, next(self._numbers), span, sink, lock, free_mark)
+            watched.moved_at = self._clock.monotonic()
+            self._spans.append(watched)
+            self._watched[span] = watched
+        self._moved.set()
+        self._inbox.put(lambda: self._locate(_Locate(watched, span, History())))
+
+    def unwatch(self, span: Span) -> None:
+        """Stop pulling; what was sealed stays in the store. Unknown spans are ignored."""
+        with self._state:
+            watched = self._watched.pop(span, None)
+            if watched is None:
+                return
+            watched.gone = True
+            self._spans[watched.number] = None
+        # Else the next `watch` of the span would get the very store that is about to be closed.
+        left = threading.Event()
+        self._inbox.put(lambda: self._leave(watched, left))
+        left.wait(LEAVE_S)
+
+    def status(self) -> list[dict[str, Any]]:
+        """One line a span: id, bounds, resolved, rows, bytes, regions, errors by reason, waiting_for."""
+        with self._state:
+            return [self._line(w) for w in self._watched.values()]
+
+    def close(self) -> None:
+        """End all threads and streams. The store is left open."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._moved.set()
+        self._pressed.set()
+        self._inbox.put(None)
+        for thread in self._threads:
+            thread.join(10)
+
+    def _line(self, watched: _Watched) -> dict[str, Any]:
+        scanning = sum(1 for h in list(watched.feeds) if h.feed.state is State.SCANNING)
+        holes = len(watched.lock.free)
+        waiting = f"{holes} ranges without a region" if holes else ""
+        waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
+        return {
+            "span": span_id(watched.span, self._kv_mode),
+            "start": watched.span.start.hex(),
+            "end": watched.span.end.hex(),
+            "resolved": watched.sink.resolved,
+            "rows": watched.rows,
+            "bytes": watched.bytes,
+            "regions": len(watched.feeds),
+            "errors": {str(reason): count for reason, count in watched.errors.items()},
+            "waiting_for": waiting or "the upstream's resolved ts",
+        }
+
+    # --- the coordinator -----------------------------------------------------------------------------
+
+    def _coordinate(self) -> None:
+        try:
+            while (task := self._next_task()) is not None:
+                task()
+        except TidegateError as error:
+            self._fail(error)
+        except Exception as error:  # a defect must stop the puller with its reason, not hang it
+            self._fail(Fatal("the puller's coordinator failed", why=repr(error)))
+        for stream in list(self._streams.values()):
+            stream.close()
+            stream.join(5)
+
+    def _next_task(self) -> Callable[[], None] | None:
+        """The next thing to do; None when the puller closes."""
+        while True:
+            wait = None
+            if self._timers:
+                wait = self._timers[0][0] - self._clock.monotonic()
+                if wait <= 0:
+                    return heapq.heappop(self._timers)[2]
+            try:
+                return self._inbox.get(timeout=wait)
+            except queue.Empty:
+                continue
+
+    def _after(self, seconds: float, task: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (self._clock.monotonic() + seconds, next(self._numbers), task))
+
+    def _locate(self, task: _Locate) -> None:
+        """Find the regions of a range and register each; what PD does not cover is asked again later."""
+        if task.watched.gone:
+            return
+        at = task.bounds
+        while True:
+            try:
+                regions = self._pd.scan_regions(_encoded(at.start), _encoded(at.end), REGIONS_PER_CALL)
+            except Retryable:
+                self._again(Reason.PD, _Locate(task.watched, at, task.history))
+                return
+            rest: Span | None = at
+            for region in regions:
+                part = at.intersect(_region_span(region))
+                if rest is None or part is None or part.start != rest.start or not region.leader_store_id:
+                    break
+                self._register(task, part, region)
+                rest = _after(rest, part)
+            if rest is None:
+                return
+            if rest == at:
+                self._again(Reason.PD, _Locate(task.watched, at, task.history))
+                return
+            at = rest
+
+    def _again(self, reason: Reason, task: _Locate) -> None:
+        errors = task.watched.errors
+        errors[reason] = errors.get(reason, 0) + 1
+        history = replace(task.history, attempts=task.history.attempts + 1)
+        after = feed.pause_s(reason, task.history.attempts, self._random)
+        self._after(after, lambda: self._locate(_Locate(task.watched, task.bounds, history)))
+
+    def _register(self, task: _Locate, bounds: Span, region: RegionInfo) -> None:
+        """Lock a region's part of the range and ask its store for it."""
+        watched = task.watched
+        store_id = task.hint[1] if task.hint[0] == region.id else region.leader_store_id
+        try:
+            stream = self._stream(store_id)
+        except Retryable:
+            self._again(Reason.PD, _Locate(watched, bounds, task.history))
+            return
+        with self._state:
+            answer = watched.lock.lock(bounds, region.id, region.epoch_version)
+            if isinstance(answer, Locked):
+                mark = self._frontier.hold(watched.number, answer.resolved)
+                self._frontier.put(watched.free_mark, watched.lock.free_resolved)
+        match answer:
+            case Locked(resolved):
+                held = _Held(watched, RegionFeed(bounds, region, task.history, self._random), stream, mark)
+                registration = stream.register(
+                    region, watched.request_id, watched.number, mark, bounds, resolved
+                )
+                held.registration = registration
+                self._held[registration] = held
+                watched.feeds.add(held)
+            case Stale(rest):
+                for part in rest:
+                    self._again(Reason.HELD, _Locate(watched, part, task.history))
+            case Wait():
+                self._again(Reason.HELD, _Locate(watched, bounds, task.history))
+
+    def _stream(self, store_id: int) -> Stream:
+        stream = self._streams.get(store_id)
+        if stream is None:
+            channel = self._pd.channels.get(self._pd.store_address(store_id))
+            stream = Stream(store_id, channel, self._pd.cluster_id, self)
+            self._streams[store_id] = stream
+        return stream
+
+    def _noted(self, note: Note) -> None:
+        held = self._held.get(note.registration)
+        if held is None:
+            return
+        match note.happening:
+            case Happening.INITIALIZED:
+                self._step(held, feed.Initialized())
+            case Happening.FAILED:
+                self._step(held, feed.Failed(cdcpb.Event.FromString(note.event).error))
+            case Happening.VIOLATED:
+                assert note.violation is not None
+                self._step(held, feed.Violated(note.violation, note.commit_ts))
+
+    def _step(self, held: _Held, event: feed.Event) -> None:
+        for effect in held.feed.step(event):
+            match effect:
+                case feed.Deregister():
+                    held.stream.deregister(held.watched.request_id, held.feed.region.id)
+                case feed.Relocate(reason, after_s, history, leader_store):
+                    self._release(held)
+                    errors = held.watched.errors
+                    errors[reason] = errors.get(reason, 0) + 1
+                    hint = (held.feed.region.id, leader_store) if leader_store else (0, 0)
+                    task = _Locate(held.watched, held.feed.bounds, history, hint)
+                    self._after(after_s, lambda task=task: self._locate(task))  # type: ignore[misc]
+                case feed.Stop(error):
+                    raise error
+
+    def _release(self, held: _Held) -> None:
+        """Give the range back with the ts it has reached."""
+        assert held.registration is not None
+        held.stream.matcher.stop(held.registration)
+        del self._held[held.registration]
+        held.watched.feeds.discard(held)
+        region = held.feed.region
+        with self._state:
+            resolved = self._frontier.at(held.mark)
+            held.watched.lock.unlock(held.feed.bounds, region.id, region.epoch_version, resolved)
+            free = None if held.watched.gone else held.watched.lock.free_resolved
+            self._frontier.put(held.watched.free_mark, free)
+            self._frontier.release(held.mark)
+
+    def _leave(self, watched: _Watched, left: threading.Event) -> None:
+        for held in list(watched.feeds):
+            self._release(held)
+        for stream in self._streams.values():
+            stream.deregister(watched.request_id)
+        with self._state:
+            self._frontier.release(watched.free_mark)
+        watched.sink.close()
+        left.set()
+
+    def _stream_lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
+        if self._streams.get(stream.store_id) is stream:
+            del self._streams[stream.store_id]
+        self._pd.forget_store(stream.store_id)
+        if error is not None:
+            raise error
+        for held in [h for h in self._held.values() if h.stream is stream]:
+            self._step(held, feed.StreamLost(why))
+
+    # --- called by streams, in their workers ---------------------------------------------------------
+
+    def matched(self, stream: Stream, matched: Matched) -> None:
+        """Append, then raise the frontier, then tell the coordinator."""
+        for number, block in matched.blocks:
+            watched = self._spans[number]
+            if watched is not None:
+                watched.sink.append(block)
+                watched.rows += block.num_rows
+                watched.bytes += block.nbytes
+        if len(matched.marks):
+            with self._state:
+                self._frontier.advance(matched.marks, matched.resolved)
+            self._moved.set()
+        if self._store.held_bytes > BACKLOG_BYTES and self._moved.is_set():
+            self._await_seal()
+        for note in matched.notes:
+            self._inbox.put(lambda note=note: self._noted(note))  # type: ignore[misc]
+
+    def _await_seal(self) -> None:
+        """Until the sealer has passed twice, so once from its start; what it cannot take is spilled later."""
+        self._pressed.set()
+        with self._sealed:
+            target = self._seals + 2
+            self._sealed.wait_for(lambda: self._seals >= target or not self._moved.is_set(), BACKLOG_S)
+
+    def lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
+        """The coordinator registers again what was on the stream."""
+        self._inbox.put(lambda: self._stream_lost(stream, error, why))
+
+    # --- sealer and keeper ---------------------------------------------------------------------------
+
+    def _seal_loop(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._moved.wait()
+                self._moved.clear()
+                began = self._clock.monotonic()
+                self._seal()
+                took = self._clock.monotonic() - began
+                with self._sealed:
+                    self._seals += 1
+                    self._sealed.notify_all()
+                self._pressed.wait(min(max(self._interval, SEAL_REST * took), SEAL_REST_S))
+                self._pressed.clear()
+        except TidegateError as error:
+            self._fail(error)
+        except Exception as error:  # a full disk, for one: say so and stop, never go on unsealed
+            self._fail(Fatal("the event store cannot be written", why=repr(error), fix="make room, restart"))
+
+    def _seal(self) -> None:
+        with self._state:
+            spans = [w for w in self._spans if w is not None]
+            minima = self._frontier.minima(len(self._spans)).tolist()
+        now = self._clock.monotonic()
+        for watched in spans:
+            least = minima[watched.number]
+            if watched.sink.resolved < least < timestamp.MAX and not watched.gone:
+                watched.sink.seal(least)
+                watched.moved_at = now
+        self._store.publish()
+
+    def _keep_loop(self) -> None:
+        resolver = LockResolver(RegionRequester(self._pd))
+        while not self._closing.wait(STUCK_S / 2):
+            with self._state:
+                spans = list(self._watched.values())
+            now = self._clock.monotonic()
+            stuck = [w for w in spans if now - w.moved_at >= STUCK_S]
+            for watched in stuck:
+                try:
+                    self._unstick(watched, resolver)
+                except TidegateError:
+                    continue  # PD or store away: the next round tries again, and the streams report it
+
+    def _unstick(self, watched: _Watched, resolver: LockResolver) -> None:
+        """Clear locks of ended transactions, when the span lags PD's own time."""
+        now, resolved = self._pd.tso(), watched.sink.resolved
+        lag_ms = timestamp.physical_ms(now) - timestamp.physical_ms(resolved)
+        if lag_ms >= STUCK_S * 1000:
+            target = min(now, resolved + timestamp.compose(int(STUCK_S * 1000)))
+            resolver.resolve_span(watched.span, target, Backoff(5_000))
+
+    def _fail(self, error: TidegateError) -> None:
+        if self.failure is None and not self._closing.is_set():
+            self.failure = error
+            if self._on_failure is not None:
+                self._on_failure(error)
+        self._closing.set()
+        self._moved.set()
+        self._pressed.set()
+        self._inbox.put(None)
+
+
+def _encoded(key: bytes) -> bytes:
+    return encode_bytes(key) if key else b""
+
+
+def _region_span(region: RegionInfo) -> Span:
+    start, end = region.start_key, region.end_key
+    return Span(decode_bytes(start)[0] if start else b"", decode_bytes(end)[0] if end else b"")
+
+
+def _after(rest: Span, part: Span) -> Span | None:
+    """What remains of `rest` behind `part`, which begins where it begins."""
+    if part.end == b"" or part.end == rest.end:
+        return None
+    return Span(part.end, rest.end)

@@ -1,0 +1,55 @@
+"""Memory for blocks that comes back when the last reference to a block is gone.
+
+Arrow's allocator returns freed memory to the system within milliseconds, and getting a page anew costs more
+than filling it (on virtual machines several times more). A block's columns are cut from one slab; slabs
+have sizes of a power of two, so that a returned one fits the next block.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+IDLE_BYTES_MAX: Final = 128 << 20
+"""Slabs beyond this are let go when they return."""
+SMALL: Final = 64 << 10
+"""Below this the allocator does well by itself."""
+
+
+class Recycler:
+    """Makes the buffers of one block at a time. Blocks may be dropped in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a finalizer may run inside `buffers`, in the same thread
+        self._idle: dict[int, list[npt.NDArray[np.uint8]]] = {}
+        self.idle_bytes = 0
+
+    def buffers(self, sizes: list[int]) -> list[pa.Buffer]:
+        """Buffers of the given sizes, each aligned to 64 bytes."""
+        starts = np.cumsum([0, *((size + 63) & ~63 for size in sizes)]).tolist()
+        if starts[-1] < SMALL:
+            return [pa.allocate_buffer(size) for size in sizes]
+        slab = self._take(1 << (starts[-1] - 1).bit_length())
+        view = slab[: starts[-1]]
+        weakref.finalize(view, self._give_back, slab).atexit = False
+        whole = pa.py_buffer(view)
+        return [whole.slice(start, size) for start, size in zip(starts, sizes, strict=False)]
+
+    def _take(self, size: int) -> npt.NDArray[np.uint8]:
+        with self._lock:
+            idle = self._idle.get(size)
+            if idle:
+                self.idle_bytes -= size
+                return idle.pop()
+        return np.empty(size, dtype=np.uint8)
+
+    def _give_back(self, slab: npt.NDArray[np.uint8]) -> None:
+        with self._lock:
+            if self.idle_bytes + len(slab) <= IDLE_BYTES_MAX:
+                self._idle.setdefault(len(slab), []).append(slab)
+                self.idle_bytes += len(slab)

@@ -1,0 +1,239 @@
+r"""One range's registration at one region, as a state machine; and what each failure asks for.
+
+```
+            Initialized             Failed, Violated, StreamLost, Stopped
+ SCANNING ---------------> LIVE ------------------------------------------> ENDED
+     \____________________________________________________________________/
+```
+
+A registration is used once. When it fails, its range is unlocked with the ts it has reached and located
+again through PD after a pause, whatever the error was: PD knows splits, merges and most new leaders, and a
+hint carries what the error said of the leader. Pauses grow per range, survive region changes, and start
+over at Initialized. Errors by kind: facts of TiKV `components/cdc` and ticdc `logpuller`. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from random import Random
+from typing import Any, Final
+
+from tidegate.errors import Fatal, TidegateError
+from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.model.span import Span
+from tidegate.model.timestamp import physical_ms
+from tidegate.puller.matcher import Violation
+
+
+class State(StrEnum):
+    """Where a registration is in its life."""
+
+    SCANNING = "scanning"
+    LIVE = "live"
+    ENDED = "ended"
+
+
+class Reason(StrEnum):
+    """Why a range must be registered again."""
+
+    NOT_LEADER = "not_leader"
+    EPOCH = "epoch_not_match"
+    REGION_NOT_FOUND = "region_not_found"
+    CONGESTED = "congested"
+    BUSY = "server_is_busy"
+    DUPLICATE = "duplicate_request"
+    VIOLATION = "violation"
+    STREAM = "stream_lost"
+    PD = "pd_unreachable"
+    HELD = "range_held"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """base_ms * 2^n, at most cap_ms, half of it random."""
+
+    base_ms: int
+    cap_ms: int
+
+
+PAUSES: Final[dict[Reason, Pause]] = {
+    Reason.NOT_LEADER: Pause(5, 500),
+    Reason.EPOCH: Pause(5, 500),
+    Reason.REGION_NOT_FOUND: Pause(20, 1_000),
+    Reason.CONGESTED: Pause(50, 2_000),
+    Reason.BUSY: Pause(50, 2_000),
+    Reason.DUPLICATE: Pause(100, 5_000),
+    Reason.VIOLATION: Pause(100, 5_000),
+    Reason.STREAM: Pause(50, 1_000),
+    Reason.PD: Pause(100, 2_000),
+    Reason.HELD: Pause(10, 200),
+    Reason.UNKNOWN: Pause(100, 2_000),
+}
+
+BUSY_CAP_MS: Final = 600_000
+"""A store's own wish for a pause is honoured up to this."""
+
+VIOLATIONS_MAX: Final = 10
+"""So many broken contracts in a row stop the puller."""
+SETTLED_MS: Final = 60_000
+"""A range that went on for so long (in commit time) after it last broke has a clean record again."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a range has been through since it last was live for good."""
+
+    attempts: int = 0
+    violations: int = 0
+    violated_ts: int = 0
+    """commit_ts of the row that broke the contract last."""
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class Initialized:
+    """The incremental scan has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The store sent cdcpb.Error for this registration."""
+
+    error: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Violated:
+    """The matcher met a row that the contract rules out."""
+
+    violation: Violation
+    commit_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLost:
+    """The stream ended, with everything registered on it."""
+
+    why: str
+
+
+Event = Initialized | Failed | Violated | StreamLost
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class Deregister:
+    """Tell the store; it still sends for this registration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """Unlock the range and locate it again after `after_s` seconds; `leader_store` 0: no hint."""
+
+    reason: Reason
+    after_s: float
+    history: History
+    leader_store: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Going on makes no sense: a person must act."""
+
+    error: TidegateError
+
+
+Effect = Deregister | Relocate | Stop
+
+
+def pause_s(reason: Reason, attempts: int, random: Random, at_least_ms: int = 0) -> float:
+    """Seconds to wait before attempt number `attempts` + 1."""
+    pause = PAUSES[reason]
+    flat = min(pause.cap_ms, pause.base_ms << min(attempts, 20))
+    return max(min(at_least_ms, BUSY_CAP_MS), flat * (0.5 + 0.5 * random.random())) / 1000
+
+
+class RegionFeed:
+    """One registration of `bounds` (raw keys) at `region`."""
+
+    def __init__(self, bounds: Span, region: RegionInfo, history: History, random: Random) -> None:
+        self.bounds, self.region = bounds, region
+        self.state = State.SCANNING
+        self._history, self._random = history, random
+
+    def step(self, event: Event) -> list[Effect]:
+        """What to do about an event. After ENDED nothing."""
+        if self.state is State.ENDED:
+            return []
+        match event:
+            case Initialized():
+                self.state = State.LIVE
+                self._history = replace(self._history, attempts=0)
+                return []
+            case Failed(error):
+                return self._failed(error)
+            case Violated(violation, commit_ts):
+                return self._violated(violation, commit_ts)
+            case StreamLost():
+                return [self._again(Reason.STREAM)]
+
+    def _failed(self, error: Any) -> list[Effect]:
+        if error.HasField("compatibility") or error.HasField("cluster_id_mismatch"):
+            self.state = State.ENDED
+            return [Stop(_refused(error, self.region))]
+        if error.HasField("not_leader"):
+            store = int(error.not_leader.leader.store_id)
+            return [self._again(Reason.NOT_LEADER, leader_store=store)]
+        if error.HasField("server_is_busy"):
+            return [self._again(Reason.BUSY, at_least_ms=int(error.server_is_busy.backoff_ms))]
+        if error.HasField("duplicate_request"):
+            return [Deregister(), self._again(Reason.DUPLICATE)]
+        kinds = (Reason.EPOCH, Reason.REGION_NOT_FOUND, Reason.CONGESTED)
+        reason = next((r for r in kinds if error.HasField(r.value)), Reason.UNKNOWN)
+        return [self._again(reason)]
+
+    def _violated(self, violation: Violation, commit_ts: int) -> list[Effect]:
+        settled = physical_ms(commit_ts) - physical_ms(self._history.violated_ts) > SETTLED_MS
+        count = 1 if settled else self._history.violations + 1
+        if count > VIOLATIONS_MAX:
+            self.state = State.ENDED
+            return [Deregister(), Stop(_broken(violation, commit_ts, self.region))]
+        self._history = History(self._history.attempts, count, commit_ts)
+        return [Deregister(), self._again(Reason.VIOLATION)]
+
+    def _again(self, reason: Reason, *, at_least_ms: int = 0, leader_store: int = 0) -> Relocate:
+        self.state = State.ENDED
+        after = pause_s(reason, self._history.attempts, self._random, at_least_ms)
+        history = replace(self._history, attempts=self._history.attempts + 1)
+        return Relocate(reason, after, history, leader_store)
+
+
+def _refused(error: Any, region: RegionInfo) -> Fatal:
+    if error.HasField("cluster_id_mismatch"):
+        return Fatal(
+            "the store belongs to another cluster",
+            where=f"store {region.leader_store_id}",
+            why=f"it is cluster {error.cluster_id_mismatch.current}",
+            fix="check the PD address; the event store's folder names the cluster it was made for",
+        )
+    return Fatal(
+        "the store does not serve this kind of change feed",
+        where=f"store {region.leader_store_id}",
+        why=f"it needs version {error.compatibility.required_version}",
+        fix="upgrade the cluster, or use the kv mode it supports",
+    )
+
+
+def _broken(violation: Violation, commit_ts: int, region: RegionInfo) -> Fatal:
+    return Fatal(
+        "a region keeps breaking the change feed's contract",
+        where=f"region {region.id} at store {region.leader_store_id}, commit_ts {commit_ts}",
+        why=f"{violation.name.lower().replace('_', ' ')}, {VIOLATIONS_MAX} registrations in a row",
+        fix="compare source and target; report it with the store's log",
+    )

@@ -1,0 +1,83 @@
+"""The compiled order against the plain one."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.eventstore.entries import entries
+from tidegate.eventstore import kernels
+from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
+
+
+def sorted_by_kernel(blocks: list[pa.RecordBatch], after: int, upto: int, cut: int = 1000) -> list[Entry]:
+    table = kernels.table_of([kernels.describe(b) for b in blocks])
+    refs, low, high = kernels.order_rows(table, after, upto, np.zeros(len(blocks), dtype=np.int64))
+    found: list[Entry] = []
+    first = 0
+    while first < len(refs):
+        batch, first = kernels.take(table, refs, first, cut)
+        assert batch.num_rows <= cut
+        found += entries_of(batch)
+    if found:
+        assert (low, high) == (found[0].commit_ts, found[-1].commit_ts)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(entries(), max_size=4), st.integers(0, 20), st.integers(15, 45), st.integers(1, 50))
+def test_blocks_are_sorted_and_deduplicated_as_the_plain_order_says(
+    parts: list[list[Entry]], after: int, upto: int, cut: int
+) -> None:
+    blocks = [block_of(part) for part in parts]
+    plain = sort_entries([e for part in parts for e in part], after, upto)
+    assert sorted_by_kernel(blocks, after, upto, cut) == plain
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 99), st.integers(25, 700))
+def test_a_transaction_of_many_rows_is_sorted_by_class_and_key(seed: int, size: int) -> None:
+    rows = [
+        Entry(7, 3, 1 + i % 2, f"key{i * 7919 % size:06}".encode(), b"v", b"" if i % 3 else b"o")
+        for i in range(size)
+    ]
+    Random(seed).shuffle(rows)
+    assert sorted_by_kernel([block_of(rows)], 0, 99) == sorted(rows, key=order_key)
+
+
+def test_slices_of_blocks_are_read_at_their_offset() -> None:
+    rows = [Entry(i, 1, 1, b"k%d" % i, b"v%d" % i, b"o") for i in range(1, 20)]
+    assert sorted_by_kernel([block_of(rows).slice(5, 7)], 0, 99) == rows[5:12]
+
+
+def test_timestamps_far_apart_and_with_the_highest_bit_are_ordered_unsigned() -> None:
+    stamps = [1, 1 << 62, (1 << 63) + 5, (1 << 64) - 1, 1 << 33, 2]
+    rows = [Entry(ts, 1, 1, b"k", b"v", b"") for ts in stamps]
+    assert [e.commit_ts for e in sorted_by_kernel([block_of(rows)], 0, (1 << 64) - 1)] == sorted(stamps)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(entries(max_size=40), min_size=1, max_size=4), st.integers(1, 60))
+def test_merging_sorted_blocks_gives_each_change_once_in_order(parts: list[list[Entry]], room: int) -> None:
+    runs = [sort_entries(part, 0, 99) for part in parts]
+    runs = [run for run in runs if run]
+    blocks = [block_of(run) for run in runs]
+    cursors = np.zeros(len(blocks), dtype=np.int64)
+    merged: list[Entry] = []
+    while blocks:
+        table = kernels.table_of([kernels.describe(b) for b in blocks])
+        ends = np.array([b.num_rows for b in blocks], dtype=np.int64)
+        refs = np.empty(room, dtype=np.int64)
+        count = kernels.merge(table, cursors, ends, refs)
+        first = 0
+        while first < count:
+            batch, first = kernels.take(table, refs[:count], first)
+            merged += entries_of(batch)
+        alive = cursors < ends
+        blocks, cursors = [b for b, a in zip(blocks, alive, strict=True) if a], cursors[alive]
+    expected = sort_entries([e for run in runs for e in run], 0, 99)
+    assert [order_key(e) for e in merged] == [order_key(e) for e in expected]

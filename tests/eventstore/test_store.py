@@ -1,0 +1,193 @@
+"""What a span's store promises to those who read it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.eventstore.entries import entries
+from tidegate.errors import Fatal, Retryable
+from tidegate.eventstore import outlook, reader
+from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
+from tidegate.eventstore.store import MERGE_COUNT, EventStore, SpanStore
+from tidegate.model.span import Span
+
+SPAN = Span(b"a", b"z")
+
+
+def put(ts: int, key: bytes = b"k", value: bytes = b"v") -> Entry:
+    return Entry(ts, ts - 1, 1, key, value, b"")
+
+
+def read(store: EventStore, span: SpanStore, after: int, upto: int, max_rows: int = 65536) -> list[Entry]:
+    return [e for b in reader.read(store.folder, span.id, after, upto, max_rows) for e in entries_of(b)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), memory=st.sampled_from([1, 400, 1 << 20]))
+def test_any_mix_of_appends_seals_spills_and_restarts_reads_as_the_plain_order(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, memory: int
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    store = EventStore(folder, memory_bytes=memory)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    kept: list[Entry] = []
+    resolved = 100
+    for _ in range(data.draw(st.integers(1, 25))):
+        fresh = [e._replace(commit_ts=resolved + e.commit_ts) for e in data.draw(entries(30, 12))]
+        span.append(block_of(fresh))
+        kept += fresh
+        match data.draw(st.integers(0, 4)):
+            case 0:
+                resolved += data.draw(st.integers(0, 20))
+                span.seal(resolved)
+                store.publish()
+            case 1:  # a restart: what was not published is pulled again
+                store.close()
+                store = EventStore(folder, memory_bytes=memory)
+                span = store.open_span(SPAN)
+                assert span.resolved == resolved
+                span.append(block_of([e for e in kept if e.commit_ts > resolved]))
+    span.seal(resolved + 40)
+    store.publish()
+    after = data.draw(st.integers(100, resolved))
+    upto = data.draw(st.integers(after, resolved + 40))
+    found = read(store, span, after, upto, data.draw(st.integers(1, 9)))
+    assert [order_key(e) for e in found] == [order_key(e) for e in sort_entries(kept, after, upto)]
+    store.close()
+
+
+def test_readers_see_nothing_before_it_is_published_and_all_of_it_then(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(10)
+    span.append(block_of([put(11), put(15)]))
+    assert outlook.read_frontier(tmp_path) == {}
+    span.seal(12)
+    store.publish()
+    assert outlook.read_frontier(tmp_path) == {span.id: 12}
+    assert read(store, span, 10, 12) == [put(11)]
+    with pytest.raises(Fatal, match="beyond the resolved ts"):
+        read(store, span, 10, 15)
+
+
+def test_an_idle_span_moves_in_the_frontier_alone_and_keeps_its_ts_over_a_restart(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(10)
+    manifest = (tmp_path / span.id / "manifest.json").read_bytes()
+    span.seal(500)
+    store.publish()
+    assert (tmp_path / span.id / "manifest.json").read_bytes() == manifest
+    store.close()
+    assert EventStore(tmp_path).open_span(SPAN).resolved == 500
+
+
+def test_a_row_at_or_below_the_resolved_ts_is_refused(tmp_path: Path) -> None:
+    span = EventStore(tmp_path).open_span(SPAN)
+    span.begin(10)
+    with pytest.raises(Fatal, match="at or below the resolved ts"):
+        span.append(block_of([put(10)]))
+
+
+def test_many_small_seals_leave_few_files(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(0)
+    rows = [put(ts, b"k%d" % ts) for ts in range(2, 1000)]
+    for row in rows:
+        span.append(block_of([row]))
+        span.seal(row.commit_ts)
+    store.publish()
+    assert len(span.manifest.segments) < 4 * MERGE_COUNT
+    assert len(list((tmp_path / span.id).iterdir())) == len(span.manifest.segments) + 1
+    assert read(store, span, 0, 999) == rows
+
+
+def test_a_reader_that_began_before_a_merge_reads_to_its_end(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(0)
+    rows = [put(ts) for ts in range(2, 2 + 3 * MERGE_COUNT)]
+    for row in rows[: MERGE_COUNT - 1]:
+        span.append(block_of([row]))
+        span.seal(row.commit_ts)
+    store.publish()
+    opened = reader.read(tmp_path, span.id, 0, rows[MERGE_COUNT - 2].commit_ts, max_rows=1)
+    found = entries_of(next(opened))
+    for row in rows[MERGE_COUNT - 1 :]:
+        span.append(block_of([row]))
+        span.seal(row.commit_ts)
+    found += [e for block in opened for e in entries_of(block)]
+    assert found == rows[: MERGE_COUNT - 1]
+
+
+def test_dropping_removes_whole_segments_and_says_what_is_gone(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(0)
+    for low in (10, 20, 30):
+        span.append(block_of([put(low), put(low + 5)]))
+        span.seal(low + 5)
+    store.publish()
+    span.drop_below(27)
+    assert [s.min_ts for s in span.manifest.segments] == [30]
+    assert read(store, span, 25, 35) == [put(30), put(35)]
+    with pytest.raises(Fatal, match="no longer has"):
+        read(store, span, 20, 35)
+
+
+def test_a_start_inside_what_is_held_changes_nothing_and_one_outside_starts_over(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    span.append(block_of([put(110)]))
+    span.seal(120)
+    store.publish()
+    span.begin(105)
+    assert (span.complete_from, span.resolved, len(span.manifest.segments)) == (100, 120, 1)
+    span.begin(50)
+    assert (span.complete_from, span.resolved, len(span.manifest.segments)) == (50, 50, 0)
+    assert outlook.read_frontier(tmp_path) == {}
+    store.close()
+    span = EventStore(tmp_path).open_span(SPAN)
+    assert span.resolved == 50
+    span.begin(300)
+    assert (span.complete_from, span.resolved) == (300, 300)
+
+
+def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    with pytest.raises(Retryable, match="in use"):
+        EventStore(tmp_path)
+    store.close()
+    EventStore(tmp_path).close()
+
+
+def test_pending_and_cut_follow_the_segments_without_opening_them(tmp_path: Path) -> None:
+    store = EventStore(tmp_path, durable="fsync")
+    span = store.open_span(SPAN)
+    span.begin(0)
+    for low in (100, 200, 300):
+        span.append(block_of([put(low + i, b"k", b"v" * 99) for i in range(100)]))
+        span.seal(low + 99)
+    store.publish()
+    manifest = outlook.read_manifest(tmp_path, span.id)
+    assert outlook.pending(manifest, 0, 399) == (300, 30_000, 100, 399)
+    assert outlook.pending(manifest, 399, 500) == (0, 0, 0, 0)
+    rows, size, first, last = outlook.pending(manifest, 149, 249)
+    assert (rows, size, first, last) == (100, 10_000, 150, 249)
+    assert outlook.cut(manifest, 0, 399, 1 << 30) == 399
+    assert outlook.cut(manifest, 0, 399, 1) == 100
+    assert 195 <= outlook.cut(manifest, 0, 399, 10_000) <= 205
+    assert outlook.cut(manifest, 150, 160, 1 << 30) == 160
+
+
+def test_a_span_that_was_never_opened_is_reported_as_not_there_yet(tmp_path: Path) -> None:
+    EventStore(tmp_path).close()
+    with pytest.raises(Retryable, match="does not have this span yet"):
+        outlook.read_manifest(tmp_path, "0" * 16)
