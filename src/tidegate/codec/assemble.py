@@ -1,0 +1,162 @@
+"""From decoded cells to Arrow: what the protocols' plain decoders share.
+
+A decoder raises `DecodeError` or ValueError for a message that is not what its protocol says, and
+collects rows in `Group`s, one per table, column set and physical id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.codec.base import DDL_HEADER, BinaryColumn, DecodedTable, Headers, WireColumn
+from tidegate.model.slots import DELETE, INSERT
+
+BINARY_FLAG: Final = 1
+HANDLE_KEY_FLAG: Final = 2
+UNSIGNED_FLAG: Final = 128
+PLAIN_INTEGERS: Final = frozenset({1, 2, 3, 8, 9})
+UNSIGNED_ALWAYS: Final = frozenset({16, 247, 248})
+INTEGER_TYPES: Final = PLAIN_INTEGERS | UNSIGNED_ALWAYS | {13}
+STRING_TYPES: Final = frozenset({15, 253, 254})
+BLOB_TYPES: Final = frozenset({249, 250, 251, 252})
+_I64, _U64 = pa.int64(), pa.uint64()
+
+
+class DecodeError(Exception):
+    """The message is not what its protocol says; the text tells why. Never leaves the codec."""
+
+
+class RowKey(NamedTuple):
+    """What the rows of one DecodedTable have in common."""
+
+    schema: str
+    table: str
+    physical_id: int | None
+    columns: tuple[WireColumn, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """Rows of one DecodedTable under way."""
+
+    op: list[int] = field(default_factory=list)
+    commit_ts: list[int] = field(default_factory=list)
+    offset: list[int] = field(default_factory=list)
+    seq: list[int] = field(default_factory=list)
+    new: list[list[Any] | None] = field(default_factory=list)
+    old: list[list[Any] | None] = field(default_factory=list)
+
+    def append(self, row: tuple[Any, ...]) -> None:
+        """Add (op, commit_ts, offset, seq, new cells or None, old cells or None)."""
+        op, commit_ts, offset, seq, new, old = row
+        self.op.append(op)
+        self.commit_ts.append(commit_ts)
+        self.offset.append(offset)
+        self.seq.append(seq)
+        self.new.append(new)
+        self.old.append(old)
+
+
+def wire_type(code: int, unsigned: bool, binary: bool) -> pa.DataType:
+    """The Arrow type of a column by what the wire says (see `base.DecodedTable`)."""
+    if code in PLAIN_INTEGERS:
+        return _U64 if unsigned else _I64
+    if code == 13:
+        return _I64
+    if code in UNSIGNED_ALWAYS:
+        return _U64
+    if code in (4, 5):
+        return pa.float32() if code == 4 else pa.float64()
+    return pa.binary() if binary and (code in STRING_TYPES or code in BLOB_TYPES) else pa.string()
+
+
+def number(column: WireColumn, value: Any) -> int | float:
+    """A number that fits the column's Arrow type."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise DecodeError(f"column {column.name!r} of type {column.mysql_type} holds {type(value).__name__}")
+    if pa.types.is_floating(column.type):
+        return float(value)
+    low, high = (0, 1 << 64) if column.type == _U64 else (-(1 << 63), 1 << 63)
+    if isinstance(value, float) or not low <= value < high:
+        raise DecodeError(f"column {column.name!r}: {value} does not fit {column.type}")
+    return value
+
+
+def assemble(groups: dict[RowKey, Group]) -> list[DecodedTable]:
+    """The groups as tables, in order of first appearance."""
+    return [_table(key, group) for key, group in groups.items()]
+
+
+def _table(key: RowKey, group: Group) -> DecodedTable:
+    return DecodedTable(
+        schema=key.schema,
+        table=key.table,
+        physical_id=key.physical_id,
+        columns=key.columns,
+        op=np.array(group.op, dtype=np.uint8),
+        commit_ts=np.array(group.commit_ts, dtype=np.uint64),
+        offset=np.array(group.offset, dtype=np.int64),
+        seq=np.array(group.seq, dtype=np.int32),
+        new=_batch(key.columns, group.new) if any(op != DELETE for op in group.op) else None,
+        old=_batch(key.columns, group.old) if any(op != INSERT for op in group.op) else None,
+    )
+
+
+def _batch(columns: tuple[WireColumn, ...], images: list[list[Any] | None]) -> pa.RecordBatch:
+    arrays = [
+        pa.array([None if image is None else image[i] for image in images], type=column.type)
+        for i, column in enumerate(columns)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+
+
+def count(keys: BinaryColumn, values: BinaryColumn, offsets: Sequence[int] | npt.NDArray[np.int64]) -> int:
+    """The number of messages, the same in all three."""
+    assert len(keys) == len(values) == len(offsets), "keys, values and offsets describe the same messages"
+    return len(offsets)
+
+
+def at(column: BinaryColumn, i: int) -> bytes | None:
+    """Message i's bytes."""
+    if isinstance(column, pa.Array):
+        found: bytes | None = column[i].as_py()
+        return found
+    plain: bytes | None = column[i]
+    return plain
+
+
+def header_of(headers: Sequence[Headers] | None, i: int) -> bytes | None:
+    """The `tidegate-ddl` header of message i."""
+    for name, value in (headers[i] if headers is not None else None) or ():
+        if name == DDL_HEADER:
+            return value
+    return None
+
+
+_REQUIRED: Final = object()
+
+
+def member(found: dict[str, Any], name: str, kind: type, default: Any = _REQUIRED) -> Any:
+    """A member of a JSON object with its type checked; absent or null means `default` where one is given."""
+    value = found.get(name)
+    if value is None:
+        if default is _REQUIRED:
+            raise DecodeError(f"member {name!r} is missing")
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise DecodeError(f"member {name!r} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def integer(found: dict[str, Any], name: str) -> int:
+    """A required integer member of at most 64 bits that is not negative."""
+    value: int = member(found, name, int)
+    if not 0 <= value < 1 << 64:
+        raise DecodeError(f"member {name!r} is out of range")
+    return value

@@ -1,0 +1,59 @@
+"""The header `tidegate-ddl`: a whole DdlEvent as JSON, beside the protocol's own DDL message.
+
+A consumer renders DDL for its target from the TableInfo in it, instead of trusting SQL text
+(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any, Final
+
+import orjson
+
+from tidegate.codec.base import DDL_HEADER
+from tidegate.errors import Undecodable
+from tidegate.model.ddl import DdlEvent
+
+FORMAT: Final = 1
+_NAMES: Final = tuple(field.name for field in fields(DdlEvent))
+_TEXTS: Final = ("query", "schema", "table", "old_schema", "old_table")
+_INFOS: Final = ("before", "after")
+_IDS: Final = ("added_ids", "removed_ids")
+
+
+def encode(event: DdlEvent) -> bytes:
+    """The header's bytes."""
+    return orjson.dumps({"format": FORMAT} | {name: getattr(event, name) for name in _NAMES})
+
+
+def headers(event: DdlEvent) -> tuple[tuple[str, bytes], ...]:
+    """The headers of a DDL message."""
+    return ((DDL_HEADER, encode(event)),)
+
+
+def decode(header: bytes) -> DdlEvent:
+    """The event again; raises Undecodable for anything else."""
+    try:
+        found = orjson.loads(header)
+        if not isinstance(found, dict) or found.get("format") != FORMAT:
+            raise ValueError(f"not an object of format {FORMAT}")
+        return DdlEvent(**{name: _checked(name, found[name]) for name in _NAMES})
+    except (ValueError, KeyError) as error:
+        raise Undecodable(
+            "a DDL header cannot be read",
+            where=f"header {DDL_HEADER}",
+            why=str(error),
+            fix="check that the topic was written by this release",
+        ) from error
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in _IDS:
+        if not isinstance(value, list) or not all(type(item) is int for item in value):
+            raise ValueError(f"{name} is not a list of integers")
+        return tuple(value)
+    wanted = str if name in _TEXTS else (dict, type(None)) if name in _INFOS else int
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise ValueError(f"{name} is {type(value).__name__}")
+    return value

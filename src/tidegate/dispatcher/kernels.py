@@ -1,0 +1,286 @@
+"""Partition numbers of whole blocks, compiled; the plain twin is `dispatcher.partitions`.
+
+Table dispatch is one number for the block, ts dispatch one vector operation. By values: per row and
+column the canonical text goes through CRC-32, continued from the register that the column's name left.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Final
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.config import DispatchRule
+from tidegate.dispatcher.partitions import hashed_columns, table_hash
+from tidegate.kernel import (
+    PAD,
+    address,
+    buffer,
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u64,
+    store_u8,
+    store_u32,
+)
+from tidegate.model.schema import Kind, TableSchema
+from tidegate.model.slots import DELETE, NULL, UPDATE, Image, RowBlock
+from tidegate.tidb.float_kernels import FIXED_TEXT, put_double_fixed, put_float_fixed
+from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS, put_json
+from tidegate.tidb.kernels import (
+    I64,
+    SLACK,
+    U64,
+    put_date,
+    put_datetime,
+    put_decimal,
+    put_duration,
+    put_i64,
+    put_u64,
+)
+from tidegate.tidb.local_time import localised
+from tidegate.tidb.types import vector
+
+_RAW, _INT, _UINT, _DECIMAL, _DATETIME, _DATE, _TIME, _FLOAT, _DOUBLE, _JSON = range(10)
+_FORMS: Final = {
+    Kind.INT: _INT, Kind.YEAR: _INT, Kind.UINT: _UINT, Kind.ENUM: _UINT, Kind.SET: _UINT, Kind.BIT: _UINT,
+    Kind.FLOAT: _FLOAT, Kind.DOUBLE: _DOUBLE, Kind.DECIMAL: _DECIMAL, Kind.DATE: _DATE,
+    Kind.DATETIME: _DATETIME,
+    Kind.TIMESTAMP: _DATETIME, Kind.TIME: _TIME, Kind.JSON: _JSON, Kind.STRING: _RAW, Kind.BYTES: _RAW,
+    Kind.VECTOR: _RAW,
+}  # fmt: skip
+COLUMN_WORDS: Final = 6
+"""Words of a hashed column: position, form, fsp, register after its name, hash of its NULL, unused."""
+_FULL: Final = 0xFFFFFFFF
+
+
+def _tables() -> npt.NDArray[np.uint32]:
+    """Slice-by-8 tables of the reflected polynomial 0xEDB88320, one after the other."""
+    first = np.zeros(256, dtype=np.uint32)
+    for i in range(256):
+        word = i
+        for _ in range(8):
+            word = (word >> 1) ^ (0xEDB88320 if word & 1 else 0)
+        first[i] = word
+    tables = [first]
+    for _ in range(7):
+        tables.append(first[tables[-1] & 0xFF] ^ (tables[-1] >> np.uint32(8)))
+    return np.concatenate(tables)
+
+
+_CRC: Final = _tables()
+
+
+@inline
+def crc_bytes(register: int, addr: int, size: int) -> int:
+    """The CRC register after `size` more bytes; reads nothing beyond them."""
+    end = addr + size
+    while addr + 8 <= end:
+        word = load_u64(addr)
+        low = (I64(word) & 0xFFFFFFFF) ^ register
+        high = I64(word >> U64(32))
+        register = (
+            I64(_CRC[1792 + (low & 0xFF)])
+            ^ I64(_CRC[1536 + ((low >> 8) & 0xFF)])
+            ^ I64(_CRC[1280 + ((low >> 16) & 0xFF)])
+            ^ I64(_CRC[1024 + (low >> 24)])
+            ^ I64(_CRC[768 + (high & 0xFF)])
+            ^ I64(_CRC[512 + ((high >> 8) & 0xFF)])
+            ^ I64(_CRC[256 + ((high >> 16) & 0xFF)])
+            ^ I64(_CRC[high >> 24])
+        )
+        addr += 8
+    while addr < end:
+        register = (register >> 8) ^ I64(_CRC[(register ^ I64(load_u8(addr))) & 0xFF])
+        addr += 1
+    return register
+
+
+@inline
+def put_text(out: int, form: int, fsp: int, a: int, size: int, stack: int) -> int:
+    """The canonical text of a value that is not bytes."""
+    if form == _INT:
+        return put_i64(out, a)
+    if form == _UINT:
+        return put_u64(out, U64(a))
+    if form == _DECIMAL:
+        return put_decimal(out, a, size)
+    if form == _DATETIME:
+        return put_datetime(out, a, fsp)
+    if form == _DATE:
+        return put_date(out, a)
+    if form == _TIME:
+        return put_duration(out, a, fsp)
+    if form == _DOUBLE:
+        return put_double_fixed(out, a)
+    if form == _FLOAT:
+        return put_float_fixed(out, a)
+    return put_json(out, a, size, stack)
+
+
+@kernel
+def hash_rows(
+    n: int, op: int, new_a: int, new_l: int, old_a: int, old_l: int, stride: int, columns: int, count: int,
+    seed: int, scratch: int, stack: int, out: int,
+) -> int:  # fmt: skip
+    """u32[n] hashes of rows by `count` columns, described at `columns` (COLUMN_WORDS each).
+
+    `scratch` holds the longest text and SLACK; `stack` is binary JSON's.
+    """
+    for row in range(n):
+        deleted = load_u8(op + row) == 3
+        a = (old_a if deleted else new_a) + 8 * row * stride
+        l = (old_l if deleted else new_l) + 4 * row * stride  # noqa: E741
+        state = seed
+        for i in range(count):
+            entry = columns + 48 * i
+            position = load_i64(entry)
+            size = I64(load_i32(l + 4 * position))
+            if size < 0:
+                state ^= load_i64(entry + 32)
+                continue
+            form = load_i64(entry + 8)
+            start = load_i64(a + 8 * position)
+            if form != _RAW:
+                end = put_text(scratch, form, load_i64(entry + 16), start, size, stack)
+                start = scratch
+                size = end - scratch
+            state ^= crc_bytes(load_i64(entry + 24), start, size) ^ _FULL
+        store_u32(out + 4 * row, state)
+    return n
+
+
+@kernel
+def keys_differ(
+    n: int,
+    op: int,
+    new_a: int,
+    new_l: int,
+    old_a: int,
+    old_l: int,
+    stride: int,
+    columns: int,
+    count: int,
+    out: int,
+) -> int:
+    """u8[n]: whether an update changes any column (i64 position, i64 whether slots hold addresses)."""
+    found = 0
+    for row in range(n):
+        differs = 0
+        if load_u8(op + row) == 2:
+            for i in range(count):
+                cell = row * stride + load_i64(columns + 16 * i)
+                new_size = I64(load_i32(new_l + 4 * cell))
+                old_size = I64(load_i32(old_l + 4 * cell))
+                new = load_i64(new_a + 8 * cell)
+                old = load_i64(old_a + 8 * cell)
+                if new_size != old_size:
+                    differs = 1
+                elif new_size >= 0 and load_i64(columns + 16 * i + 8) == 0:
+                    if new != old:
+                        differs = 1
+                elif new_size > 0:
+                    for k in range(new_size):
+                        if load_u8(new + k) != load_u8(old + k):
+                            differs = 1
+                            break
+        found += differs
+        store_u8(out + row, differs)
+    return found
+
+
+# --- blocks ---------------------------------------------------------------------------------------------
+
+
+def partition_block(
+    block: RowBlock, rule: DispatchRule, count: int, time_zone: str = "UTC"
+) -> npt.NDArray[np.int32]:
+    """The partition of every row among `count`: int32[n]. `time_zone` is the feed's, for TIMESTAMP texts."""
+    if rule.partition == "ts":
+        return (block.commit_ts % np.uint64(count)).astype(np.int32)
+    columns = hashed_columns(block.table, rule)
+    if not columns:
+        return np.full(len(block), table_hash(block.table) % count, dtype=np.int32)
+    return (_hashes(block, columns, time_zone) % np.uint32(count)).astype(np.int32)
+
+
+def _hashes(block: RowBlock, columns: tuple[int, ...], time_zone: str) -> npt.NDArray[np.uint32]:
+    table, deletes = block.table, block.op == DELETE
+    stamps = [i for i in columns if table.columns[i].kind is Kind.TIMESTAMP]
+    vectors = [i for i in columns if table.columns[i].kind is Kind.VECTOR]
+    new = localised(block.new, stamps, ~deletes, time_zone)
+    old = localised(block.old, stamps, deletes, time_zone)
+    (new, kept_new), (old, kept_old) = _vectors(new, vectors, ~deletes), _vectors(old, vectors, deletes)
+    plan = _plan(table, columns)
+    scratch = buffer(_longest(new, old, columns, deletes) * JSON_GROWTH + FIXED_TEXT + SLACK)
+    stack = np.empty(STACK_WORDS, dtype=np.int64)
+    out = np.empty(len(block), dtype=np.uint32)
+    op = np.ascontiguousarray(block.op)
+    hash_rows(
+        len(block), address(op), address(new.a), address(new.l), address(old.a), address(old.l),
+        new.a.shape[1], address(plan), len(columns), table_hash(table), address(scratch),
+        address(stack), address(out),
+    )  # fmt: skip
+    del kept_new, kept_old  # alive until here: slots of vectors point into them
+    return out
+
+
+def _longest(new: Image, old: Image, columns: tuple[int, ...], deletes: npt.NDArray[np.bool_]) -> int:
+    """The largest value among the hashed columns, in stored bytes."""
+    sizes = np.where(deletes[:, None], old.l[:, columns], new.l[:, columns])
+    return max(int(sizes.max(initial=0)), 0)
+
+
+def _vectors(image: Image, columns: list[int], valid: npt.NDArray[np.bool_]) -> tuple[Image, object]:
+    """Vectors as their texts, by the plain path: nobody hashes them in earnest."""
+    if not columns:
+        return image, None
+    a, sizes, kept = image.a.copy(), image.l.copy(), []
+    for column in columns:
+        for row in np.flatnonzero(valid & (sizes[:, column] != NULL)).tolist():
+            stored = ctypes.string_at(int(a[row, column]), int(sizes[row, column]))
+            text = np.frombuffer(vector.decode(stored).encode() + bytes(PAD), dtype=np.uint8).copy()
+            a[row, column], sizes[row, column] = address(text), len(text) - PAD
+            kept.append(text)
+    return Image(a, sizes), kept
+
+
+_plans: WeakKeyDictionary[TableSchema, dict[tuple[int, ...], npt.NDArray[np.int64]]] = WeakKeyDictionary()
+
+
+def _plan(table: TableSchema, columns: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    plans = _plans.setdefault(table, {})
+    if columns not in plans:
+        lines = []
+        for i in columns:
+            column, name = table.columns[i], table.columns[i].name.encode()
+            register = crc32(name) ^ _FULL
+            lines.append([i, _FORMS[column.kind], max(column.decimal, 0), register, crc32(name + b"null"), 0])
+        plans[columns] = np.array(lines, dtype=np.int64)
+    return plans[columns]
+
+
+def changed_keys(block: RowBlock, columns: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Per row whether it is an update that changes any of the columns' stored values."""
+    out = np.zeros(len(block), dtype=np.uint8)
+    pointers = (Kind.DECIMAL, Kind.STRING, Kind.BYTES, Kind.JSON, Kind.VECTOR)
+    lines = np.array([[i, block.table.columns[i].kind in pointers] for i in columns], dtype=np.int64)
+    op, new, old = np.ascontiguousarray(block.op), block.new, block.old
+    if columns and (op == UPDATE).any():
+        keys_differ(
+            len(block), address(op), address(new.a), address(new.l), address(old.a), address(old.l),
+            new.a.shape[1], address(lines), len(columns), address(out),
+        )  # fmt: skip
+    return out.astype(np.bool_)
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet: both kernels, over no rows."""
+    hash_rows(0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)
+    keys_differ(0, 0, 0, 0, 0, 0, 1, 0, 0, 0)

@@ -1,0 +1,93 @@
+"""Updates that change a unique key become a delete and an insert (facts 7.3), as TiCDC sends them to queues.
+
+Then the rows of such a transaction are sorted delete < update < insert, so that a key freed by one row
+can be taken by another. Runs before partitioning: the halves may go to different partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.dispatcher.kernels import changed_keys
+from tidegate.model.row import RowChange
+from tidegate.model.schema import TableSchema
+from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
+from tidegate.tidb.text import value_text
+
+KEY_FLAGS: Final = 2 | 16
+"""TiCDC's handle key and unique key flags."""
+
+
+def key_columns(table: TableSchema) -> tuple[int, ...]:
+    """Positions of the columns of any unique key."""
+    return tuple(i for i, flag in enumerate(table.ticdc_flags) if flag & KEY_FLAGS)
+
+
+def changes_key(row: RowChange) -> bool:
+    """Whether a row is an update of a unique key's value."""
+    if row.old is None or row.new is None:
+        return False
+    for i in key_columns(row.table):
+        old, new, kind = row.old[i], row.new[i], row.table.columns[i].kind
+        if (old is None) != (new is None):
+            return True
+        if old is not None and new is not None and value_text(kind, old) != value_text(kind, new):
+            return True
+    return False
+
+
+def split_rows(rows: Sequence[RowChange]) -> list[RowChange]:
+    """The plain twin: rows of one table, transaction after transaction."""
+    found: list[RowChange] = []
+    for _, group in groupby(rows, key=lambda row: (row.commit_ts, row.start_ts)):
+        transaction = list(group)
+        if any(changes_key(row) for row in transaction):
+            halves = [half for row in transaction for half in _halves(row)]
+            transaction = sorted(halves, key=lambda row: (row.old is None) - (row.new is None))
+        found += transaction
+    return found
+
+
+def _halves(row: RowChange) -> list[RowChange]:
+    return [replace(row, new=None), replace(row, old=None)] if changes_key(row) else [row]
+
+
+def split_block(block: RowBlock) -> RowBlock:
+    """The block with such updates split; the block itself when it has none."""
+    split = changed_keys(block, key_columns(block.table))
+    if not split.any():
+        return block
+    source = np.repeat(np.arange(len(block)), 1 + split)
+    op = block.op[source]
+    second = np.zeros(len(source), dtype=np.bool_)
+    second[1:] = source[1:] == source[:-1]
+    halved = split[source]
+    op[halved] = np.where(second[halved], INSERT, DELETE)
+    starts = np.ones(len(source), dtype=np.bool_)
+    commit_ts, start_ts = block.commit_ts[source], block.start_ts[source]
+    starts[1:] = (commit_ts[1:] != commit_ts[:-1]) | (start_ts[1:] != start_ts[:-1])
+    transaction = np.cumsum(starts)
+    sorted_ones = np.isin(transaction, transaction[halved])
+    rank = np.where(sorted_ones, DELETE - op.astype(np.int64), 0)
+    order = np.lexsort((np.arange(len(source)), rank, transaction))
+    return _take(block, source[order], op[order])
+
+
+def _take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8]) -> RowBlock:
+    return replace(
+        block,
+        op=op,
+        commit_ts=block.commit_ts[rows],
+        start_ts=block.start_ts[rows],
+        physical_id=block.physical_id[rows],
+        handle=block.handle[rows],
+        position=block.position[rows],
+        new=Image(block.new.a[rows], block.new.l[rows]),
+        old=Image(block.old.a[rows], block.old.l[rows]),
+    )

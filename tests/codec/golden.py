@@ -1,0 +1,138 @@
+"""Golden rows, messages and DDL events of the real TiDB and TiCDC, as our own nouns."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.row import RowChange, Value
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.tidb.table_info import table_schema
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+def lines(path: str) -> Iterator[dict[str, Any]]:
+    """The records of one golden file, gzipped or not."""
+    plain, packed = GOLDEN / f"{path}.jsonl", GOLDEN / f"{path}.jsonl.gz"
+    if packed.exists():
+        with gzip.open(packed, "rt", encoding="utf-8") as file:
+            yield from map(json.loads, file)
+    else:
+        with plain.open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+
+
+def _value(column: Column, text: Any) -> Value:
+    if text is None:
+        return None
+    data = bytes.fromhex(text["hex"]) if isinstance(text, dict) else text.encode()
+    match column.kind:
+        case Kind.FLOAT | Kind.DOUBLE:
+            return float(data)
+        case Kind.STRING | Kind.BYTES:
+            return data
+        case Kind.DECIMAL | Kind.DATE | Kind.DATETIME | Kind.TIMESTAMP | Kind.TIME | Kind.JSON | Kind.VECTOR:
+            return data.decode()
+    return int(data)
+
+
+def _image(table: TableSchema, values: Any) -> tuple[Value, ...] | None:
+    if values is None:
+        return None
+    return tuple(_value(column, text) for column, text in zip(table.columns, values, strict=True))
+
+
+class Case:
+    """One golden case: its tables by version, and its row changes by seq."""
+
+    def __init__(self, name: str) -> None:
+        self.tables: dict[tuple[int, int], TableSchema] = {}
+        self.records: dict[int, dict[str, Any]] = {}
+        infos: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+        for record in lines(f"rows/{name}"):
+            if record["kind"] == "table_info":
+                info = record["table_info"]
+                infos.setdefault(info["id"], []).append((record["commit_ts"], info))
+            elif record["kind"] == "cdc_table":
+                table_id, version = record["table_id"], record["version"]
+                info = max((ts, i) for i, (ts, _) in enumerate(infos[table_id]) if ts <= version)
+                self.tables[table_id, version] = table_schema(
+                    record["schema"], infos[table_id][info[1]][1], version
+                )
+            elif record["kind"] == "kv" and record.get("mounted"):
+                self.records[record["seq"]] = record
+
+    def row(self, seq: int, zone: str = "UTC", part: str | None = None) -> RowChange:
+        """The row change of one recorded key-value change, whole or one half of a split update."""
+        record = self.records[seq]
+        mounted = record["mounted"]
+        table = self.tables[mounted["table_id"], mounted["table_version"]]
+        shown = (mounted.get("zones") or {}).get(zone, mounted)
+        return RowChange(
+            table=table,
+            commit_ts=record["commit_ts"],
+            start_ts=record["start_ts"],
+            physical_id=record["physical_table_id"],
+            handle=mounted["row_id"] or 0,
+            old=None if part == "insert" else _image(table, shown.get("pre_values")),
+            new=None if part == "delete" else _image(table, shown.get("values")),
+        )
+
+
+@cache
+def case(name: str) -> Case:
+    """A case, read once."""
+    return Case(name)
+
+
+def ddl_event(record: dict[str, Any], schema: str, table: str) -> DdlEvent:
+    """The DDL event that a golden `ddl` message record was encoded from."""
+    return DdlEvent(
+        job_id=record["job_id"],
+        seq=record["event_index"],
+        start_ts=record["commit_ts"] - 1,
+        finished_ts=record["commit_ts"],
+        action=record["type"],
+        query=record["query"],
+        schema=schema,
+        table=table,
+        old_schema=schema,
+        old_table=table,
+        schema_version=1,
+        before=None,
+        after=None,
+        added_ids=(),
+        removed_ids=(),
+    )
+
+
+def same_images(row: RowChange, found: dict[str, Any]) -> bool:
+    """Whether a decoded row (`base.describe`) holds a row change's values; damaged UTF-8 is replaced."""
+    head = (row.commit_ts, row.table.schema, row.table.table)
+    if (found["commit_ts"], found["schema"], found["table"]) != head:
+        return False
+    return all(
+        (image is None and shown is None)
+        or (image is not None and shown is not None and _shown(row.table, image) == shown)
+        for image, shown in ((row.old, found["old"]), (row.new, found["new"]))
+    )
+
+
+def _shown(table: TableSchema, image: tuple[Value, ...]) -> dict[str, Any]:
+    return {column.name: _as_sent(column, cell) for column, cell in zip(table.columns, image, strict=True)}
+
+
+def _as_sent(column: Column, cell: Value) -> Any:
+    if isinstance(cell, bytes) and column.kind is Kind.STRING:
+        return cell.decode(errors="replace")
+    if isinstance(cell, float) and column.kind is Kind.FLOAT:
+        return float(np.float32(cell))
+    return cell

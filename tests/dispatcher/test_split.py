@@ -1,0 +1,55 @@
+"""Updates of unique keys are split, plain and compiled alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.codec import golden
+from tests.codec.slots import block_of
+from tidegate.dispatcher.split import changes_key, split_block, split_rows
+from tidegate.model.row import RowChange
+
+
+def test_golden_rows_that_ticdc_splits_are_split() -> None:
+    split = 0
+    for name in (
+        "key_uk_notnull",
+        "key_nonclustered",
+        "key_nonclustered_composite",
+        "replace_odku",
+        "key_int_signed",
+    ):
+        case = golden.case(name)
+        for seq, record in case.records.items():
+            row = case.row(seq)
+            if row.is_update:
+                assert changes_key(row) == bool(record["mounted"].get("split")), (name, seq)
+                split += changes_key(row)
+    assert split > 0
+
+
+def _rows() -> list[RowChange]:
+    case = golden.case("key_uk_notnull")
+    return [case.row(seq) for seq in case.records]
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 3), st.booleans()), min_size=1, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_blocks_split_as_rows_do(picks: list[tuple[int, int, bool]]) -> None:
+    pool = [row for row in _rows() if row.table is _rows()[0].table]
+    rows: list[RowChange] = []
+    for pick, step, reverse in picks:
+        row = pool[pick % len(pool)]
+        ts = (rows[-1].commit_ts if rows else 100) + step // 2
+        other = pool[(pick // 7) % len(pool)]
+        if reverse and row.new is not None and other.new is not None:
+            row = replace(row, old=other.new)
+        rows.append(replace(row, commit_ts=ts, start_ts=ts - 1))
+    expected = split_rows(rows)
+    block = split_block(block_of(rows))
+    assert block.op.tolist() == [3 if row.is_delete else 1 if row.is_insert else 2 for row in expected]
+    assert block.commit_ts.tolist() == [row.commit_ts for row in expected]
+    assert block.handle.tolist() == [row.handle for row in expected]
