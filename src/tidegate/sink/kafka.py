@@ -1,0 +1,381 @@
+"""Kafka: settings, topics, and the transactional writer that carries rows and progress together.
+
+A *slot* is a transactional id, `tidegate.{cluster}.{namespace}.{changefeed}.{slot}`; a worker process
+holds one for its life. The fence is Kafka's own: the last caller of `init_transactions` wins. So a slot is
+initialised only under a proof that the caller's incarnation is the current one, read *after* the
+initialisation; see `SlotWriter`. Progress is a record per span in a compacted topic, written in the same
+transaction as the rows it speaks of: there is no instant at which one is durable and the other is not.
+
+Bounds: at most `QUEUE_BYTES` wait in the client's queue; a transaction is aborted by the broker after
+`TRANSACTION_TIMEOUT_MS`, so that a dead slot never holds read_committed readers longer.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+
+from tidegate.config import KafkaConfig, ReplicaConfig, SinkUri
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.model.message import MessageBlock
+
+TRANSACTION_TIMEOUT_MS: Final = 10_000
+QUEUE_BYTES: Final = 64 << 20
+CALL_TIMEOUT_S: Final = 15.0
+DEFAULT_PARTITIONS: Final = 3
+PROGRESS_READ_S: Final = 60.0
+TAKE_BACKS: Final = 5
+"""How often one delivery takes its slot back before it gives up."""
+JOURNAL_KEY: Final = "owner"
+"""Key of the owner's journal record in the progress topic; all others are span ids."""
+
+
+def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
+    """Librdkafka's settings common to every client of this sink. Holds secrets: never log it."""
+    settings: dict[str, Any] = {
+        "bootstrap.servers": uri.bootstrap,
+        "log_level": 2,
+        "socket.timeout.ms": int(kafka.write_timeout * 1000),
+        "socket.connection.setup.timeout.ms": max(1000, int(kafka.dial_timeout * 1000)),
+        "reconnect.backoff.max.ms": 2000,
+        # Without a logger librdkafka prints to stderr; its errors reach us as exceptions anyway.
+        "error_cb": lambda error: None,
+    }
+    if kafka.kafka_client_id:
+        settings["client.id"] = kafka.kafka_client_id
+    if kafka.enable_tls:
+        tls = {
+            "ssl.ca.location": kafka.ca,
+            "ssl.certificate.location": kafka.cert,
+            "ssl.key.location": kafka.key,
+        }
+        settings |= {name: value for name, value in tls.items() if value}
+        settings["enable.ssl.certificate.verification"] = not kafka.insecure_skip_verify
+    if kafka.sasl_user:
+        settings["sasl.mechanism"] = kafka.sasl_mechanism or "PLAIN"
+        settings |= {"sasl.username": kafka.sasl_user, "sasl.password": kafka.sasl_password}
+    secure = ("SASL_" if kafka.sasl_user else "") + ("SSL" if kafka.enable_tls else "PLAINTEXT")
+    return settings | {"security.protocol": secure}
+
+
+def producer_settings(uri: SinkUri, kafka: KafkaConfig, transactional_id: str) -> dict[str, Any]:
+    """Settings of a transactional producer."""
+    return client_settings(uri, kafka) | {
+        "transactional.id": transactional_id,
+        "transaction.timeout.ms": TRANSACTION_TIMEOUT_MS,
+        "acks": "all",
+        "enable.idempotence": True,
+        "compression.type": kafka.compression,
+        "message.max.bytes": kafka.max_message_bytes + 128,
+        "linger.ms": 5,
+        "batch.size": 1_000_000,
+        "batch.num.messages": 100_000,
+        # Never reached: deliveries flush at QUEUE_BYTES. A full queue would drop out of the order.
+        "queue.buffering.max.messages": 10_000_000,
+        "queue.buffering.max.kbytes": 2_000_000,
+        "delivery.report.only.error": True,
+    }
+
+
+def unreachable(uri: SinkUri, error: object) -> Retryable:
+    """The broker does not answer."""
+    return Retryable(
+        "Kafka does not answer.",
+        where=uri.bootstrap,
+        why=str(error),
+        fix="check that the broker runs and that the address is reachable; the feed goes on by itself",
+    )
+
+
+def progress_topic(namespace: str, changefeed: str) -> str:
+    """The compacted topic of a feed's progress."""
+    return f"_tidegate.{namespace}.{changefeed}.progress"
+
+
+def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
+    """The number of partitions of the sink's topic, creating it if the settings allow.
+
+    Raises InvalidInput when it is missing and may not be created, or has fewer partitions than
+    `partition-num`; Retryable when no broker answers. More partitions than asked are left unused.
+    """
+    admin = AdminClient(client_settings(uri, kafka))
+    found = _partitions(admin, uri, uri.topic)
+    wanted = kafka.partition_num
+    if found == 0:
+        if not kafka.auto_create_topic:
+            raise InvalidInput(
+                f"Topic '{uri.topic}' does not exist.",
+                where=uri.bootstrap,
+                fix="create it, or set auto-create-topic=true in the sink URI",
+            )
+        _create(admin, uri, NewTopic(uri.topic, wanted or DEFAULT_PARTITIONS, kafka.replication_factor))
+        found = wanted or DEFAULT_PARTITIONS
+    if found < wanted:
+        raise InvalidInput(
+            f"Topic '{uri.topic}' has {found} partitions, fewer than partition-num={wanted}.",
+            where=uri.bootstrap,
+            fix=f"add partitions to the topic or set partition-num to at most {found}",
+        )
+    _check_message_limit(admin, uri, kafka)
+    return wanted or found
+
+
+def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
+    """Create the compacted progress topic of one partition if it is not there."""
+    admin = AdminClient(client_settings(uri, kafka))
+    if _partitions(admin, uri, topic) == 0:
+        settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "600000"}
+        _create(admin, uri, NewTopic(topic, 1, kafka.replication_factor, config=settings))
+
+
+def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
+    """Delete a topic of ours (a removed feed's progress); a missing one is no error."""
+    admin = AdminClient(client_settings(uri, kafka))
+    try:
+        admin.delete_topics([topic], operation_timeout=CALL_TIMEOUT_S)[topic].result(CALL_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise unreachable(uri, error) from error
+
+
+def _partitions(admin: AdminClient, uri: SinkUri, topic: str) -> int:
+    try:
+        found = admin.list_topics(timeout=CALL_TIMEOUT_S).topics.get(topic)
+    except KafkaException as error:
+        raise unreachable(uri, error) from error
+    return len(found.partitions) if found is not None and found.error is None else 0
+
+
+def _create(admin: AdminClient, uri: SinkUri, topic: NewTopic) -> None:
+    try:
+        admin.create_topics([topic], operation_timeout=CALL_TIMEOUT_S)[topic.topic].result(CALL_TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+            raise Retryable(
+                f"Topic '{topic.topic}' could not be created.", where=uri.bootstrap, why=str(error)
+            ) from error
+    deadline = time.monotonic() + CALL_TIMEOUT_S
+    while _partitions(admin, uri, topic.topic) == 0:
+        if time.monotonic() > deadline:
+            raise Retryable(f"Topic '{topic.topic}' was created but does not appear.", where=uri.bootstrap)
+        time.sleep(0.05)
+
+
+def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig) -> None:
+    """Refuse a `max-message-bytes` above what the topic takes: such a row would stop the feed later."""
+    resource = ConfigResource(ResourceType.TOPIC, uri.topic)
+    try:
+        settings = admin.describe_configs([resource])[resource].result(CALL_TIMEOUT_S)
+    except KafkaException as error:
+        raise unreachable(uri, error) from error
+    limit = int(settings["max.message.bytes"].value)
+    if limit < kafka.max_message_bytes:
+        raise InvalidInput(
+            f"max-message-bytes={kafka.max_message_bytes} exceeds what topic '{uri.topic}' takes ({limit}).",
+            where=uri.bootstrap,
+            fix=f"set max-message-bytes={limit - 128} in the sink URI, or raise the topic's limit",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpanProgress:
+    """How far one span's rows are in Kafka, and under which grant that was written."""
+
+    token: tuple[int, int]
+    incarnation: int
+    ts: int
+
+    def to_bytes(self) -> bytes:
+        """The value of the progress record."""
+        return json.dumps({"token": self.token, "incarnation": self.incarnation, "ts": self.ts}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SpanProgress:
+        """The inverse of `to_bytes`."""
+        found = json.loads(data)
+        return cls((found["token"][0], found["token"][1]), found["incarnation"], found["ts"])
+
+
+def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:
+    """The last committed record of every key of a progress topic; {} when the topic does not exist.
+
+    Call it once, after all transactional ids that write it were initialised: it cannot grow then.
+    """
+    consumer = Consumer(
+        client_settings(uri, kafka)
+        | {"group.id": topic, "enable.auto.commit": False, "isolation.level": "read_committed"}
+        | {"auto.offset.reset": "earliest", "enable.partition.eof": True}
+    )
+    records: dict[str, bytes] = {}
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        deadline = time.monotonic() + PROGRESS_READ_S
+        while time.monotonic() < deadline:
+            for message in consumer.consume(1000, timeout=0.1):
+                error = message.error()
+                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                    return records
+                if error is not None and not error.retriable():
+                    raise unreachable(uri, error)
+                key, value = message.key(), message.value()
+                if error is None and key is not None and value is not None:
+                    records[key.decode()] = value
+    except KafkaException as error:
+        raise unreachable(uri, error) from error
+    finally:
+        consumer.close()
+    raise Retryable(
+        f"Progress in '{topic}' was not read within {PROGRESS_READ_S:.0f} s.", where=uri.bootstrap
+    )
+
+
+def read_progress(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, SpanProgress]:
+    """Every span's last committed progress, by span id."""
+    records = read_records(uri, kafka, topic)
+    return {key: SpanProgress.from_bytes(value) for key, value in records.items() if key != JOURNAL_KEY}
+
+
+def transactional_id(cluster: int, namespace: str, changefeed: str, slot: int | str) -> str:
+    """The identity of a slot; `owner` is the slot of Resolved and DDL."""
+    return f"tidegate.{cluster}.{namespace}.{changefeed}.{slot}"
+
+
+class SlotWriter:
+    """The transactional producer of one slot.
+
+    `prove` reads the grant from the metadata store and raises Fenced when this incarnation is no longer
+    current. Why a proof *after* each initialisation is enough: a new incarnation first raises the grant
+    and then initialises every slot. If our initialisation came before its own, the broker fences us; if it
+    came after, the grant was raised already and the proof fails. A rightful writer that a waking zombie
+    has fenced proves itself and takes the slot back; the zombie cannot.
+    """
+
+    def __init__(
+        self, uri: SinkUri, config: ReplicaConfig, transactional_id: str, prove: Callable[[], None]
+    ) -> None:
+        self._uri, self._settings = uri, producer_settings(uri, config.sink.kafka_config, transactional_id)
+        self._id, self._prove = transactional_id, prove
+        self._producer = self._initialise()
+        self._errors: list[KafkaError] = []
+        self._queued = 0
+
+    def deliver(
+        self, topic: str, blocks: Iterable[MessageBlock], progress_topic: str, progress: Mapping[str, bytes]
+    ) -> None:
+        """Write the blocks in order and the progress records in one transaction; durable on return.
+
+        Raises Fenced when another incarnation has taken over, Retryable when the broker fails: nothing
+        of the transaction is visible to read_committed readers then.
+        """
+        messages = list(blocks)
+        for _ in range(TAKE_BACKS):
+            try:
+                self._producer.begin_transaction()
+                for block in messages:
+                    self._produce_block(topic, block)
+                for key, value in progress.items():
+                    self._produce(progress_topic, key, value)
+                self._raise_errors()
+                self._producer.commit_transaction(CALL_TIMEOUT_S)
+                return
+            except KafkaException as error:
+                self._recover(error)
+        raise Retryable(f"The slot was taken {TAKE_BACKS} times in one delivery.", where=self._id)
+
+    def close(self) -> None:
+        """Release the producer; an open transaction is left to the broker's timeout."""
+        self._producer.purge()
+
+    def _initialise(self) -> Producer:
+        producer = Producer(self._settings)
+        try:
+            producer.init_transactions(CALL_TIMEOUT_S)
+        except KafkaException as error:
+            raise unreachable(self._uri, error) from error
+        self._prove()
+        return producer
+
+    def _recover(self, cause: KafkaException) -> None:
+        """After a failed transaction: take the slot back if it is ours and was only fenced, else give up."""
+        error: KafkaError = cause.args[0]
+        self._errors.clear()
+        self._prove()
+        if error.code() in (
+            KafkaError._FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+            KafkaError.PRODUCER_FENCED,
+        ):
+            self._producer.purge()
+            self._producer = self._initialise()
+            return
+        if error.txn_requires_abort():
+            self._producer.abort_transaction(CALL_TIMEOUT_S)
+        raise unreachable(self._uri, error) from cause
+
+    def _produce_block(self, topic: str, block: MessageBlock) -> None:
+        """Hand a block to the client, partition by partition; the order inside a partition is kept."""
+        data = block.data.data
+        order = np.argsort(block.partition, kind="stable")
+        bounds = np.flatnonzero(np.diff(block.partition[order])) + 1
+        for part in np.split(order, bounds):
+            if len(part):
+                self._produce_part(topic, int(block.partition[part[0]]), _messages(data, block, part))
+        self._queued += len(data)
+        if self._queued >= QUEUE_BYTES:
+            self._producer.flush(CALL_TIMEOUT_S)
+            self._queued = 0
+
+    def _produce_part(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
+        """Hand over one partition's messages, in order."""
+        done = self._producer.produce_batch(topic, messages, partition=partition, on_delivery=self._failed)
+        if done != len(messages):
+            refused = next(m["_error"] for m in messages if m.get("_error") is not None)
+            raise KafkaException(refused)
+        self._producer.poll(0)
+
+    def _produce(self, topic: str, key: str, value: bytes) -> None:
+        self._producer.produce(topic, value, key, 0, on_delivery=self._failed)
+
+    def _failed(self, error: KafkaError | None, message: object) -> None:
+        if error is not None and len(self._errors) < 10:
+            self._errors.append(error)
+
+    def _raise_errors(self) -> None:
+        if self._errors:
+            raise KafkaException(self._errors[0])
+
+
+def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
+    """The messages of one partition as `produce_batch` takes them."""
+    starts = block.value_start[part]
+    values = zip(starts.tolist(), (starts + block.value_length[part]).tolist(), strict=True)
+    if block.key_length[part[0]] < 0:
+        return [{"value": data[a:b].tobytes()} for a, b in values]
+    starts = block.key_start[part]
+    keys = zip(starts.tolist(), (starts + block.key_length[part]).tolist(), strict=True)
+    return [
+        {"value": data[a:b].tobytes(), "key": data[c:d].tobytes()}
+        for (a, b), (c, d) in zip(values, keys, strict=True)
+    ]
+
+
+def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None:
+    """Initialise every slot once, so that no writer of an older incarnation can commit any more."""
+
+    def fence(one: str) -> None:
+        try:
+            Producer(producer_settings(uri, config.sink.kafka_config, one)).init_transactions(CALL_TIMEOUT_S)
+        except KafkaException as error:
+            raise unreachable(uri, error) from error
+
+    # Each waits mostly for the broker to abort what its predecessor left open.
+    with ThreadPoolExecutor(max(1, len(ids)), thread_name_prefix="fence") as pool:
+        list(pool.map(fence, ids))

@@ -1,0 +1,146 @@
+"""The owner's messages to Kafka: DDL and Resolved, broadcast, with a journal in the same transaction.
+
+A DDL is sent exactly once: its journal record and its messages commit together, so a restarted owner that
+reads the journal knows whether the DDL is out. The owner has a transactional id of its own; whoever
+becomes owner later initialises it and thereby fences the one before.
+
+Not thread-safe: one thread calls it. Every call blocks until the broker has answered, or raises Fenced
+(another owner has taken over) or Retryable. After Retryable build a new OwnerSink: only the journal it
+reads tells whether the interrupted call took effect.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from typing import Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.errors import Fenced
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.message import Message
+from tidegate.sink.kafka import (
+    CALL_TIMEOUT_S,
+    JOURNAL_KEY,
+    ensure_progress_topic,
+    ensure_topic,
+    producer_settings,
+    read_records,
+    unreachable,
+)
+
+
+class MarkEncoder(Protocol):
+    """The part of a protocol's encoder that the owner needs; `codec.registry.encoder` gives one."""
+
+    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message: ...
+
+    def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None: ...
+
+    def ddl_to_all_partitions(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """The last things the owner has told Kafka."""
+
+    ddl_ts: int = 0
+    """FinishedTS of the last DDL event delivered, 0: none."""
+    ddl_seq: int = -1
+    """That event's number among those of the same FinishedTS."""
+    resolved_ts: int = 0
+    token: tuple[int, int] = (0, 0)
+    """The feed's first token: a removed feed of the same name has a lower one."""
+
+    def to_bytes(self) -> bytes:
+        """The value of the journal record."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Journal:
+        """The inverse of `to_bytes`."""
+        found = json.loads(data)
+        first, second = found["token"]
+        return cls(found["ddl_ts"], found["ddl_seq"], found["resolved_ts"], (first, second))
+
+    def holds(self, event: DdlEvent) -> bool:
+        """Whether the event is out already."""
+        return (event.finished_ts, event.seq) <= (self.ddl_ts, self.ddl_seq)
+
+
+class OwnerSink:
+    """Sends the DDL and Resolved messages of one changefeed; `journal` says what is out."""
+
+    def __init__(
+        self,
+        uri: SinkUri,
+        config: ReplicaConfig,
+        transactional_id: str,
+        journal_topic: str,
+        created_token: tuple[int, int],
+        marks: MarkEncoder,
+    ) -> None:
+        kafka = config.sink.kafka_config
+        self._uri, self._topic, self._marks = uri, journal_topic, marks
+        self.partitions = ensure_topic(uri, kafka)
+        ensure_progress_topic(uri, kafka, journal_topic)
+        self._producer = Producer(producer_settings(uri, kafka, transactional_id) | {"linger.ms": 0})
+        try:
+            self._producer.init_transactions(CALL_TIMEOUT_S)
+        except KafkaException as error:
+            raise unreachable(uri, error) from error
+        # Read after the initialisation: an older owner can add nothing any more.
+        found = read_records(uri, kafka, journal_topic).get(JOURNAL_KEY)
+        journal = Journal.from_bytes(found) if found else Journal()
+        self.journal = journal if journal.token == created_token else Journal(token=created_token)
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
+        """Send one DDL event unless the journal holds it; durable on return."""
+        if self.journal.holds(event):
+            return
+        message = self._marks.encode_ddl(event, build_ms)
+        targets = range(self.partitions) if self._marks.ddl_to_all_partitions() else range(1)
+        self._commit(message, targets, replace(self.journal, ddl_ts=event.finished_ts, ddl_seq=event.seq))
+
+    def send_resolved(self, ts: int, build_ms: int = 0) -> None:
+        """Broadcast Resolved `ts`, which must not be below the last one; durable on return."""
+        assert ts >= self.journal.resolved_ts, f"Resolved {ts} after {self.journal.resolved_ts}"
+        message = self._marks.encode_resolved(ts, build_ms)
+        if message is not None:
+            self._commit(message, range(self.partitions), replace(self.journal, resolved_ts=ts))
+
+    def close(self) -> None:
+        """Release the producer."""
+        self._producer.purge()
+
+    def _commit(self, message: Message, partitions: range, journal: Journal) -> None:
+        topic, headers = self._uri.topic, list(message.headers)
+        try:
+            self._producer.begin_transaction()
+            for partition in partitions:
+                self._producer.produce(topic, message.value, message.key, partition, headers=headers)
+            self._producer.produce(self._topic, journal.to_bytes(), JOURNAL_KEY, 0)
+            self._producer.commit_transaction(CALL_TIMEOUT_S)
+        except KafkaException as error:
+            self._give_up(error)
+        self.journal = journal
+
+    def _give_up(self, cause: KafkaException) -> None:
+        """Make sure that nothing of the transaction stays, and say why."""
+        error: KafkaError = cause.args[0]
+        if error.code() in (
+            KafkaError._FENCED,
+            KafkaError.PRODUCER_FENCED,
+            KafkaError.INVALID_PRODUCER_EPOCH,
+        ):
+            raise Fenced(
+                "Another owner of this changefeed has taken over.", where=self._uri.bootstrap
+            ) from cause
+        if error.txn_requires_abort():
+            try:
+                self._producer.abort_transaction(CALL_TIMEOUT_S)
+            except KafkaException as second:
+                raise unreachable(self._uri, second) from cause
+        raise unreachable(self._uri, error) from cause

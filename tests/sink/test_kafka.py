@@ -1,0 +1,143 @@
+"""The transactional slot writer against a real broker: fencing, progress, errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
+from tidegate.errors import Fenced, InvalidInput, Retryable
+from tidegate.model.message import MessageBlock
+from tidegate.sink.kafka import (
+    SlotWriter,
+    SpanProgress,
+    ensure_progress_topic,
+    ensure_topic,
+    fence_slots,
+    read_progress,
+    transactional_id,
+)
+
+pytestmark = pytest.mark.integration
+
+Committed = Callable[[str], list[tuple[int, bytes | None, bytes | None]]]
+
+
+def block(*messages: tuple[int, bytes | None, bytes]) -> MessageBlock:
+    """A MessageBlock of (partition, key, value)."""
+    data = b"".join((key or b"") + value for _, key, value in messages)
+    key_length = np.array([-1 if key is None else len(key) for _, key, _ in messages], np.int64)
+    value_length = np.array([len(value) for _, _, value in messages], np.int64)
+    starts = np.concatenate([[0], np.cumsum(np.maximum(key_length, 0) + value_length)[:-1]]).astype(np.int64)
+    return MessageBlock(
+        np.frombuffer(data, np.uint8),
+        starts,
+        key_length,
+        starts + np.maximum(key_length, 0),
+        value_length,
+        np.array([p for p, _, _ in messages], np.int32),
+        np.ones(len(messages), np.int32),
+    )
+
+
+def sink(kafka: str, topic: str, options: str = "") -> tuple[SinkUri, ReplicaConfig]:
+    uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol=open-protocol{options}")
+    return uri, merge_config({}, uri)
+
+
+class Grants:
+    """A grant in the metadata store, for writers that prove themselves."""
+
+    def __init__(self) -> None:
+        self.current = 1
+
+    def prover(self, incarnation: int) -> Callable[[], None]:
+        def prove() -> None:
+            if incarnation != self.current:
+                raise Fenced("an older incarnation")
+
+        return prove
+
+
+def test_rows_and_progress_become_visible_together_and_in_order(
+    kafka: str, new_topic: Callable[..., str], committed: Committed
+) -> None:
+    topic, progress = new_topic(3), new_topic(1)
+    uri, config = sink(kafka, topic)
+    writer = SlotWriter(uri, config, transactional_id(1, "default", topic, 0), Grants().prover(1))
+    rows = [(i % 3, b"k%d" % i, b"v%d" % i) for i in range(1000)]
+    writer.deliver(
+        topic,
+        [block(*rows[:500]), block(*rows[500:])],
+        progress,
+        {"s1": SpanProgress((1, 1), 1, 77).to_bytes()},
+    )
+    assert [m[1:] for m in committed(topic)] == [m[1:] for p in range(3) for m in rows if m[0] == p]
+    assert read_progress(uri, config.sink.kafka_config, progress) == {"s1": SpanProgress((1, 1), 1, 77)}
+
+
+def test_a_writer_of_an_older_incarnation_writes_nothing_that_a_committed_reader_sees(
+    kafka: str, new_topic: Callable[..., str], committed: Committed
+) -> None:
+    topic, progress, grants = new_topic(1), new_topic(1), Grants()
+    uri, config = sink(kafka, topic)
+    name = transactional_id(1, "default", topic, 0)
+    zombie = SlotWriter(uri, config, name, grants.prover(1))
+    zombie.deliver(topic, [block((0, b"a", b"before"))], progress, {})
+    grants.current = 2
+    fence_slots(uri, config, [name])
+    with pytest.raises(Fenced):
+        zombie.deliver(topic, [block((0, b"a", b"after"))], progress, {"s": b"{}"})
+    assert committed(topic) == [(0, b"a", b"before")]
+    assert committed(progress) == []
+
+
+def test_a_zombie_that_wakes_before_it_took_its_slot_cannot_take_it(
+    kafka: str, new_topic: Callable[..., str]
+) -> None:
+    topic, grants = new_topic(1), Grants()
+    uri, config = sink(kafka, topic)
+    grants.current = 2
+    with pytest.raises(Fenced):
+        SlotWriter(uri, config, transactional_id(1, "default", topic, 0), grants.prover(1))
+
+
+def test_a_rightful_writer_fenced_by_a_waking_zombie_takes_its_slot_back(
+    kafka: str, new_topic: Callable[..., str], committed: Committed
+) -> None:
+    topic, progress, grants = new_topic(1), new_topic(1), Grants()
+    uri, config = sink(kafka, topic)
+    name = transactional_id(1, "default", topic, 0)
+    rightful = SlotWriter(uri, config, name, grants.prover(1))
+    fence_slots(uri, config, [name])
+    rightful.deliver(
+        topic, [block((0, None, b"row"))], progress, {"s": SpanProgress((1, 1), 1, 5).to_bytes()}
+    )
+    assert committed(topic) == [(0, None, b"row")]
+
+
+def test_a_topic_with_too_few_partitions_is_refused(kafka: str, new_topic: Callable[..., str]) -> None:
+    uri, config = sink(kafka, new_topic(2), "&partition-num=5")
+    with pytest.raises(InvalidInput, match="2 partitions"):
+        ensure_topic(uri, config.sink.kafka_config)
+
+
+def test_a_missing_topic_is_created_unless_the_settings_forbid_it(
+    kafka: str, new_topic: Callable[..., str]
+) -> None:
+    missing = new_topic(1) + "-missing"
+    uri, config = sink(kafka, missing, "&auto-create-topic=false")
+    with pytest.raises(InvalidInput, match="does not exist"):
+        ensure_topic(uri, config.sink.kafka_config)
+    uri, config = sink(kafka, missing, "&partition-num=4")
+    assert ensure_topic(uri, config.sink.kafka_config) == 4
+    ensure_progress_topic(uri, config.sink.kafka_config, missing + "-progress")
+    assert read_progress(uri, config.sink.kafka_config, missing + "-progress") == {}
+
+
+def test_a_broker_that_is_down_is_a_retryable_error_that_names_it() -> None:
+    uri, config = sink("127.0.0.1:1", "t", "&dial-timeout=1s&write-timeout=1s")
+    with pytest.raises(Retryable, match=r"127\.0\.0\.1:1"):
+        ensure_topic(uri, config.sink.kafka_config)

@@ -1,0 +1,101 @@
+"""DDL and Resolved on a real broker: broadcast, once, journalled, and only by the newest owner."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.integration.validators import read_topic
+from tidegate.codec.registry import codec_options, encoder
+from tidegate.config import load_config, parse_sink_uri
+from tidegate.errors import Fenced
+from tidegate.model.ddl import DdlEvent
+from tidegate.sink.kafka import transactional_id
+from tidegate.sink.kafka_owner import OwnerSink
+
+pytestmark = pytest.mark.integration
+
+
+def event(finished_ts: int, seq: int = 0) -> DdlEvent:
+    return DdlEvent(
+        job_id=1,
+        seq=seq,
+        start_ts=finished_ts - 5,
+        finished_ts=finished_ts,
+        action=3,
+        query=f"create table s.t{finished_ts}_{seq}(id int)",
+        schema="s",
+        table=f"t{finished_ts}_{seq}",
+        old_schema="s",
+        old_table=f"t{finished_ts}_{seq}",
+        schema_version=1,
+        before=None,
+        after=None,
+        added_ids=(),
+        removed_ids=(),
+    )
+
+
+@pytest.fixture
+def open_sink(kafka: str, new_topic: Callable[..., str]) -> Callable[..., OwnerSink]:
+    topic, journal = new_topic(3), new_topic(1)
+
+    def open_one(protocol: str = "open-protocol", created: tuple[int, int] = (1, 1)) -> OwnerSink:
+        uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol={protocol}")
+        config = load_config(None, uri)
+        marks = encoder(codec_options(config.codec_settings()))
+        name = transactional_id(1, "default", topic, "owner")
+        sink = OwnerSink(uri, config, name, journal, created, marks)
+        sink.source = uri.render()  # type: ignore[attr-defined]
+        return sink
+
+    return open_one
+
+
+def marks_of(sink: Any) -> dict[int, tuple[list[int], list[int]]]:
+    """Per partition the ts of its Resolved and of its DDL messages."""
+    return {
+        partition: ([ts for ts, _ in decoded.resolved], [ddl.ts for ddl in decoded.ddls])
+        for partition, decoded in read_topic(sink.source).items()
+    }
+
+
+def test_resolved_and_ddl_reach_every_partition_and_a_journalled_ddl_is_not_sent_again(
+    open_sink: Callable[..., OwnerSink],
+) -> None:
+    first = open_sink()
+    first.send_ddl(event(100))
+    first.send_resolved(100)
+    second = open_sink()
+    assert (second.journal.ddl_ts, second.journal.resolved_ts) == (100, 100)
+    second.send_ddl(event(100))
+    second.send_ddl(event(100, seq=1))
+    second.send_resolved(120)
+    assert marks_of(second) == {p: ([100, 120], [100, 100]) for p in range(3)}
+
+
+def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., OwnerSink]) -> None:
+    old = open_sink()
+    new = open_sink()
+    with pytest.raises(Fenced):
+        old.send_resolved(50)
+    new.send_resolved(60)
+    assert marks_of(new) == {p: ([60], []) for p in range(3)}
+
+
+def test_the_journal_of_a_removed_feed_of_the_same_name_does_not_count(
+    open_sink: Callable[..., OwnerSink],
+) -> None:
+    open_sink().send_ddl(event(100))
+    again = open_sink(created=(2, 1))
+    assert again.journal.ddl_ts == 0
+    again.send_ddl(event(90))
+    assert [ddls for _, ddls in marks_of(again).values()] == [[100, 90]] * 3
+
+
+def test_canal_json_sends_a_ddl_to_partition_zero_only(open_sink: Callable[..., OwnerSink]) -> None:
+    sink = open_sink("canal-json&enable-tidb-extension=true")
+    sink.send_ddl(event(100))
+    assert [p for p, (_, ddls) in marks_of(sink).items() if ddls] == [0]

@@ -1,0 +1,97 @@
+"""The Delta writer: odd names, exact keys, undo, snapshots."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tidegate.errors import Fatal, InvalidInput
+from tidegate.sink.lakehouse import COMPACT_FILES, Lakehouse, SnapshotRow, slot_path
+
+SCHEMA = pa.schema([("id", pa.int64()), ("we`ird a.b", pa.decimal128(20, 0)), ("v", pa.list_(pa.float32()))])
+PATH = slot_path("b`a k", "_a/é%.1")
+MAX = Decimal(2**64 - 1)
+
+
+def rows(*values: tuple[int, object, object]) -> pa.Table:
+    return pa.table([list(column) for column in zip(*values, strict=True)], schema=SCHEMA)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lakehouse:
+    made = Lakehouse(tmp_path / "with space")
+    made.create(PATH, SCHEMA)
+    return made
+
+
+def test_paths_are_plain_and_never_ours() -> None:
+    assert slot_path("bank", "accounts") == "bank/accounts"
+    assert PATH == "b=60a=20k/=5Fa=2F=C3=A9=25.1"
+    assert slot_path("_tidegate", "snapshots") == "=5Ftidegate/snapshots"
+
+
+def test_a_root_that_delta_cannot_open_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="character"):
+        Lakehouse(Path("/tmp/100%"))
+
+
+def test_merge_finds_keys_beyond_what_statistics_can_say(lake: Lakehouse) -> None:
+    lake.append(PATH, rows((1, MAX, [1.0]), (2, 5, None)))
+    lake.merge(PATH, rows((7, MAX, [2.0])), pa.table({"we`ird a.b": [Decimal(5)]}, schema=SCHEMA_KEY), KEY)
+    assert lake.read(PATH).to_pylist() == [{"id": 7, "we`ird a.b": MAX, "v": [2.0]}]
+    assert lake.read(PATH, 1).num_rows == 2, "the older version stays readable"
+
+
+KEY = ["we`ird a.b"]
+SCHEMA_KEY = pa.schema([("we`ird a.b", pa.decimal128(20, 0))])
+
+
+def test_restore_undoes_rows_and_columns_and_only_once(lake: Lakehouse) -> None:
+    lake.append(PATH, rows((1, 1, None)))
+    named = lake.version(PATH)
+    lake.append(PATH, rows((2, 2, None)))
+    lake.add_null_columns(PATH, pa.schema([*SCHEMA, pa.field("z", pa.string())]))
+    assert lake.restore(PATH, named)
+    assert lake.read(PATH).to_pylist() == [{"id": 1, "we`ird a.b": Decimal(1), "v": None}]
+    assert not lake.restore(PATH, named)
+
+
+def test_rename_carries_the_rows_and_leaves_the_old_versions(lake: Lakehouse) -> None:
+    lake.append(PATH, rows((1, 1, [0.5])))
+    lake.rename(PATH, "x/y")
+    assert lake.read("x/y").to_pylist() == lake.read(PATH).to_pylist()
+    lake.create("x/y", SCHEMA)
+    assert lake.read("x/y").num_rows == 0
+    assert lake.read("x/y", 1).num_rows == 1
+
+
+def test_compaction_and_vacuum_keep_named_versions_readable(lake: Lakehouse) -> None:
+    for i in range(COMPACT_FILES + 1):
+        lake.append(PATH, rows((i, i, None)))
+    named = lake.version(PATH)
+    assert lake.compact(PATH)
+    assert not lake.compact(PATH)
+    lake.vacuum(PATH, 0, [named])
+    assert lake.read(PATH, named).num_rows == lake.read(PATH).num_rows == COMPACT_FILES + 1
+    assert lake.vacuum(PATH, 0, []) > 0
+    with pytest.raises((Fatal, FileNotFoundError, OSError)):
+        lake.read(PATH, named)
+
+
+def test_a_snapshot_carries_its_metadata_even_without_rows(lake: Lakehouse) -> None:
+    assert lake.metadata("tidegate.position") is None
+    lake.publish([SnapshotRow(5, "a", "b", 1, PATH, 0)], {"tidegate.position": "one"})
+    lake.publish([], {"tidegate.position": "two"})
+    assert lake.metadata("tidegate.position") == "two"
+    assert [row.ts for row in lake.snapshot_rows()] == [5]
+    lake.trim_snapshots(6, {"tidegate.position": "three"})
+    assert lake.metadata("tidegate.position") == "three"
+    assert lake.snapshot_rows() == []
+
+
+def test_a_table_that_is_gone_says_so(lake: Lakehouse) -> None:
+    with pytest.raises(Fatal, match=r"gone|cannot be read"):
+        lake.read("no/table")
