@@ -1,0 +1,6 @@
+"""The pipeline's worker daemon: stages loaded before the fork (`spark.python.daemon.module`)."""
+
+from tidegate.spark.daemon import serve
+
+if __name__ == "__main__":
+    serve(("tidegate.pipeline.deliver",))

@@ -1,0 +1,123 @@
+"""What a pipeline process is told: the files the control process writes, read at the edge of each process.
+
+`spec.json` is written once per incarnation; `barrier.json` is replaced whenever spans or the barrier change;
+both atomically. The grant lies in the metadata store and is read from there, never from a file, since a
+fence must not be stale.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tidegate.config import ReplicaConfig, SinkUri, parse_sink_uri
+from tidegate.control.metadata import SELECT_VALUE, Grant, grant_key
+from tidegate.errors import Fenced, Retryable
+from tidegate.sink.kafka import progress_topic, transactional_id
+
+GRANT_READ_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSpec:
+    """One incarnation of one changefeed's pipeline."""
+
+    cluster_id: int
+    namespace: str
+    name: str
+    sink_uri: SinkUri
+    config: ReplicaConfig
+    token: tuple[int, int]
+    created_token: tuple[int, int]
+    """The feed's first token: progress records below it belong to a removed feed of the same name."""
+    incarnation: int
+    slots: int
+    store_dir: Path
+    feed_dir: Path
+    metadata_path: Path
+    socket_path: Path
+
+    @classmethod
+    def load(cls, path: Path) -> FeedSpec:
+        """Read `spec.json`."""
+        found = json.loads(path.read_text())
+        uri = parse_sink_uri(found["sink_uri"])
+        return cls(
+            cluster_id=found["cluster_id"],
+            namespace=found["namespace"],
+            name=found["id"],
+            sink_uri=uri,
+            config=ReplicaConfig.from_json(found["config"]),
+            token=_pair(found["token"]),
+            created_token=_pair(found["created_token"]),
+            incarnation=found["incarnation"],
+            slots=found["slots"],
+            store_dir=Path(found["store_dir"]),
+            feed_dir=path.parent,
+            metadata_path=Path(found["metadata_path"]),
+            socket_path=Path(found["socket_path"]),
+        )
+
+    @property
+    def changefeed(self) -> str:
+        """`namespace/id`."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def progress_topic(self) -> str:
+        """Where this feed's progress lies in Kafka."""
+        return progress_topic(self.namespace, self.name)
+
+    def transactional_id(self, slot: int) -> str:
+        """The identity of one of this feed's slots."""
+        return transactional_id(self.cluster_id, self.namespace, self.name, slot)
+
+    def prove(self) -> None:
+        """Return if this incarnation is the current one by the metadata store, else raise Fenced."""
+        grant = self.read_grant()
+        if grant is None or (grant.token, grant.incarnation) != (self.token, self.incarnation):
+            raise Fenced(
+                "Another incarnation of this changefeed writes now.",
+                where=f"changefeed {self.changefeed}",
+                why=f"granted: {grant}; this process: token {self.token} incarnation {self.incarnation}",
+            )
+
+    def read_grant(self) -> Grant | None:
+        """The grant as committed now. Raises Retryable when the metadata store cannot be read."""
+        key = grant_key(self.cluster_id, self.namespace, self.name)
+        try:
+            connection = sqlite3.connect(f"file:{self.metadata_path}?mode=ro", uri=True, timeout=GRANT_READ_S)
+            try:
+                row = connection.execute(SELECT_VALUE, (key,)).fetchone()
+            finally:
+                connection.close()
+        except sqlite3.Error as error:
+            raise Retryable(
+                "The grant cannot be read.", where=str(self.metadata_path), why=str(error)
+            ) from error
+        return Grant.from_bytes(row[0]) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier:
+    """How far each span may go, and which spans there are."""
+
+    barrier_ts: int
+    ddl_span: str
+    spans: dict[str, int]
+    """Span id to the ts its rows begin after."""
+
+    @classmethod
+    def load(cls, path: Path) -> Barrier:
+        """Read `barrier.json`."""
+        found = json.loads(path.read_text())
+        spans = {name: span["start_ts"] for name, span in found["spans"].items()}
+        return cls(found["barrier_ts"], found["ddl_span"], spans)
+
+
+def _pair(found: Any) -> tuple[int, int]:
+    first, second = found
+    return int(first), int(second)

@@ -1,0 +1,189 @@
+"""One changefeed from event store to Kafka: start reading here.
+
+    python -m tidegate.pipeline.job SPEC_JSON
+
+One Structured Streaming query. Spark schedules descriptors of key ranges; the tasks open the segments,
+decode, dispatch, encode and deliver. Nothing here handles a single row.
+
+    EventSource (span, after, upto)  ->  deliver: read > mount > split > dispatch > encode > Kafka
+                                                                   -> reports -> control process
+
+Exactly-once: a new incarnation first fences every transactional id that any incarnation has used, then
+reads the progress that was committed with the rows, and starts there. Spark's own checkpoint is
+disposable and fresh for each incarnation. Any failure ends the process; the supervisor starts the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
+from tidegate.ipc import ControlClient
+from tidegate.pipeline.deliver import REPORT, deliver
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.offsets import Offset
+from tidegate.pipeline.source import START_FILE, EventSource
+from tidegate.sink.kafka import ensure_progress_topic, fence_slots, read_progress
+from tidegate.spark.session import open_session
+
+Task = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""(path of spec.json, batches of descriptors) -> batches of `deliver.REPORT`."""
+
+
+DAEMON: Final = "tidegate.pipeline.daemon"
+
+
+def first_offset(spec: FeedSpec) -> Offset:
+    """Fence every older writer, then read what is durable: it cannot grow any more."""
+    kafka = spec.config.sink.kafka_config
+    ensure_progress_topic(spec.sink_uri, kafka, spec.progress_topic)
+    fence_slots(spec.sink_uri, spec.config, [spec.transactional_id(slot) for slot in range(spec.slots)])
+    spec.prove()
+    durable = read_progress(spec.sink_uri, kafka, spec.progress_topic)
+    starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
+    for span, progress in durable.items():
+        if progress.token >= spec.created_token:
+            starts[span] = max(starts.get(span, 0), progress.ts)
+    return Offset(spec.token, starts)
+
+
+def start_query(
+    spark: SparkSession, spec: FeedSpec, path: Path, control: ControlClient, task: Task = deliver
+) -> StreamingQuery:
+    """The streaming query of the feed. `task` is what a task does with its descriptors."""
+    spark.dataSource.register(EventSource)
+    events = (
+        spark.readStream.format("tidegate-events").option("spec", str(path)).option("tasks", tasks(spark))
+    )
+
+    def run_batch(descriptors: DataFrame, batch_id: int) -> None:
+        began = time.monotonic()
+        reports = descriptors.mapInArrow(partial(task, str(path)), REPORT).collect()
+        if reports:
+            control.send(checkpoint(spec, [row.asDict() for row in reports], time.monotonic() - began))
+
+    checkpoint_dir = spec.feed_dir / "spark" / f"checkpoint-{spec.incarnation}"
+    return (
+        events.load()
+        .writeStream.foreachBatch(run_batch)
+        .option("checkpointLocation", str(checkpoint_dir))
+        .trigger(processingTime="0 seconds")
+        .queryName(spec.changefeed)
+        .start()
+    )
+
+
+def tasks(spark: SparkSession) -> int:
+    """Tasks per micro-batch: one a core; more only cost scheduling."""
+    return max(1, int(spark.sparkContext.defaultParallelism))
+
+
+def checkpoint(spec: FeedSpec, reports: list[dict[str, int]], batch_s: float) -> dict[str, object]:
+    """The message that tells the control process what has become durable."""
+    return {
+        "type": "checkpoint",
+        "changefeed": spec.changefeed,
+        "token": list(spec.token),
+        "incarnation": spec.incarnation,
+        "spans": {report["span"]: report["ts"] for report in reports},
+        "stats": {
+            name: sum(r[name] for r in reports) for name in ("rows", "messages", "bytes", "quarantined")
+        }
+        | {"batch_ms": round(batch_s * 1000), "lag_ms": max(r["lag_ms"] for r in reports)},
+    }
+
+
+def run(path: Path) -> None:
+    """Run until the process is told to end or something fails."""
+    spec = FeedSpec.load(path)
+    control = ControlClient(spec.socket_path, hello(spec))
+    try:
+        work = spec.feed_dir / "spark"
+        shutil.rmtree(work, ignore_errors=True)
+        # The JVM takes seconds to start: fence meanwhile.
+        found: list[Offset | TidegateError] = []
+        fencing = threading.Thread(target=_note, args=(found, spec))
+        fencing.start()
+        spark = open_session(f"tidegate {spec.changefeed}", spec.config.tidegate.spark_master, work, DAEMON)
+        fencing.join()
+        if isinstance(found[0], TidegateError):
+            raise found[0]
+        (spec.feed_dir / START_FILE).write_text(json.dumps(found[0].to_json()))
+        query = start_query(spark, spec, path, control)
+        control.send(
+            {
+                "type": "started",
+                "changefeed": spec.changefeed,
+                "incarnation": spec.incarnation,
+                "spans": found[0].spans,
+            }
+        )
+        signal.signal(signal.SIGTERM, partial(_stop, query, spark))
+        query.awaitTermination()
+    except Exception as error:
+        control.send(failure(spec, error))
+        raise
+
+
+def _note(found: list[Offset | TidegateError], spec: FeedSpec) -> None:
+    try:
+        found.append(first_offset(spec))
+    except TidegateError as error:
+        found.append(error)
+
+
+def _stop(query: StreamingQuery, spark: SparkSession, number: int, frame: FrameType | None) -> None:
+    # Leave the interpreter at once: stopping Spark in order takes seconds, and nothing needs it. What was
+    # not committed is written again by the next incarnation.
+    os._exit(0)
+
+
+def hello(spec: FeedSpec) -> dict[str, object]:
+    """How this process introduces itself."""
+    return {
+        "role": "pipeline",
+        "changefeed": spec.changefeed,
+        "incarnation": spec.incarnation,
+        "pid": os.getpid(),
+    }
+
+
+KINDS = {kind.__name__: kind for kind in (Fatal, Fenced, Retryable)}
+
+
+def failure(spec: FeedSpec, error: Exception) -> dict[str, object]:
+    """The error as the control process wants it; a task's error comes as text through Spark."""
+    if isinstance(error, TidegateError):
+        parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
+        retry = isinstance(error, Retryable | Fenced)
+    else:
+        text = str(error)
+        named = next((name for name in KINDS if f"tidegate.errors.{name}" in text), None)
+        parts = {"what": "A task of the pipeline failed.", "where": "", "why": text[-4000:], "fix": ""}
+        retry = named != "Fatal"
+    return {
+        "type": "error",
+        "changefeed": spec.changefeed,
+        "incarnation": spec.incarnation,
+        "retry": retry,
+        **parts,
+    }
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))

@@ -1,0 +1,110 @@
+"""Spark's side of the event store: a streaming Python Data Source of *descriptors*.
+
+A row names a span and a ts range and nothing else; the task that gets it opens the segments itself, so
+the changes never cross the JVM. Spark runs `latestOffset` and `partitions` in a Python process of its own:
+with the rest of the capture it shares only files, read anew at every call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.types import StructType
+
+from tidegate.eventstore import outlook
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, ranges
+
+DESCRIPTOR = "span string, after long, upto long"
+START_FILE = "start.json"
+
+
+@dataclass(frozen=True)
+class Task(InputPartition):
+    """The ranges of one task."""
+
+    ranges: tuple[Range, ...]
+
+    def __init__(self, found: list[Range]) -> None:
+        object.__setattr__(self, "value", None)
+        object.__setattr__(self, "ranges", tuple(found))
+
+
+class EventSource(DataSource):
+    """`spark.readStream.format("tidegate-events").option("spec", PATH).option("tasks", N)`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidegate-events"
+
+    def schema(self) -> str:
+        return DESCRIPTOR
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return EventReader(Path(self.options["spec"]), int(self.options["tasks"]))
+
+
+class EventReader(DataSourceStreamReader):
+    """Offsets and partitions of one changefeed."""
+
+    def __init__(self, spec: Path, tasks: int) -> None:
+        self._spec, self._tasks = FeedSpec.load(spec), tasks
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where the driver found this incarnation to begin."""
+        found: dict[str, Any] = json.loads((self._spec.feed_dir / START_FILE).read_text())
+        return found
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """As far as the spans may be delivered, within the batch's byte budget."""
+        store, after = self._spec.store_dir, Offset.from_json(start)
+        barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
+        # The frontier first: every row below it is in a manifest by then.
+        frontier = outlook.read_frontier(store)
+        sizes = self._sizes(after, barrier, frontier)
+        budget = self._spec.config.tidegate.max_batch_bytes // max(1, len(sizes))
+
+        def cut(span: str, since: int, upto: int) -> int:
+            if span not in sizes:
+                return since
+            return outlook.cut(outlook.read_manifest(store, span), since, upto, budget)
+
+        return advance(after, barrier, frontier, cut).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        """The moved spans, packed into at most `tasks` tasks by their bytes."""
+        barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
+        found = ranges(Offset.from_json(start), Offset.from_json(end), barrier.spans)
+        sizes = {r.span: self._pending(r.span, r.after, r.upto) for r in found}
+        return [Task(members) for members in pack(found, sizes, self._tasks)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The descriptors themselves."""
+        assert isinstance(partition, Task)
+        columns = {
+            "span": [r.span for r in partition.ranges],
+            "after": [r.after for r in partition.ranges],
+            "upto": [r.upto for r in partition.ranges],
+        }
+        yield pa.RecordBatch.from_pydict(columns)
+
+    def _sizes(self, start: Offset, barrier: Barrier, frontier: Mapping[str, int]) -> dict[str, int]:
+        """Bytes that wait per span, of the spans that have rows to deliver."""
+        found = {}
+        for span, start_ts in barrier.spans.items():
+            after, upto = max(start.spans.get(span, 0), start_ts), bound(barrier, frontier, span)
+            size = self._pending(span, after, upto) if upto > after else 0
+            if size:
+                found[span] = size
+        return found
+
+    def _pending(self, span: str, after: int, upto: int) -> int:
+        rows, size, _, _ = outlook.pending(outlook.read_manifest(self._spec.store_dir, span), after, upto)
+        return max(size, 1) if rows else 0

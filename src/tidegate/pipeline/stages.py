@@ -1,0 +1,72 @@
+"""The stages between event store and sink, as pure functions from block to block.
+
+    block of entries -> mount -> split -> dispatch -> encode -> blocks of messages
+
+Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.codec.base import CodecOptions
+from tidegate.codec.blocks import encode_block
+from tidegate.codec.registry import codec_options
+from tidegate.config import ReplicaConfig
+from tidegate.dispatcher.kernels import partition_block
+from tidegate.dispatcher.router import Router
+from tidegate.dispatcher.split import split_block
+from tidegate.model.message import MessageBlock
+from tidegate.model.slots import RowBlock
+from tidegate.mounter.decode import MountOptions, Quarantined, mount
+from tidegate.mounter.schema_store import SchemaStore
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the stages of one changefeed need to know; built once per worker process."""
+
+    codec: CodecOptions
+    router: Router
+    partitions: int
+    split_updates: bool
+    mount: MountOptions
+
+
+def plan(config: ReplicaConfig, topic: str, partitions: int) -> Plan:
+    """The plan of a changefeed whose topic has that many partitions."""
+    return Plan(
+        codec=codec_options(config.codec_settings()),
+        router=Router(config.sink.dispatchers, topic, case_sensitive=config.case_sensitive),
+        partitions=partitions,
+        split_updates=not config.sink.kafka_config.output_raw_change_event,
+        mount=MountOptions(time_zone=config.tidegate.time_zone),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A block of entries on its way out."""
+
+    messages: tuple[MessageBlock, ...]
+    bad: tuple[Quarantined, ...]
+    rows: int
+    last_ts: int
+
+
+def run(block: pa.RecordBatch, schemas: SchemaStore, plan: Plan, build_ms: int) -> Encoded:
+    """All stages over one block of entries sorted by commit ts. `build_ms` is canal-json's `ts`."""
+    tables, bad = mount(block, schemas, plan.mount)
+    messages = tuple(_messages(tables, plan, build_ms))
+    return Encoded(messages, tuple(bad), block.num_rows, block.column(0)[-1].as_py())
+
+
+def _messages(tables: list[RowBlock], plan: Plan, build_ms: int) -> Iterator[MessageBlock]:
+    for rows in tables:
+        routed = split_block(rows) if plan.split_updates else rows
+        rule = plan.router.rule(rows.table)
+        partition = partition_block(routed, rule, plan.partitions, plan.mount.time_zone)
+        yield encode_block(routed, partition, plan.codec, build_ms)

@@ -1,0 +1,78 @@
+"""The control process's end of the socket, for tests of a pipeline process alone."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tidegate.ipc import HEADER
+
+
+class ControlEnd:
+    """Listens, keeps every message, and waits for what a test asks for."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self.messages: list[dict[str, Any]] = []
+        self._new = threading.Condition()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> ControlEnd:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def wait_message(
+        self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = 90
+    ) -> dict[str, Any]:
+        """The first message that fits."""
+        deadline = time.monotonic() + patience_s
+        with self._new:
+            while True:
+                for message in self.messages:
+                    if wanted(message):
+                        return message
+                assert self._new.wait(max(0.0, deadline - time.monotonic())), f"got only {self.messages}"
+
+    def wait_any_checkpoint(self) -> dict[str, Any]:
+        """The first checkpoint report."""
+        return self.wait_message(lambda m: m["type"] == "checkpoint")
+
+    def wait_spans(self, ts: int, patience_s: float = 90) -> None:
+        """Wait until every span that was ever reported has reached `ts`."""
+        self.wait_any_checkpoint()
+        deadline = time.monotonic() + patience_s
+        with self._new:
+            while min(self._reached().values()) < ts:
+                assert self._new.wait(max(0.0, deadline - time.monotonic())), self._reached()
+
+    def _reached(self) -> dict[str, int]:
+        reached: dict[str, int] = {}
+        for message in self.messages:
+            if message["type"] == "checkpoint":
+                reached |= message["spans"]
+        return reached
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        stream = connection.makefile("rb")
+        while header := stream.read(HEADER.size):
+            message = json.loads(stream.read(HEADER.unpack(header)[0]))
+            with self._new:
+                self.messages.append(message)
+                self._new.notify_all()

@@ -1,0 +1,116 @@
+"""A recorded change log put into an event store, as the puller would have done."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.config import load_config, parse_sink_uri
+from tidegate.control.metadata import Grant, grant_key
+from tidegate.eventstore.store import EventStore
+from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.span import span_id
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.tidb import keys
+from tidegate.workload.changelog import Txn, read_log
+
+CLUSTER = 7
+
+
+class RecordedFeed:
+    """A feed's folder over the first transactions of a change log; everything a pipeline process needs."""
+
+    def __init__(self, folder: Path, log: Path, sink_uri: str, upto: int | None = None) -> None:
+        self.folder, self.sink_uri = folder, sink_uri
+        self.store_dir = folder / "events" / str(CLUSTER) / "tidb"
+        # A name of its own: the progress topic of a feed outlives it on the broker.
+        self.name = "recorded-" + os.urandom(4).hex()
+        self.feed_dir = folder / "feeds" / "default" / self.name
+        self.feed_dir.mkdir(parents=True)
+        self.values: dict[bytes, bytes] = {}
+        self.rows: dict[int, list[tuple[Any, ...]]] = {}
+        self.last_ts = 0
+        for line in read_log(log, until=upto):
+            if isinstance(line, Txn) and line.is_base:
+                self.start_ts = line.commit_ts
+                self.values = {m.key: m.value for m in line.mutations}
+                meta = ((k, v) for k, v in self.values.items() if k.startswith(b"m"))
+                self.schemas = SchemaStore.from_meta(meta, self.start_ts)
+            elif isinstance(line, Txn):
+                self._take(line)
+
+    def _take(self, txn: Txn) -> None:
+        self.last_ts = txn.commit_ts
+        for mutation in txn.mutations:
+            if mutation.op not in ("put", "insert", "delete") or mutation.key[:1] != b"t":
+                continue
+            old = self.values.get(mutation.key, b"")
+            put = mutation.op != "delete"
+            if put:
+                self.values[mutation.key] = mutation.value
+            else:
+                self.values.pop(mutation.key, None)
+            if keys.is_record(mutation.key):
+                table = keys.parse_record(mutation.key).table_id
+                row = (txn.commit_ts, txn.start_ts, PUT if put else DELETE, mutation.key, mutation.value, old)
+                self.rows.setdefault(table, []).append(row)
+
+    def write(self, incarnation: int = 1, slots: int = 4) -> Path:
+        """The feed files of an incarnation, over an event store filled once; returns spec.json's path."""
+        spans = self._fill()
+        (self.feed_dir / "schema.bin").write_bytes(self.schemas.dump())
+        ddl_span = span_id(keys.ddl_span())
+        barrier = {"token": [1, 1], "barrier_ts": self.last_ts, "ddl_span": ddl_span, "spans": spans}
+        (self.feed_dir / "barrier.json").write_text(json.dumps(barrier))
+        self.grant(incarnation, slots)
+        uri = parse_sink_uri(self.sink_uri)
+        spec = {
+            "cluster_id": CLUSTER,
+            "namespace": "default",
+            "id": self.name,
+            "sink_uri": self.sink_uri,
+            "config": load_config(None, uri).to_json(),
+            "token": [1, 1],
+            "created_token": [1, 1],
+            "incarnation": incarnation,
+            "slots": slots,
+            "store_dir": str(self.store_dir),
+            "metadata_path": str(self.folder / "metadata.db"),
+            "socket_path": str(self.folder / "control.sock"),
+        }
+        path = self.feed_dir / "spec.json"
+        path.write_text(json.dumps(spec))
+        return path
+
+    def _fill(self) -> dict[str, dict[str, Any]]:
+        """Every table's rows in the event store; the spans of user tables as barrier.json names them."""
+        users = {span_id(keys.record_span(table)): table for table in self.rows if table < 1 << 40}
+        spans = {
+            name: {"start": "", "end": "", "physical_id": table, "start_ts": self.start_ts}
+            for name, table in users.items()
+        }
+        if self.store_dir.exists():
+            return spans
+        store = EventStore(self.store_dir)
+        for table, rows in self.rows.items():
+            span = store.open_span(keys.record_span(table))
+            columns = list(zip(*rows, strict=True))
+            batch = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
+            span.append(pa.RecordBatch.from_arrays(batch, schema=ENTRY_SCHEMA))
+            span.seal(self.last_ts + 1)
+        store.publish()
+        store.close()
+        return spans
+
+    def grant(self, incarnation: int, slots: int = 4) -> None:
+        """Raise the feed's grant in the metadata store."""
+        with sqlite3.connect(self.folder / "metadata.db") as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS kv (key TEXT PRIMARY KEY, value BLOB)")
+            value = Grant((1, 1), incarnation, slots).to_bytes()
+            key = grant_key(CLUSTER, "default", self.name)
+            connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))

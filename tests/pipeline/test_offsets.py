@@ -1,0 +1,71 @@
+"""How far a micro-batch may go, and how it is cut into tasks."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.pipeline.feed import Barrier
+from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, ranges
+
+TOKEN = (3, 7)
+
+
+def everything(span: str, after: int, upto: int) -> int:
+    return upto
+
+
+def test_a_span_stops_at_the_least_of_its_resolved_the_barrier_and_the_ddl_resolved() -> None:
+    barrier = Barrier(barrier_ts=50, ddl_span="ddl", spans={"a": 0})
+    assert bound(barrier, {"a": 40, "ddl": 60}, "a") == 40
+    assert bound(barrier, {"a": 70, "ddl": 60}, "a") == 50
+    assert bound(barrier, {"a": 70, "ddl": 45}, "a") == 45
+    assert bound(barrier, {"ddl": 45}, "a") == 0
+
+
+def test_nothing_to_deliver_leaves_the_offset_as_it_is_so_that_spark_makes_no_batch() -> None:
+    start = Offset(TOKEN, {"a": 10, "b": 20})
+    barrier = Barrier(100, "ddl", {"a": 5, "b": 5})
+    frontier = {"a": 90, "b": 90, "ddl": 90}
+    assert advance(start, barrier, frontier, lambda span, after, upto: after) is start
+
+
+def test_a_new_span_begins_after_its_start_and_a_removed_one_is_forgotten() -> None:
+    start = Offset(TOKEN, {"gone": 10})
+    end = advance(start, Barrier(100, "ddl", {"new": 30}), {"new": 80, "ddl": 90}, everything)
+    assert end.spans == {"new": 80}
+    assert ranges(start, end, {"new": 30}) == [Range("new", 30, 80)]
+
+
+def test_an_offset_survives_the_way_through_json() -> None:
+    offset = Offset(TOKEN, {"a": 2**63 - 1})
+    assert Offset.from_json(offset.to_json()) == offset
+
+
+names = st.text("abcdef", min_size=1, max_size=2)
+
+
+@given(
+    st.dictionaries(names, st.integers(0, 100)),
+    st.dictionaries(names, st.integers(0, 100)),
+    st.dictionaries(names, st.integers(0, 100)),
+    st.integers(0, 100),
+)
+def test_no_range_passes_a_bound_or_goes_back(
+    begun: dict[str, int], spans: dict[str, int], resolved: dict[str, int], barrier_ts: int
+) -> None:
+    barrier = Barrier(barrier_ts, "ddl", spans)
+    frontier = resolved | {"ddl": 70}
+    start = Offset(TOKEN, begun)
+    for one in ranges(start, advance(start, barrier, frontier, everything), spans):
+        assert one.after == max(begun.get(one.span, 0), spans[one.span])
+        assert one.after < one.upto <= min(resolved[one.span], barrier_ts, 70)
+
+
+@given(st.dictionaries(names, st.integers(0, 1000), min_size=1), st.integers(1, 4))
+def test_packing_loses_and_doubles_no_range(sizes: dict[str, int], groups: int) -> None:
+    found = [Range(span, 0, 1) for span in sizes]
+    packed = pack(found, sizes, groups)
+    assert sorted(r.span for members in packed for r in members) == sorted(sizes)
+    assert len(packed) <= groups
+    assert all(packed)

@@ -1,0 +1,78 @@
+"""A pipeline that is stopped, replaced and then continued writes nothing that a committed reader sees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.pipeline.control_end import ControlEnd
+from tests.pipeline.recorded import RecordedFeed
+from tests.pipeline.test_job import BANK, UPTO, expected, found
+from tools.processes import descendants
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture
+def feed(tmp_path: Path, kafka: str, new_topic: Callable[..., str]) -> RecordedFeed:
+    return RecordedFeed(
+        tmp_path, BANK, f"kafka://{kafka}/{new_topic(3)}?protocol=canal-json&enable-tidb-extension=true", UPTO
+    )
+
+
+@pytest.fixture
+def control(feed: RecordedFeed) -> Iterator[ControlEnd]:
+    with ControlEnd(feed.folder / "control.sock") as end:
+        yield end
+
+
+def start(spec: Path) -> subprocess.Popen[bytes]:
+    log = (spec.parent / "log").open("ab")
+    command = [sys.executable, "-m", "tidegate.pipeline.job", str(spec)]
+    return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+
+
+def workers(pid: int) -> list[int]:
+    """The processes below a driver that deliver: children of the worker daemon."""
+    daemons = [p for p, line in descendants(pid) if "tidegate.pipeline.daemon" in line]
+    return daemons[1:]
+
+
+def stop_while_delivering(feed: RecordedFeed, driver: int, whole: bool) -> list[int]:
+    """SIGSTOP a worker that holds a slot, or the driver with everything below it; the pids stopped."""
+    slots = feed.feed_dir / "slots"
+    deadline = time.monotonic() + 90
+    while not (slots.is_dir() and any(f.stat().st_size for f in slots.iterdir())):
+        assert time.monotonic() < deadline, "no worker took a slot"
+        time.sleep(0.005)
+    pids = [driver, *(p for p, _ in descendants(driver))] if whole else workers(driver)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["driver", "worker"])
+def test_a_zombie_writes_nothing(feed: RecordedFeed, control: ControlEnd, whole: bool) -> None:
+    zombie = start(feed.write(incarnation=1))
+    stopped = stop_while_delivering(feed, zombie.pid, whole)
+    rightful = start(feed.write(incarnation=2))
+    try:
+        control.wait_message(lambda m: m["type"] == "started" and m["incarnation"] == 2)
+        control.wait_spans(feed.last_ts)
+        before = found(feed.sink_uri)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        # The zombie goes on until it meets the fence, and ends.
+        assert zombie.wait(90) != 0
+        assert found(feed.sink_uri) == before == expected(feed)
+    finally:
+        for process in (zombie, rightful):
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
