@@ -1,0 +1,479 @@
+"""The writer of a target: whole transactions in commit order, DDL between them, snapshots as commit points.
+
+Between two snapshots tables may run ahead, one commit each; nobody is told. `publish` then names all tables'
+versions in one append that also carries the position. After a crash `recover` takes every table back to the
+newest snapshot, drops what was never named, and reading restarts at that snapshot's position: every change is
+in the target exactly once, whichever step was interrupted.
+
+DDL is rendered from the TableInfo of the event (`ddl_plan`); an intent with the fingerprint of the definition
+before goes to `_tidegate/ddl.jsonl` first. When the same DDL comes again after a crash, the
+table must be what the intent says it was, else the writer stops.
+
+One thread per table at most `WRITERS`; one process per target (`target_lock`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.codec import ddl_header
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer import ddl_plan, definition
+from tidegate.consumer.assembler import Piece
+from tidegate.consumer.convert import Losses, to_target
+from tidegate.consumer.definition import ROWID, Definition
+from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
+from tidegate.consumer.position import METADATA_KEY, Position
+from tidegate.consumer.source import read_staged
+from tidegate.errors import Fatal, InvalidInput
+from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
+
+WRITERS: Final = 2
+INTENTS: Final = "_tidegate/ddl.jsonl"
+DEFINITIONS: Final = "_tidegate/definitions"
+Name = tuple[str, str]
+
+
+@contextmanager
+def target_lock(root: Path) -> Iterator[None]:
+    """Hold the target for this process; InvalidInput when another one has it. Ends with the process."""
+    (root / "_tidegate").mkdir(parents=True, exist_ok=True)
+    handle = os.open(root / "_tidegate" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
+            raise InvalidInput(
+                "another consumer writes this target",
+                where=str(root),
+                why=f"process {holder} holds its lock",
+                fix="stop that process, or choose another directory",
+            ) from error
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+@dataclass(slots=True)
+class Table:
+    """One table of the target as the writer knows it."""
+
+    definition: Definition
+    path: str
+    version: int
+
+
+@dataclass(slots=True)
+class Stats:
+    """What was done since the start."""
+
+    rows: int = 0
+    """Row changes taken, before the net effect."""
+    commits: int = 0
+    snapshots: int = 0
+    ddls: int = 0
+    missing_deletes: int = 0
+    """Rows of tables without a key that were to be deleted and not found."""
+    losses: Losses = field(default_factory=Losses)
+    guessed: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+class Applier:
+    """Writes one target directory."""
+
+    def __init__(self, root: Path, time_zone: str = "UTC", trust_inserts: bool = True) -> None:
+        """`trust_inserts`: an insert on the wire is one; False when updates carry no old values."""
+        self.lake = Lakehouse(root)
+        self.stats = Stats()
+        self.tables: dict[Name, Table] = {}
+        self._time_zone, self._trust = time_zone, trust_inserts
+        self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="delta")
+
+    def close(self) -> None:
+        """Wait for writers."""
+        self._pool.shutdown()
+
+    # --- start
+
+    def recover(self) -> Position | None:
+        """Take the target back to its newest snapshot; its position, or None for a fresh target."""
+        (self.lake.root / "_tidegate").mkdir(parents=True, exist_ok=True)
+        text = self.lake.metadata(METADATA_KEY)
+        if text is None:
+            for path in self.lake.slots():
+                self.lake.discard(path)
+            return None
+        position = Position.from_json(text)
+        named = self.lake.named_versions()
+        for row in self._newest(position.ts):
+            self.lake.restore(row.path, row.version)
+            known = self._stored_definition(row.path, position.ts)
+            self.tables[row.schema, row.table] = Table(known, row.path, self.lake.version(row.path))
+        live = {table.path for table in self.tables.values()}
+        for path in self.lake.slots():
+            if path not in live and path not in named:
+                self.lake.discard(path)
+        return position
+
+    def _newest(self, ts: int) -> list[SnapshotRow]:
+        rows = self.lake.snapshot_rows()
+        return [row for row in rows if row.ts == ts]
+
+    # --- rows
+
+    def rows(self, pieces: Mapping[Name, Sequence[Piece]]) -> None:
+        """Apply the net effect of each table's pieces, tables side by side."""
+        work = [self._pool.submit(self._apply_table, name, part) for name, part in pieces.items()]
+        for done in work:
+            done.result()
+
+    def _apply_table(self, name: Name, pieces: Sequence[Piece]) -> None:
+        table = self._table_for(name, pieces)
+        changes = staged_changes(pieces, table.definition, self._time_zone, self.stats.losses)
+        if len(changes) == 0:
+            return
+        if table.definition.keys:
+            self._apply_keyed(table, changes)
+        else:
+            self._apply_bag(table, changes)
+        table.version = self.lake.version(table.path)
+        self.stats.rows += len(changes)
+        self.stats.commits += 1
+
+    def _apply_keyed(self, table: Table, changes: Changes) -> None:
+        effect = net_effect(changes, table.definition.keys)
+        if effect.upserts.num_rows + effect.deletes.num_rows == 0:
+            return
+        if effect.only_inserts and self._trust:
+            self.lake.append(table.path, effect.upserts)
+        else:
+            self.lake.merge(table.path, effect.upserts, effect.deletes, table.definition.keys)
+
+    def _apply_bag(self, table: Table, changes: Changes) -> None:
+        effect = net_bag(changes)
+        inserts = effect.inserts.append_column(ROWID, pa.array(effect.identities, pa.string()))
+        gone = self._find_in_bag(table, effect.deletes)
+        if len(gone):
+            deletes = pa.table({ROWID: gone})
+            self.lake.merge(table.path, inserts, deletes, [ROWID])
+        elif inserts.num_rows:
+            self.lake.append(table.path, inserts)
+
+    def _find_in_bag(self, table: Table, deletes: pa.Table) -> pa.Array:
+        """Row ids of rows equal to `deletes`, one for each. Reads the whole table: bags have no key."""
+        if deletes.num_rows == 0:
+            return pa.array([], pa.string())
+        held = self.lake.read(table.path)
+        codes = factorize(pa.concat_tables([held.select(deletes.column_names), deletes]))
+        wanted = np.bincount(codes[held.num_rows :], minlength=int(codes.max()) + 1)
+        chosen = []
+        for at, code in enumerate(codes[: held.num_rows].tolist()):
+            if wanted[code] > 0:
+                wanted[code] -= 1
+                chosen.append(at)
+        self.stats.missing_deletes += int(wanted.sum())
+        ids = held[ROWID].take(chosen)
+        return pa.concat_arrays(ids.chunks) if ids.num_chunks else pa.array([], pa.string())
+
+    def _table_for(self, name: Name, pieces: Sequence[Piece]) -> Table:
+        """The table these rows belong to; made or changed by guess when no DDL header told of it."""
+        table = self.tables.get(name)
+        for piece in sorted(pieces, key=lambda piece: piece.segment.first_offset):
+            segment = piece.segment
+            if table is None:
+                table = self._create(definition.guess(*name, segment.columns, segment.min_ts))
+                continue
+            unknown = [c.name for c in segment.columns if table.definition.column(c.name) is None]
+            if not unknown:
+                continue
+            if table.definition.info is not None:
+                raise Fatal(
+                    "rows carry a column that the table does not have",
+                    where=f"table {table.definition.name}, column {', '.join(unknown)}",
+                    why="a DDL message is missing on the topic, or was written without its header",
+                    fix="start a new target from a new changefeed, and report this",
+                )
+            guessed = definition.guess(*name, segment.columns, segment.min_ts)
+            self._step(ddl_plan.regrown(table.definition, guessed))
+            table = self.tables[name]
+        assert table is not None
+        return table
+
+    # --- DDL
+
+    def ddl(self, messages: Sequence[DdlMessage]) -> list[str]:
+        """Execute the DDLs of one FinishedTS, in order; what was done, in words."""
+        events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
+        events.sort(key=lambda pair: pair[0].seq if pair[0] is not None else 0)
+        done = []
+        for event, message in events:
+            held = [table.definition for table in self.tables.values()]
+            if event is not None:
+                steps = ddl_plan.plan(event, held)
+            else:
+                steps = ddl_plan.plan_without_header(message, held)
+            self._intend(message, steps)
+            done += [self._step(step) for step in steps]
+            self.stats.ddls += 1
+        return done
+
+    def _step(self, step: ddl_plan.Step) -> str:
+        match step:
+            case ddl_plan.Create(made):
+                self._create(made)
+                return f"create {made.name}"
+            case ddl_plan.Drop(schema, table):
+                self.tables.pop((schema, table), None)
+                return f"drop {schema}.{table}"
+            case ddl_plan.Rename(schema, table, made):
+                self._rename((schema, table), made)
+                return f"rename {schema}.{table} to {made.name}"
+            case ddl_plan.Rewrite(made, sources, in_place):
+                self._rewrite(made, sources, in_place)
+                return f"alter {made.name}"
+            case ddl_plan.Redefine(made, why):
+                self._know(self.tables[made.schema, made.table], made)
+                return f"{made.name}: {why}"
+            case ddl_plan.Nothing(why):
+                return f"nothing: {why}"
+            case ddl_plan.Refuse(why):
+                raise Fatal(
+                    "a DDL cannot be replayed at the target",
+                    where="the topic's next DDL message",
+                    why=why,
+                    fix="start a new target from a new changefeed that begins after it",
+                )
+
+    def _create(self, made: Definition) -> Table:
+        path = slot_path(made.schema, made.table)
+        self.lake.create(path, made.arrow_schema)
+        table = Table(made, path, self.lake.version(path))
+        self.tables[made.schema, made.table] = table
+        self._know(table, made)
+        return table
+
+    def _rename(self, old: Name, made: Definition) -> None:
+        held = self.tables.pop(old)
+        path = slot_path(made.schema, made.table)
+        self.lake.rename(held.path, path)
+        self.tables[made.schema, made.table] = Table(held.definition, path, self.lake.version(path))
+        if held.definition.arrow_schema == made.arrow_schema:
+            self._know(self.tables[made.schema, made.table], made)
+
+    def _rewrite(self, made: Definition, sources: Sequence[ddl_plan.Source], in_place: bool) -> None:
+        table = self.tables[made.schema, made.table]
+        if in_place:
+            self.lake.add_null_columns(table.path, made.arrow_schema)
+        else:
+            rewriter = _Rewriter(made, sources, self.stats.losses)
+            self.lake.rewrite(table.path, made.arrow_schema, rewriter)
+        table.version = self.lake.version(table.path)
+        self._know(table, made)
+
+    def _know(self, table: Table, made: Definition) -> None:
+        """Keep the definition beside the data: durable before any snapshot that needs it."""
+        table.definition = made
+        if made.guessed:
+            self.stats.guessed[made.name] = made.guessed
+        file = self._definition_file(table.path, made.version)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _write_durably(file, made.to_json())
+
+    def _definition_file(self, path: str, version: int) -> Path:
+        return self.lake.root / DEFINITIONS / f"{path.replace('/', '+')}@{version:020d}.json"
+
+    def _stored_definition(self, path: str, ts: int) -> Definition:
+        pattern = path.replace("/", "+") + "@"
+        folder = self.lake.root / DEFINITIONS
+        found = (
+            sorted(file for file in folder.iterdir() if file.name.startswith(pattern))
+            if folder.exists()
+            else []
+        )
+        valid = [file for file in found if int(file.stem.rpartition("@")[2]) <= ts]
+        if not valid:
+            raise Fatal(
+                "a table's definition is gone",
+                where=f"{folder}, table {path}",
+                fix="restore the directory, or start a new target",
+            )
+        return definition.from_json(valid[-1].read_bytes())
+
+    def _intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+        before = self._fingerprint(message)
+        for intent in self._intents():
+            same = (intent["ts"], intent["schema"], intent["table"], intent["query"])
+            if (
+                same == (message.ts, message.schema, message.table, message.query)
+                and intent["before"] != before
+            ):
+                raise Fatal(
+                    "a DDL is to run again on a table that is not what it was",
+                    where=f"{message.schema}.{message.table} at ts {message.ts}",
+                    why=f"definition {before}, the journal says {intent['before']}",
+                    fix=f"compare {self.lake.root / INTENTS} with the table; start a new target if in doubt",
+                )
+        line = {"ts": message.ts, "schema": message.schema, "table": message.table, "query": message.query}
+        names = [type(step).__name__.lower() for step in steps]
+        _append_durably(
+            self.lake.root / INTENTS, orjson.dumps(line | {"steps": names, "before": before}) + b"\n"
+        )
+
+    def _fingerprint(self, message: DdlMessage) -> str | None:
+        held = self.tables.get((message.schema, message.table))
+        return held.definition.fingerprint() if held is not None else None
+
+    def _intents(self) -> list[dict[str, Any]]:
+        file = self.lake.root / INTENTS
+        if not file.exists():
+            return []
+        # A torn last line is an intent that was never acted on.
+        return [orjson.loads(line) for line in file.read_bytes().split(b"\n")[:-1] if line]
+
+    # --- commit point
+
+    def publish(self, position: Position) -> None:
+        """Name the snapshot at position.ts: from here on it is what readers and a restart see."""
+        for table in self.tables.values():
+            if self.lake.compact(table.path):
+                table.version = self.lake.version(table.path)
+        rows = [
+            SnapshotRow(position.ts, schema, name, table.definition.table_id, table.path, table.version)
+            for (schema, name), table in sorted(self.tables.items())
+        ]
+        self.lake.publish(rows, {METADATA_KEY: position.to_json()})
+        self.stats.snapshots += 1
+
+
+class _Rewriter:
+    """Turns batches of a table's rows into its new columns."""
+
+    def __init__(self, made: Definition, sources: Sequence[ddl_plan.Source], losses: Losses) -> None:
+        self._made, self._sources, self._losses = made, sources, losses
+        self._rows = 0
+
+    def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        schema = self._made.arrow_schema
+        arrays = [self._column(batch, source) for source in self._sources]
+        if not self._made.keys:
+            arrays.append(self._row_ids(batch))
+        self._rows += batch.num_rows
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _column(self, batch: pa.RecordBatch, source: ddl_plan.Source) -> pa.Array:
+        if source.taken is None:
+            return (
+                pa.nulls(batch.num_rows, source.column.type)
+                if source.fill is None
+                else pa.array([source.fill.as_py()], source.column.type).take(
+                    pa.array(np.zeros(batch.num_rows, np.int64))
+                )
+            )
+        held = batch.column(source.taken.name)
+        if not source.taken.elems and source.column.elems:
+            held = held.cast(pa.uint64())  # a guessed enum or set: its number as text
+        return to_target(held, source.column, "UTC", self._losses)
+
+    def _row_ids(self, batch: pa.RecordBatch) -> pa.Array:
+        if ROWID in batch.schema.names:
+            return batch.column(ROWID).cast(pa.string())
+        return pa.array(
+            [f"ddl{self._made.version}-{self._rows + at}" for at in range(batch.num_rows)], pa.string()
+        )
+
+
+def staged_changes(pieces: Sequence[Piece], known: Definition, time_zone: str, losses: Losses) -> Changes:
+    """The rows of the pieces in the target's types."""
+    meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
+    new, old = [], []
+    keys = known.keys or tuple(column.name for column in known.columns)
+    fields = {column.name: column for column in known.columns}
+    for piece in pieces:
+        batch = _within(read_staged(piece.segment), piece)
+        if batch.num_rows == 0:
+            continue
+        values = [
+            batch.column(name).to_numpy(zero_copy_only=False)
+            for name in ("_op", "_commit_ts", "_offset", "_seq")
+        ]
+        for column, array in zip(
+            meta, [*values, np.full(batch.num_rows, piece.segment.partition, np.int32)], strict=True
+        ):
+            column.append(array)
+        new.append(_image(batch, "n.", list(fields.values()), time_zone, losses))
+        old.append(_image(batch, "o.", [fields[key] for key in keys], time_zone, losses))
+    schema = pa.schema([(column.name, column.type) for column in known.columns])
+    key_schema = pa.schema([(key, fields[key].type) for key in keys])
+    kinds = (np.uint8, np.uint64, np.int64, np.int32, np.int32)
+    op, commit_ts, offset, seq, partition = (
+        np.concatenate(column) if column else np.zeros(0, kind)
+        for column, kind in zip(meta, kinds, strict=True)
+    )
+    return Changes(
+        op=op,
+        commit_ts=commit_ts,
+        partition=partition,
+        offset=offset,
+        seq=seq,
+        new=pa.Table.from_batches(new, schema),
+        old=pa.Table.from_batches(old, key_schema),
+    )
+
+
+def _within(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+    if piece.after < piece.segment.min_ts and piece.segment.max_ts <= piece.upto:
+        return batch
+    ts = batch.column("_commit_ts")
+    after, upto = pa.scalar(piece.after, pa.uint64()), pa.scalar(piece.upto, pa.uint64())
+    return batch.filter(pc.and_(pc.greater(ts, after), pc.less_equal(ts, upto)))
+
+
+def _image(
+    batch: pa.RecordBatch, prefix: str, columns: Sequence[Any], time_zone: str, losses: Losses
+) -> pa.RecordBatch:
+    names = set(batch.schema.names)
+    arrays = [
+        to_target(batch.column(prefix + column.name), column, time_zone, losses)
+        if prefix + column.name in names
+        else pa.nulls(batch.num_rows, column.type)
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([(column.name, column.type) for column in columns])
+    )
+
+
+def _write_durably(file: Path, data: bytes) -> None:
+    fresh = file.with_suffix(".new")
+    with fresh.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+    fresh.replace(file)
+
+
+def _append_durably(file: Path, data: bytes) -> None:
+    """Append a line; a torn last line of an earlier crash is cut off first."""
+    with file.open("ab+") as out:
+        out.seek(0)
+        whole = out.read()
+        if whole and not whole.endswith(b"\n"):
+            out.truncate(whole.rfind(b"\n") + 1)
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())

@@ -1,0 +1,182 @@
+"""Columns as a protocol decodes them, turned into the target's types. Pure.
+
+`wire` arrays have the types of `codec.base.DecodedTable` (numbers, text, bytes); `TargetColumn.type` is what
+DESIGN 7 calls the Delta types. Everything is done on whole columns; values that no calendar knows (zero
+dates, 31 February) become null and are counted, and only columns that hold such a value are looked at value
+by value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import Undecodable
+
+YEAR, BIT, JSON, DECIMAL, ENUM, SET, VECTOR = 13, 16, 245, 246, 247, 248, 225
+FLOAT, DOUBLE, TIMESTAMP, DATE, TIME, DATETIME, NEWDATE = 4, 5, 7, 10, 11, 12, 14
+TINY, SHORT, LONG, LONGLONG, INT24 = 1, 2, 3, 8, 9
+STRINGS: Final = frozenset({15, 249, 250, 251, 252, 253, 254})
+
+_SIGNED: Final = {
+    TINY: pa.int8(),
+    SHORT: pa.int16(),
+    INT24: pa.int32(),
+    LONG: pa.int32(),
+    LONGLONG: pa.int64(),
+}
+_UNSIGNED: Final = {
+    TINY: pa.int16(),
+    SHORT: pa.int32(),
+    INT24: pa.int32(),
+    LONG: pa.int64(),
+    LONGLONG: pa.decimal128(20, 0),
+}
+_FIXED: Final = {
+    FLOAT: pa.float32(),
+    DOUBLE: pa.float64(),
+    YEAR: pa.int32(),
+    DATE: pa.date32(),
+    NEWDATE: pa.date32(),
+    DATETIME: pa.timestamp("us"),
+    TIMESTAMP: pa.timestamp("us", tz="UTC"),
+    TIME: pa.string(),
+    ENUM: pa.string(),
+    SET: pa.string(),
+    JSON: pa.string(),
+    VECTOR: pa.list_(pa.float32()),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """One column of a target table."""
+
+    name: str
+    mysql_type: int
+    type: pa.DataType
+    elems: tuple[str, ...] = ()
+    """Names of an enum or set; empty when unknown: then the number is kept as text."""
+    id: int = 0
+    """TiDB's column id, 0 when guessed."""
+
+
+def target_type(mysql_type: int, *, unsigned: bool, binary: bool, flen: int, decimal: int) -> pa.DataType:
+    """The Delta type of a MySQL type; decimals of unknown or over 38 digits are text."""
+    if mysql_type in _SIGNED:
+        return (_UNSIGNED if unsigned else _SIGNED)[mysql_type]
+    if mysql_type in (DECIMAL, 0):
+        return pa.decimal128(flen, max(decimal, 0)) if 0 < flen <= 38 else pa.string()
+    if mysql_type == BIT:
+        return pa.decimal128(20, 0) if flen >= 64 else pa.int64()
+    if mysql_type in STRINGS:
+        return pa.binary() if binary else pa.string()
+    if mysql_type in _FIXED:
+        return _FIXED[mysql_type]
+    raise Undecodable(
+        "a column's type is not known", why=f"MySQL type code {mysql_type}", fix="leave the table out"
+    )
+
+
+@dataclass(slots=True)
+class Losses:
+    """Values that the target's types cannot hold."""
+
+    bad_dates: int = 0
+    bad_texts: int = 0
+    """Text that is not UTF-8: kept with U+FFFD in place of the bad bytes."""
+
+
+def to_target(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Losses) -> pa.Array:
+    """A decoded column in the type of its target; Undecodable when a value does not fit at all."""
+    try:
+        return _converted(wire, column, time_zone, losses)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise Undecodable(
+            "a column's values do not fit the target's type",
+            where=f"column {column.name}: {wire.type} to {column.type}",
+            why=str(error)[:200],
+            fix="compare the table's definition at the source with the target's",
+        ) from error
+
+
+def _converted(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Losses) -> pa.Array:
+    kind, target = column.mysql_type, column.type
+    if wire.type == target or pa.types.is_null(wire.type):
+        return wire.cast(target)
+    if kind in (ENUM, SET) and pa.types.is_integer(wire.type):
+        return _names(wire, column) if column.elems else wire.cast(pa.string())
+    if pa.types.is_string(wire.type) and pa.types.is_date(target):
+        return _calendar(wire, target, date.fromisoformat, losses)
+    if pa.types.is_string(wire.type) and pa.types.is_timestamp(target):
+        naive = _calendar(wire, pa.timestamp("us"), datetime.fromisoformat, losses)
+        return naive if target.tz is None else _utc(naive, time_zone)
+    if pa.types.is_list(target) and pa.types.is_string(wire.type):
+        return _by_distinct(wire, lambda text: [float(part) for part in orjson.loads(text)], target)
+    if pa.types.is_binary(wire.type) and pa.types.is_string(target):
+        return _as_text(wire, losses)
+    return wire.cast(target)
+
+
+def _names(wire: pa.Array, column: TargetColumn) -> pa.Array:
+    if column.mysql_type == ENUM:
+        return pa.array(["", *column.elems]).take(wire.cast(pa.int64()))
+    elems = column.elems
+
+    def members(mask: int) -> str:
+        return ",".join(name for bit, name in enumerate(elems) if mask >> bit & 1)
+
+    return _by_distinct(wire, members, pa.string())
+
+
+def _by_distinct(wire: pa.Array, convert: Callable[[Any], Any], target: pa.DataType) -> pa.Array:
+    """Convert each distinct value once."""
+    encoded = pc.dictionary_encode(wire)
+    values = pa.array([None if v is None else convert(v) for v in encoded.dictionary.to_pylist()], target)
+    return values.take(encoded.indices)
+
+
+def _calendar(wire: pa.Array, target: pa.DataType, parse: Callable[[str], Any], losses: Losses) -> pa.Array:
+    try:
+        return wire.cast(target)
+    except pa.ArrowInvalid:
+        pass  # at least one value is no day of the calendar: look at each distinct one
+
+    def known(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError:
+            return None
+
+    converted = _by_distinct(wire, known, target)
+    losses.bad_dates += converted.null_count - wire.null_count
+    return converted
+
+
+def _utc(naive: pa.Array, time_zone: str) -> pa.Array:
+    if time_zone == "UTC":
+        return naive.cast(pa.timestamp("us", tz="UTC"))
+    zoned = pc.assume_timezone(naive, time_zone, ambiguous="earliest", nonexistent="latest")
+    return zoned.cast(pa.timestamp("us", tz="UTC"))
+
+
+def _as_text(wire: pa.Array, losses: Losses) -> pa.Array:
+    try:
+        return wire.cast(pa.string())
+    except pa.ArrowInvalid:
+        pass  # some text is not UTF-8
+
+    def readable(raw: bytes) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            losses.bad_texts += 1
+            return raw.decode(errors="replace")
+
+    return _by_distinct(wire, readable, pa.string())

@@ -1,0 +1,279 @@
+"""A DDL event as steps at the target, rendered from the TableInfo before and after, not from SQL. Pure.
+
+| event | steps |
+|---|---|
+| create table, create like, create tables | `Create` |
+| drop table | `Drop`; drop schema: one `Drop` per table of it |
+| truncate | `Create` again (a new table id, no rows) |
+| rename | `Rename`, then `Rewrite` if columns changed too |
+| add, drop, rename, modify, move columns | one `Rewrite`: each column from its source, or filled |
+| index, comment, default, auto_increment | `Redefine`: the rows stay as they are |
+| views, sequences, schemas | `Nothing`, with the reason |
+
+Columns are paired by TiDB's column id; a MODIFY that needs new data gives the column a new id: then by name,
+and a CHANGE that also renames by being the only one that vanished and the only one that appeared.
+Actions that make rows come or go without row events (partitions dropped or exchanged, RECOVER, FLASHBACK)
+cannot be replayed from a topic: `Refuse`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer.convert import Losses, TargetColumn
+from tidegate.consumer.definition import Definition, fill_value, from_info
+from tidegate.model.ddl import DdlEvent
+from tidegate.tidb.table_info import is_base_table, table_schema
+
+DROP_SCHEMA: Final = 2
+MODIFY: Final = 12
+REFUSED: Final = {
+    20: "DROP PARTITION removes rows without row events",
+    23: "TRUNCATE PARTITION removes rows without row events",
+    25: "RECOVER TABLE brings rows back without row events",
+    42: "EXCHANGE PARTITION moves rows between tables without row events",
+    62: "FLASHBACK CLUSTER changes rows without row events",
+    63: "RECOVER SCHEMA brings tables back without row events",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """An empty table; whatever stood under this name is gone."""
+
+    definition: Definition
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The table is no longer named by snapshots from now on."""
+
+    schema: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rename:
+    """The same rows under another name."""
+
+    schema: str
+    table: str
+    definition: Definition
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a column's values come from."""
+
+    column: TargetColumn
+    taken: TargetColumn | None
+    """The column before, None: filled."""
+    fill: pa.Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """The same rows with other columns."""
+
+    definition: Definition
+    sources: tuple[Source, ...]
+    in_place: bool
+    """No stored value changes: the new columns are null in all rows and stand at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Redefine:
+    """The stored rows stay as they are; only what is known about the table changes."""
+
+    definition: Definition
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """No effect on rows or columns."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Going on would make the target wrong."""
+
+    why: str
+
+
+Step = Create | Drop | Rename | Rewrite | Redefine | Nothing | Refuse
+
+
+def plan(event: DdlEvent, tables: Iterable[Definition]) -> list[Step]:
+    """The steps of one event, given the target's tables before it."""
+    known = {(table.schema, table.table): table for table in tables}
+    if event.action in REFUSED:
+        return [Refuse(REFUSED[event.action])]
+    if event.action == DROP_SCHEMA:
+        return [Drop(*name) for name in known if name[0] == event.schema] or [
+            Nothing("the schema has no tables here")
+        ]
+    before, after = _base(event.before), _base(event.after)
+    if after is None:
+        if before is None:
+            return [Nothing("no base table is concerned")]
+        return (
+            [Drop(event.schema, event.table)]
+            if (event.schema, event.table) in known
+            else [Nothing("not here")]
+        )
+    definition = from_info(event.schema, after, event.finished_ts, table=event.table)
+    if before is None or before["id"] != after["id"]:
+        return [Create(definition)]
+    return _altered(event, before, definition, known)
+
+
+def _base(info: dict[str, Any] | None) -> dict[str, Any] | None:
+    return info if info is not None and is_base_table(info) else None
+
+
+def _altered(
+    event: DdlEvent, before: dict[str, Any], after: Definition, known: dict[tuple[str, str], Definition]
+) -> list[Step]:
+    held = known.get((event.old_schema, event.old_table))
+    if held is None:
+        # First heard of by this DDL: the topic began after the table's creation and no row of it came by.
+        return [Create(after)]
+    steps: list[Step] = []
+    if (event.old_schema, event.old_table) != (after.schema, after.table):
+        steps.append(Rename(event.old_schema, event.old_table, after))
+    sources = _sources(event, before, held, after)
+    if not _same_columns(held, after, sources):
+        steps.append(Rewrite(after, sources, _in_place(held, after, sources)))
+    elif not steps:
+        steps.append(Redefine(after, "columns are as before"))
+    return steps
+
+
+def _sources(
+    event: DdlEvent, before: dict[str, Any], held: Definition, after: Definition
+) -> tuple[Source, ...]:
+    assert after.info is not None
+    described = {
+        column.name: column for column in table_schema(after.schema, after.info, after.version).columns
+    }
+    name_before = {column["id"]: column["name"]["O"] for column in before["cols"] if column["state"] == 5}
+    ids_after = {column.id for column in after.columns}
+    vanished = [name for column_id, name in name_before.items() if column_id not in ids_after]
+    appeared = [column.name for column in after.columns if column.id not in name_before]
+    sources = []
+    for column in after.columns:
+        name = name_before.get(column.id)
+        if name is None and column.name in vanished:
+            name = column.name
+        if name is None and event.action == MODIFY and len(vanished) == len(appeared) == 1:
+            name = vanished[0]
+        taken = held.column(name) if name is not None else None
+        fill = None if taken is not None else fill_value(described[column.name], Losses())
+        sources.append(Source(column, taken, fill))
+    return tuple(sources)
+
+
+def _same_columns(held: Definition, after: Definition, sources: tuple[Source, ...]) -> bool:
+    # Enum and set values are stored as names, so changed elements change nothing; guessed ones are numbers.
+    if len(held.columns) != len(after.columns) or bool(held.keys) != bool(after.keys):
+        return False
+    return all(
+        source.taken is not None
+        and (source.taken.name, source.taken.type) == (source.column.name, source.column.type)
+        and source.taken == held.columns[at]
+        and (source.taken.elems != () or source.column.elems == ())
+        for at, source in enumerate(sources)
+    )
+
+
+def _in_place(held: Definition, after: Definition, sources: tuple[Source, ...]) -> bool:
+    kept, added = sources[: len(held.columns)], sources[len(held.columns) :]
+    return (
+        bool(held.keys)
+        and bool(after.keys)
+        and _same_columns(held, Definition(*_head(after, len(kept))), kept)
+        and all(source.fill is not None and not source.fill.is_valid for source in added)
+    )
+
+
+def _head(after: Definition, count: int) -> tuple[Any, ...]:
+    return (
+        after.schema,
+        after.table,
+        after.table_id,
+        after.version,
+        after.columns[:count],
+        after.keys,
+        after.info,
+    )
+
+
+# --- topics without the header `tidegate-ddl` (TiCDC's)
+
+_NAME: Final = r"(?:`((?:[^`]|``)+)`|([\w$]+))"
+_QUALIFIED: Final = rf"(?:{_NAME}\s*\.\s*)?{_NAME}"
+_DROP_SCHEMA: Final = re.compile(
+    rf"\s*drop\s+(?:database|schema)\s+(?:if\s+exists\s+)?{_NAME}", re.IGNORECASE
+)
+_DROP_TABLE: Final = re.compile(r"\s*drop\s+table\b", re.IGNORECASE)
+_TRUNCATE: Final = re.compile(r"\s*truncate\b", re.IGNORECASE)
+_RENAME: Final = re.compile(
+    rf"\s*(?:rename\s+table\s+{_QUALIFIED}\s+to|alter\s+table\s+{_QUALIFIED}\s+rename(?!\s+(?:index|key|column))\s*(?:to|as)?)"
+    rf"\s+{_QUALIFIED}\s*;?\s*$",
+    re.IGNORECASE,
+)
+
+
+def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> list[Step]:
+    """The steps of a DDL known only by its SQL text; columns are learnt from the rows that follow.
+
+    Recognised: drop schema, drop, truncate and rename table. An added column's default for older rows is not
+    in any message: it stays null there.
+    """
+    known = {(table.schema, table.table): table for table in tables}
+    name = (message.schema, message.table)
+    if (schema := _DROP_SCHEMA.match(message.query)) is not None:
+        dropped = _unquoted(schema.group(1), schema.group(2))
+        return [Drop(*held) for held in known if held[0] == dropped] or [
+            Nothing("the schema has no tables here")
+        ]
+    if (renamed := _RENAME.match(message.query)) is not None:
+        return _renamed_by_text(message, renamed, known)
+    if _DROP_TABLE.match(message.query):
+        return [Drop(*name)] if name in known else [Nothing("not here")]
+    if _TRUNCATE.match(message.query) and name in known:
+        return [Create(replace(known[name], version=message.ts))]
+    return [Nothing("no header: columns are learnt from the rows that follow")]
+
+
+def _unquoted(quoted: str | None, plain: str | None) -> str:
+    return quoted.replace("``", "`") if quoted is not None else plain or ""
+
+
+def _renamed_by_text(
+    message: DdlMessage, found: re.Match[str], known: dict[tuple[str, str], Definition]
+) -> list[Step]:
+    parts = found.groups()
+    halves = [_unquoted(*parts[at : at + 2]) for at in range(0, len(parts), 2)]
+    old = (halves[0], halves[1]) if halves[1] else (halves[2], halves[3])
+    new = (halves[4], halves[5])
+    source = (old[0] or message.schema, old[1])
+    held = known.get(source)
+    if held is None:
+        return [Nothing("not here")]
+    return [Rename(*source, replace(held, schema=new[0] or message.schema, table=new[1], version=message.ts))]
+
+
+def regrown(held: Definition, seen: Definition) -> Rewrite:
+    """A guessed table whose rows show other columns now: theirs, keeping the values of equal names."""
+    sources = tuple(Source(column, held.column(column.name)) for column in seen.columns)
+    return Rewrite(seen, sources, in_place=False)

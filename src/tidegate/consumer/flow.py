@@ -1,0 +1,155 @@
+"""The consumer's state machine: what was fetched goes in, what to apply and where to stand comes out. Pure.
+
+    take(fetched)  ->  watermarks, waiting rows, waiting DDLs
+    next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
+    position(ts)   ->  what to keep with the target so that a restart loses and doubles nothing
+
+A restart begins at the first offset still needed and with the largest Resolved mark *before* it: a mark
+behind it must be read again, together with the rows it covers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer.assembler import Assembler
+from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.source import Fetched
+from tidegate.consumer.watermark import Limits, Mode, Watermarks, bounds
+
+MAX_WAITING_ROWS: Final = 20_000_000
+"""Above this only the partitions that hold the watermark back are read on."""
+MAX_MARKS: Final = 4096
+"""Resolved marks remembered per partition; every second one is forgotten when there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Apply each partition's rows up to its bound."""
+
+    bounds: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ddls:
+    """Execute these, in order: all partitions have reached their FinishedTS."""
+
+    ts: int
+    messages: tuple[DdlMessage, ...]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    message: DdlMessage
+    copies: list[tuple[int, int]]
+    """(partition, offset) of each copy of the broadcast."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    next_offset: int
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    """(offset, ts) of Resolved marks above what is applied, ascending."""
+
+
+class Flow:
+    """One topic on its way to one target."""
+
+    def __init__(self, position: Position, mode: Mode, ddl_partition: int | None, until: int | None) -> None:
+        """`position` names every partition; a fresh target's has ts 0 and the topic's first offsets."""
+        self.mode, self.until = mode, until
+        self.align: int | None = None
+        """Row mode: where all partitions must meet, when a snapshot is due."""
+        self._base = position
+        self._ddl_partition = ddl_partition
+        self._ddl_done = position.ts
+        self._at = {number: _Partition(p.offset) for number, p in position.partitions.items()}
+        self.watermarks = Watermarks({number: p.watermark for number, p in position.partitions.items()})
+        self.assembler = Assembler({number: p.applied for number, p in position.partitions.items()})
+        self._ddls: dict[tuple[object, ...], _Waiting] = {}
+
+    def wanted(self) -> dict[int, int]:
+        """Where to read on, by partition."""
+        crowded = self.assembler.rows > MAX_WAITING_ROWS
+        numbers = self.watermarks.laggards() if crowded else list(self._at)
+        return {number: self._at[number].next_offset for number in numbers}
+
+    def take(self, fetched: Iterable[Fetched]) -> None:
+        """Take what the tasks brought."""
+        for part in fetched:
+            state = self._at[part.partition]
+            state.next_offset = max(state.next_offset, part.next_offset)
+            self.assembler.add(part.segments)
+            for ts, offset in part.resolved:
+                if self.watermarks.advance(part.partition, ts):
+                    state.marks.append((offset, ts))
+            if len(state.marks) > MAX_MARKS:
+                state.marks = state.marks[1::2]
+            for message in part.ddls:
+                self._queue(part.partition, message)
+
+    def next_step(self, max_rows: int) -> Rows | Ddls | None:
+        """What can be applied now: at most about max_rows rows at once; None when nothing moves."""
+        ddl_ts = min((waiting.message.ts for waiting in self._ddls.values()), default=None)
+        limits = Limits(ddl_ts=ddl_ts, until=self.until, ddl_partition=self._ddl_partition, align=self.align)
+        allowed = bounds(self.watermarks, self.mode, limits)
+        moves = {p: ts for p, ts in allowed.items() if ts > self.assembler.applied(p)}
+        if moves:
+            cut = self.assembler.cut(max(moves.values()), max_rows)
+            capped = {p: min(ts, max(cut, self.assembler.applied(p))) for p, ts in allowed.items()}
+            if any(ts > self.assembler.applied(p) for p, ts in capped.items()):
+                return Rows(capped)
+        if ddl_ts is not None and self.reached(ddl_ts):
+            return self._take_ddls(ddl_ts)
+        return None
+
+    def reached(self, ts: int) -> bool:
+        """Whether every partition has handed out all its rows up to ts."""
+        return all(self.assembler.applied(number) >= ts for number in self._at)
+
+    def waiting(self) -> int:
+        """About how many rows could be applied now."""
+        allowed = bounds(self.watermarks, self.mode, Limits(until=self.until, align=self.align))
+        return self.assembler.pending(allowed)
+
+    def ddl_waits_at(self, ts: int) -> bool:
+        """Whether a DDL with finished_ts <= ts is not executed yet: then ts is no snapshot."""
+        return any(waiting.message.ts <= ts for waiting in self._ddls.values())
+
+    @property
+    def ddls_waiting(self) -> int:
+        """How many DDLs wait for the partitions to reach them."""
+        return len(self._ddls)
+
+    def position(self, ts: int) -> Position:
+        """What to keep with the snapshot at ts."""
+        partitions = {}
+        for number, state in self._at.items():
+            applied = self.assembler.applied(number)
+            copies = [o for w in self._ddls.values() for p, o in w.copies if p == number]
+            offset = min([self.assembler.restart_offset(number, state.next_offset), *copies])
+            passed = [mark for at, mark in state.marks if at < offset]
+            state.marks = [(at, mark) for at, mark in state.marks if mark > applied]
+            partitions[number] = PartitionPosition(offset, applied, max([applied, *passed]))
+        return Position(ts, self._base.topic, self._base.protocol, self.mode.value, partitions)
+
+    def next_offsets(self) -> dict[int, int]:
+        """Up to where each partition has been read; for showing lag only."""
+        return {number: state.next_offset for number, state in self._at.items()}
+
+    def _queue(self, partition: int, message: DdlMessage) -> None:
+        if message.ts <= self._ddl_done:
+            return
+        identity = (message.ts, message.schema, message.table, message.query, message.header)
+        waiting = self._ddls.setdefault(identity, _Waiting(message, []))
+        waiting.copies.append((partition, message.offset))
+
+    def _take_ddls(self, ts: int) -> Ddls:
+        due = {identity: w for identity, w in self._ddls.items() if w.message.ts == ts}
+        for identity in due:
+            del self._ddls[identity]
+        self._ddl_done = ts
+        return Ddls(ts, tuple(waiting.message for waiting in due.values()))

@@ -1,0 +1,39 @@
+"""Keeping a target small without breaking what snapshots promise. Called between commits by the driver.
+
+Within `retention` every named snapshot stays readable. Older ones are forgotten; then files that no version
+within the retention and no named version needs are deleted, and tables that no snapshot names any more
+(dropped, or renamed away) with their directories. The newest snapshot is always kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.consumer.position import METADATA_KEY, Position
+from tidegate.model.timestamp import LOGICAL_BITS
+from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+
+MINUTE_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """When and how much."""
+
+    retention_hours: int = 24
+    every_s: float = 600.0
+
+
+def tidy(lake: Lakehouse, position: Position, upkeep: Upkeep) -> int:
+    """One round; returns how many files were deleted. Safe to be killed at any step."""
+    oldest = position.ts - (upkeep.retention_hours * 60 * MINUTE_MS << LOGICAL_BITS)
+    lake.trim_snapshots(max(oldest, 0), {METADATA_KEY: position.to_json()})
+    named = lake.named_versions()
+    deleted = 0
+    for path in lake.slots():
+        if path in named:
+            deleted += lake.vacuum(path, upkeep.retention_hours, sorted(set(named[path])))
+        else:
+            lake.discard(path)
+    return deleted + lake.vacuum(SNAPSHOTS, upkeep.retention_hours, [])

@@ -1,0 +1,174 @@
+"""From many changes of a row to one: what a table must become between two snapshots. Pure.
+
+Changes are ordered by (commit_ts, delete < update < insert, partition, offset, seq); a key's last change
+wins, and its first one tells whether the row existed before. Whole transactions go in, so the result is the
+table at the upper ts, whatever happened between. Duplicates (the same change read twice above the applied
+ts) fall on the same key with the same commit_ts and change nothing. An update that changes its key acts as
+delete of the old key and insert of the new one.
+
+Tables without a key are bags: rows are counted by their whole content. A replay is told from two equal rows
+by the order on the topic: a commit_ts that falls begins a new run, and a row counts as often as in the run
+that has it most often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+
+Ints = npt.NDArray[np.int64]
+
+REMOVE, CHANGE, ADD = 0, 1, 2
+"""Order within one commit_ts."""
+CODE_LIMIT: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Row changes of one table in the target's types, in no particular order."""
+
+    op: npt.NDArray[np.uint8]
+    commit_ts: npt.NDArray[np.uint64]
+    partition: npt.NDArray[np.int32]
+    offset: npt.NDArray[np.int64]
+    seq: npt.NDArray[np.int32]
+    new: pa.Table
+    """All columns; nulls for deletes."""
+    old: pa.Table
+    """The key columns, or all columns for a table without key; nulls for inserts."""
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What to do to a table with a key."""
+
+    upserts: pa.Table
+    deletes: pa.Table
+    """Key columns only."""
+    only_inserts: bool
+    """No row of `upserts` was there before, so that a plain append will do."""
+
+
+@dataclass(frozen=True, slots=True)
+class BagEffect:
+    """What to do to a table without a key."""
+
+    inserts: pa.Table
+    identities: list[str]
+    """partition-offset-seq of the change each inserted row came from."""
+    deletes: pa.Table
+    """All columns; a row stands here as often as it must be removed."""
+
+
+def net_effect(changes: Changes, keys: Sequence[str]) -> Effect:
+    """The effect on a table whose rows are identified by the columns `keys`."""
+    puts = np.flatnonzero(changes.op != DELETE)
+    gone = np.flatnonzero((changes.op == DELETE) | _key_changed(changes, keys))
+    row = np.concatenate([puts, gone])
+    kind = np.concatenate([_put_kind(changes, puts, keys), np.full(len(gone), REMOVE)])
+    key_rows = pa.concat_tables([changes.new.select(keys).take(puts), changes.old.select(keys).take(gone)])
+    code = factorize(key_rows)
+    order = np.lexsort(
+        (changes.seq[row], changes.offset[row], changes.partition[row], kind, changes.commit_ts[row], code)
+    )
+    new_key = np.diff(code[order]) != 0
+    first = order[np.concatenate([[True], new_key])] if len(order) else order
+    last = order[np.concatenate([new_key, [True]])] if len(order) else order
+    stays = kind[last] != REMOVE
+    removed = ~stays & (kind[first] != ADD)
+    return Effect(
+        upserts=changes.new.take(row[last[stays]]),
+        deletes=key_rows.take(last[removed]),
+        only_inserts=not removed.any() and bool((kind[first[stays]] == ADD).all()),
+    )
+
+
+def net_bag(changes: Changes) -> BagEffect:
+    """The effect on a table without a key."""
+    puts = np.flatnonzero(changes.op != DELETE)
+    gone = np.flatnonzero(changes.op != INSERT)
+    row = np.concatenate([puts, gone])
+    sign = np.concatenate([np.ones(len(puts), np.int64), -np.ones(len(gone), np.int64)])
+    rows = pa.concat_tables([changes.new.take(puts), changes.old.select(changes.new.column_names).take(gone)])
+    content = factorize(rows)
+    fresh = _not_replayed(changes, row, sign, content)
+    content, sign, index = content[fresh], sign[fresh], fresh
+    total = np.bincount(content, weights=sign).astype(np.int64) if len(content) else np.zeros(0, np.int64)
+    inserts = index[_keep(content, sign > 0, total)]
+    deletes = index[_keep(content, sign < 0, -total)]
+    made = row[inserts]
+    where = zip(changes.partition[made], changes.offset[made], changes.seq[made], strict=True)
+    return BagEffect(rows.take(inserts), [f"{p}-{o}-{s}" for p, o, s in where], rows.take(deletes))
+
+
+def factorize(rows: pa.Table) -> Ints:
+    """A number per row, equal exactly for rows equal in all columns (null equals null)."""
+    code = np.zeros(rows.num_rows, np.int64)
+    size = 1
+    for column in rows.columns:
+        if pa.types.is_list(column.type):
+            column = pa.chunked_array([pa.array([repr(value) for value in column.to_pylist()], pa.string())])
+        array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        encoded = pc.dictionary_encode(array, null_encoding="encode")
+        distinct = max(len(encoded.dictionary), 1)
+        if size * distinct > CODE_LIMIT:
+            code = np.unique(code, return_inverse=True)[1].astype(np.int64)
+            size = int(code.max(initial=0)) + 1
+        code = code * distinct + encoded.indices.to_numpy(zero_copy_only=False)
+        size *= distinct
+    return np.unique(code, return_inverse=True)[1].astype(np.int64)
+
+
+def _key_changed(changes: Changes, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+    changed = np.zeros(len(changes), bool)
+    for name in keys:
+        differs = pc.fill_null(pc.not_equal(changes.new.column(name), changes.old.column(name)), False)
+        changed |= differs.to_numpy()
+    return np.asarray(changed & (changes.op == UPDATE), bool)
+
+
+def _put_kind(changes: Changes, puts: Ints, keys: Sequence[str]) -> Ints:
+    plain_update = (changes.op == UPDATE) & ~_key_changed(changes, keys)
+    return np.where(plain_update[puts], CHANGE, ADD)
+
+
+def _not_replayed(changes: Changes, row: Ints, sign: Ints, content: Ints) -> Ints:
+    """Positions of the entries that are no replay of another entry, in topic order."""
+    order = np.lexsort((sign, changes.seq[row], changes.offset[row], changes.partition[row]))
+    ts, partition = changes.commit_ts[row[order]], changes.partition[row[order]]
+    falls = np.zeros(len(order), bool)
+    falls[1:] = (ts[1:] < ts[:-1]) | (partition[1:] != partition[:-1])
+    run = np.cumsum(falls)
+    seen: dict[tuple[int, int, int, int], int] = {}
+    identities: set[tuple[int, int, int, int]] = set()
+    kept = []
+    for at, run_of, ts_of in zip(order.tolist(), run.tolist(), ts.tolist(), strict=True):
+        what = (run_of, ts_of, int(sign[at]), int(content[at]))
+        seen[what] = seen.get(what, 0) + 1
+        identity = (*what[1:], seen[what])
+        if identity not in identities:
+            identities.add(identity)
+            kept.append(at)
+    return np.array(kept, np.int64)
+
+
+def _keep(content: Ints, eligible: npt.NDArray[np.bool_], wanted: Ints) -> Ints:
+    """Of the eligible entries, for each content the last `wanted[content]` ones (none when negative)."""
+    left = np.maximum(wanted, 0)
+    kept = []
+    for at in np.flatnonzero(eligible)[::-1].tolist():
+        if left[content[at]] > 0:
+            left[content[at]] -= 1
+            kept.append(at)
+    return np.array(kept[::-1], np.int64)

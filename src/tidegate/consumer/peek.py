@@ -1,0 +1,70 @@
+"""Look at a topic: every message decoded, in the order of its partition. No Spark, starts at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tidegate.codec import registry
+from tidegate.codec.base import describe
+from tidegate.consumer.source import Offsets, Topic
+from tidegate.errors import Retryable
+
+BATCH = 500
+SILENCE_S = 20.0
+"""How long the broker may keep silent before its end is given up, when not following."""
+
+
+def peek(
+    topic: Topic, *, from_beginning: bool, follow: bool, stop: Callable[[], bool]
+) -> Iterator[dict[str, Any]]:
+    """Decoded rows, marks, DDLs and bad messages as plain dicts with their partition and offset.
+
+    From the beginning, or from now on; ends at what is now the topic's end unless `follow`.
+    """
+    offsets = Offsets(topic)
+    partitions = offsets.partitions()
+    ends = offsets.ends(partitions)
+    starts = offsets.first(partitions) if from_beginning else ends
+    reader, decoder = Consumer(topic.settings()), registry.decoder(topic.options)
+    left = {p for p in partitions if follow or starts[p] < ends[p]}
+    heard = time.monotonic()
+    try:
+        reader.assign([TopicPartition(topic.name, p, starts[p]) for p in sorted(left)])
+        while left and not stop():
+            batches: dict[int, list[Any]] = {}
+            for message in reader.consume(BATCH, timeout=0.2):
+                heard = time.monotonic()
+                error = message.error()
+                if error is None:
+                    batches.setdefault(message.partition(), []).append(message)
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
+                elif not follow:
+                    left.discard(message.partition())
+            for partition, messages in sorted(batches.items()):
+                yield from _decoded(decoder, partition, messages)
+            if not follow and time.monotonic() - heard > SILENCE_S:
+                raise Retryable(
+                    "the topic cannot be read to its end",
+                    where=topic.name,
+                    why=f"no message for {SILENCE_S:.0f} s",
+                    fix="check the broker",
+                )
+    finally:
+        reader.close()
+
+
+def _decoded(decoder: Any, partition: int, messages: list[Any]) -> Iterator[dict[str, Any]]:
+    decoded = decoder.decode(
+        [message.key() for message in messages],
+        [message.value() for message in messages],
+        [message.headers() for message in messages],
+        np.array([message.offset() for message in messages], np.int64),
+    )
+    for item in describe(decoded):
+        yield {"partition": partition, **item}

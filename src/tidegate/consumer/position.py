@@ -1,0 +1,69 @@
+"""How far the target is, as it is kept with the data: in the commit that names a snapshot. Pure.
+
+The Delta commit that appends a snapshot to `_tidegate/snapshots` carries one JSON text under
+`METADATA_KEY`. So the snapshot, the offsets to restart from and what was applied change in one atomic
+step: kill -9 before it leaves the previous snapshot in force, after it the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from tidegate.errors import Fatal
+
+FORMAT: Final = 1
+METADATA_KEY: Final = "tidegate.position"
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPosition:
+    """One partition of the topic."""
+
+    offset: int
+    """The first Kafka offset still needed."""
+    applied: int
+    """Every row with commit_ts <= applied is in the target."""
+    watermark: int
+    """The largest Resolved ts that stands before `offset`, or `applied`: what needs not be read again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The state of a target after its newest snapshot."""
+
+    ts: int
+    """The snapshot's ts; DDLs with finished_ts <= ts are executed."""
+    topic: str
+    protocol: str
+    mode: str
+    partitions: Mapping[int, PartitionPosition]
+
+    def to_json(self) -> str:
+        """The text of the commit metadata."""
+        partitions = {
+            str(number): {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
+            for number, p in self.partitions.items()
+        }
+        body = {"format": FORMAT, "ts": self.ts, "topic": self.topic, "protocol": self.protocol}
+        return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> Position:
+        """Read it back; Fatal when it is not one of ours."""
+        try:
+            body = orjson.loads(text)
+            if body["format"] != FORMAT:
+                raise ValueError(f"format {body['format']}, this release reads {FORMAT}")
+            partitions = {int(number): PartitionPosition(**p) for number, p in body["partitions"].items()}
+            return cls(body["ts"], body["topic"], body["protocol"], body["mode"], partitions)
+        except (ValueError, KeyError, TypeError) as error:
+            raise Fatal(
+                "the consumer's position cannot be read",
+                where=f"commit metadata {METADATA_KEY} of _tidegate/snapshots",
+                why=str(error),
+                fix="use the release that wrote it, or start a new target directory",
+            ) from error

@@ -1,0 +1,145 @@
+"""Read a consistent snapshot of all tables of a Delta target, from plain Python or PySpark.
+
+    from tidegate.consumer.snapshots import open_snapshot
+    tables = open_snapshot("/path/to/target").tables
+
+`tables["bank.accounts"].to_arrow()` is a pyarrow Table; `.dataset()` scans lazily; in PySpark
+`tables["bank.accounts"].to_spark(spark)` is a DataFrame over the very files of that version (no jar).
+All tables of one `open_snapshot` stand at the same ts. Imports deltalake and pyarrow only; starts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from tidegate.consumer.position import METADATA_KEY, Position
+from tidegate.errors import InvalidInput
+from tidegate.sink.lakehouse import Lakehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """One table at the snapshot's version."""
+
+    schema: str
+    table: str
+    table_id: int
+    path: Path
+    """The Delta table's directory."""
+    version: int
+    """The Delta version to read it at."""
+    _lake: Lakehouse
+    _slot: str
+
+    def dataset(self) -> ds.Dataset:
+        """The rows as a pyarrow dataset: filters and column choice are pushed down."""
+        return self._lake.dataset(self._slot, self.version)
+
+    def to_arrow(self, columns: list[str] | None = None) -> pa.Table:
+        """The rows in memory."""
+        return self._lake.read(self._slot, self.version, columns)
+
+    def to_spark(self, spark: SparkSession) -> DataFrame:
+        """The rows as a DataFrame over the version's Parquet files, with the table's columns and types."""
+        files = [str(file) for file in self._lake.files(self._slot, self.version)]
+        ddl = spark_schema(self.dataset().schema)
+        return spark.read.schema(ddl).parquet(*files) if files else spark.createDataFrame([], ddl)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All tables at one ts."""
+
+    ts: int
+    tables: Mapping[str, TableSnapshot]
+    """By `schema.table`."""
+
+
+def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
+    """The newest snapshot with ts <= `at`, or the newest of all. `target`: a directory or a `delta://` URI.
+
+    Raises InvalidInput when there is none.
+    """
+    root = target_directory(target)
+    lake = Lakehouse(root)
+    rows = lake.snapshot_rows(at)
+    ts = rows[0].ts if rows else _empty_snapshot(lake, at)
+    if ts is None:
+        raise InvalidInput(
+            "there is no such snapshot",
+            where=f"{root}/_tidegate/snapshots",
+            why="nothing was committed yet" if at is None else f"none at or below ts {at}",
+            fix="wait until the consumer has committed, or ask for a later ts",
+        )
+    tables = {
+        f"{row.schema}.{row.table}": TableSnapshot(
+            row.schema, row.table, row.table_id, root / row.path, row.version, lake, row.path
+        )
+        for row in rows
+        if row.ts == ts
+    }
+    return Snapshot(ts, MappingProxyType(tables))
+
+
+def _empty_snapshot(lake: Lakehouse, at: int | None) -> int | None:
+    """The ts of a snapshot without any table: it has no row, only its position."""
+    text = lake.metadata(METADATA_KEY)
+    if text is None:
+        return None
+    ts = Position.from_json(text).ts
+    return ts if at is None or ts <= at else None
+
+
+def target_directory(target: str | Path) -> Path:
+    """The directory of `delta:///dir`, or of a plain path; InvalidInput for anything else."""
+    text = str(target)
+    if "://" not in text:
+        return Path(text).expanduser().absolute()
+    scheme, _, path = text.partition("://")
+    if scheme not in ("delta", "file") or not path.startswith("/"):
+        raise InvalidInput(
+            "this target cannot be used",
+            where=text,
+            why="only local Delta directories are targets so far",
+            fix="write --target delta:///absolute/directory",
+        )
+    return Path(path)
+
+
+_SPARK_TYPES: Mapping[Any, str] = {
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.binary(): "binary",
+    pa.date32(): "date",
+    pa.bool_(): "boolean",
+}
+
+
+def spark_schema(schema: pa.Schema) -> str:
+    """An Arrow schema as Spark's DDL text."""
+    return ", ".join(f"`{field.name.replace('`', '``')}` {_spark_type(field.type)}" for field in schema)
+
+
+def _spark_type(of_type: pa.DataType) -> str:
+    if pa.types.is_timestamp(of_type):
+        return "timestamp_ntz" if of_type.tz is None else "timestamp"
+    if pa.types.is_decimal(of_type):
+        return f"decimal({of_type.precision},{of_type.scale})"
+    if pa.types.is_list(of_type):
+        return f"array<{_spark_type(of_type.value_type)}>"
+    return _SPARK_TYPES[of_type]

@@ -1,0 +1,84 @@
+"""Arrow rows as SQL shows them: the texts a MySQL client gets from `SELECT *`. Pure.
+
+For comparing a target with what the source database itself answered (recorded change logs, dumps for
+people). Types are the Type column of SHOW COLUMNS, which knows the digits that Arrow does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+Cell = str | bytes | None
+_DIGITS: Final = re.compile(r"\((\d+)(?:,(\d+))?\)")
+
+
+def sql_rows(rows: pa.Table, types: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
+    """The rows' cells, one text per column; bytes for binary and bit columns; None for NULL."""
+    columns = [
+        [None if value is None else show(value) for value in column.to_pylist()]
+        for column, show in zip(rows.columns, map(_shower, types), strict=True)
+    ]
+    return zip(*columns, strict=True)
+
+
+def _shower(sql_type: str) -> Callable[[Any], Cell]:
+    name = sql_type.split("(")[0].split(" ")[0].lower()
+    found = _DIGITS.search(sql_type)
+    digits = int(found.group(1)) if found else 0
+    if name in ("datetime", "timestamp"):
+        return lambda moment: _moment(moment, digits)
+    if name == "bit":
+        return lambda bits: int(bits).to_bytes((digits + 7) // 8, "big")
+    return _SHOWERS.get(name, str)
+
+
+def _moment(moment: datetime, digits: int) -> str:
+    whole = f"{moment.year:04d}-{moment:%m-%d %H:%M:%S}"
+    return f"{whole}.{moment.microsecond:06d}"[: len(whole) + 1 + digits] if digits else whole
+
+
+def _float(value: float, single: bool) -> str:
+    """Go's strconv 'g' with shortest digits, as TiDB's text protocol sends floats and doubles."""
+    number = np.float32(value) if single else np.float64(value)
+    mantissa, _, exponent = np.format_float_scientific(number, trim="-").partition("e")
+    if number == 0 or -5 < int(exponent) < 6:
+        return np.format_float_positional(number, trim="-")
+    return f"{mantissa}e{int(exponent):+03d}"
+
+
+def _vector(values: Sequence[float]) -> str:
+    return "[" + ",".join(np.format_float_positional(np.float32(v), trim="-") for v in values) + "]"
+
+
+def _day(value: date) -> str:
+    return value.isoformat()
+
+
+def _decimal(value: Decimal | str) -> str:
+    return value if isinstance(value, str) else f"{value:f}"
+
+
+def _bytes(value: bytes) -> bytes:
+    return value
+
+
+_SHOWERS: Final[dict[str, Callable[[Any], Cell]]] = {
+    "decimal": _decimal,
+    "date": _day,
+    "float": lambda value: _float(value, single=True),
+    "double": lambda value: _float(value, single=False),
+    "vector": _vector,
+    "binary": _bytes,
+    "varbinary": _bytes,
+    "tinyblob": _bytes,
+    "blob": _bytes,
+    "mediumblob": _bytes,
+    "longblob": _bytes,
+}

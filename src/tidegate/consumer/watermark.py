@@ -1,0 +1,85 @@
+"""How far each partition is resolved, and up to which ts its rows may be applied. Pure.
+
+A partition's *watermark* is the largest Resolved ts read from it: every row of that partition with
+commit_ts <= watermark stands before that mark. The *lowest* watermark over all partitions is the ts up to
+which the whole topic is complete; until every partition has spoken it is 0.
+
+Transaction mode applies every partition up to one common bound, so the target moves from one consistent
+state to the next. Row mode lets each partition run to its own watermark. Neither passes a DDL that is
+waiting (at F): rows <= F first, then the DDL once all partitions have reached F, then rows above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Mode(StrEnum):
+    """Consistency of the target while it moves (SPEC M5)."""
+
+    ROW = "row"
+    TRANSACTION = "transaction"
+
+
+class Watermarks:
+    """The watermark of each partition; moves forward only."""
+
+    def __init__(self, known: Mapping[int, int]) -> None:
+        """`known` names every partition of the topic, with 0 where nothing was read yet."""
+        assert known, "a topic has at least one partition"
+        self._at = dict(known)
+        self.went_back = 0
+        """Resolved marks below one already seen: a replay after an unclean stop of the producer."""
+
+    def advance(self, partition: int, ts: int) -> bool:
+        """Take a Resolved ts of a partition; False (and counted) when it is behind what was seen."""
+        if ts < self._at[partition]:
+            self.went_back += 1
+            return False
+        self._at[partition] = ts
+        return True
+
+    def of(self, partition: int) -> int:
+        """One partition's watermark."""
+        return self._at[partition]
+
+    @property
+    def lowest(self) -> int:
+        """Every partition is complete up to here."""
+        return min(self._at.values())
+
+    def laggards(self) -> list[int]:
+        """The partitions that hold the lowest watermark back."""
+        lowest = self.lowest
+        return [partition for partition, ts in self._at.items() if ts == lowest]
+
+    def items(self) -> Iterable[tuple[int, int]]:
+        """(partition, watermark) of all."""
+        return self._at.items()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What else keeps partitions back, whatever their watermark."""
+
+    ddl_ts: int | None = None
+    """FinishedTS of the first DDL that waits."""
+    until: int | None = None
+    """Nothing above it may be applied."""
+    ddl_partition: int | None = None
+    """The only partition that carries DDLs (canal-json: 0): no other may run ahead of it. None: all do."""
+    align: int | None = None
+    """Row mode: no partition passes this ts until all have reached it, so that a snapshot can be named."""
+
+
+def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]:
+    """Up to which commit_ts (inclusive) each partition's rows may be applied now."""
+    caps = [cap for cap in (limits.ddl_ts, limits.until) if cap is not None]
+    if mode is Mode.TRANSACTION:
+        common = min([watermarks.lowest, *caps])
+        return {partition: common for partition, _ in watermarks.items()}
+    caps += [] if limits.align is None else [limits.align]
+    caps += [] if limits.ddl_partition is None else [watermarks.of(limits.ddl_partition)]
+    return {partition: min([ts, *caps]) for partition, ts in watermarks.items()}

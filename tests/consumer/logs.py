@@ -1,0 +1,45 @@
+"""The recorded bank log for tests: its topic in memory, SQL's snapshots, how a target differs from them."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from tests.consumer.memory_topic import MemoryTopic
+from tests.consumer.topics import events_of, messages_of
+from tidegate.codec.registry import codec_options
+from tidegate.consumer.snapshots import open_snapshot
+from tidegate.consumer.sql_text import sql_rows
+from tidegate.workload.changelog import SnapshotLine, read_log, snapshot_diff
+
+BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
+PARTITIONS = 3
+
+
+@cache
+def snapshots() -> list[SnapshotLine]:
+    """What SQL said, by ts."""
+    return [line for line in read_log(BANK) if isinstance(line, SnapshotLine)]
+
+
+@cache
+def bank_topic(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
+    """The bank log up to one of its snapshots as a topic of three partitions."""
+    options = codec_options({"protocol": protocol, "enable-tidb-extension": protocol == "canal-json"})
+    events = events_of(BANK, until=snapshots()[last_snapshot].ts)
+    return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
+
+
+def differences(target: Path, line: SnapshotLine) -> dict[str, list[str]]:
+    """How the target's snapshot at the line's ts differs from SQL's answer; empty: equal."""
+    found = open_snapshot(target, at=line.ts)
+    assert found.ts == line.ts, f"newest snapshot is {found.ts}"
+    wrong = {name: ["missing"] for name in line.tables.keys() - found.tables.keys()}
+    wrong |= {name: ["not in SQL"] for name in found.tables.keys() - line.tables.keys()}
+    for name in line.tables.keys() & found.tables.keys():
+        rows = found.tables[name].to_arrow()
+        diff = snapshot_diff(
+            line.tables[name], sql_rows(rows, line.tables[name].types), columns=rows.column_names
+        )
+        wrong |= {name: diff} if diff else {}
+    return wrong

@@ -1,0 +1,156 @@
+"""The bank log through the consumer in memory: every mode and protocol, and death at every step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+
+from tests.consumer.logs import bank_topic, differences, snapshots
+from tests.consumer.memory_topic import consume
+from tidegate.consumer.apply import Applier, target_lock
+from tidegate.consumer.position import METADATA_KEY
+from tidegate.consumer.snapshots import open_snapshot
+from tidegate.consumer.watermark import Mode
+from tidegate.errors import InvalidInput
+from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+
+TOTAL = 3_000_000
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing below the raising call goes on."""
+
+
+class MortalLake(Lakehouse):
+    """Dies at its n-th write: before it takes effect when n is even, right after it when odd."""
+
+    def __init__(self, root: Path, dies_at: int) -> None:
+        super().__init__(root)
+        self.steps, self.dies_at = 0, dies_at
+
+
+def _mortal(name: str) -> Any:
+    whole = getattr(Lakehouse, name)
+
+    def write(self: MortalLake, *arguments: Any, **named: Any) -> Any:
+        self.steps += 2
+        if self.steps == self.dies_at:
+            raise Killed
+        done = whole(self, *arguments, **named)
+        if self.steps + 1 == self.dies_at:
+            raise Killed
+        return done
+
+    return write
+
+
+for _name in (
+    "create",
+    "append",
+    "merge",
+    "rewrite",
+    "add_null_columns",
+    "rename",
+    "restore",
+    "compact",
+    "publish",
+):
+    setattr(MortalLake, _name, _mortal(_name))
+
+
+def bank_sums(target: Path) -> list[object]:
+    """The bank's sum in every named snapshot that has all accounts."""
+    lake = Lakehouse(target)
+    rows = lake.read(SNAPSHOTS).sort_by("ts").to_pylist()
+    sums = []
+    for row in rows:
+        if row["table_name"] == "accounts":
+            accounts = lake.read(row["path"], row["version"], ["id", "balance"])
+            if accounts.num_rows >= 300:
+                sums.append(pc.sum(accounts["balance"]).as_py())
+    return sums
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
+def test_the_bank_log_ends_as_sql_saw_it(tmp_path: Path, protocol: str, mode: Mode) -> None:
+    line = snapshots()[-1]
+    size = 150 if protocol == "open-protocol" else 1500
+    position = consume(
+        bank_topic(protocol), tmp_path / "target", mode=mode, until=line.ts, size=size, rows=900
+    )
+    assert position.ts == line.ts
+    assert differences(tmp_path / "target", line) == {}
+    sums = bank_sums(tmp_path / "target")
+    assert len(sums) > 3
+    assert set(sums) == {TOTAL}
+
+
+def test_until_makes_exactly_that_ts_a_snapshot_and_a_later_run_goes_on(tmp_path: Path) -> None:
+    topic, target = bank_topic("open-protocol"), tmp_path / "target"
+    for at in (1, 2, 6, 11):
+        assert consume(topic, target, until=snapshots()[at].ts).ts == snapshots()[at].ts
+        assert differences(target, snapshots()[at]) == {}
+    for at in (1, 2, 6):
+        assert differences(target, snapshots()[at]) == {}, "older snapshots stay readable"
+
+
+@pytest.mark.slow
+def test_death_at_any_write_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    topic, line = bank_topic("open-protocol", 8), snapshots()[8]
+    target, dies_at, deaths = tmp_path / "target", 3, 0
+    while True:
+        applier = Applier(target)
+        applier.lake = MortalLake(target, dies_at)
+        try:
+            consume(topic, target, until=line.ts, applier=applier, rows=500)
+            break
+        except Killed:
+            deaths += 1
+            # Sometimes die early again, during recovery; sometimes after some progress.
+            dies_at = (2, 7, 15, 40, 3, 22, 61)[deaths % 7] + deaths % 5
+    assert deaths > 10
+    assert differences(target, line) == {}
+    assert set(bank_sums(target)) == {TOTAL}
+
+
+def test_what_no_snapshot_names_is_undone(tmp_path: Path) -> None:
+    topic, target = bank_topic("open-protocol", 3), tmp_path / "target"
+    consume(topic, target, until=snapshots()[1].ts)
+    lake = Lakehouse(target)
+    table = open_snapshot(target).tables["bank.accounts"]
+    rows = table.to_arrow()
+    lake.append("bank/accounts", rows)
+    lake.create("bank/unfinished", rows.schema)
+    consume(topic, target, until=snapshots()[3].ts)
+    assert differences(target, snapshots()[3]) == {}
+    assert not (target / "bank" / "unfinished").exists()
+
+
+def test_a_replayed_topic_changes_nothing(tmp_path: Path) -> None:
+    topic, line = bank_topic("open-protocol", 2), snapshots()[2]
+    doubled = type(topic)(topic.options, len(topic.partitions), ())
+    for held, messages in zip(doubled.partitions, topic.partitions, strict=True):
+        half = len(messages) // 2
+        held += [*messages[: half + 30], *messages[half - 30 : half + 60], *messages[half:]]
+    consume(doubled, tmp_path / "target", until=line.ts)
+    assert differences(tmp_path / "target", line) == {}
+
+
+def test_the_target_belongs_to_one_process(tmp_path: Path) -> None:
+    with (
+        target_lock(tmp_path),
+        pytest.raises(InvalidInput, match="another consumer"),
+        target_lock(tmp_path),
+    ):
+        pass
+
+
+def test_the_position_is_in_the_commit_of_the_snapshot(tmp_path: Path) -> None:
+    consume(bank_topic("open-protocol", 0), tmp_path / "target", until=snapshots()[0].ts)
+    text = Lakehouse(tmp_path / "target").metadata(METADATA_KEY)
+    assert text is not None
+    assert str(snapshots()[0].ts) in text

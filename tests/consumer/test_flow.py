@@ -1,0 +1,70 @@
+"""The state machine: DDLs wait, restarts neither lose nor repeat."""
+
+from __future__ import annotations
+
+from tests.consumer.test_assembler import segment
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer.flow import Ddls, Flow, Rows
+from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.source import Fetched
+from tidegate.consumer.watermark import Mode
+
+FRESH = Position(0, "t", "open-protocol", "transaction", {p: PartitionPosition(0, 0, 0) for p in (0, 1)})
+
+
+def ddl(ts: int, offset: int) -> DdlMessage:
+    return DdlMessage(ts, "create table s.t(a int)", 3, "s", "t", None, offset)
+
+
+def test_a_ddl_runs_once_after_all_rows_up_to_it_and_before_later_ones() -> None:
+    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    early, late = segment(0, 3, 5, 0), segment(0, 7, 9, 3)
+    flow.take([Fetched(0, 10, segments=(early, late), resolved=((6, 2), (9, 4)), ddls=(ddl(6, 1),))])
+    assert flow.next_step(100) is None, "partition 1 has not spoken"
+    flow.take([Fetched(1, 10, resolved=((9, 4),), ddls=(ddl(6, 1),))])
+    step = flow.next_step(100)
+    assert step == Rows({0: 6, 1: 6})
+    flow.assembler.take(step.bounds)
+    assert flow.ddl_waits_at(6)
+    step = flow.next_step(100)
+    assert isinstance(step, Ddls)
+    assert len(step.messages) == 1, "the copies of the broadcast are one DDL"
+    assert flow.next_step(100) == Rows({0: 9, 1: 9})
+
+
+def test_a_restart_reads_marks_and_rows_that_were_not_applied_again() -> None:
+    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow.take(
+        [Fetched(0, 10, segments=(segment(0, 3, 5, 0), segment(0, 7, 9, 3)), resolved=((6, 2), (9, 4)))]
+    )
+    flow.take([Fetched(1, 10, resolved=((6, 5),))])
+    step = flow.next_step(100)
+    assert isinstance(step, Rows)
+    flow.assembler.take(step.bounds)
+    position = flow.position(6)
+    assert position.partitions[0] == PartitionPosition(offset=3, applied=6, watermark=6)
+    assert position.partitions[1] == PartitionPosition(offset=10, applied=6, watermark=6)
+    assert Position.from_json(position.to_json()) == position
+    again = Flow(position, Mode.TRANSACTION, None, None)
+    again.take([Fetched(1, 12, resolved=((9, 11),))])
+    assert again.next_step(100) is None, "the mark at 9 of partition 0 must be read again with its row"
+
+
+def test_a_mark_before_the_restart_is_kept_when_no_row_waits() -> None:
+    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow.take([Fetched(0, 10, resolved=((9, 4),)), Fetched(1, 10, resolved=((6, 5),))])
+    step = flow.next_step(100)
+    assert isinstance(step, Rows)
+    flow.assembler.take(step.bounds)
+    assert flow.position(6).partitions[0] == PartitionPosition(offset=10, applied=6, watermark=9)
+
+
+def test_a_waiting_ddl_is_read_again_after_a_restart() -> None:
+    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow.take(
+        [Fetched(0, 10, resolved=((4, 2), (9, 4)), ddls=(ddl(6, 3),)), Fetched(1, 10, resolved=((4, 5),))]
+    )
+    step = flow.next_step(100)
+    assert isinstance(step, Rows)
+    flow.assembler.take(step.bounds)
+    assert flow.position(4).partitions[0] == PartitionPosition(offset=3, applied=4, watermark=4)

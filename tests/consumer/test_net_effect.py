@@ -1,0 +1,113 @@
+"""Net effect against a row-by-row oracle."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+
+NAMES = ["a", "b", "v"]
+SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())])
+Row = tuple[int, str, int]
+
+
+def changes_of(events: list[tuple[int, int, Row | None, Row | None]], old_names: list[str]) -> Changes:
+    """Events are (commit_ts, op, old, new), in topic order of one partition."""
+    n = len(events)
+    none = (None, None, None)
+    new = [event[3] or none for event in events]
+    old = [event[2] or none for event in events]
+    table = pa.table([[row[i] for row in new] for i in range(3)], schema=SCHEMA)
+    before = pa.table([[row[i] for row in old] for i in range(3)], schema=SCHEMA).select(old_names)
+    return Changes(
+        op=np.array([event[1] for event in events], np.uint8),
+        commit_ts=np.array([event[0] for event in events], np.uint64),
+        partition=np.zeros(n, np.int32),
+        offset=np.arange(n, dtype=np.int64),
+        seq=np.zeros(n, np.int32),
+        new=table,
+        old=before,
+    )
+
+
+@st.composite
+def histories(
+    draw: st.DrawFn,
+) -> tuple[dict[tuple[int, str], Row], list[tuple[int, int, Row | None, Row | None]]]:
+    """A start state and a history of single-row transactions that is possible from it."""
+    keys = st.tuples(st.integers(0, 3), st.sampled_from(["x", "y"]))
+    start = {key: (*key, draw(st.integers(0, 9))) for key in draw(st.sets(keys, max_size=4))}
+    state, events = dict(start), []
+    for ts in range(1, draw(st.integers(0, 12)) + 1):
+        key, to, value = draw(keys), draw(keys), draw(st.integers(0, 9))
+        if key not in state:
+            events.append((ts, INSERT, None, (*key, value)))
+            state[key] = (*key, value)
+        elif draw(st.booleans()):
+            events.append((ts, DELETE, state.pop(key), None))
+        elif to == key or to not in state:
+            events.append((ts, UPDATE, state.pop(key), (*to, value)))
+            state[to] = (*to, value)
+    return start, events
+
+
+@given(histories(), st.randoms(use_true_random=False))
+@settings(max_examples=150, deadline=None)
+def test_the_net_effect_takes_the_start_to_the_end(history, random) -> None:  # type: ignore[no-untyped-def]
+    start, events = history
+    end = dict(start)
+    for _, _, old, new in events:
+        if old is not None:
+            del end[old[:2]]
+        if new is not None:
+            end[new[:2]] = new
+    doubled = events + [event for event in events if random.random() < 0.4]
+    effect = net_effect(changes_of(doubled, ["a", "b"]), ["a", "b"])
+    upserts = {(row["a"], row["b"]): tuple(row[n] for n in NAMES) for row in effect.upserts.to_pylist()}
+    deletes = {(row["a"], row["b"]) for row in effect.deletes.to_pylist()}
+    assert not upserts.keys() & deletes
+    assert len(upserts) == effect.upserts.num_rows, "a key stands once"
+    if effect.only_inserts:
+        assert not upserts.keys() & start.keys()
+    got = {key: row for key, row in start.items() if key not in deletes} | upserts
+    assert got == end
+
+
+def test_delete_and_insert_of_one_key_in_one_transaction_is_an_upsert() -> None:
+    split = [(5, INSERT, None, (1, "x", 2)), (5, DELETE, (1, "x", 1), None)]
+    effect = net_effect(changes_of(split, ["a", "b"]), ["a", "b"])
+    assert effect.upserts.to_pylist() == [{"a": 1, "b": "x", "v": 2}]
+    assert effect.deletes.num_rows == 0
+    assert not effect.only_inserts
+
+
+def test_no_changes_have_no_effect() -> None:
+    effect = net_effect(changes_of([], ["a", "b"]), ["a", "b"])
+    assert effect.upserts.num_rows == effect.deletes.num_rows == 0
+
+
+def test_a_bag_counts_equal_rows_and_forgets_replays() -> None:
+    row = (1, "x", 1)
+    first = [(5, INSERT, None, row), (5, INSERT, None, row), (6, INSERT, None, row)]
+    effect = net_bag(changes_of([*first, *first], NAMES))
+    assert effect.inserts.num_rows == 3
+    assert len(set(effect.identities)) == 3
+    gone = net_bag(changes_of([*first, (7, DELETE, row, None), (7, DELETE, row, None)], NAMES))
+    assert gone.inserts.num_rows == 1
+    assert net_bag(changes_of([(8, DELETE, row, None)], NAMES)).deletes.num_rows == 1
+
+
+@given(st.lists(st.tuples(st.none() | st.integers(0, 2), st.none() | st.sampled_from(["", "a"]))))
+def test_factorize_numbers_equal_rows_equally(rows: list[tuple[int | None, str | None]]) -> None:
+    table = pa.table(
+        {"a": pa.array([r[0] for r in rows], pa.int64()), "b": pa.array([r[1] for r in rows], pa.string())}
+    )
+    codes = factorize(table).tolist()
+    assert len(set(codes)) == len(set(rows))
+    assert sorted(Counter(codes).values()) == sorted(Counter(rows).values())

@@ -1,0 +1,165 @@
+"""A recorded change log as a topic: what a changefeed would send for it, with the plain encoders.
+
+`events_of(path)` mounts the log's transactions row by row and yields row changes, DDL events and marks in
+commit order; `messages_of` encodes them per partition; `publish` writes them to a real broker.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from confluent_kafka import Producer
+
+from tidegate.codec.base import CodecOptions
+from tidegate.codec.registry import encoder
+from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.message import Message
+from tidegate.model.row import RowChange
+from tidegate.mounter import ddl
+from tidegate.mounter.filter import is_system_schema
+from tidegate.mounter.mounter import Entry, mount_row
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.tidb import keys
+from tidegate.workload.changelog import SnapshotLine, Txn, read_log
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A Resolved ts."""
+
+    ts: int
+
+
+Event = RowChange | DdlEvent | Mark
+
+
+def events_of(path: Path, until: int | None = None, every: int = 50) -> Iterator[Event]:
+    """Rows and DDLs of a log in commit order, a mark after every `every` transactions and after each DDL."""
+    values: dict[bytes, bytes] = {}
+    store: SchemaStore | None = None
+    since = 0
+    for line in read_log(path, until=until):
+        if isinstance(line, SnapshotLine):
+            yield Mark(line.ts)
+        if not isinstance(line, Txn):
+            continue
+        if line.is_base:
+            pairs = [(m.key, m.value) for m in line.mutations if m.key.startswith(b"m")]
+            store = SchemaStore.from_meta(pairs, line.commit_ts)
+            values |= {m.key: m.value for m in line.mutations}
+            continue
+        assert store is not None
+        yield from _rows(line, store, values)
+        done = list(_ddls(line, store))
+        yield from done
+        since += 1
+        if done or since >= every:
+            since = 0
+            yield Mark(line.commit_ts)
+
+
+def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes]) -> Iterator[RowChange]:
+    rows = []
+    for mutation in txn.mutations:
+        if mutation.op not in ("put", "insert", "delete"):
+            continue
+        deleted = mutation.op == "delete"
+        old = values.pop(mutation.key, b"") if deleted else values.get(mutation.key, b"")
+        if not deleted:
+            values[mutation.key] = mutation.value
+        if not mutation.key.startswith(b"t") or mutation.key[9:11] != b"_r":
+            continue
+        table = store.table(keys.parse_record(mutation.key).table_id, txn.commit_ts - 1)
+        if table is None or is_system_schema(table.schema) or not table.eligible:
+            continue
+        entry = Entry(
+            txn.commit_ts, txn.start_ts, DELETE if deleted else PUT, mutation.key, mutation.value, old
+        )
+        row = mount_row(entry, table)
+        if row is not None:
+            rows.append(row)
+    rows.sort(key=lambda row: (not row.is_delete, row.is_insert))
+    yield from rows
+
+
+def _ddls(txn: Txn, store: SchemaStore) -> Iterator[DdlEvent]:
+    ddl_table = store.table(keys.DDL_JOB_TABLE_ID, txn.commit_ts)
+    assert ddl_table is not None
+    prefix = keys.record_prefix(ddl_table.id)
+    rows = [
+        (txn.commit_ts, txn.start_ts, PUT, m.key, m.value, b"")
+        for m in txn.mutations
+        if m.key.startswith(prefix) and m.op in ("put", "insert")
+    ]
+    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in ENTRY_SCHEMA]
+    block = pa.record_batch(
+        [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)], schema=ENTRY_SCHEMA
+    )
+    for job in ddl.jobs_in(block, ddl_table):
+        for event in store.apply(job):
+            if not is_system_schema(event.schema):
+                yield event
+
+
+def partition_of(row: RowChange, partitions: int) -> int:
+    """By schema, table and handle key, as index-value dispatch does (not with TiCDC's numbers)."""
+    image = row.new if row.new is not None else row.old
+    assert image is not None
+    key = repr([row.table.name, *(image[at] for at in row.table.handle_key)])
+    return zlib.crc32(key.encode()) % partitions
+
+
+def messages_of(
+    events: Iterable[Event], options: CodecOptions, partitions: int
+) -> Iterator[tuple[int, Message]]:
+    """(partition, message) in sending order."""
+    encode = encoder(options)
+    waiting: dict[int, list[RowChange]] = {}
+
+    def flush() -> Iterator[tuple[int, Message]]:
+        for partition, rows in waiting.items():
+            for message in encode.encode_rows(rows):
+                yield partition, message
+        waiting.clear()
+
+    for event in events:
+        if isinstance(event, RowChange):
+            waiting.setdefault(partition_of(event, partitions), []).append(event)
+            continue
+        yield from flush()
+        if isinstance(event, Mark):
+            mark = encode.encode_resolved(event.ts)
+            assert mark is not None
+            yield from ((partition, mark) for partition in range(partitions))
+        else:
+            told = range(partitions) if encode.ddl_to_all_partitions() else range(1)
+            message = encode.encode_ddl(event)
+            yield from ((partition, message) for partition in told)
+    yield from flush()
+
+
+def publish(bootstrap: str, topic: str, messages: Iterable[tuple[int, Message]]) -> int:
+    """Write messages in order; returns how many."""
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20})
+    count = 0
+    for partition, message in messages:
+        while True:
+            try:
+                producer.produce(
+                    topic,
+                    message.value,
+                    message.key,
+                    partition=partition,
+                    headers=list(message.headers) or None,
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        count += 1
+    assert producer.flush(30) == 0
+    return count
