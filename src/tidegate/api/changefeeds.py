@@ -1,0 +1,253 @@
+"""Changefeeds over HTTP: create, list, show, pause, resume, remove.
+
+Bodies and answers are TiCDC's (facts, cdc-cli-api 3 and 4); what TiCDC does not have stands under
+`tidegate`. `namespace` and `keyspace` are the same thing here.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tidegate import __version__
+from tidegate.api.status import capture_of
+from tidegate.config import merge_config, parse_sink_uri
+from tidegate.control.changefeed import Command, State
+from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedError, FeedId
+from tidegate.errors import InvalidInput
+from tidegate.model.schema import TableSchema
+from tidegate.model.timestamp import physical_ms
+from tidegate.server.feed import Feed
+from tidegate.server.reactor import Refused, check_new
+
+MAX_BODY: Final = 4 << 20
+DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
+
+
+async def body_of(request: Request) -> dict[str, Any]:
+    """The request's JSON object; an empty body is an empty object."""
+    raw = await request.body()
+    if len(raw) > MAX_BODY:
+        raise InvalidInput(f"The request body has {len(raw)} bytes.", fix=f"send at most {MAX_BODY}")
+    try:
+        body = json.loads(raw) if raw else {}
+    except ValueError as error:
+        raise InvalidInput("The request body is not JSON.", why=str(error)) from error
+    if not isinstance(body, dict):
+        raise InvalidInput("The request body is not a JSON object.")
+    return body
+
+
+def _namespace(query: dict[str, Any]) -> str:
+    return str(query.get("namespace") or query.get("keyspace") or DEFAULT_NAMESPACE)
+
+
+def _feed_id(request: Request) -> FeedId:
+    return FeedId.checked(_namespace(dict(request.query_params)), request.path_params["name"])
+
+
+def _feed(request: Request) -> Feed:
+    return capture_of(request).reactor.get(_feed_id(request))
+
+
+def _number(body: dict[str, Any], name: str) -> int:
+    value = body.get(name) or 0
+    if type(value) is not int or not 0 <= value < 1 << 64:
+        raise InvalidInput(f"'{name}' is not a timestamp.", why=f"{value!r}"[:100])
+    return value
+
+
+async def create(request: Request) -> Response:
+    """POST /changefeeds."""
+    body = await body_of(request)
+    given = dict(body) | ({} if body.get("namespace") else dict(request.query_params))
+    feed = FeedId.checked(_namespace(given), str(body.get("changefeed_id") or uuid.uuid4()))
+    new = check_new(
+        feed,
+        str(body.get("sink_uri") or ""),
+        body.get("replica_config") or {},
+        _number(body, "start_ts"),
+        _number(body, "target_ts"),
+    )
+    return JSONResponse(full(await capture_of(request).reactor.create(new), request))
+
+
+async def show_all(request: Request) -> Response:
+    """GET /changefeeds: of one namespace if it is named; `state` all, or one state."""
+    query = dict(request.query_params)
+    wanted = query.get("state", "")
+    if wanted not in ("", "all", *State):
+        raise InvalidInput(f"'{wanted}' is not a state.", fix="use all, " + ", ".join(DESCRIBED_STATES))
+    namespace = query.get("namespace") or query.get("keyspace")
+    feeds = [f for f in capture_of(request).reactor.feeds.values() if namespace in (None, "", f.id.namespace)]
+    if wanted in ("", "all"):
+        shown = [f for f in feeds if wanted == "all" or f.shown_state is not State.FINISHED]
+    else:
+        shown = [f for f in feeds if f.shown_state == wanted]
+    items = [brief(f) for f in sorted(shown, key=lambda f: f.id)]
+    return JSONResponse({"total": len(items), "items": items})
+
+
+async def show(request: Request) -> Response:
+    """GET /changefeeds/ID."""
+    return JSONResponse(full(_feed(request), request))
+
+
+async def show_status(request: Request) -> Response:
+    """GET /changefeeds/ID/status."""
+    feed = _feed(request)
+    problem = error_json(feed.life.error)
+    warning = feed.shown_state is State.WARNING
+    return JSONResponse(
+        {
+            "state": str(feed.shown_state),
+            "resolved_ts": feed.resolved_ts,
+            "checkpoint_ts": feed.checkpoint,
+            "last_error": None if warning else problem,
+            "last_warning": problem if warning else None,
+            "tidegate": own(feed, request),
+        }
+    )
+
+
+async def pause(request: Request) -> Response:
+    """POST /changefeeds/ID/pause."""
+    await capture_of(request).reactor.command(_feed_id(request), Command.PAUSE)
+    return JSONResponse({})
+
+
+async def resume(request: Request) -> Response:
+    """POST /changefeeds/ID/resume."""
+    body = await body_of(request)
+    if _number(body, "overwrite_checkpoint_ts"):
+        raise Refused(
+            "CDC:ErrAPIInvalidParam",
+            "overwrite_checkpoint_ts is not supported yet.",
+            fix="remove the changefeed and create it with the wanted start-ts",
+        )
+    await capture_of(request).reactor.command(_feed_id(request), Command.RESUME)
+    return JSONResponse({})
+
+
+async def remove(request: Request) -> Response:
+    """DELETE /changefeeds/ID."""
+    await capture_of(request).reactor.remove(_feed_id(request))
+    return JSONResponse({})
+
+
+async def verify_table(request: Request) -> Response:
+    """POST /verify_table, /get_all_tables: which tables a feed would replicate."""
+    body = await body_of(request)
+    uri = parse_sink_uri(str(body.get("sink_uri") or ""))
+    config = merge_config(body.get("replica_config") or {}, uri)
+    reactor = capture_of(request).reactor
+    good, bad = await reactor.tables(config, _number(body, "start_ts") or await reactor.now())
+    eligible, ineligible = _tables(good), _tables(bad)
+    return JSONResponse(
+        {"eligible_tables": eligible, "ineligible_tables": ineligible, "all_tables": eligible + ineligible}
+    )
+
+
+def _tables(tables: list[TableSchema]) -> list[dict[str, Any]]:
+    return [
+        {
+            "database_name": t.schema,
+            "table_name": t.table,
+            "table_id": t.id,
+            "is_partition": bool(t.partitions),
+        }
+        for t in tables
+    ]
+
+
+def error_json(error: FeedError | None) -> dict[str, Any] | None:
+    """A feed's error as TiCDC shows it."""
+    if error is None:
+        return None
+    when = datetime.fromtimestamp(error.time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    return {"time": when, "addr": error.addr, "code": error.code, "message": error.message}
+
+
+def ts_time(ts: int) -> str:
+    """The physical time of a ts in the one form TiCDC's CLI reads."""
+    return datetime.fromtimestamp(physical_ms(ts) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def brief(feed: Feed) -> dict[str, Any]:
+    """A feed in a list."""
+    return {
+        "upstream_id": feed.node.cluster,
+        "namespace": feed.id.namespace,
+        "keyspace": feed.id.namespace,
+        "id": feed.id.name,
+        "state": str(feed.shown_state),
+        "checkpoint_tso": feed.checkpoint,
+        "checkpoint_time": ts_time(feed.checkpoint),
+        "error": error_json(feed.life.error),
+    }
+
+
+def full(feed: Feed, request: Request) -> dict[str, Any]:
+    """A feed with everything."""
+    info = feed.info
+    created = datetime.fromtimestamp(info.create_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    table_ids = [t.physical_id for t in feed.owner.spans.values()] if feed.owner else []
+    return {
+        "upstream_id": feed.node.cluster,
+        "namespace": feed.id.namespace,
+        "keyspace": feed.id.namespace,
+        "id": feed.id.name,
+        "sink_uri": feed.uri.render(),
+        "create_time": created,
+        "start_ts": info.start_ts,
+        "target_ts": info.target_ts,
+        "admin_job_type": 0,
+        "config": feed.config.to_json(redact=True),
+        "state": str(feed.shown_state),
+        "error": error_json(feed.life.error),
+        "creator_version": info.creator_version or __version__,
+        "resolved_ts": feed.resolved_ts,
+        "checkpoint_ts": feed.checkpoint,
+        "checkpoint_time": ts_time(feed.checkpoint),
+        "task_status": [{"capture_id": capture_of(request).id, "table_ids": sorted(table_ids)}],
+        "tidegate": own(feed, request),
+    }
+
+
+def own(feed: Feed, request: Request) -> dict[str, Any]:
+    """What TiCDC has no field for: what is waited for, totals, spans."""
+    totals = feed.totals
+    return {
+        "waiting_for": feed.waits_for(),
+        "persisted_checkpoint_ts": feed.persisted,
+        "resolved_sent": feed.owner.resolved_sent if feed.owner else 0,
+        "rows": totals.rows,
+        "messages": totals.messages,
+        "bytes": totals.bytes,
+        "quarantined": totals.quarantined,
+        "batches": totals.batches,
+        "batch_ms": totals.batch_ms,
+        "lag_ms": totals.lag_ms,
+        "ddl_events": totals.ddl_events,
+        "pipeline_starts": totals.starts,
+        "spans": [
+            {"id": t.id, "physical_id": t.physical_id, "checkpoint_ts": t.start_ts}
+            for t in (feed.owner.spans.values() if feed.owner else ())
+        ],
+        "puller": puller_totals(feed),
+    }
+
+
+def puller_totals(feed: Feed) -> dict[str, int]:
+    """Rows and bytes the puller has received for this feed's spans since it started."""
+    names = set(feed.owner.spans) if feed.owner else set()
+    lines = [line for line in feed.node.spans.status if line.get("span") in names]
+    return {
+        "rows": sum(int(line.get("rows", 0)) for line in lines),
+        "bytes": sum(int(line.get("bytes", 0)) for line in lines),
+    }

@@ -1,0 +1,100 @@
+"""Run a capture with its API on an address until told to stop.
+
+`run` is what `tidegate server` calls: it opens the capture, listens, says that it is ready, waits to be
+stopped or for the loss of ownership, and ends everything within a few seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import uvicorn
+
+from tidegate.api.app import create_app
+from tidegate.errors import InvalidInput, TidegateError
+from tidegate.server.capture import Capture, Options
+
+CLOSE_S: Final = 1
+"""Grace for open HTTP requests at the end."""
+
+Ready = Callable[[Capture], None]
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket on `host:port`; port 0 takes a free one. Raises InvalidInput."""
+    host, colon, port = address.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdigit():
+        raise InvalidInput(
+            f"'{address}' is not an address.", fix="write HOST:PORT, for example 127.0.0.1:8300"
+        )
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, int(port)))
+        listener.listen(128)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise InvalidInput(
+            "Cannot listen on the address.",
+            where=address,
+            why=str(error),
+            fix="choose another --addr; port 0 takes a free one",
+        ) from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """`host:port` of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: ours end the capture too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def stop_on_signals() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set; to be called in the main thread's loop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def run(
+    options: Options, listener: socket.socket, ready: Ready, stop: asyncio.Event
+) -> TidegateError | None:
+    """Serve until `stop`; the error that ended it, or None. Raises TidegateError when it cannot start."""
+    capture = Capture(dataclasses.replace(options, address=address_of(listener)))
+    await capture.start()
+    config = uvicorn.Config(
+        create_app(capture),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=CLOSE_S,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        ready(capture)
+        capture.lost.add_done_callback(lambda lost: stop.set())
+        serving.add_done_callback(lambda served: stop.set())
+        await stop.wait()
+        return capture.lost.result() if capture.lost.done() else None
+    finally:
+        server.should_exit = True
+        await serving
+        await capture.stop()

@@ -1,0 +1,63 @@
+"""Health, version, time, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tidegate import __version__, metrics
+from tidegate.model import timestamp
+from tidegate.server.capture import Capture
+
+VERSION = f"v8.5.0-tidegate-{__version__}"
+"""TiCDC's CLI demands a semantic version of at least 6.2.0."""
+
+
+def capture_of(request: Request) -> Capture:
+    """The capture this API belongs to."""
+    capture = request.app.state.capture
+    assert isinstance(capture, Capture)
+    return capture
+
+
+async def show(request: Request) -> Response:
+    """GET /status."""
+    capture = capture_of(request)
+    return JSONResponse(
+        {
+            "version": VERSION,
+            "git_hash": "",
+            "id": capture.id,
+            "cluster_id": str(capture.cluster),
+            "pid": os.getpid(),
+            "is_owner": True,
+            "liveness": 0,
+        }
+    )
+
+
+async def health(request: Request) -> Response:
+    """GET /health: 200 while the capture can do its work, else 503 with what is wrong."""
+    capture = capture_of(request)
+    problems = []
+    if not capture.puller_alive:
+        problems.append("the puller process is not running")
+    if capture.reactor.gc_error:
+        problems.append(capture.reactor.gc_error)
+    if not problems:
+        return JSONResponse({})
+    return JSONResponse({"error_msg": "; ".join(problems), "error_code": "CDC:ErrUnhealthy"}, 503)
+
+
+async def tso(request: Request) -> Response:
+    """POST /tso: upstream's time."""
+    now = await asyncio.to_thread(capture_of(request).pd.tso)
+    return JSONResponse({"timestamp": timestamp.physical_ms(now), "logic_time": timestamp.logical(now)})
+
+
+async def metrics_text(request: Request) -> Response:
+    """GET /metrics: Prometheus' text form."""
+    return Response(metrics.render(), media_type="text/plain; version=0.0.4")

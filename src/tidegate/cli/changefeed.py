@@ -1,0 +1,199 @@
+"""`tidegate changefeed ...`: thin calls to a capture's HTTP API, with the flags of TiCDC's CLI."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+
+app = typer.Typer(help="Create and watch changefeeds.", no_args_is_help=True)
+
+ServerOption = Annotated[str, typer.Option("--server", help="A capture's address, with or without http://.")]
+IdOption = Annotated[str, typer.Option("--changefeed-id", "-c", help="The changefeed.")]
+NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The changefeed's namespace.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+DEFAULT_SERVER = "127.0.0.1:8300"
+TIMEOUT_S = 30.0
+
+
+@app.callback()
+def group() -> None:
+    """Create and watch changefeeds."""
+
+
+@app.command()
+def create(
+    sink_uri: Annotated[
+        str, typer.Option(help="Where to, e.g. 'kafka://127.0.0.1:9092/topic?protocol=open-protocol'.")
+    ],
+    server: ServerOption = DEFAULT_SERVER,
+    changefeed_id: Annotated[
+        str, typer.Option("--changefeed-id", "-c", help="A name; made up when left out.")
+    ] = "",
+    config: Annotated[Path | None, typer.Option(help="Changefeed TOML file, as TiCDC's.")] = None,
+    start_ts: Annotated[int, typer.Option(min=0, help="Replicate commits above this ts; 0: now.")] = 0,
+    target_ts: Annotated[int, typer.Option(min=0, help="Stop after this ts; 0: never.")] = 0,
+    namespace: NamespaceOption = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Create a changefeed and start it."""
+    from tidegate.config import merge_config, parse_sink_uri, read_toml
+
+    with _reported():
+        settings = read_toml(config) if config is not None else {}
+        merged = merge_config(settings, parse_sink_uri(sink_uri))
+        body: dict[str, Any] = {
+            "namespace": namespace,
+            "changefeed_id": changefeed_id,
+            "sink_uri": sink_uri,
+            "start_ts": start_ts,
+            "target_ts": target_ts,
+            "replica_config": merged.to_json(),
+        }
+        left_out = _call(server, "POST", "/verify_table", body)["ineligible_tables"]
+        if left_out and not merged.ignore_ineligible_table:
+            names = ", ".join(f"{t['database_name']}.{t['table_name']}" for t in left_out)
+            print(f"left out, since they have no primary or unique key: {names}", file=sys.stderr)
+            body["replica_config"]["ignore_ineligible_table"] = True
+        made = _call(server, "POST", "/changefeeds", body)
+        text = f"created changefeed {made['namespace']}/{made['id']}, start-ts {made['start_ts']}"
+        _show(made, text, as_json)
+
+
+@app.command("list")
+def show_all(
+    server: ServerOption = DEFAULT_SERVER,
+    namespace: Annotated[str, typer.Option("--namespace", "-n", help="Only this namespace.")] = "",
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Finished ones too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List changefeeds with state and checkpoint."""
+    with _reported():
+        found = _call(server, "GET", "/changefeeds", query={"namespace": namespace, "state": "all"})["items"]
+        items = [f for f in found if everything or f["state"] not in ("finished", "removed")]
+        lines = [
+            f"{f['namespace']}/{f['id']}  {f['state']}  {f['checkpoint_tso']}  {_cause(f)}" for f in items
+        ]
+        _show(items, "\n".join(lines) or "no changefeeds", as_json)
+
+
+@app.command()
+def query(
+    changefeed_id: IdOption,
+    server: ServerOption = DEFAULT_SERVER,
+    namespace: NamespaceOption = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Show everything about a changefeed."""
+    with _reported():
+        feed = _call(server, "GET", f"/changefeeds/{changefeed_id}", query={"namespace": namespace})
+        _show(feed, _described(feed), as_json)
+
+
+@app.command()
+def pause(
+    changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
+) -> None:
+    """Stop a changefeed; its checkpoint and upstream's history are kept."""
+    _command(server, changefeed_id, namespace, "POST", "/pause", "paused")
+
+
+@app.command()
+def resume(
+    changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
+) -> None:
+    """Start a stopped or failed changefeed again at its checkpoint."""
+    _command(server, changefeed_id, namespace, "POST", "/resume", "resumed")
+
+
+@app.command()
+def remove(
+    changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
+) -> None:
+    """Remove a changefeed and what is kept of it."""
+    _command(server, changefeed_id, namespace, "DELETE", "", "removed")
+
+
+def _command(server: str, name: str, namespace: str, method: str, what: str, done: str) -> None:
+    with _reported():
+        _call(server, method, f"/changefeeds/{name}{what}", query={"namespace": namespace})
+        print(f"{done} changefeed {namespace}/{name}")
+
+
+def _call(
+    server: str,
+    method: str,
+    path: str,
+    body: dict[str, Any] | None = None,
+    query: dict[str, str] | None = None,
+) -> Any:
+    """One request; raises Retryable when nobody answers, InvalidInput with the server's own words."""
+    import httpx
+
+    base = server if "://" in server else f"http://{server}"
+    try:
+        answer = httpx.request(
+            method, f"{base}/api/v2{path}", json=body, params=query or {}, timeout=TIMEOUT_S, trust_env=False
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise Retryable(
+            "No capture answers.",
+            where=base,
+            why=str(error),
+            fix="start one with `tidegate server`, or name it with --server",
+        ) from error
+    try:
+        found = answer.json()
+    except ValueError:
+        found = {"error_msg": f"the answer is not JSON (status {answer.status_code})"}
+    if answer.is_success:
+        return found
+    kind = Retryable if answer.status_code == 503 else InvalidInput
+    raise kind(str(found.get("error_msg", "The request was refused.")))
+
+
+def _show(found: Any, text: str, as_json: bool) -> None:
+    print(json.dumps(found) if as_json else text)
+
+
+def _cause(feed: dict[str, Any]) -> str:
+    """The first line of a feed's error, if it has one."""
+    error = feed.get("error")
+    return str(error["message"]).splitlines()[0] if error else ""
+
+
+def _described(feed: dict[str, Any]) -> str:
+    own = feed["tidegate"]
+    rows = {
+        "changefeed": f"{feed['namespace']}/{feed['id']}",
+        "state": feed["state"],
+        "checkpoint": f"{feed['checkpoint_ts']}  ({feed['checkpoint_time']} UTC)",
+        "resolved": feed["resolved_ts"],
+        "sink": feed["sink_uri"],
+        "start-ts": feed["start_ts"],
+        "target-ts": feed["target_ts"] or "none",
+        "delivered": ", ".join(f"{own[what]} {what}" for what in ("rows", "messages", "bytes", "ddl_events")),
+        "spans": len(own["spans"]),
+        "waiting for": own["waiting_for"] or "-",
+    }
+    if feed["error"]:
+        rows["error"] = "\n             ".join(feed["error"]["message"].splitlines())
+    return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Print our errors as people read them, and exit with their code."""
+    try:
+        yield
+    except TidegateError as error:
+        print(error.render(), file=sys.stderr)
+        raise typer.Exit(error.exit_code) from error

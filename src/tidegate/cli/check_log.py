@@ -1,0 +1,155 @@
+"""`tidegate upstream check-log`: a recorded log through the whole product, judged by the log's own snapshots.
+
+Starts an upstream with a manual TSO and a capture as child processes, loads the log, lets the consumer apply
+the topic up to each snapshot line, and compares the target's tables with what SQL read from the real TiDB.
+Needs a Kafka broker; everything else lies in a temporary folder that is removed at the end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+from tidegate.consumer.snapshots import open_snapshot
+from tidegate.consumer.sql_text import sql_rows
+from tidegate.errors import Retryable
+from tidegate.workload.changelog import SnapshotLine, SnapshotTable, Txn, read_log, snapshot_diff
+
+END_S: Final = 10
+CONSUMER_S: Final = 600
+PR_SET_PDEATHSIG: Final = 1
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One table at one snapshot line; no findings: equal."""
+
+    ts: int
+    table: str
+    rows: int
+    findings: tuple[str, ...]
+
+
+def check_log(
+    file: Path, target: str, kafka: str, *, protocol: str, until: int | None, every: int
+) -> Iterator[Verdict]:
+    """Run the log through the product; a verdict per table of every `every`-th snapshot and of the last.
+
+    Tables without a primary or not-null unique key, which are not replicated, are missing in the target and
+    so found different. Raises Retryable when a child ends or does not get ready.
+    """
+    lines = list(read_log(file, until=until))
+    base_ts = next(line.commit_ts for line in lines if isinstance(line, Txn))
+    snapshots = [line for line in lines if isinstance(line, SnapshotLine)]
+    chosen = snapshots[::-1][::every][::-1]
+    # canal-json has watermarks only with the extension: without them nothing could be applied.
+    extension = "&enable-tidb-extension=true" if protocol == "canal-json" else ""
+    name = f"check-{file.name.split('.')[0]}-{os.urandom(4).hex()}"
+    topic = f"kafka://{kafka}/{name}?protocol={protocol}{extension}"
+    with ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-check-")))
+        run = ["upstream", "run", "--data-dir", str(work / "upstream"), "--pd", "127.0.0.1:0"]
+        pd = stack.enter_context(_serving(work, [*run, "--tso", "manual", "--json"]))["pd"]
+        _finish(work, ["upstream", "load", "--pd", pd, str(file), "--until", str(base_ts)])
+        serve = ["server", "--pd", pd, "--data-dir", str(work / "capture"), "--addr", "127.0.0.1:0", "--json"]
+        server = stack.enter_context(_serving(work, serve))["addr"]
+        create = ["changefeed", "create", "--server", server, "-c", "check", "--sink-uri", topic]
+        _finish(work, [*create, "--start-ts", str(base_ts)])
+        limit = ["--until", str(until)] if until is not None else []
+        _finish(work, ["upstream", "load", "--pd", pd, str(file), *limit])
+        for snapshot in chosen:
+            consume = ["consumer", "run", "--source", topic, "--target", target, "--mode", "transaction"]
+            _finish(work, [*consume, "--until", str(snapshot.ts)])
+            yield from judge(target, snapshot)
+
+
+def judge(target: str, snapshot: SnapshotLine) -> Iterator[Verdict]:
+    """Every table of the snapshot line against the target's snapshot at exactly its ts."""
+    held = open_snapshot(target, snapshot.ts)
+    for name in sorted(snapshot.tables.keys() | held.tables.keys()):
+        expected = snapshot.tables.get(name)
+        findings: Sequence[str]
+        if expected is None:
+            findings = ["the target has a table that the source has not"]
+        elif name not in held.tables:
+            findings = ["the target lacks this table"]
+        elif held.ts != snapshot.ts:
+            findings = [f"the target's snapshot is at {held.ts}"]
+        else:
+            findings = _differences(expected, held.tables[name].to_arrow())
+        yield Verdict(snapshot.ts, name, expected.count if expected else 0, tuple(findings))
+
+
+def _differences(expected: SnapshotTable, rows: Any) -> list[str]:
+    own = [name for name in rows.column_names if not name.startswith("_tidegate_")]
+    if tuple(own) != expected.columns:
+        return [f"columns are {', '.join(own)}; expected {', '.join(expected.columns)}"]
+    return snapshot_diff(expected, sql_rows(rows.select(own), expected.types))
+
+
+def _command(arguments: list[str]) -> list[str]:
+    return [sys.executable, "-m", "tidegate", *arguments]
+
+
+@contextmanager
+def _serving(work: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
+    """A child that serves: its ready line's members; ended with SIGTERM after the block."""
+    log = work / f"{arguments[0]}.log"
+    with log.open("ab") as errors:
+        child = subprocess.Popen(
+            _command(arguments), stdout=subprocess.PIPE, stderr=errors, preexec_fn=_die_with_parent
+        )
+    try:
+        assert child.stdout is not None
+        yield _ready(child.stdout, arguments, log)
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(END_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _ready(lines: IO[bytes], arguments: list[str], log: Path) -> dict[str, Any]:
+    for line in lines:
+        members = json.loads(line)
+        if isinstance(members, dict) and ("pd" in members or "addr" in members):
+            return members
+    raise Retryable(f"`tidegate {arguments[0]}` ended before it was ready", why=_tail(log))
+
+
+def _finish(work: Path, arguments: list[str]) -> None:
+    """Run a command to its end; Retryable with the end of what it said when it fails."""
+    log = work / "commands.log"
+    with log.open("ab") as output:
+        ended = subprocess.run(
+            _command(arguments),
+            stdout=output,
+            stderr=output,
+            timeout=CONSUMER_S,
+            check=False,
+            preexec_fn=_die_with_parent,
+        )
+    if ended.returncode:
+        what = f"`tidegate {' '.join(arguments[:2])}` failed with exit code {ended.returncode}"
+        raise Retryable(what, why=_tail(log))
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,54 @@
+"""The command tree. Each command imports what it needs when it runs, so that `--help` answers at once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tidegate import __version__
+from tidegate.cli import changefeed, consumer, upstream
+from tidegate.cli.compare import compare
+from tidegate.cli.peek import peek
+from tidegate.cli.server import server
+
+app = typer.Typer(
+    name="tidegate",
+    help="Change data capture for TiDB and TiKV, with its data pipeline on Spark.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"tidegate {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Change data capture for TiDB and TiKV, with its data pipeline on Spark."""
+
+
+app.add_typer(upstream.app, name="upstream")
+app.command()(server)
+app.add_typer(changefeed.app, name="changefeed")
+app.command()(peek)
+app.add_typer(consumer.app, name="consumer")
+app.command()(compare)
+
+
+def main() -> None:
+    """Run the command line."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""`tidegate peek`: a topic's messages, decoded."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from tidegate.errors import TidegateError
+
+
+def peek(
+    source: Annotated[
+        str, typer.Argument(help="Topic, e.g. 'kafka://127.0.0.1:9092/topic?protocol=open-protocol'.")
+    ],
+    from_beginning: Annotated[
+        bool, typer.Option(help="Start with the oldest message instead of the next one.")
+    ] = False,
+    limit: Annotated[int | None, typer.Option(help="Stop after so many rows, marks and DDLs.")] = None,
+    follow: Annotated[
+        bool | None, typer.Option(help="Wait for more at the end; the default unless --from-beginning.")
+    ] = None,
+    time_zone: Annotated[str, typer.Option(help="Zone of the topic's TIMESTAMP texts.")] = "UTC",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
+) -> None:
+    """Show a topic's messages: rows, Resolved marks, DDLs, and what cannot be decoded."""
+    from tidegate.consumer.peek import peek as messages
+    from tidegate.consumer.source import Topic
+
+    stopping: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: stopping.append(number))
+    try:
+        keep_on = not from_beginning if follow is None else follow
+        found = messages(
+            Topic(source, time_zone),
+            from_beginning=from_beginning,
+            follow=keep_on,
+            stop=lambda: bool(stopping),
+        )
+        for item in islice(found, limit):
+            print(json.dumps(item, default=plain) if as_json else readable(item), flush=True)
+    except BrokenPipeError:
+        sys.stderr.close()
+    except TidegateError as error:
+        print(error.render(), file=sys.stderr)
+        raise typer.Exit(error.exit_code) from error
+
+
+def plain(value: Any) -> Any:
+    """What JSON cannot hold: bytes as base64, decimals and times as text."""
+    if isinstance(value, bytes):
+        from base64 import b64encode
+
+        return {"base64": b64encode(value).decode()}
+    if isinstance(value, Decimal | date | datetime):
+        return str(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+def readable(item: dict[str, Any]) -> str:
+    """One line for people."""
+    from tidegate.model.timestamp import readable as moment
+
+    where = f"p{item['partition']}@{item['offset']}"
+    ts = item.get("ts", item.get("commit_ts"))
+    when = f"{ts} ({moment(ts)})" if ts is not None else ""
+    match item["kind"]:
+        case "resolved":
+            return f"{where}  resolved {when}"
+        case "ddl":
+            return f"{where}  ddl      {when}  {item['query']}"
+        case "bad":
+            return f"{where}  BAD      {item['why']}  key {item['key']!r}  value {item['value']!r}"
+        case kind:
+            table = f"{item['schema']}.{item['table']}"
+            return f"{where}  {kind:8} {when}  {table}  {_images(item['old'], item['new'])}"
+
+
+def _images(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
+    if old is None or new is None:
+        return _cells(new if new is not None else old or {})
+    changed = {name: value for name, value in new.items() if old.get(name) != value}
+    same = {name: value for name, value in new.items() if name not in changed}
+    moved = " ".join(f"{name}: {old.get(name)!r} -> {value!r}" for name, value in changed.items())
+    return f"{_cells(same)}  {moved}".strip()
+
+
+def _cells(row: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value!r}" for name, value in row.items())
+
+
+if __name__ == "__main__":
+    typer.run(peek)

@@ -1,0 +1,70 @@
+"""`tidegate server`: run a capture. Heavy imports happen in the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate import __version__
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.server.capture import Capture, Options
+
+
+def server(
+    pd: Annotated[str, typer.Option("--pd", help="PD's address, host:port[,host:port...].")],
+    data_dir: Annotated[Path, typer.Option(help="Where everything is kept; made when missing.")],
+    addr: Annotated[
+        str, typer.Option("--addr", help="Address of the HTTP API; port 0 takes a free one.")
+    ] = "127.0.0.1:8300",
+    log_level: Annotated[str, typer.Option(help="debug, info, warn or error.")] = "info",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
+    ] = False,
+) -> None:
+    """Run a capture: follow the upstream, deliver its changefeeds, until SIGTERM or Ctrl-C."""
+    from tidegate import log
+    from tidegate.api.serve import listen
+    from tidegate.server.capture import Options
+
+    log.setup(json_lines=as_json, level="WARNING" if log_level == "warn" else log_level)
+    try:
+        listener = listen(addr)
+        failure = asyncio.run(_run(Options(pd=pd, data_dir=data_dir.absolute()), listener, as_json))
+    except TidegateError as error:
+        failure = error
+    if failure is not None:
+        print(failure.render(), file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread may still be in a blocking call to the sink; nothing is lost by leaving it.
+    os._exit(failure.exit_code if failure is not None else 0)
+
+
+async def _run(options: Options, listener: socket.socket, as_json: bool) -> TidegateError | None:
+    from tidegate.api.serve import run, stop_on_signals
+
+    return await run(options, listener, lambda capture: _say_ready(capture, as_json), stop_on_signals())
+
+
+def _say_ready(capture: Capture, as_json: bool) -> None:
+    address = capture.options.address
+    ready = {
+        "event": "ready",
+        "addr": address,
+        "pd": capture.options.pd,
+        "cluster_id": capture.cluster,
+        "data_dir": str(capture.options.data_dir),
+        "pid": os.getpid(),
+        "version": __version__,
+    }
+    text = f"capture ready: http://{address}, PD {capture.options.pd}, cluster {capture.cluster}"
+    print(json.dumps(ready) if as_json else text, flush=True)

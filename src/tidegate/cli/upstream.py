@@ -1,0 +1,321 @@
+"""`tidegate upstream ...`: run the embedded upstream, load recorded logs into it, look at it, put work on it.
+
+Thin: reads the options, calls `tidegate.tikv`, `tidegate.workload` and `tidegate.kvclient`, prints. Heavy
+imports happen in the commands, so that `--help` answers at once. Results go to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from tidegate.kvclient.tables import Cell
+    from tidegate.model.schema import TableSchema
+    from tidegate.workload.bank import BankStats
+    from tidegate.workload.load import LoadStats
+
+app = typer.Typer(help="Run and poke the embedded upstream: a small PD and TiKV.", no_args_is_help=True)
+
+PdOption = Annotated[str, typer.Option("--pd", help="PD's address, host:port.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+
+
+@app.callback()
+def group() -> None:
+    """Run and poke the embedded upstream: a small PD and TiKV."""
+
+
+@app.command()
+def run(
+    data_dir: Annotated[Path, typer.Option(help="Where the store lives; made when missing.")],
+    pd: Annotated[
+        str, typer.Option("--pd", help="Address to listen on; port 0 takes a free one.")
+    ] = "127.0.0.1:2379",
+    regions: Annotated[int, typer.Option(min=1, help="Regions of a new store; a store keeps its own.")] = 3,
+    tso: Annotated[
+        str,
+        typer.Option(
+            help="system: timestamps follow the clock; manual: they stand until `load` or `tso` moves them."
+        ),
+    ] = "system",
+    as_json: JsonOption = False,
+) -> None:
+    """Serve PD, TiKV and its change feed on one address until SIGTERM or Ctrl-C."""
+    from tidegate.tikv.server import EmbeddedUpstream
+
+    if tso not in ("system", "manual"):
+        raise typer.BadParameter(f"'{tso}' is not one of system, manual", param_hint="--tso")
+    stop = _stop_on_signals()
+    with _reported():
+        upstream = EmbeddedUpstream(data_dir, pd, regions=regions, tso=tso)
+        try:
+            addresses = upstream.start()
+            ready = {
+                "event": "ready",
+                "pd": addresses.pd,
+                "store": addresses.store,
+                "cluster_id": addresses.cluster_id,
+                "tso": tso,
+                "data_dir": str(data_dir),
+                "pid": os.getpid(),
+            }
+            text = f"upstream ready: PD {addresses.pd}, cluster {addresses.cluster_id}, tso {tso}"
+            _say(ready, text, as_json)
+            stop.wait()
+        finally:
+            upstream.stop()
+
+
+@app.command()
+def load(
+    files: Annotated[
+        list[Path], typer.Argument(help="Recorded change logs (.jsonl.gz), in the order of their time.")
+    ],
+    pd: PdOption,
+    until: Annotated[int | None, typer.Option(help="Load nothing above this ts.")] = None,
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Key changes a second at most.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Commit recorded change logs with exactly their timestamps; what is there already is skipped.
+
+    The upstream must run with `--tso manual`; its TSO follows the log.
+    """
+    from tidegate.kvclient.pd import PdClient
+    from tidegate.workload.changelog import count_transactions, read_log
+    from tidegate.workload.load import Loader
+
+    with _reported(), PdClient(pd) as client:
+        for file in files:
+            with _progress(as_json) as progress:
+                task = progress.add_task(file.name, total=count_transactions(file, until=until))
+
+                def show(stats: LoadStats, progress: Progress = progress, task: Any = task) -> None:
+                    progress.update(task, completed=stats.transactions + stats.skipped)
+
+                stats = Loader(client, rows_per_s=rate, on_progress=show).load(read_log(file, until=until))
+            done: dict[str, Any] = {"event": "loaded", "file": str(file)}
+            done |= {name: getattr(stats, name) for name in stats.__slots__}
+            text = (
+                f"{file.name}: {stats.transactions} transactions ({stats.rows} key changes) committed, "
+                f"{stats.skipped} were there, {stats.rollbacks} rolled back, "
+                f"{stats.pessimistic} pessimistic; TSO at {stats.reached}; {stats.seconds:.1f} s"
+            )
+            _say(done, text, as_json)
+
+
+@app.command()
+def tso(
+    pd: PdOption,
+    advance_to: Annotated[int | None, typer.Option(help="Move a manual TSO forward to this ts.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a timestamp, or move a manual TSO."""
+    from tidegate.kvclient.pd import PdClient
+    from tidegate.model import timestamp
+
+    with _reported(), PdClient(pd) as client:
+        ts = client.tso() if advance_to is None else client.advance_tso(advance_to)
+        _say({"tso": ts, "time": timestamp.readable(ts)}, f"{ts}  {timestamp.readable(ts)}", as_json)
+
+
+@app.command()
+def dump(
+    pd: PdOption,
+    at: Annotated[int | None, typer.Option(help="Timestamp to read at; default: now.")] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(help="Only this table, db.table; may be repeated.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=0, help="Rows shown a table; default 20 for people, all with --json.")
+    ] = None,
+    system: Annotated[bool, typer.Option(help="Also the system schemas.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the tables as they are at one timestamp, decoded."""
+    from itertools import islice
+
+    from tidegate.kvclient.pd import PdClient
+    from tidegate.kvclient.snapshot import Snapshot
+    from tidegate.kvclient.tables import read_rows, read_tables, sql_row
+
+    with _reported(), PdClient(pd) as client:
+        snapshot = Snapshot(client, client.tso() if at is None else at)
+        tables = read_tables(snapshot, system=system)
+        unknown = sorted(set(table or ()) - {t.name for t in tables})
+        if unknown:
+            there = ", ".join(t.name for t in tables) or "none"
+            raise typer.BadParameter(
+                f"no such table at {snapshot.ts}: {', '.join(unknown)}; there are: {there}",
+                param_hint="--table",
+            )
+        for found in tables:
+            if table and found.name not in table:
+                continue
+            rows = (sql_row(found, values) for values in read_rows(snapshot, found))
+            if as_json:
+                _print_rows(found, snapshot.ts, islice(rows, limit))
+            else:
+                _show_rows(found, rows, 20 if limit is None else limit)
+
+
+@app.command()
+def workload(
+    pd: PdOption,
+    seed: Annotated[int, typer.Option(help="What happens follows from it, apart from timestamps.")] = 1,
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Rows a second at most; default: as fast as it goes.")
+    ] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="End after so many rows; default: at SIGTERM or Ctrl-C.")
+    ] = None,
+    accounts: Annotated[int, typer.Option(min=2, help="Accounts of a new bank.")] = 2000,
+    threads: Annotated[int, typer.Option(min=1, help="Transactions committed side by side.")] = 4,
+    ddl_every: Annotated[int, typer.Option(min=0, help="A DDL after so many rows; 0: none.")] = 20_000,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a bank: accounts, transfers that keep the sum, orders, and a DDL every now and then."""
+    from tidegate.workload.bank import BankWorkload
+
+    stop = _stop_on_signals()
+
+    def show(stats: BankStats) -> None:
+        if as_json:
+            _say({"event": "progress"} | _members(stats), "", True)
+        elif sys.stderr.isatty():
+            rate_now = stats.rows / stats.seconds if stats.seconds else 0.0
+            print(
+                f"\r{stats.rows} rows in {stats.transactions} transactions, {rate_now:.0f} rows/s, "
+                f"{stats.ddls} DDLs, last: {stats.last_ddl[:60]}\033[K",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
+
+    with _reported():
+        bank = BankWorkload(pd, seed, accounts=accounts, threads=threads, ddl_every_rows=ddl_every)
+        try:
+            bank.setup()
+            _say(
+                {"event": "ready"} | _members(bank.stats),
+                f"bank ready: sum of balances {bank.stats.total}",
+                as_json,
+            )
+            stats = bank.run(rate, stop, show, max_rows=rows)
+        finally:
+            bank.close()
+        text = (
+            f"{stats.rows} rows, {stats.transactions} transactions, {stats.ddls} DDLs, {stats.seconds:.0f} s"
+        )
+        _say({"event": "done"} | _members(stats), text, as_json)
+
+
+@app.command("check-log")
+def check_log_command(
+    file: Annotated[Path, typer.Argument(help="A recorded change log (.jsonl.gz).")],
+    target: Annotated[str, typer.Option(help="An empty Delta target: delta:///absolute/directory.")],
+    kafka: Annotated[str, typer.Option(help="A Kafka broker, host:port (`tools/services start kafka`).")],
+    protocol: Annotated[str, typer.Option(help="open-protocol or canal-json.")] = "open-protocol",
+    until: Annotated[int | None, typer.Option(help="Only the log up to this ts.")] = None,
+    every: Annotated[int, typer.Option(min=1, help="Check every so many snapshots, the last always.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Send a recorded log through the whole product and compare the target with the log's own snapshots.
+
+    Exit 0: every table equal at every snapshot; 1: the differences are shown.
+    """
+    import dataclasses
+
+    from tidegate.cli.check_log import check_log
+
+    equal = True
+    with _reported():
+        for verdict in check_log(file, target, kafka, protocol=protocol, until=until, every=every):
+            equal = equal and not verdict.findings
+            text = f"{verdict.ts} {verdict.table}: {verdict.rows} rows, " + (
+                "NOT equal\n    " + "\n    ".join(verdict.findings) if verdict.findings else "equal"
+            )
+            _say(dataclasses.asdict(verdict), text, as_json)
+    _say({"event": "done", "equal": equal}, "equal" if equal else "NOT equal", as_json)
+    raise typer.Exit(0 if equal else 1)
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """A TidegateError ends the command with its message on stderr and its exit code."""
+    try:
+        yield
+    except TidegateError as error:
+        print(error.render(), file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Progress]:
+    """A progress bar on stderr; nothing when it is not a terminal or JSON is wanted."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as progress:
+        yield progress
+
+
+def _stop_on_signals() -> threading.Event:
+    """Set at SIGTERM or SIGINT."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+def _say(members: dict[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(members) if as_json else text, flush=True)
+
+
+def _members(stats: BankStats) -> dict[str, Any]:
+    return {name: getattr(stats, name) for name in stats.__slots__}
+
+
+def _print_rows(table: TableSchema, ts: int, rows: Iterator[tuple[Cell, ...]]) -> None:
+    """One JSON object: cells are strings, null, or {"hex": ...} for what is not text."""
+    cells = [[{"hex": cell.hex()} if isinstance(cell, bytes) else cell for cell in row] for row in rows]
+    _say({"table": table.name, "ts": ts, "columns": [c.name for c in table.columns], "rows": cells}, "", True)
+
+
+def _show_rows(table: TableSchema, rows: Iterator[tuple[Cell, ...]], limit: int) -> None:
+    """A rich table of the first rows, and how many there are."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    shown = Table(title=table.name, title_justify="left")
+    for column in table.columns:
+        shown.add_column(column.name, overflow="fold")
+    count = 0
+    for row in rows:
+        count += 1
+        if count <= limit:
+            shown.add_row(*(_shown(cell, escape) for cell in row))
+    shown.caption = f"{count} rows" + (f", {limit} shown" if count > limit else "")
+    Console().print(shown)
+
+
+def _shown(cell: Cell, escape: Any) -> str:
+    if cell is None:
+        return "[dim]NULL[/dim]"
+    return f"0x{cell.hex()}" if isinstance(cell, bytes) else str(escape(cell))

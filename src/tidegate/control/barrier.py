@@ -1,0 +1,80 @@
+"""How far a feed's spans may run: up to the next DDL, the target ts, and what is known about DDLs.
+
+A DDL finished at F lets every span run to F and no further; once all have delivered up to F the DDL is
+sent, and only then is F behind us. Until it is, the checkpoint stays at F - 1 at most, so that a restart
+finds the DDL still to do. The bound never lies above what the DDL span has been read to, for a DDL nobody
+has read yet could be hiding there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.span import Span
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTask:
+    """One span that a feed must deliver, from `start_ts` (exclusive) on."""
+
+    id: str
+    span: Span
+    physical_id: int
+    start_ts: int
+
+
+@dataclass(frozen=True, slots=True)
+class DdlBatch:
+    """All DDL of one FinishedTS that concerns the feed: what to send, and which spans come and go."""
+
+    finished_ts: int
+    events: tuple[DdlEvent, ...]
+    """Those that are sent, in order; may be empty when only spans change."""
+    added: tuple[SpanTask, ...] = ()
+    removed: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Barrier:
+    """The queue of DDLs to come and the bounds that follow from it."""
+
+    resolved: int
+    """Every DDL with FinishedTS <= it is known."""
+    target_ts: int = 0
+    """0: none."""
+    waiting: deque[DdlBatch] = field(default_factory=deque)
+
+    def learn(self, batches: Iterable[DdlBatch], upto: int) -> None:
+        """Add DDLs in order; the DDL span is now known up to `upto`. Those beyond the target never happen."""
+        for batch in batches:
+            last = self.waiting[-1].finished_ts if self.waiting else 0
+            assert last < batch.finished_ts <= upto, f"DDL {batch.finished_ts} after {last}, known to {upto}"
+            if not self.target_ts or batch.finished_ts <= self.target_ts:
+                self.waiting.append(batch)
+        assert upto >= self.resolved, "what is known about DDL never shrinks"
+        self.resolved = upto
+
+    @property
+    def next(self) -> DdlBatch | None:
+        """The DDL that comes next."""
+        return self.waiting[0] if self.waiting else None
+
+    @property
+    def bound(self) -> int:
+        """How far spans may be delivered."""
+        bound = self.waiting[0].finished_ts if self.waiting else self.resolved
+        return min(bound, self.target_ts) if self.target_ts else bound
+
+    @property
+    def cap(self) -> int:
+        """How high the checkpoint may be."""
+        return self.waiting[0].finished_ts - 1 if self.waiting else self.bound
+
+    def lift(self, finished_ts: int) -> DdlBatch:
+        """The next DDL is durable downstream."""
+        batch = self.waiting.popleft()
+        assert batch.finished_ts == finished_ts
+        return batch

@@ -1,0 +1,285 @@
+"""What the control plane keeps: keys, values, and the store's contract; to and from bytes.
+
+The store is etcd's data model in small: keys with a create and a modification revision, one global
+revision that each successful transaction raises by one, and transactions that compare revisions first.
+`server.metadata_sqlite` keeps it on one node; etcd can stand in its place.
+
+Keys (cluster is PD's cluster id):
+
+    /tidegate/{cluster}/owner                                whose mod revision is the tokens' owner_rev
+    /tidegate/{cluster}/{namespace}/changefeed/info/{id}     FeedInfo: what the user wants; the feed's life
+    /tidegate/{cluster}/{namespace}/changefeed/status/{id}   FeedStatus: the durable checkpoint
+    /tidegate/{cluster}/{namespace}/changefeed/grant/{id}    Grant: who may write; stays after removal
+
+Values are JSON objects; a reader ignores members it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Protocol
+
+from tidegate.errors import InvalidInput
+
+ROOT: Final = "/tidegate"
+DEFAULT_NAMESPACE: Final = "default"
+NAME: Final = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
+"""What TiCDC allows as changefeed id and namespace; at most 128 characters."""
+MAX_NAME: Final = 128
+
+SELECT_VALUE: Final = "SELECT value FROM kv WHERE key = ?"
+"""How a process that only has the SQLite file reads one key (a committed value, never a stale one)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """One key as stored."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A guard of a transaction: the key's `mod_revision` (0: must not exist) or `create_revision`."""
+
+    key: str
+    mod_revision: int | None = None
+    create_revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key."""
+
+    key: str
+    value: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key; not an error when it is absent."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Whether all guards held, and the store's revision afterwards."""
+
+    succeeded: bool
+    revision: int
+
+
+class MetadataStore(Protocol):
+    """The contract of the embedded store and of etcd. Durable when `transact` returns; linearizable."""
+
+    def get(self, key: str) -> KeyValue | None:
+        """The latest committed value of a key."""
+        ...
+
+    def under(self, prefix: str) -> Sequence[KeyValue]:
+        """All keys that begin with `prefix`, in key order."""
+        ...
+
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+        """Apply all writes at one new revision if all guards hold, else none."""
+        ...
+
+    def close(self) -> None:
+        """Give up the store; no call may follow."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class FeedId:
+    """Namespace and id of a changefeed: part of every key, path and identity."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> FeedId:
+        """From `namespace/name` or `name`."""
+        namespace, slash, name = text.rpartition("/")
+        return cls.checked(namespace if slash else DEFAULT_NAMESPACE, name)
+
+    @classmethod
+    def checked(cls, namespace: str, name: str) -> FeedId:
+        """Raises InvalidInput when TiCDC would refuse one of the names."""
+        for what, text in (("namespace", namespace), ("changefeed id", name)):
+            if len(text) > MAX_NAME or not NAME.fullmatch(text):
+                raise InvalidInput(
+                    f"'{text}' is not a {what}.",
+                    fix=f"use letters, digits and single hyphens between them, at most {MAX_NAME} characters",
+                )
+        return cls(namespace, name)
+
+
+def owner_key(cluster: int) -> str:
+    """The key every start of a control process rewrites."""
+    return f"{ROOT}/{cluster}/owner"
+
+
+def feed_key(cluster: int, feed: FeedId, what: str) -> str:
+    """The key of a feed's `info`, `status` or `grant`."""
+    assert what in ("info", "status", "grant")
+    return f"{ROOT}/{cluster}/{feed.namespace}/changefeed/{what}/{feed.name}"
+
+
+def grant_key(cluster: int, namespace: str, name: str) -> str:
+    """The key of a feed's grant, for the pipeline's processes."""
+    return feed_key(cluster, FeedId(namespace, name), "grant")
+
+
+def feed_of_key(key: str) -> tuple[FeedId, str] | None:
+    """The feed and the last-but-one part (`info`, `status`, `grant`) of a feed's key, else None."""
+    parts = key.split("/")
+    if len(parts) == 7 and parts[4] == "changefeed":
+        return FeedId(parts[3], parts[6]), parts[5]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Who may write for a feed: the token of the owner's grant and the incarnation under it.
+
+    The incarnation is one higher at every start of a pipeline process and never goes back, not even
+    under a new token. A writer whose (token, incarnation) is not the stored one is fenced.
+    """
+
+    token: tuple[int, int]
+    """(owner_rev, grant_seq), compared in that order."""
+    incarnation: int
+    slots: int
+    """Transactional ids 0..slots-1 that any incarnation has ever used; never shrinks."""
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return _bytes(
+            {
+                "token": list(self.token),
+                "incarnation": self.incarnation,
+                "slots": self.slots,
+            }
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Grant:
+        """Raises InvalidInput when the value is not a grant."""
+        body = _object(data, "grant")
+        try:
+            owner_rev, grant_seq = body["token"]
+            return cls(
+                (int(owner_rev), int(grant_seq)),
+                int(body["incarnation"]),
+                int(body["slots"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput("A grant in the metadata store is damaged.", why=repr(error)) from error
+
+
+@dataclass(frozen=True, slots=True)
+class FeedError:
+    """The error or warning shown with a feed."""
+
+    message: str
+    code: str
+    time_ms: int
+    addr: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedInfo:
+    """What the user asked for, and where the feed's life stands."""
+
+    sink_uri: str
+    """With its secrets; never logged or shown unredacted."""
+    config: dict[str, Any]
+    """`ReplicaConfig.to_json()`."""
+    start_ts: int
+    target_ts: int
+    """0: none."""
+    create_time_ms: int
+    state: str
+    """A `control.changefeed.State`."""
+    created_token: tuple[int, int]
+    """The feed's first token: what a removed feed of the same name left in the sink lies below it."""
+    error: FeedError | None = None
+    creator_version: str = ""
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return _bytes(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> FeedInfo:
+        """Raises InvalidInput when the value is not a feed's info."""
+        body = _object(data, "changefeed info")
+        error = body.get("error")
+        try:
+            return cls(
+                sink_uri=body["sink_uri"],
+                config=body["config"],
+                start_ts=int(body["start_ts"]),
+                target_ts=int(body["target_ts"]),
+                create_time_ms=int(body["create_time_ms"]),
+                state=body["state"],
+                created_token=_pair(body["created_token"]),
+                error=FeedError(**error) if error else None,
+                creator_version=body.get("creator_version", ""),
+            )
+        except (KeyError, TypeError, ValueError) as problem:
+            raise InvalidInput(
+                "A changefeed in the metadata store is damaged.", why=repr(problem)
+            ) from problem
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatus:
+    """The feed's durable progress."""
+
+    checkpoint_ts: int
+    """Every commit <= it is durable downstream; below an unfinished DDL's FinishedTS."""
+    resolved_ts: int = 0
+    """For display: up to where changes had been received."""
+
+    def to_bytes(self) -> bytes:
+        """As stored."""
+        return _bytes(asdict(self))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> FeedStatus:
+        """Raises InvalidInput when the value is not a feed's status."""
+        body = _object(data, "changefeed status")
+        try:
+            return cls(int(body["checkpoint_ts"]), int(body.get("resolved_ts", 0)))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidInput("A checkpoint in the metadata store is damaged.", why=repr(error)) from error
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    first, second = value
+    return int(first), int(second)
+
+
+def _bytes(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def _object(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        body = json.loads(data)
+    except ValueError as error:
+        raise InvalidInput(f"A {what} in the metadata store is not JSON.", why=str(error)) from error
+    if not isinstance(body, dict):
+        raise InvalidInput(f"A {what} in the metadata store is not a JSON object.")
+    return body

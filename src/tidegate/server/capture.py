@@ -1,0 +1,213 @@
+"""A capture: one node that replicates. Control process, puller process, one pipeline process a feed.
+
+    async with capture(options) as node: ...      opens everything, ends everything
+
+One capture a data folder (a lock on `DATA_DIR/lock`). At start it rewrites the cluster's owner key; the
+key's new revision is the first part of every token it grants and guards every write it makes, so that a
+capture that was replaced can store nothing. Children die with this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import sys
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate import metrics
+from tidegate.clock import Clock, SystemClock
+from tidegate.control.metadata import FeedError, FeedId, Put, owner_key
+from tidegate.errors import Fatal, InvalidInput, TidegateError
+from tidegate.kvclient.pd import PdClient
+from tidegate.log import event, redact
+from tidegate.server.feed import Node
+from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_kafka_sink
+from tidegate.server.puller_process import store_dir
+from tidegate.server.reactor import Reactor
+from tidegate.server.spans import SpanRegistry
+from tidegate.server.supervisor import Child, Connection, ControlSocket, Message, spawn
+
+LOG: Final = logging.getLogger(__name__)
+
+RESTART_FIRST_S: Final = 0.2
+RESTART_MAX_S: Final = 5.0
+HEALTHY_S: Final = 30.0
+"""A puller that lived so long starts again without waiting."""
+
+
+def pipeline_command(spec: Path) -> list[str]:
+    """How a pipeline process is started."""
+    return [sys.executable, "-m", "tidegate.pipeline.job", str(spec)]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a capture is started with."""
+
+    pd: str
+    data_dir: Path
+    address: str = ""
+    """Where its API will be, for status."""
+    pipeline_command: PipelineCommand = pipeline_command
+    open_sink: OpenSink = open_kafka_sink
+    clock: Clock = field(default_factory=SystemClock)
+
+
+class Capture:
+    """A running capture. Made by `start`, ended by `stop`."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.id = str(uuid.uuid4())
+        self.lost: asyncio.Future[TidegateError] = asyncio.get_running_loop().create_future()
+        """Resolves when the capture cannot go on."""
+        self._stack = contextlib.AsyncExitStack()
+        self._puller: Child | None = None
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Open everything; raises TidegateError and leaves nothing behind when that fails."""
+        try:
+            await self._open()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End feeds and children, close everything; takes a few seconds at most."""
+        self._stopping = True
+        await self._stack.aclose()
+
+    async def _open(self) -> None:
+        options, stack = self.options, self._stack
+        stack.callback(os.close, lock_folder(options.data_dir))
+        self.pd = PdClient(options.pd, retry_s=5.0)
+        stack.callback(self.pd.close)
+        self.cluster = await asyncio.to_thread(lambda: self.pd.cluster_id)
+        paths = Paths(options.data_dir, store_dir(options.data_dir, self.cluster))
+        paths.store.mkdir(parents=True, exist_ok=True)
+        disk = ThreadPoolExecutor(1, thread_name_prefix="metadata")
+        stack.callback(disk.shutdown, False)
+        metadata = await asyncio.get_running_loop().run_in_executor(disk, SqliteMetadata, paths.metadata)
+        stack.callback(metadata.close)
+        self.spans = SpanRegistry()
+        self.node = Node(
+            cluster=self.cluster,
+            address=options.address,
+            owner_rev=take_ownership(metadata, self.cluster, self.id),
+            paths=paths,
+            pd=self.pd,
+            metadata=metadata,
+            spans=self.spans,
+            clock=options.clock,
+            disk=disk,
+            pipeline_command=options.pipeline_command,
+            open_sink=options.open_sink,
+            lost=self._on_lost,
+        )
+        self.reactor = Reactor(self.node)
+        socket = ControlSocket(paths.socket, self._hear)
+        await socket.open()
+        stack.push_async_callback(socket.close)
+        keeper = asyncio.create_task(self._keep_puller(), name="puller keeper")
+        stack.push_async_callback(self._end_puller, keeper)
+        await self.reactor.start()
+        stack.push_async_callback(self.reactor.stop)
+
+    def _on_lost(self, error: TidegateError) -> None:
+        if not self.lost.done():
+            self.lost.set_result(error)
+
+    # --- the puller ----------------------------------------------------------------------------------
+
+    async def _keep_puller(self) -> None:
+        """Start the puller, and start it again with a growing pause whenever it ends."""
+        data, wait = self.options.data_dir, RESTART_FIRST_S
+        command = [sys.executable, "-m", "tidegate.server.puller_process", str(data), self.options.pd]
+        while True:
+            began = self.options.clock.monotonic()
+            self._puller = await spawn("puller", command, data / "puller.log")
+            code = await self._puller.wait()
+            event(LOG, logging.WARNING, "puller ended", exit_code=code)
+            metrics.restarts.labels("puller").inc()
+            healthy = self.options.clock.monotonic() - began > HEALTHY_S
+            wait = RESTART_FIRST_S if healthy else min(RESTART_MAX_S, wait * 2)
+            await asyncio.sleep(wait)
+
+    async def _end_puller(self, keeper: asyncio.Task[None]) -> None:
+        keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeper
+        if self._puller is not None:
+            await self._puller.stop()
+
+    @property
+    def puller_alive(self) -> bool:
+        """Whether the puller's process runs."""
+        return self._puller is not None and self._puller.alive
+
+    # --- the socket ----------------------------------------------------------------------------------
+
+    async def _hear(self, connection: Connection, message: Message) -> None:
+        if connection.hello.get("role") == "puller":
+            self._hear_puller(connection, message)
+        elif connection.hello.get("role") == "pipeline":
+            feed = self.reactor.feeds.get(FeedId.parse(str(connection.hello.get("changefeed", ""))))
+            if feed is not None:
+                feed.hear({"incarnation": connection.hello.get("incarnation"), **message})
+
+    def _hear_puller(self, connection: Connection, message: Message) -> None:
+        match message["type"]:
+            case "hello":
+                self.spans.connect(connection)
+            case "gone":
+                self.spans.disconnect(connection)
+            case "status":
+                self.spans.status = message["spans"]
+            case "error":
+                event(LOG, logging.WARNING, "puller error", error=str(message.get("what")))
+                self.reactor.puller_error(self._puller_error(message))
+
+    def _puller_error(self, message: dict[str, Any]) -> FeedError:
+        text = "\n".join(str(message[k]) for k in ("what", "where", "why", "fix") if message.get(k))
+        now = self.options.clock.now_ms()
+        return FeedError(redact(text), "CDC:ErrPuller", now, self.options.address)
+
+
+def lock_folder(data_dir: Path) -> int:
+    """Make the data folder ours; the descriptor holds the lock. Raises InvalidInput when another has it."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise InvalidInput(
+            "The data folder cannot be used.", where=str(data_dir), why=error.strerror or str(error)
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise InvalidInput(
+            "Another capture uses this data folder.",
+            where=str(data_dir),
+            fix="stop it, or choose another --data-dir",
+        ) from error
+    return descriptor
+
+
+def take_ownership(metadata: SqliteMetadata, cluster: int, capture: str) -> int:
+    """Become the owner of a cluster's feeds: the new owner_rev. Whoever was it before can write no more."""
+    value = json.dumps({"capture": capture, "pid": os.getpid()}).encode()
+    outcome = metadata.transact((), (Put(owner_key(cluster), value),))
+    if not outcome.succeeded:
+        raise Fatal("The metadata store refused an unguarded write.", where=owner_key(cluster))
+    return outcome.revision

@@ -1,0 +1,133 @@
+"""The metadata store on one node: etcd's contract over SQLite.
+
+One table of keys with create and modification revisions and one counter of revisions. A transaction takes
+the write lock first (BEGIN IMMEDIATE), compares, writes, and is on disk when `transact` returns (WAL,
+synchronous=FULL). Readers in other processes open the file read-only and see committed values. Thread-safe;
+calls block for as long as the disk takes.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put
+from tidegate.errors import Fatal, Retryable
+
+BUSY_S: Final = 10.0
+"""How long a transaction waits for another process's lock before it raises Retryable."""
+
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS kv (
+    key TEXT PRIMARY KEY, value BLOB NOT NULL, create_revision INTEGER NOT NULL, mod_revision INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS revision (id INTEGER PRIMARY KEY CHECK (id = 1), value INTEGER NOT NULL);
+INSERT OR IGNORE INTO revision VALUES (1, 0);
+"""
+_COLUMNS: Final = "key, value, create_revision, mod_revision"
+
+
+class SqliteMetadata:
+    """A `control.metadata.MetadataStore` in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        try:
+            self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.OperationalError as error:
+            raise self._unavailable(error) from error
+        except sqlite3.DatabaseError as error:
+            raise self._damaged(error) from error
+
+    def get(self, key: str) -> KeyValue | None:
+        """The latest committed value of a key."""
+        found = self._select(f"SELECT {_COLUMNS} FROM kv WHERE key = ?", (key,))
+        return found[0] if found else None
+
+    def under(self, prefix: str) -> Sequence[KeyValue]:
+        """All keys that begin with `prefix`, in key order."""
+        return self._select(
+            f"SELECT {_COLUMNS} FROM kv WHERE key >= ? AND substr(key, 1, ?) = ? ORDER BY key",
+            (prefix, len(prefix), prefix),
+        )
+
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+        """Apply all writes at one new revision if all guards hold, else none. Durable on return."""
+        with self._lock:
+            try:
+                self._db.execute("BEGIN IMMEDIATE")
+                try:
+                    outcome = self._apply(guards, writes)
+                except BaseException:
+                    self._db.execute("ROLLBACK")
+                    raise
+                self._db.execute("COMMIT")
+            except sqlite3.OperationalError as error:
+                raise self._unavailable(error) from error
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(error) from error
+            return outcome
+
+    def close(self) -> None:
+        """Give up the file."""
+        with self._lock:
+            self._db.close()
+
+    def _apply(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+        revision = int(self._db.execute("SELECT value FROM revision").fetchone()[0])
+        if not all(self._holds(guard) for guard in guards):
+            return Outcome(False, revision)
+        revision += 1
+        for write in writes:
+            if isinstance(write, Delete):
+                self._db.execute("DELETE FROM kv WHERE key = ?", (write.key,))
+            else:
+                self._db.execute(
+                    "INSERT INTO kv VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+                    "value = excluded.value, mod_revision = excluded.mod_revision",
+                    (write.key, write.value, revision, revision),
+                )
+        self._db.execute("UPDATE revision SET value = ?", (revision,))
+        return Outcome(True, revision)
+
+    def _holds(self, guard: Compare) -> bool:
+        row = self._db.execute(
+            "SELECT create_revision, mod_revision FROM kv WHERE key = ?", (guard.key,)
+        ).fetchone()
+        created, modified = row or (0, 0)
+        wanted_created = created if guard.create_revision is None else guard.create_revision
+        wanted_modified = modified if guard.mod_revision is None else guard.mod_revision
+        return bool((created, modified) == (wanted_created, wanted_modified))
+
+    def _select(self, sql: str, values: tuple[object, ...]) -> list[KeyValue]:
+        with self._lock:
+            try:
+                rows = self._db.execute(sql, values).fetchall()
+            except sqlite3.OperationalError as error:
+                raise self._unavailable(error) from error
+            except sqlite3.DatabaseError as error:
+                raise self._damaged(error) from error
+        return [KeyValue(key, bytes(value), created, modified) for key, value, created, modified in rows]
+
+    def _unavailable(self, error: sqlite3.Error) -> Retryable:
+        return Retryable(
+            "The metadata store cannot be used.",
+            where=str(self._path),
+            why=str(error),
+            fix="check that the folder exists, is writable, and that the disk has room",
+        )
+
+    def _damaged(self, error: sqlite3.Error) -> Fatal:
+        return Fatal(
+            "The metadata store is damaged.",
+            where=str(self._path),
+            why=str(error),
+            fix="restore the file from a copy; changefeeds and checkpoints are kept nowhere else",
+        )

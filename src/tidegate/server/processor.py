@@ -1,0 +1,218 @@
+"""One incarnation of a feed: its pipeline process, the files it is told by, and the owner's sink.
+
+The grant is raised in the metadata store before anything else happens, so that whatever an earlier
+incarnation still does is refused by the sink. The sink is opened next (a wrong topic shows at once, without
+starting Spark), then the process is started. Blocking sink calls run in one thread, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tidegate.codec.registry import codec_options, encoder
+from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.metadata import FeedId, Grant
+from tidegate.model.ddl import DdlEvent
+from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
+from tidegate.server.supervisor import Child, spawn
+from tidegate.sink.kafka import progress_topic, transactional_id
+from tidegate.sink.kafka_owner import OwnerSink
+
+PipelineCommand = Callable[[Path], Sequence[str]]
+"""The command line of a pipeline process, given its spec.json."""
+
+
+class JournalView(Protocol):
+    """What the owner's sink knows to be out."""
+
+    @property
+    def resolved_ts(self) -> int: ...
+
+
+class FeedSink(Protocol):
+    """The owner's side of a sink, like `kafka_owner.OwnerSink`: blocking, one thread, durable on return."""
+
+    @property
+    def journal(self) -> JournalView: ...
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None: ...
+
+    def send_resolved(self, ts: int, build_ms: int = 0) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where a capture keeps its things; everything lies below `data_dir`."""
+
+    data_dir: Path
+    store: Path
+
+    @property
+    def metadata(self) -> Path:
+        return self.data_dir / "metadata.db"
+
+    @property
+    def socket(self) -> Path:
+        return self.data_dir / "control.sock"
+
+    def feed(self, feed: FeedId) -> Path:
+        """A feed's own folder."""
+        return self.data_dir / "feeds" / feed.namespace / feed.name
+
+
+class BarrierFile:
+    """`barrier.json`: how far each span may go. Replaced atomically, only when something changed."""
+
+    def __init__(self, path: Path, token: tuple[int, int], target_ts: int) -> None:
+        self._path, self._token, self._target = path, token, target_ts
+        self._spans: dict[str, SpanTask] = {}
+        self._spans_text = ""
+        self._written = ""
+
+    def write(self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False) -> None:
+        """Tell bound and spans. A known span keeps the start it was told with, unless `raise_starts`."""
+        if raise_starts or spans.keys() != self._spans.keys() or not self._spans_text:
+            kept = {} if raise_starts else self._spans
+            self._spans = {name: kept.get(name, task) for name, task in spans.items()}
+            self._spans_text = json.dumps(spans_json(self._spans.values()))
+        text = (
+            f'{{"token":[{self._token[0]},{self._token[1]}],"barrier_ts":{bound},"ddl_span":"{DDL_SPAN_ID}",'
+            f'"target_ts":{self._target or "null"},"spans":{self._spans_text}}}'
+        )
+        if text != self._written:
+            partial = self._path.with_suffix(".tmp")
+            partial.write_text(text)
+            partial.replace(self._path)
+            self._written = text
+
+
+class Incarnation:
+    """A running pipeline process and its owner's sink. Made by `start`, ended by `stop`, never reused."""
+
+    def __init__(self, grant: Grant, child: Child, sink: FeedSink, pool: ThreadPoolExecutor) -> None:
+        self.grant, self.child = grant, child
+        self._sink, self._pool = sink, pool
+        self.ended = asyncio.create_task(child.wait())
+
+    @property
+    def resolved_journal(self) -> int:
+        """The last Resolved the sink holds."""
+        return self._sink.journal.resolved_ts
+
+    async def send_ddl(self, batch: DdlBatch) -> None:
+        """Deliver a batch's events in order."""
+        await self._call(lambda: self._send_events(batch.events))
+
+    async def send_resolved(self, ts: int) -> None:
+        """Broadcast a Resolved."""
+        await self._call(lambda: self._sink.send_resolved(ts, _now_ms()))
+
+    async def stop(self, grace_s: float) -> None:
+        """End the process, then the sink; returns when both are gone."""
+        await self.child.stop(grace_s)
+        await self._call(self._sink.close)
+        self._pool.shutdown(wait=False)
+
+    def _send_events(self, events: Iterable[DdlEvent]) -> None:
+        for event in events:
+            self._sink.send_ddl(event, _now_ms())
+
+    async def _call(self, work: Callable[[], None]) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPlan:
+    """What does not change between the incarnations of a feed."""
+
+    cluster: int
+    feed: FeedId
+    uri: SinkUri
+    config: ReplicaConfig
+    created_token: tuple[int, int]
+    paths: Paths
+
+    @property
+    def folder(self) -> Path:
+        return self.paths.feed(self.feed)
+
+    @property
+    def slots(self) -> int:
+        """Transactional producers the pipeline may use at once."""
+        # Twice the cores: Spark keeps a worker for reading descriptors and one for delivering per task.
+        return self.config.tidegate.slots or 2 * (os.cpu_count() or 1)
+
+    def spec(self, grant: Grant) -> dict[str, Any]:
+        """`spec.json` of an incarnation."""
+        return {
+            "cluster_id": self.cluster,
+            "namespace": self.feed.namespace,
+            "id": self.feed.name,
+            "sink_uri": self.uri.render(redact=False),
+            "config": self.config.to_json(),
+            "token": list(grant.token),
+            "created_token": list(self.created_token),
+            "incarnation": grant.incarnation,
+            "slots": grant.slots,
+            "store_dir": str(self.paths.store),
+            "metadata_path": str(self.paths.metadata),
+            "socket_path": str(self.paths.socket),
+        }
+
+
+OpenSink = Callable[[FeedPlan], FeedSink]
+"""Opens the owner's sink of a feed; blocks; raises TidegateError."""
+
+
+def open_kafka_sink(plan: FeedPlan) -> FeedSink:
+    """The owner's sink on Kafka."""
+    feed = plan.feed
+    return OwnerSink(
+        plan.uri,
+        plan.config,
+        transactional_id(plan.cluster, feed.namespace, feed.name, "owner"),
+        progress_topic(feed.namespace, feed.name),
+        plan.created_token,
+        encoder(codec_options(plan.config.codec_settings())),
+    )
+
+
+async def start(plan: FeedPlan, grant: Grant, command: PipelineCommand, open_sink: OpenSink) -> Incarnation:
+    """Open the sink, then start the process; `barrier.json` and `schema.bin` must be there.
+
+    The grant must already be durable. Raises TidegateError when the sink cannot be opened.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{plan.feed.name}")
+    loop = asyncio.get_running_loop()
+    opening = loop.run_in_executor(pool, open_sink, plan)
+    try:
+        sink = await asyncio.shield(opening)
+        path = plan.folder / "spec.json"
+        replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
+        child = await spawn("pipeline", command(path), plan.folder / "log")
+    except BaseException:
+        opening.add_done_callback(_close_opened)
+        pool.shutdown(wait=False)
+        raise
+    return Incarnation(grant, child, sink, pool)
+
+
+def _close_opened(opening: asyncio.Future[FeedSink]) -> None:
+    """A sink whose incarnation never came to be is closed as soon as it is open."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

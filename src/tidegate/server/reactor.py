@@ -1,0 +1,336 @@
+"""The changefeeds of a node: what a user may ask, what is stored, what upstream must keep.
+
+The API calls these methods; each returns when its effect is durable. `Refused` carries TiCDC's error code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidegate import metrics
+from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
+from tidegate.control.changefeed import Command, State
+from tidegate.control.gc import GcGuard, Hold, creating_id, earliest_start, service_id
+from tidegate.control.metadata import (
+    Compare,
+    Delete,
+    FeedError,
+    FeedId,
+    FeedInfo,
+    FeedStatus,
+    Put,
+    feed_key,
+    feed_of_key,
+)
+from tidegate.errors import InvalidInput, TidegateError
+from tidegate.log import event
+from tidegate.model.schema import TableSchema
+from tidegate.model.timestamp import physical_ms, readable
+from tidegate.mounter.filter import TableFilter
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.server.feed import Feed, Node
+from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, replace_file
+from tidegate.sink.kafka import delete_topic, progress_topic
+
+LOG: Final = logging.getLogger(__name__)
+
+HOUSEKEEPING_S: Final = 1.0
+CREATING_TTL_S: Final = 3600
+STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
+
+
+class Refused(InvalidInput):
+    """A request that is refused; `code` is TiCDC's name of the reason."""
+
+    def __init__(self, code: str, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where, why=why, fix=fix)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class NewFeed:
+    """A checked request to create a feed."""
+
+    feed: FeedId
+    sink_uri: str
+    uri: SinkUri
+    config: ReplicaConfig
+    start_ts: int
+    """0: now."""
+    target_ts: int
+    """0: none."""
+
+
+def check_new(
+    feed: FeedId, sink_uri: str, config: Mapping[str, Any], start_ts: int, target_ts: int
+) -> NewFeed:
+    """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
+    uri = parse_sink_uri(sink_uri)
+    checked = merge_config(config, uri)
+    TableFilter(checked.filter.rules, checked.case_sensitive)
+    if target_ts and start_ts and target_ts <= start_ts:
+        raise Refused(
+            "CDC:ErrTargetTsBeforeStartTs",
+            f"target-ts {target_ts} is not above start-ts {start_ts}.",
+            fix="choose a later target-ts",
+        )
+    return NewFeed(feed, sink_uri, uri, checked, start_ts, target_ts)
+
+
+class Reactor:
+    """All feeds of a node. One asyncio loop."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.feeds: dict[FeedId, Feed] = {}
+        self._gc = GcGuard()
+        self._gc_now = asyncio.Event()
+        self._creating: set[FeedId] = set()
+        self._task: asyncio.Task[None] | None = None
+        self.gc_error = ""
+
+    async def start(self) -> None:
+        """Take up every stored feed where it was."""
+        node, prefix = self.node, f"/tidegate/{self.node.cluster}/"
+        stored = {kv.key: kv for kv in await self._on(node.disk, node.metadata.under, prefix)}
+        for key, found in stored.items():
+            named = feed_of_key(key)
+            if named is None or named[1] != "info":
+                continue
+            info = FeedInfo.from_bytes(found.value)
+            status = stored.get(feed_key(node.cluster, named[0], "status"))
+            checkpoint = FeedStatus.from_bytes(status.value).checkpoint_ts if status else info.start_ts
+            self._adopt(Feed(node, named[0], info, checkpoint))
+        self._task = asyncio.create_task(self._keep_house(), name="housekeeping")
+
+    async def stop(self) -> None:
+        """End all feeds; their stored state stays."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
+
+    # --- what a user may ask -------------------------------------------------------------------------
+
+    def get(self, feed: FeedId) -> Feed:
+        """A feed by name; raises Refused (CDC:ErrChangeFeedNotExists)."""
+        found = self.feeds.get(feed)
+        if found is None:
+            raise Refused(
+                "CDC:ErrChangeFeedNotExists",
+                f"[CDC:ErrChangeFeedNotExists]changefeed not exists, {feed}",
+                fix="`tidegate changefeed list` shows what there is",
+            )
+        return found
+
+    async def create(self, new: NewFeed) -> Feed:
+        """Check against upstream, hold its history, store the feed, start it."""
+        if new.feed in self.feeds or new.feed in self._creating:
+            raise Refused(
+                "CDC:ErrChangeFeedAlreadyExists",
+                f"[CDC:ErrChangeFeedAlreadyExists]changefeed already exists, {new.feed}",
+                fix="choose another --changefeed-id, or remove the feed first",
+            )
+        self._creating.add(new.feed)
+        try:
+            return await self._create(new)
+        finally:
+            self._creating.discard(new.feed)
+
+    async def _create(self, new: NewFeed) -> Feed:
+        node = self.node
+        start_ts = await self._start_ts(new)
+        held = creating_id(node.cluster, new.feed)
+        if new.config.check_gc_safe_point:
+            await self._hold(held, start_ts)
+        try:
+            catalogue = await asyncio.to_thread(load_catalogue, node.pd, start_ts)
+            self._check_tables(new, catalogue, start_ts)
+            feed = await self._store(new, start_ts, catalogue)
+            self._adopt(feed)
+            await self._tend_gc(force=True)
+        finally:
+            if new.config.check_gc_safe_point:
+                await self._let_go(held)
+        event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
+        return feed
+
+    async def _start_ts(self, new: NewFeed) -> int:
+        now: int = await asyncio.to_thread(self.node.pd.tso)
+        start_ts = new.start_ts or now
+        if start_ts > now:
+            raise Refused(
+                "CDC:ErrAPIInvalidParam",
+                f"start-ts {start_ts} lies in the future.",
+                why=f"upstream's time is {now} ({readable(now)})",
+                fix=f"use a start-ts up to {now}, or leave it out for now",
+            )
+        if new.target_ts and new.target_ts <= start_ts:
+            raise Refused(
+                "CDC:ErrTargetTsBeforeStartTs",
+                f"target-ts {new.target_ts} is not above start-ts {start_ts}.",
+                fix="choose a later target-ts",
+            )
+        return start_ts
+
+    async def _hold(self, service: str, start_ts: int) -> None:
+        """Hold upstream's history from `start_ts` on, or refuse it with the least that is possible."""
+        pd = self.node.pd
+        least = await asyncio.to_thread(pd.update_service_gc_safepoint, service, CREATING_TTL_S, start_ts - 1)
+        if least > start_ts - 1:
+            await self._let_go(service)
+            possible = earliest_start(least)
+            raise Refused(
+                "CDC:ErrStartTsBeforeGC",
+                f"[CDC:ErrStartTsBeforeGC]start-ts {start_ts} is not above the GC safepoint {least}.",
+                why="upstream has dropped old versions that an initial scan would need",
+                fix=f"use a start-ts of at least {possible} ({readable(possible)})",
+            )
+
+    async def _let_go(self, service: str) -> None:
+        try:
+            await asyncio.to_thread(self.node.pd.update_service_gc_safepoint, service, 0, 0)
+        except TidegateError as error:
+            event(LOG, logging.WARNING, "temporary safepoint stays until it expires", error=str(error))
+
+    def _check_tables(self, new: NewFeed, catalogue: SchemaStore, ts: int) -> None:
+        _, ineligible = split_tables(catalogue, new.config, ts)
+        if ineligible and not new.config.ignore_ineligible_table:
+            names = ", ".join(t.name for t in ineligible[:20])
+            raise Refused(
+                "CDC:ErrTableIneligible",
+                f"[CDC:ErrTableIneligible]some tables are not eligible to replicate: {names}",
+                why="they have no primary key and no unique key over NOT NULL columns",
+                fix="add a key, exclude them in [filter] rules, or set ignore-ineligible-table = true",
+            )
+
+    async def _store(self, new: NewFeed, start_ts: int, catalogue: SchemaStore) -> Feed:
+        node = self.node
+        folder = node.paths.feed(new.feed)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        replace_file(folder / SNAPSHOT, catalogue.dump())
+        info = FeedInfo(
+            sink_uri=new.uri.render(redact=False),
+            config=new.config.to_json(),
+            start_ts=start_ts,
+            target_ts=new.target_ts,
+            create_time_ms=node.clock.now_ms(),
+            state=str(State.NORMAL),
+            created_token=node.token(),
+        )
+        key = feed_key(node.cluster, new.feed, "info")
+        status = Put(feed_key(node.cluster, new.feed, "status"), FeedStatus(start_ts).to_bytes())
+        absent = (Compare(key, mod_revision=0),)
+        if not await node.write(Put(key, info.to_bytes()), status, guards=absent):
+            raise Refused("CDC:ErrChangeFeedAlreadyExists", f"Changefeed {new.feed} exists already.")
+        return Feed(node, new.feed, info, start_ts)
+
+    async def command(self, feed: FeedId, command: Command) -> None:
+        """Pause or resume a feed."""
+        await self.get(feed).command(command)
+        self._gc_now.set()
+
+    async def remove(self, feed: FeedId) -> None:
+        """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
+        found = self.get(feed)
+        await found.stop(forget=True)
+        node = self.node
+        await node.write(
+            Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
+        )
+        del self.feeds[feed]
+        await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
+        await self._forget_progress(found)
+        await self._tend_gc(force=True)
+        event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
+
+    async def _forget_progress(self, feed: Feed) -> None:
+        topic = progress_topic(feed.id.namespace, feed.id.name)
+        try:
+            await asyncio.wait_for(
+                asyncio.to_thread(delete_topic, feed.uri, feed.config.sink.kafka_config, topic), 5
+            )
+        except (TidegateError, TimeoutError) as error:
+            event(LOG, logging.WARNING, "progress topic stays", topic=topic, error=str(error))
+
+    async def tables(self, config: ReplicaConfig, ts: int) -> tuple[list[TableSchema], list[TableSchema]]:
+        """Eligible and ineligible tables that pass the filter at `ts`."""
+        catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
+        return split_tables(catalogue, config, ts)
+
+    async def now(self) -> int:
+        """Upstream's time."""
+        return await asyncio.to_thread(self.node.pd.tso)
+
+    # --- housekeeping --------------------------------------------------------------------------------
+
+    def _adopt(self, feed: Feed) -> None:
+        self.feeds[feed.id] = feed
+        feed.start()
+
+    async def _keep_house(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._gc_now.wait(), HOUSEKEEPING_S)
+            force = self._gc_now.is_set()
+            self._gc_now.clear()
+            await self._tend_gc(force=force)
+            self.node.spans.drop_below({f.id: f.drop_below for f in self.feeds.values()})
+            self._measure()
+
+    async def _tend_gc(self, *, force: bool = False) -> None:
+        """Renew the safepoint when due; a feed whose history is gone fails for good."""
+        node = self.node
+        needs = {f.id: (f.life.state, f.persisted) for f in self.feeds.values()}
+        hold = self._gc.tick(needs, node.clock.monotonic(), force=force)
+        if hold is None:
+            return
+        try:
+            least = await asyncio.to_thread(self._update, hold)
+            self.gc_error = ""
+        except TidegateError as error:
+            self._gc.failed()
+            self.gc_error = error.what
+            return
+        for lost in self._gc.lost(needs, least):
+            if self.feeds[lost].config.check_gc_safe_point:
+                await self.feeds[lost].lose_history(least)
+
+    def _update(self, hold: Hold) -> int:
+        service = service_id(self.node.cluster)
+        return int(self.node.pd.update_service_gc_safepoint(service, hold.ttl_s, hold.safe_point))
+
+    def _measure(self) -> None:
+        now_ms = self.node.clock.now_ms()
+        for feed in self.feeds.values():
+            labels = (feed.id.namespace, feed.id.name)
+            metrics.checkpoint_ts.labels(*labels).set(physical_ms(feed.checkpoint))
+            metrics.checkpoint_lag_s.labels(*labels).set(feed.lag_ms(now_ms) / 1000)
+            metrics.resolved_ts.labels(*labels).set(physical_ms(feed.resolved_ts))
+            metrics.status.labels(*labels).set(STATUS_CODES[feed.life.state])
+
+    def puller_error(self, error: FeedError) -> None:
+        """The puller is in trouble: every running feed shows it until it moves again."""
+        for feed in self.feeds.values():
+            feed.warn(error)
+
+    async def _on(self, executor: Executor, work: Any, *values: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(executor, work, *values)
+
+
+def split_tables(
+    catalogue: SchemaStore, config: ReplicaConfig, ts: int
+) -> tuple[list[TableSchema], list[TableSchema]]:
+    """The tables at `ts` that pass the filter: those with a usable key, those without."""
+    rules = TableFilter(config.filter.rules, config.case_sensitive)
+    passing = [t for t in catalogue.tables(ts) if rules.matches(t.schema, t.table)]
+    return [t for t in passing if t.eligible], [t for t in passing if not t.eligible]

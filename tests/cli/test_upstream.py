@@ -1,0 +1,139 @@
+"""The commands in processes of their own, as a user starts them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.snapshot import Snapshot
+from tidegate.kvclient.transaction import Transaction
+
+ROOT = Path(__file__).parents[2]
+LOG = ROOT / "tests/golden/changelog/bank.jsonl.gz"
+UNTIL = "470612974532558848"
+COMMAND = [sys.executable, "-c", "from tidegate.cli.upstream import app; app()"]
+ENV = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
+
+
+def tidegate(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, env=ENV, timeout=60)
+
+
+@contextmanager
+def running(data_dir: Path, *args: str, pd: str = "127.0.0.1:0") -> Iterator[dict[str, Any]]:
+    """`upstream run` until the block ends; it must then end by SIGTERM with exit code 0 within 10 s."""
+    line = [*COMMAND, "run", "--data-dir", str(data_dir), "--pd", pd, "--json", *args]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=ENV)
+    try:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_help_starts_without_heavy_imports() -> None:
+    heavy = "grpc", "pyspark", "pyarrow", "numba", "rich.progress", "tidegate.kvclient"
+    code = f"import sys, tidegate.cli.upstream; print([m for m in {heavy!r} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=60)
+    assert found.stdout.strip() == "[]"
+    shown = tidegate("--help")
+    assert shown.returncode == 0
+    assert all(name in shown.stdout for name in ("run", "load", "tso", "dump", "workload"))
+
+
+def test_a_log_is_loaded_shown_and_skipped_the_second_time(tmp_path: Path) -> None:
+    with running(tmp_path / "up", "--tso", "manual", "--regions", "4") as ready:
+        pd = ready["pd"]
+        first = json.loads(tidegate("load", "--pd", pd, str(LOG), "--until", UNTIL, "--json").stdout)
+        again = json.loads(tidegate("load", "--pd", pd, str(LOG), "--until", UNTIL, "--json").stdout)
+        assert first["transactions"] > 300
+        assert first["reached"] == int(UNTIL)
+        assert (again["transactions"], again["skipped"]) == (0, first["transactions"])
+        assert json.loads(tidegate("tso", "--pd", pd, "--json").stdout)["tso"] == int(UNTIL)
+        moved = tidegate("tso", "--pd", pd, "--advance-to", str(int(UNTIL) + 7), "--json")
+        assert json.loads(moved.stdout)["tso"] == int(UNTIL) + 7
+        dumped = tidegate("dump", "--pd", pd, "--at", UNTIL, "--json", "--table", "bank.accounts")
+        table = json.loads(dumped.stdout)
+        assert table["columns"] == ["id", "owner", "balance", "note", "updated"]
+        assert len(table["rows"]) == 303
+        assert table["rows"][0][:3] == ["1", "it's papa", "9917.3471"]
+        people = tidegate("dump", "--pd", pd, "--limit", "1")
+        assert "bank.transfers" in people.stdout
+        assert "303 rows, 1 shown" in people.stdout
+        unknown = tidegate("dump", "--pd", pd, "--table", "bank.nothing")
+        assert unknown.returncode == 2
+        assert "bank.accounts" in unknown.stderr
+
+
+def test_a_restarted_upstream_is_found_again_and_has_kept_its_data(tmp_path: Path) -> None:
+    with running(tmp_path / "up") as ready:
+        client = PdClient(ready["pd"])
+        txn = Transaction(client)
+        txn.put(b"k", b"v")
+        commit_ts = txn.commit()
+    with running(tmp_path / "up", pd=ready["pd"]) as again:
+        assert again["cluster_id"] == ready["cluster_id"]
+        assert client.tso() > commit_ts
+        assert Snapshot(client, commit_ts).get(b"k") == b"v"
+    client.close()
+
+
+def test_the_workload_goes_on_when_the_upstream_is_killed_and_comes_back(tmp_path: Path) -> None:
+    run = [*COMMAND, "run", "--data-dir", str(tmp_path / "up"), "--json", "--pd"]
+    upstream = subprocess.Popen([*run, "127.0.0.1:0"], stdout=subprocess.PIPE, text=True, env=ENV)
+    work = None
+    try:
+        assert upstream.stdout is not None
+        pd = json.loads(upstream.stdout.readline())["pd"]
+        line = [*COMMAND, "workload", "--pd", pd, "--accounts", "100", "--ddl-every", "500", "--json"]
+        work = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=ENV)
+        assert work.stdout is not None
+        while json.loads(work.stdout.readline())["rows"] < 500:
+            pass
+        upstream.kill()
+        upstream.wait()
+        upstream = subprocess.Popen([*run, pd], stdout=subprocess.PIPE, text=True, env=ENV)
+        before = json.loads(work.stdout.readline())["rows"]
+        deadline = time.monotonic() + 30
+        while json.loads(work.stdout.readline())["rows"] < before + 500:
+            assert time.monotonic() < deadline
+        work.send_signal(signal.SIGTERM)
+        rest = work.stdout.read().splitlines()
+        assert work.wait(10) == 0
+        assert json.loads(rest[-1])["event"] == "done"
+        rows = json.loads(tidegate("dump", "--pd", pd, "--json", "--table", "bank.accounts").stdout)
+        balance = rows["columns"].index("balance")
+        units = sum(int(row[balance].replace(".", "")) for row in rows["rows"])
+        assert units == 100 * 10_000 * 10_000
+    finally:
+        for process in filter(None, (work, upstream)):
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["tso", "--pd", "nowhere"], "an address is host:port"),
+        (["load", "--pd", "127.0.0.1:1", "absent.jsonl.gz"], "a change log cannot be read"),
+    ],
+)
+def test_a_wrong_option_is_exit_code_2_and_says_what_is_wrong(args: list[str], said: str) -> None:
+    failed = tidegate(*args)
+    assert failed.returncode == 2
+    assert said in failed.stderr
+    assert "Traceback" not in failed.stderr

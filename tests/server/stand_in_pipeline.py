@@ -1,0 +1,124 @@
+"""A pipeline process without Spark and Kafka: rows of the event store into one file of JSON lines.
+
+It keeps the real one's promises to the control process: barrier and frontier bound what it delivers, its
+progress is written with the rows, and a new incarnation starts from it. The owner's stand-in sink appends to
+the same file, so that one file is the topic, in the order of delivery.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.eventstore import outlook, reader
+from tidegate.ipc import ControlClient
+from tidegate.model.ddl import DdlEvent
+from tidegate.server.processor import FeedPlan
+
+
+def append(path: Path, lines: list[dict[str, Any]]) -> None:
+    """All lines in one write: they are there together or not at all."""
+    data = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        assert os.write(descriptor, data) == len(data)
+    finally:
+        os.close(descriptor)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class Journal:
+    def __init__(self, lines: list[dict[str, Any]]) -> None:
+        self.resolved_ts = max((line["resolved"] for line in lines if "resolved" in line), default=0)
+        self.ddls = {(line["ddl"], line["seq"]) for line in lines if "ddl" in line}
+
+
+class FileSink:
+    """The owner's sink on the file; `broken` beside it makes every call fail, as a broker that is down."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._check()
+        self.journal = Journal(lines_of(path))
+
+    def _check(self) -> None:
+        if self._path.with_suffix(".refused").exists():
+            raise InvalidInput("Topic 'file' does not exist.", fix="create it")
+        if self._path.with_suffix(".broken").exists():
+            raise Retryable("The broker does not answer.", where=str(self._path))
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
+        self._check()
+        if (event.finished_ts, event.seq) not in self.journal.ddls:
+            append(self._path, [{"ddl": event.finished_ts, "seq": event.seq, "query": event.query}])
+            self.journal.ddls.add((event.finished_ts, event.seq))
+
+    def send_resolved(self, ts: int, build_ms: int = 0) -> None:
+        self._check()
+        assert ts >= self.journal.resolved_ts
+        append(self._path, [{"resolved": ts}])
+        self.journal.resolved_ts = ts
+
+    def close(self) -> None:
+        pass
+
+
+def opener(folder: Path) -> Any:
+    """An `OpenSink` that writes `folder/TOPIC.jsonl`."""
+
+    def open_sink(plan: FeedPlan) -> FileSink:
+        return FileSink(folder / f"{plan.uri.topic}.jsonl")
+
+    return open_sink
+
+
+def main(out: Path, spec_path: Path) -> None:
+    spec = json.loads(spec_path.read_text())
+    feed, grant = f"{spec['namespace']}/{spec['id']}", {k: spec[k] for k in ("token", "incarnation")}
+    control = ControlClient(Path(spec["socket_path"]), {"role": "pipeline", "changefeed": feed, **grant})
+    path = out / f"{spec['sink_uri'].partition('?')[0].rpartition('/')[2]}.jsonl"
+    store, barrier_path = Path(spec["store_dir"]), spec_path.parent / "barrier.json"
+    done = {name: span["start_ts"] for name, span in json.loads(barrier_path.read_text())["spans"].items()}
+    for line in lines_of(path):
+        for name, ts in line.get("progress", {}).items():
+            done[name] = max(ts, done.get(name, 0))
+    control.send({"type": "started", "changefeed": feed, **grant, "spans": done})
+    while True:
+        frontier = outlook.read_frontier(store)
+        barrier = json.loads(barrier_path.read_text())
+        rows: list[dict[str, Any]] = []
+        moved: dict[str, int] = {}
+        for name, span in barrier["spans"].items():
+            after = max(done.get(name, 0), span["start_ts"])
+            upto = min(frontier.get(name, 0), frontier.get(barrier["ddl_span"], 0), barrier["barrier_ts"])
+            if upto <= after or not outlook.pending(outlook.read_manifest(store, name), after, upto)[0]:
+                continue
+            for block in reader.read(store, name, after, upto):
+                keys, stamps = block.column("key").to_pylist(), block.column("commit_ts").to_pylist()
+                rows += [{"row": ts, "key": key.hex()} for ts, key in zip(stamps, keys, strict=True)]
+            moved[name] = upto
+        if moved:
+            append(path, [*rows, {"progress": moved}])
+            done |= moved
+            control.send(
+                {
+                    "type": "checkpoint",
+                    "changefeed": feed,
+                    **grant,
+                    "spans": moved,
+                    "stats": {"rows": len(rows)},
+                }
+            )
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,0 +1,349 @@
+"""A whole capture over the embedded upstream: real processes, HTTP and command line; no Spark, no Kafka.
+
+The pipeline and the owner's sink are stand-ins that write one file (`stand_in_pipeline`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.stand_in_pipeline import lines_of, opener
+from typer.testing import CliRunner
+
+from tidegate.api.serve import address_of, listen, run
+from tidegate.cli.main import app as command_line
+from tidegate.kvclient.pd import PdClient
+from tidegate.server.capture import Capture, Options
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+
+STAND_IN = Path(__file__).with_name("stand_in_pipeline.py")
+
+
+def wait_for(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := true()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
+        time.sleep(0.05)
+    return found
+
+
+class Running:
+    """A capture in a thread of its own, driven over HTTP."""
+
+    def __init__(self, pd: str, data_dir: Path, out: Path) -> None:
+        self.out, self.data_dir = out, data_dir
+        out.mkdir(exist_ok=True)
+        self._options = Options(
+            pd,
+            data_dir,
+            pipeline_command=lambda spec: [sys.executable, str(STAND_IN), str(out), str(spec)],
+            open_sink=opener(out),
+        )
+        self.address = ""
+        self._up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._up.wait(30)
+
+    async def _serve(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        listener: socket.socket = listen("127.0.0.1:0")
+        self.address = address_of(listener)
+        await run(self._options, listener, self._ready, self._end)
+
+    def _ready(self, capture: Capture) -> None:
+        self.capture = capture
+        self._up.set()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(30)
+            assert not self._thread.is_alive()
+
+    def call(self, method: str, path: str, body: Any = None, **query: str) -> Any:
+        answer = httpx.request(
+            method,
+            f"http://{self.address}/api/v2{path}",
+            json=body,
+            params=query,
+            timeout=30,
+            trust_env=False,
+        )
+        return answer.json() | {"http": answer.status_code}
+
+    def create(self, name: str, **more: Any) -> Any:
+        uri = f"kafka://127.0.0.1:1/{name}?protocol=open-protocol"
+        body = {"changefeed_id": name, "sink_uri": uri, "replica_config": {"ignore_ineligible_table": True}}
+        return self.call("POST", "/changefeeds", body | more)
+
+    def feed(self, name: str) -> Any:
+        return self.call("GET", f"/changefeeds/{name}")
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return lines_of(self.out / f"{name}.jsonl")
+
+    def wait_checkpoint(self, name: str, ts: int) -> None:
+        try:
+            wait_for(lambda: self.feed(name).get("checkpoint_ts", 0) >= ts, f"checkpoint of {name} at {ts}")
+        except AssertionError as error:
+            raise AssertionError(self.described(name)) from error
+
+    def wait_state(self, name: str, state: str) -> Any:
+        try:
+            return wait_for(lambda: (f := self.feed(name))["state"] == state and f, f"{name} {state}")
+        except AssertionError as error:
+            raise AssertionError(self.described(name)) from error
+
+    def described(self, name: str) -> str:
+        """What a person would want to see of a feed that hangs."""
+        feed = self.feed(name)
+        text = f"{feed['state']} {feed['checkpoint_ts']} {feed['error']} {feed['tidegate']}"
+        return f"{text}\n{json.dumps(self.capture.spans.status)}"
+
+    def pipeline_pid(self, name: str) -> int:
+        feeds = {f.id.name: f for f in self.capture.reactor.feeds.values()}
+
+        def pid() -> int:
+            incarnation = feeds[name]._incarnation
+            return incarnation.child.pid if incarnation is not None else 0
+
+        return int(wait_for(pid, "a pipeline process"))
+
+
+@pytest.fixture
+def bank(upstream: EmbeddedUpstream) -> Iterator[BankWorkload]:
+    workload = BankWorkload(upstream.pd_addr, 7, accounts=50, threads=2, ddl_every_rows=150)
+    workload.setup()
+    yield workload
+    workload.close()
+
+
+def work(bank: BankWorkload, rows: int) -> None:
+    """So many rows more, and a DDL now and then."""
+    bank.run(None, threading.Event(), max_rows=rows)
+
+
+@pytest.fixture
+def capture(upstream: EmbeddedUpstream, tmp_path: Path) -> Iterator[Running]:
+    running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    yield running
+    running.stop()
+
+
+def check_order(lines: list[dict[str, Any]]) -> tuple[int, int]:
+    """What a topic promises: Resolved and DDL stand in order among the rows, each row and DDL once."""
+    resolved, rows, ddls, passed = 0, set(), [], 0
+    for line in lines:
+        if "resolved" in line:
+            assert line["resolved"] > resolved
+            resolved = line["resolved"]
+        elif "row" in line:
+            assert line["row"] > resolved, "a row at or below a Resolved came after it"
+            assert line["row"] > passed, "a row at or below a DDL came after it"
+            assert (line["row"], line["key"]) not in rows, "a row came twice"
+            rows.add((line["row"], line["key"]))
+        elif "ddl" in line:
+            assert line["ddl"] > resolved, "a DDL at or below a Resolved came after it"
+            assert all(ts <= line["ddl"] for ts, _ in rows), "a row above a DDL came before it"
+            ddls.append((line["ddl"], line["seq"]))
+            passed = line["ddl"]
+    assert ddls == sorted(set(ddls)), "a DDL came twice or out of order"
+    return len(rows), len(ddls)
+
+
+def test_rows_and_ddl_arrive_in_order_once_through_kills_and_a_restart(
+    upstream: EmbeddedUpstream, bank: BankWorkload, capture: Running, tmp_path: Path, pd: PdClient
+) -> None:
+    start_ts, early_ddls = pd.tso(), bank.stats.ddls
+    made = capture.create("one", start_ts=start_ts)
+    assert (made["http"], made["state"], made["start_ts"]) == (200, "normal", start_ts)
+    work(bank, 400)
+    capture.wait_checkpoint("one", pd.tso())
+    before = check_order(capture.lines("one"))
+    assert before[0] > 0
+    assert before[1] > 0
+
+    os.kill(capture.pipeline_pid("one"), signal.SIGKILL)
+    work(bank, 400)
+    capture.wait_checkpoint("one", pd.tso())
+    assert capture.capture._puller is not None
+    os.kill(capture.capture._puller.pid, signal.SIGKILL)
+    work(bank, 400)
+    capture.wait_checkpoint("one", pd.tso())
+    capture.wait_state("one", "normal")
+
+    capture.stop()
+    work(bank, 400)
+    again = Running(upstream.pd_addr, capture.data_dir, capture.out)
+    try:
+        end = pd.tso()
+        again.wait_checkpoint("one", end)
+        wait_for(lambda: max(x.get("resolved", 0) for x in again.lines("one")) >= end, "Resolved")
+        rows, ddls = check_order(again.lines("one"))
+        assert rows > before[0]
+        assert ddls == bank.stats.ddls - early_ddls
+        second = again.create("two", start_ts=start_ts, target_ts=end)
+        assert second["http"] == 200
+        again.wait_state("two", "finished")
+        assert check_order(again.lines("two")) == (rows, ddls)
+        last = again.lines("two")[-1]
+        assert last == {"resolved": end}
+    finally:
+        again.stop()
+
+
+def test_a_sink_that_is_down_is_a_warning_that_passes(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    broken = capture.out / "one.broken"
+    broken.touch()
+    capture.create("one")
+    shown = capture.wait_state("one", "warning")
+    assert "The broker does not answer." in shown["error"]["message"]
+    broken.unlink()
+    work(bank, 100)
+    capture.wait_checkpoint("one", pd.tso())
+    capture.wait_state("one", "normal")
+    assert capture.feed("one")["error"] is None
+
+
+def test_a_sink_that_will_never_work_fails_the_feed_and_resume_tries_again(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    refused = capture.out / "one.refused"
+    refused.touch()
+    capture.create("one")
+    shown = capture.wait_state("one", "failed")
+    assert "Topic 'file' does not exist." in shown["error"]["message"]
+    refused.unlink()
+    assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+
+
+def test_pause_holds_the_checkpoint_and_resume_goes_on(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    capture.create("one")
+    work(bank, 100)
+    capture.wait_checkpoint("one", pd.tso())
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    held = capture.feed("one")
+    assert held["state"] == "stopped"
+    work(bank, 300)
+    length = len(capture.lines("one"))
+    grants = capture.capture.node.metadata.under("/tidegate/")
+    assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+    assert len(capture.lines("one")) > length
+    check_order(capture.lines("one"))
+    after = capture.capture.node.metadata.under("/tidegate/")
+    grant = {kv.key: json.loads(kv.value) for kv in grants}, {kv.key: json.loads(kv.value) for kv in after}
+    key = next(k for k in grant[0] if "/grant/" in k)
+    assert grant[1][key]["incarnation"] == grant[0][key]["incarnation"] + 1
+    assert grant[1][key]["token"] == grant[0][key]["token"]
+
+
+def test_remove_deletes_the_feed_and_its_name_is_free_again(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    capture.create("one")
+    capture.wait_checkpoint("one", pd.tso())
+    assert capture.call("DELETE", "/changefeeds/one")["http"] == 200
+    gone = capture.feed("one")
+    assert gone["http"] == 400
+    assert "ErrChangeFeedNotExists" in gone["error_msg"]
+    assert not (capture.data_dir / "feeds/default/one").exists()
+    first = capture.capture.node.metadata.under("/tidegate/")
+    assert [kv.key.split("/")[-2] for kv in first if kv.key.endswith("/one")] == ["grant"]
+    assert capture.create("one")["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+
+
+def test_a_start_below_the_gc_safepoint_names_the_least_that_is_possible(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    early = pd.tso()
+    late = pd.tso()
+    pd.update_service_gc_safepoint("gc_worker", 1 << 40, late)
+    pd.update_service_gc_safepoint("other", 1000, late)
+    refused = capture.create("one", start_ts=early)
+    assert (refused["http"], refused["error_code"]) == (400, "CDC:ErrStartTsBeforeGC")
+    assert f"at least {late + 1}" in refused["error_msg"]
+    assert capture.create("one", start_ts=late + 1)["http"] == 200
+    held = pd.update_service_gc_safepoint("probe", 10, late + (1 << 30))
+    assert held <= late
+
+
+def test_requests_that_make_no_sense_are_answered_with_what_would(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    now = pd.tso()
+    for more, words in (
+        ({"sink_uri": "kafk://a/b"}, "did you mean 'kafka'"),
+        ({"replica_config": {"filter": {"rules": ["nodot"]}}}, "write schema.table"),
+        ({"start_ts": now + (1 << 40)}, "lies in the future"),
+        ({"start_ts": now, "target_ts": now - 1}, "is not above start-ts"),
+        ({"changefeed_id": "a b"}, "is not a changefeed id"),
+        ({"start_ts": "soon"}, "'start_ts' is not a timestamp"),
+    ):
+        refused = capture.create("one", **more)
+        assert refused["http"] == 400
+        assert words in refused["error_msg"]
+    assert capture.create("one")["http"] == 200
+    twice = capture.create("one")
+    assert twice["error_code"] == "CDC:ErrChangeFeedAlreadyExists"
+    assert capture.call("POST", "/changefeeds/none/pause")["error_code"] == "CDC:ErrChangeFeedNotExists"
+
+
+def test_the_command_line_drives_a_capture(bank: BankWorkload, capture: Running, pd: PdClient) -> None:
+    def tidegate(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(command_line, ["changefeed", *words, "--server", capture.address])
+        return result.exit_code, result.output
+
+    uri = "kafka://127.0.0.1:1/one?protocol=open-protocol&sasl-user=u&sasl-password=hidden"
+    code, text = tidegate("create", "--changefeed-id", "one", "--sink-uri", uri)
+    assert (code, text.split(", start-ts")[0]) == (0, "created changefeed default/one")
+    capture.wait_checkpoint("one", pd.tso())
+    code, text = tidegate("list", "--json")
+    assert [f["id"] for f in json.loads(text)] == ["one"]
+    code, text = tidegate("query", "-c", "one")
+    assert code == 0
+    assert "hidden" not in text
+    assert tidegate("pause", "-c", "one")[0] == 0
+    assert "stopped" in tidegate("list")[1]
+    assert tidegate("resume", "-c", "one")[0] == 0
+    assert tidegate("remove", "-c", "one")[0] == 0
+    code, text = tidegate("query", "-c", "one")
+    assert code == 2
+    assert "ErrChangeFeedNotExists" in text
+    code, text = tidegate("create", "--sink-uri", "kafka://a/b?protocl=x")
+    assert code == 2
+    assert "did you mean 'protocol'" in text
+
+
+def test_the_api_answers_what_ticdcs_command_line_asks_first(capture: Running, pd: PdClient) -> None:
+    status = capture.call("GET", "/status")
+    assert status["version"].startswith("v8.5.0")
+    assert status["cluster_id"] == str(pd.cluster_id)
+    assert capture.call("GET", "/captures")["items"][0]["is_owner"]
+    time_now = capture.call("POST", "/tso", {"id": 0})
+    assert (time_now["timestamp"] << 18) <= pd.tso()
+    wait_for(lambda: capture.call("GET", "/health")["http"] == 200, "healthy")
+    text = httpx.get(f"http://{capture.address}/metrics", trust_env=False).text
+    assert "tidegate_owner_checkpoint_ts" in text

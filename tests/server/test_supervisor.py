@@ -1,0 +1,142 @@
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tidegate.ipc import ControlClient
+from tidegate.server.supervisor import Connection, ControlSocket, Message, spawn
+
+SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+STUBBORN = [
+    sys.executable,
+    "-c",
+    "import signal, subprocess, sys, time\n"
+    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "print(child.pid, flush=True)\n"
+    "time.sleep(600)\n",
+]
+
+
+def wait_until(true: Callable[[], bool], what: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"waited {seconds} s: {what}"
+        time.sleep(0.02)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def ready(log: Path) -> str:
+    while not (log.exists() and log.read_text().endswith("\n")):
+        await asyncio.sleep(0.02)
+    return log.read_text()
+
+
+def test_a_child_ends_on_request_and_says_how(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        child = await spawn("sleeper", SLEEPER, tmp_path / "log")
+        await ready(tmp_path / "log")
+        return await child.stop()
+
+    assert asyncio.run(scenario()) == -signal.SIGTERM
+
+
+def test_a_child_that_will_not_end_is_killed_with_its_children(tmp_path: Path) -> None:
+    async def scenario() -> tuple[int, int]:
+        child = await spawn("stubborn", STUBBORN, tmp_path / "log")
+        grandchild = int(await ready(tmp_path / "log"))
+        return await child.stop(grace_s=0.2), grandchild
+
+    code, grandchild = asyncio.run(scenario())
+    assert code == -signal.SIGKILL
+    wait_until(lambda: not runs(grandchild), "the grandchild is gone")
+
+
+def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys, pathlib\n"
+        "from tidegate.server.supervisor import spawn\n"
+        "async def main():\n"
+        "    child = await spawn('sleeper', sys.argv[2:], pathlib.Path(sys.argv[1]))\n"
+        "    print(child.pid, flush=True)\n"
+        "    await child.wait()\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "log"), *SLEEPER], stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        wait_until(lambda: (tmp_path / "log").exists() and "up" in (tmp_path / "log").read_text(), "child up")
+        assert runs(child)
+        parent.send_signal(signal.SIGKILL)
+    wait_until(lambda: not runs(child), "the child is gone")
+
+
+def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
+    heard: list[Message] = []
+
+    async def scenario() -> Message | None:
+        done = asyncio.Event()
+
+        async def hear(connection: Connection, message: Message) -> None:
+            heard.append(message)
+            if message["type"] == "hello":
+                connection.send({"type": "watch", "start": "61"})
+            if message["type"] == "gone":
+                done.set()
+
+        server = ControlSocket(tmp_path / "control.sock", hear)
+        await server.open()
+
+        def child() -> Message | None:
+            client = ControlClient(tmp_path / "control.sock", {"role": "puller", "pid": os.getpid()})
+            told = client.receive()
+            client.send({"type": "status", "spans": [{"text": "x" * 100_000}]})
+            client.close()
+            return told
+
+        told = await asyncio.to_thread(child)
+        await asyncio.wait_for(done.wait(), 20)
+        await server.close()
+        return told
+
+    assert asyncio.run(scenario()) == {"type": "watch", "start": "61"}
+    assert [m["type"] for m in heard] == ["hello", "status", "gone"]
+    assert not (tmp_path / "control.sock").exists()
+
+
+def test_bytes_that_are_no_frame_end_that_connection_only(tmp_path: Path) -> None:
+    async def scenario() -> list[str]:
+        heard: list[str] = []
+
+        async def hear(connection: Connection, message: Message) -> None:
+            heard.append(message["type"])
+
+        server = ControlSocket(tmp_path / "control.sock", hear)
+        await server.open()
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "control.sock")
+        writer.write(b"\xff\xff\xff\xff garbage")
+        assert await reader.read() == b""
+        writer.close()
+        client = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", {"role": "pipeline"})
+        while heard != ["hello"]:
+            await asyncio.sleep(0.01)
+        client.close()
+        while heard[-1] != "gone":
+            await asyncio.sleep(0.01)
+        await server.close()
+        return heard
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == ["hello", "gone"]
