@@ -1,0 +1,138 @@
+"""CPU seconds and memory of processes, from /proc: by role, with their children, while they run.
+
+A `Ledger` follows process trees from their roots. CPU is user plus system time of every live process plus
+that of the children it has reaped, so nothing is lost when a worker ends. Memory is the peak of anonymous
+resident memory (what a process itself allocated): mapped files of the event store are the page cache's and
+come and go with the load on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tools.processes import descendants
+
+TICK: Final = os.sysconf("SC_CLK_TCK")
+SAMPLE_S: Final = 0.2
+ROLES: Final = (
+    ("JVM", ("org.apache.spark.deploy.SparkSubmit",)),  # first: its command line names the others' modules
+    ("puller", ("benchmarks.puller_probe", "tidegate.server.puller_process")),
+    ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.job")),
+    ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.daemon")),
+    ("source", ("pyspark.sql.streaming.python_streaming_source_runner",)),
+    ("planners", ("pyspark.sql.worker.",)),
+    ("consumer", ("tidegate consumer",)),
+    ("control", ("tidegate server",)),
+)
+"""Role of a process and what its command line contains; the first that fits."""
+
+
+def role_of(command: str) -> str:
+    """The role of a process, `other` when it has none of ours."""
+    return next((role for role, marks in ROLES if any(mark in command for mark in marks)), "other")
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """User and system time of a process and its reaped children; None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICK
+
+
+def anonymous_mb(pid: int) -> float:
+    """Anonymous resident memory of a process; 0 when it is gone."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) / 1024
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # it ended between the listing and the reading
+    return 0.0
+
+
+@dataclass(slots=True)
+class _Account:
+    role: str
+    cpu_s: float
+    peak_mb: float
+
+
+class Ledger:
+    """Follows the trees below `roots` (the roots too) until `close`."""
+
+    def __init__(self, roots: Iterable[int]) -> None:
+        self._roots = list(roots)
+        self._accounts: dict[int, _Account] = {}
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._sampler = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self.sample()
+        self._sampler.start()
+
+    def sample(self) -> None:
+        """Bring all accounts up to now."""
+        live = [(root, _command(root)) for root in self._roots]
+        for root in self._roots:
+            live += descendants(root)
+        with self._lock:
+            for pid, command in live:
+                cpu = cpu_seconds(pid)
+                if cpu is None:
+                    continue
+                account = self._accounts.setdefault(pid, _Account(role_of(command), 0.0, 0.0))
+                account.cpu_s, account.peak_mb = cpu, max(account.peak_mb, anonymous_mb(pid))
+            gone = self._accounts.keys() - {pid for pid, _ in live}
+            for pid in gone:  # its parent has it in its own time now
+                self._accounts[pid].cpu_s = 0.0
+
+    def cpu(self) -> dict[str, float]:
+        """CPU seconds by role since each process began."""
+        self.sample()
+        found: dict[str, float] = {}
+        with self._lock:
+            for account in self._accounts.values():
+                found[account.role] = found.get(account.role, 0.0) + account.cpu_s
+        return found
+
+    def reset_peaks(self) -> None:
+        """Forget the peaks seen so far."""
+        with self._lock:
+            for account in self._accounts.values():
+                account.peak_mb = 0.0
+
+    def peaks(self) -> dict[str, float]:
+        """Peak anonymous memory in MB by role: of the largest process where a role has several."""
+        self.sample()
+        found: dict[str, float] = {}
+        with self._lock:
+            for account in self._accounts.values():
+                found[account.role] = round(max(found.get(account.role, 0.0), account.peak_mb), 1)
+        return found
+
+    def close(self) -> None:
+        """Stop sampling."""
+        self._done.set()
+        self._sampler.join()
+
+    def _run(self) -> None:
+        while not self._done.wait(SAMPLE_S):
+            self.sample()
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def spent(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """CPU seconds by role between two readings."""
+    return {role: round(max(0.0, after[role] - before.get(role, 0.0)), 2) for role in after}

@@ -1,0 +1,106 @@
+"""(a) Capture to encoded records with the broker left out, and (b) the same into a real broker.
+
+    feed server -> puller process -> event store -> the feed's Spark query -> encoded messages [-> Kafka]
+
+The clock runs from the moment the table is watched, the query being warm, to the report of its last row. The
+feed server is a process of its own: it shares the two cores, but its CPU is not counted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.accounting import spent
+from benchmarks.rig import Rig
+from benchmarks.show import Progress
+from benchmarks.stage_clock import read_stages
+
+SLOWEST_ROWS_S = 10_000
+"""A run that is slower than this is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Which rows, to which protocol."""
+
+    log: str
+    rows: int
+    protocol: str
+
+    @property
+    def uri_options(self) -> str:
+        """Options of the sink URI after the topic."""
+        extension = "&enable-tidb-extension=true" if self.protocol == "canal-json" else ""
+        return f"?protocol={self.protocol}{extension}"
+
+
+def measure(case: Case, sink: str, task: str, progress: Progress) -> dict[str, Any]:
+    """One run into `sink` (`kafka://host:port/topic`); figures by name. `task`: see `pipeline_probe`."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder,
+        Rig(Path(folder), case.log, case.rows, sink + case.uri_options) as rig,
+    ):
+        progress(f"{case.log}, {case.protocol}: starting")
+        rig.start(["-m", "benchmarks.pipeline_probe", "--task", task])
+        return _run(rig, case, progress)
+
+
+def _run(rig: Rig, case: Case, progress: Progress) -> dict[str, Any]:
+    assert rig.ledger is not None
+    before, began = rig.ledger.cpu(), time.monotonic()
+    stages_before = _stage_seconds(rig)
+    rig.flow()
+    patience = 60 + case.rows / SLOWEST_ROWS_S
+    done = rig.wait_rows(
+        case.rows, patience, lambda n: progress(f"{case.log}, {case.protocol}: {n:,} of {case.rows:,} rows")
+    )
+    wall = time.monotonic() - began
+    roles = spent(before, rig.ledger.cpu())
+    time.sleep(0.5)  # the probes tell their seconds five times a second
+    cpu = sum(roles.values())
+    stages = _stages(stages_before, _stage_seconds(rig), roles)
+    return {
+        "log": case.log,
+        "protocol": case.protocol,
+        "rows_asked": case.rows,
+        "rows": done["rows"],
+        "messages": done["messages"],
+        "bytes": done["bytes"],
+        "quarantined": done["quarantined"],
+        "batches": done["batches"],
+        "wall_s": round(wall, 2),
+        "rows_per_s": round(done["rows"] / wall),
+        "cpu_s": round(cpu, 2),
+        "rows_per_cpu_s": round(done["rows"] / max(cpu, 0.01)),
+        "cpu_s_by_process": roles,
+        "cpu_s_by_stage": stages,
+        "bottleneck": max(stages, key=lambda name: stages[name]),
+        "peak_mb": rig.ledger.peaks(),
+    }
+
+
+PULLER: Final = ("receive", "scan", "match", "gather", "sort", "write")
+
+
+def _stage_seconds(rig: Rig) -> dict[str, float]:
+    """What the probes have told so far."""
+    return read_stages([*rig.feed_dir.glob("stages-*.json"), *rig.folder.glob("stages-puller.json")])
+
+
+def _stages(before: dict[str, float], after: dict[str, float], roles: dict[str, float]) -> dict[str, float]:
+    """CPU seconds by stage; what a process used beyond its stages is a line of its own."""
+    told = {stage: after[stage] - before.get(stage, 0.0) for stage in after}
+    puller = sum(told.get(stage, 0.0) for stage in PULLER)
+    found = told | {
+        "tasks, rest": told.pop("tasks", 0.0),
+        "puller, rest": roles.get("puller", 0.0) - puller,
+        "workers, rest": roles.get("workers", 0.0) - sum(told.values()) + puller,
+    }
+    found.pop("tasks", None)
+    found["workers, rest"] -= found["tasks, rest"]
+    found |= {role: roles[role] for role in ("JVM", "driver", "source", "planners", "other") if role in roles}
+    return {name: round(max(0.0, seconds), 2) for name, seconds in found.items()}

@@ -1,0 +1,82 @@
+"""The pipeline's task with the broker left out: everything up to encoded messages, then counted and dropped.
+
+`encode_and_count` has the shape of `tidegate.pipeline.deliver.deliver` and runs inside the same query; what
+it does with a block is `deliver`'s own code. CPU seconds per stage go to a file beside the feed's spec.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from benchmarks.stage_clock import StageClock
+
+from tidegate.eventstore import reader
+from tidegate.model.message import MessageBlock
+from tidegate.pipeline import deliver, stages
+from tidegate.pipeline.feed import FeedSpec
+
+PARTITIONS: Final = 3
+CLOCK: Final = StageClock()
+
+
+class NoBroker:
+    """A writer whose transactions end at once."""
+
+    def deliver(
+        self, topic: str, blocks: Iterable[MessageBlock], progress_topic: str, progress: Mapping[str, bytes]
+    ) -> None:
+        """Take the messages and drop them."""
+
+    @contextmanager
+    def writer(self) -> Iterator[NoBroker]:
+        """It lends itself."""
+        yield self
+
+
+def install() -> None:
+    """Wrap the stages, once a process."""
+    if not CLOCK.seconds:
+        CLOCK.seconds["tasks"] = 0.0
+        modules: tuple[Any, Any] = (stages, reader)
+        CLOCK.wrap_iterator(modules[1], "read", "read")
+        CLOCK.wrap(modules[0], "mount", "mount")
+        CLOCK.wrap(modules[0], "split_block", "dispatch")
+        CLOCK.wrap(modules[0], "partition_block", "dispatch")
+        CLOCK.wrap(modules[0], "encode_block", "encode")
+
+
+def stages_file(spec: Path) -> Path:
+    """Where this worker process tells its seconds."""
+    return spec.parent / f"stages-{os.getpid()}.json"
+
+
+def encode_and_count(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """`mapInArrow` function: descriptors in, reports out, nothing delivered."""
+    install()
+    found = deliver.run_tasks(spec_path, batches, _without_broker)
+    end = object()
+    while (report := CLOCK.run("tasks", next, found, end)) is not end:
+        CLOCK.write(stages_file(Path(spec_path)))
+        yield report
+
+
+def deliver_timed(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
+    if not CLOCK.seconds:
+        writer: Any = deliver.SlotWriter
+        CLOCK.wrap(writer, "deliver", "send")
+    install()
+    found = deliver.deliver(spec_path, batches)
+    end = object()
+    while (report := CLOCK.run("tasks", next, found, end)) is not end:
+        CLOCK.write(stages_file(Path(spec_path)))
+        yield report
+
+
+def _without_broker(spec: FeedSpec) -> deliver.Worker:
+    return deliver.Worker(spec, PARTITIONS, NoBroker())

@@ -1,0 +1,204 @@
+"""Rows per CPU-second of the decoder: kernels beside their plain twins, on rows that a real TiDB wrote.
+
+    python benchmarks/decode.py LOG.jsonl.gz... [--rows N] [--json]
+
+LOG is a recorded change log (`narrow`: 5 columns, `wide`: 44). A third of the rows are updates with both
+images, the others inserts, as in a loaded table; they are shuffled anew in every pass, because a repeated
+order flatters the branch predictor. Each figure is the best of the passes, CPU time of this process alone.
+
+    decode   row_kernels.decode_rows alone: bytes in, slots out
+    mount    mounter.decode.mount: with grouping and allocation, Python included
+    arrow    mounter.columns.to_arrow of the new image
+    plain    mounter.mounter.mount_row, row by row
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.schema import TableSchema
+from tidegate.mounter import decode
+from tidegate.mounter.columns import to_arrow
+from tidegate.mounter.mounter import Entry, mount_row
+from tidegate.tidb import row_kernels
+from tidegate.tidb.table_info import table_schema
+
+BATCHES = (64, 1_000, 10_000)
+
+
+class OneTable:
+    """A schema store that knows one version of one table."""
+
+    def __init__(self, table: TableSchema) -> None:
+        self.table = table
+
+    def versions(self, physical_id: int, after: int, upto: int) -> list[tuple[int, TableSchema | None]]:
+        return [(0, self.table)]
+
+
+def read_log(path: Path, limit: int) -> tuple[TableSchema, list[Entry]]:
+    """The busiest table of a log and its changes under its first public version."""
+    infos: dict[int, list[tuple[int, dict[str, Any]]]] = {}
+    held: dict[str, str] = {}
+    changes: dict[int, list[Entry]] = {}
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            record = json.loads(line)
+            if record["type"] not in ("base", "txn"):
+                continue
+            for mutation in record["mutations"]:
+                key, value = mutation["key"], mutation.get("value", "")
+                if key.startswith("6d") and value.startswith("7b") and b'"cols"' in bytes.fromhex(value):
+                    info = json.loads(bytes.fromhex(value))
+                    infos.setdefault(info["id"], []).append((record["commit_ts"], info))
+                if (
+                    mutation["op"] in ("put", "insert", "delete")
+                    and key.startswith("74")
+                    and key[18:22] == "5f72"
+                ):
+                    _note(changes, held, record, mutation)
+    table_id = Counter({key: len(rows) for key, rows in changes.items() if key in infos}).most_common(1)[0][0]
+    (version, info), *later = [item for item in infos[table_id] if item[1]["state"] == 5]
+    end = later[0][0] if later else 1 << 64
+    entries = [entry for entry in changes[table_id] if version < entry.commit_ts <= end]
+    return table_schema("bench", info, version), entries[:limit]
+
+
+def _note(
+    changes: dict[int, list[Entry]], held: dict[str, str], record: dict[str, Any], mutation: dict[str, Any]
+) -> None:
+    key, value = mutation["key"], mutation.get("value", "")
+    old = held.get(key, "")
+    held[key] = value
+    if "start_ts" in record and (value or old):
+        op = PUT if value else DELETE
+        entry = Entry(record["commit_ts"], record["start_ts"], op, *map(bytes.fromhex, (key, value, old)))
+        changes.setdefault(int(key[2:18], 16) - (1 << 63), []).append(entry)
+
+
+def with_updates(entries: list[Entry]) -> list[Entry]:
+    """Every third row an update, its old image the value of another row."""
+    values = [entry.value for entry in entries if entry.value]
+    return [
+        entry._replace(old_value=values[i % len(values)]) if i % 3 == 0 and entry.value else entry
+        for i, entry in enumerate(entries)
+    ]
+
+
+def blocks_of(entries: list[Entry], batch: int) -> list[pa.RecordBatch]:
+    """The entries, shuffled, in blocks of `batch` rows."""
+    shuffled = random.sample(entries, len(entries))
+    made = []
+    for at in range(0, len(shuffled) - batch + 1, batch):
+        columns = zip(*shuffled[at : at + batch], strict=True)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, ENTRY_SCHEMA, strict=True)]
+        made.append(pa.record_batch(arrays, schema=ENTRY_SCHEMA))
+    return made
+
+
+def best(prepare: Callable[[], tuple[Callable[[], None], int]], passes: int) -> float:
+    """Rows per CPU-second, the best of several passes; preparation not counted."""
+    rates = []
+    for _ in range(passes):
+        run, rows = prepare()
+        start = time.process_time()
+        run()
+        rates.append(rows / (time.process_time() - start))
+    return max(rates)
+
+
+def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, float]:
+    """All figures for one table."""
+    store, options = OneTable(table), decode.MountOptions(force_replicate=True)
+    figures: dict[str, float] = {}
+
+    def kernel_pass(batch: int) -> Callable[[], tuple[Callable[[], None], int]]:
+        def prepare() -> tuple[Callable[[], None], int]:
+            calls = [_decode_call(table, block) for block in blocks_of(entries, batch)]
+            return lambda: [call() for call in calls] and None, len(calls) * batch
+
+        return prepare
+
+    def mount_pass(batch: int) -> Callable[[], tuple[Callable[[], None], int]]:
+        def prepare() -> tuple[Callable[[], None], int]:
+            blocks = blocks_of(entries, batch)
+            return lambda: [decode.mount(b, store, options) for b in blocks] and None, len(blocks) * batch
+
+        return prepare
+
+    def arrow_pass() -> tuple[Callable[[], None], int]:
+        blocks = blocks_of(entries, 10_000) or blocks_of(entries, len(entries))
+        mounted = [group for block in blocks for group in decode.mount(block, store, options)[0]]
+        return lambda: [to_arrow(group) for group in mounted] and None, sum(len(group) for group in mounted)
+
+    def plain_pass() -> tuple[Callable[[], None], int]:
+        some = random.sample(entries, min(2_000, len(entries)))
+        return lambda: [mount_row(entry, table) for entry in some] and None, len(some)
+
+    for batch in BATCHES:
+        figures[f"decode, {batch} a batch"] = best(kernel_pass(batch), passes)
+    for batch in BATCHES:
+        figures[f"mount, {batch} a batch"] = best(mount_pass(batch), passes)
+    figures["arrow"] = best(arrow_pass, passes)
+    figures["plain"] = best(plain_pass, 2)
+    return figures
+
+
+def _decode_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
+    """The bare kernel call for a block, its buffers allocated and touched."""
+    n, plan = block.num_rows, decode.plan_of(table, False)
+    columns = decode.columns_of(block)
+    rows = np.arange(n)
+    images = [decode.empty_image(n, plan.stride) for _ in range(2)]
+    ops, faults = np.zeros(n, dtype=np.uint8), np.zeros(n, dtype=np.int64)
+    context = np.zeros(row_kernels.CONTEXT_WORDS, dtype=np.int64)
+    for image in images:
+        image.a.fill(0)
+        image.l.fill(0)
+    arguments = decode.arguments(columns, plan, rows, images[0], images[1], ops, faults, context, context)
+    held = (columns, images, ops, faults, context, rows, plan)
+    return lambda: row_kernels.decode_rows(*arguments) + 0 * len(held)
+
+
+def main() -> int:
+    """Print the table, or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("logs", nargs="+", type=Path)
+    parser.add_argument("--rows", type=int, default=60_000)
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    row_kernels.warm()
+    found = {}
+    for path in options.logs:
+        table, entries = read_log(path, options.rows)
+        entries = with_updates(entries)
+        size = sum(len(e.key) + len(e.value) + len(e.old_value) for e in entries) / len(entries)
+        figures = measure(table, entries, options.passes)
+        found[path.name] = figures
+        if not options.json:
+            print(
+                f"{path.name}: {len(table.columns)} columns, {size:.0f} bytes a change, {len(entries)} rows"
+            )
+            for name, rate in figures.items():
+                print(f"  {name:28} {rate / 1e6:9.3f} M rows/CPU-s")
+    if options.json:
+        print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

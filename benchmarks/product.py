@@ -1,0 +1,102 @@
+"""The whole capture as its user runs it, against the feed server: `tidegate server` and one changefeed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+from benchmarks.accounting import Ledger
+from benchmarks.rig import READY_S, eventually
+from benchmarks.rows import LOGS
+from tools.processes import Child
+
+from tidegate.kvclient.pd import PdClient
+from tidegate.server.schema_tracker import load_catalogue
+
+FEED: Final = "bench"
+
+
+def tidegate(*arguments: str | Path) -> list[str]:
+    """The command line of a `tidegate` command."""
+    return [sys.executable, "-m", "tidegate", *map(str, arguments)]
+
+
+class Product:
+    """Started by `start`, ended by `close`; use it as a context."""
+
+    def __init__(self, folder: Path, log: str, rows: int, sink_uri: str, live: int = 0) -> None:
+        self.folder, self.sink_uri = folder, sink_uri
+        self._feed = [sys.executable, "-m", "benchmarks.feed_server", str(LOGS / f"{log}.jsonl.gz")]
+        self._feed += ["--rows", str(rows)] + (["--live", str(live)] if live else [])
+        self.children: dict[str, Child] = {}
+        self.ledger: Ledger | None = None
+
+    def __enter__(self) -> Product:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Start feed server, capture and changefeed. On return Spark's query runs, or is about to."""
+        ready = self._child("feed", self._feed).wait_line(lambda line: "pd" in line, READY_S)
+        config = self.folder / "feed.toml"
+        config.write_text(f"[filter]\nrules = ['{_table_name(ready['pd'], ready['table_id'])}']\n")
+        command = tidegate("server", "--pd", ready["pd"], "--data-dir", self.folder / "data", "--json")
+        server = self._child("server", [*command, "--addr", "127.0.0.1:0", "--log-level", "warn"])
+        self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
+        self.ledger = Ledger([server.pid])
+        create = tidegate("changefeed", "create", "--server", self.address, "-c", FEED, "--config", config)
+        subprocess.run([*create, "--sink-uri", self.sink_uri], check=True, stdout=subprocess.DEVNULL)
+
+    def totals(self) -> dict[str, Any]:
+        """Rows, messages and batches delivered so far, from the capture's metrics."""
+        text = httpx.get(f"http://{self.address}/metrics", timeout=10).text
+        found = {}
+        for line in text.splitlines():
+            if line.startswith("tidegate_") and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                found[name.partition("{")[0]] = float(value)
+        return found
+
+    def wait_rows(self, rows: int, patience_s: float, progress: Callable[[int], None]) -> int:
+        """Wait until the capture has delivered so many rows."""
+
+        def enough() -> int:
+            for child in self.children.values():
+                child.check()
+            with contextlib.suppress(httpx.HTTPError):
+                found = int(self.totals().get("tidegate_sink_rows_total", 0))
+                progress(found)
+                return found if found >= rows else 0
+            return 0
+
+        found: int = eventually(f"{rows} rows delivered", enough, patience_s, pause_s=0.5)
+        return found
+
+    def close(self) -> None:
+        """End every process."""
+        if self.ledger is not None:
+            self.ledger.close()
+        for child in reversed(list(self.children.values())):
+            child.end()
+        self.children.clear()
+
+    def _child(self, name: str, command: list[str]) -> Child:
+        child = Child(name, command, self.folder / f"{name}.log")
+        self.children[name] = child
+        return child
+
+
+def _table_name(pd_address: str, table_id: int) -> str:
+    """`schema.table` of the table whose rows are served."""
+    with PdClient(pd_address) as pd:
+        ts = pd.tso()
+        table = load_catalogue(pd, ts).table(table_id, ts)
+    assert table is not None, f"table {table_id} is not in the log's catalogue"
+    return f"{table.schema}.{table.table}"

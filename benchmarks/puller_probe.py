@@ -1,0 +1,76 @@
+"""The capture's puller process, unchanged but for a clock around its stages.
+
+    python -m benchmarks.puller_probe DATA_DIR PD STAGES_FILE
+
+Stages: `receive` (gRPC and its reader thread), `scan`, `match`, `gather`, `sort`, `write`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from benchmarks.stage_clock import WRITE_S, StageClock
+
+from tidegate import log
+from tidegate.eventstore import kernels, segment, store
+from tidegate.puller import kernels as puller_kernels
+from tidegate.puller.block_matcher import BlockMatcher
+from tidegate.server.puller_process import run
+
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def install(clock: StageClock) -> None:
+    """Wrap the stages of the puller and the event store's writing side."""
+    matcher: Any = BlockMatcher
+    clock.wrap(matcher, "_scan", "scan")
+    clock.wrap(matcher, "feed", "match")
+    clock.wrap(matcher, "_blocks", "gather")
+    clock.wrap(kernels, "order_rows", "sort")
+    clock.wrap(kernels, "take", "sort")
+    clock.wrap(segment, "write", "write")
+    clock.wrap(store, "write_manifest", "write")
+    clock.wrap(store, "write_frontier", "write")
+
+
+def receive_seconds() -> float:
+    """CPU seconds of gRPC's threads and the streams' readers."""
+    names = {str(t.native_id): t.name for t in threading.enumerate()}
+    total = 0
+    for task in Path("/proc/self/task").iterdir():
+        name = names.get(task.name, "grpc")
+        if name == "grpc" or name.endswith("-read"):
+            try:
+                fields = (task / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            total += int(fields[11]) + int(fields[12])
+    return total / TICK
+
+
+def _tell(clock: StageClock, path: Path, done: threading.Event) -> None:
+    while not done.wait(WRITE_S):
+        clock.seconds["receive"] = receive_seconds()
+        clock.write(path)
+
+
+def main() -> int:
+    """Run the puller process."""
+    puller_kernels.warm()
+    kernels.warm()
+    clock, done = StageClock(), threading.Event()
+    install(clock)
+    threading.Thread(target=_tell, args=(clock, Path(sys.argv[3]), done), name="clock", daemon=True).start()
+    log.setup()
+    try:
+        return run(Path(sys.argv[1]), sys.argv[2])
+    finally:
+        done.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

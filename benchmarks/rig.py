@@ -1,0 +1,302 @@
+"""A capture without its control process: feed server, puller process and pipeline process over one folder.
+
+The control process's part is small and constant here (one table, no DDL, no barrier), so the rig plays it:
+it writes the catalogue, the barrier file, the grant and the spec, tells the puller what to watch, and sums up
+what the pipeline reports. The table is watched only once the query has run some micro-batches over other
+rows, so that the start of JVM, workers and kernels is not measured with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.accounting import Ledger
+from benchmarks.rows import LOGS, ROWS_A_TXN, Source
+from tools.processes import Child
+
+from tidegate.config import load_config, parse_sink_uri
+from tidegate.control.metadata import Grant, grant_key
+from tidegate.eventstore import outlook
+from tidegate.eventstore.store import EventStore
+from tidegate.ipc import HEADER, frame
+from tidegate.kvclient.pd import PdClient
+from tidegate.model.span import Span, span_id
+from tidegate.server.feed import save_catalogue
+from tidegate.server.puller_process import store_dir
+from tidegate.tidb import keys
+
+ROOT: Final = Path(__file__).parents[1]
+NAME: Final = "bench"
+SLOTS: Final = 4
+FAR: Final = 1 << 62
+"""A barrier beyond every ts."""
+WARM_BATCHES: Final = 12
+WARM_ROWS: Final = 5_000
+"""Rows of each micro-batch of the warm-up."""
+READY_S: Final = 120.0
+
+
+def eventually(what: str, check: Callable[[], Any], patience_s: float, pause_s: float = 0.02) -> Any:
+    """The first true result of `check`; TimeoutError naming `what` when there is none in time."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        found = check()
+        if found:
+            return found
+        time.sleep(pause_s)
+    raise TimeoutError(f"within {patience_s:.0f} s not seen: {what}")
+
+
+class ControlStandIn:
+    """Listens on the capture's socket, keeps the connections by role, sums up what the pipeline reports."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._peers: dict[str, socket.socket] = {}
+        self._lock = threading.Lock()
+        self.totals = dict.fromkeys(("rows", "messages", "bytes", "quarantined", "batches"), 0)
+        self.started = False
+        self.errors: list[str] = []
+        threading.Thread(target=self._accept, name="stand-in", daemon=True).start()
+
+    def send(self, role: str, message: dict[str, Any]) -> None:
+        """To a process that has introduced itself; waits for it."""
+        eventually(f"the {role} process", lambda: role in self._peers, READY_S)
+        self._peers[role].sendall(frame(message))
+
+    def delivered(self) -> dict[str, int]:
+        """Rows, messages, bytes and batches reported so far. Raises RuntimeError when a process failed."""
+        if self.errors:
+            raise RuntimeError(self.errors[0])
+        with self._lock:
+            return dict(self.totals)
+
+    def forget(self) -> None:
+        """Count from zero again."""
+        with self._lock:
+            self.totals = dict.fromkeys(self.totals, 0)
+
+    def close(self) -> None:
+        """Let every process go."""
+        self._listener.close()
+        for peer in self._peers.values():
+            peer.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._read, args=(peer,), name="stand-in", daemon=True).start()
+
+    def _read(self, peer: socket.socket) -> None:
+        try:
+            stream = peer.makefile("rb")
+            while header := stream.read(HEADER.size):
+                self._take(json.loads(stream.read(HEADER.unpack(header)[0])), peer)
+        except OSError:
+            return  # the process ended; whoever waits for it sees its exit code and its log
+
+    def _take(self, message: dict[str, Any], peer: socket.socket) -> None:
+        match message["type"]:
+            case "hello":
+                self._peers[message["role"]] = peer
+            case "started":
+                self.started = True
+            case "error":
+                self.errors.append(f"{message['what']} {message.get('why', '')} {message.get('where', '')}")
+            case "checkpoint":
+                with self._lock:
+                    self.totals["batches"] += 1
+                    for name in ("rows", "messages", "bytes", "quarantined"):
+                        self.totals[name] += message["stats"][name]
+
+
+class Rig:
+    """Started by `start`, ended by `close`; use it as a context."""
+
+    def __init__(self, folder: Path, log: str, rows: int, sink_uri: str, live: int = 0) -> None:
+        self.folder, self.rows, self.sink_uri, self._log = folder, rows, sink_uri, log
+        self._command: list[str | Path] = [
+            "-m",
+            "benchmarks.feed_server",
+            LOGS / f"{log}.jsonl.gz",
+            "--rows",
+            str(rows),
+        ]
+        self._command += ["--live", str(live)] if live else []
+        self.children: dict[str, Child] = {}
+        self.ledger: Ledger | None = None
+
+    def __enter__(self) -> Rig:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, pipeline: Sequence[str | Path], timed: bool = True) -> None:
+        """Start everything; `pipeline` are Python's arguments before the spec. On return the table's rows can
+        begin to flow.
+        """
+        self._feed_server()
+        self.control = ControlStandIn(self.folder / "control.sock")
+        with PdClient(self.pd_address) as pd:
+            self.start_ts = pd.tso()
+            self.store = store_dir(self.folder, pd.cluster_id)
+            self.feed_dir = self.folder / "feeds" / "default" / NAME
+            save_catalogue(pd, self.start_ts, self.feed_dir / "schema.bin")
+            self._store_warm_up()
+            spec = self._write_files(pd.cluster_id)
+        puller: list[str | Path] = ["-m", "tidegate.server.puller_process", self.folder, self.pd_address]
+        if timed:
+            puller = ["-m", "benchmarks.puller_probe", self.folder, self.pd_address, self.stages_file]
+        self._python("puller", puller)
+        self._watch(keys.ddl_span())
+        ddl = span_id(keys.ddl_span())
+        eventually("the DDL span resolved", lambda: self._frontier().get(ddl, 0) > self.start_ts, READY_S)
+        self._python("pipeline", [*pipeline, spec])
+        eventually("the pipeline's query", self._pipeline_runs, READY_S)
+        self._warm_up()
+        self.ledger = Ledger([self.children["puller"].pid, self.children["pipeline"].pid])
+
+    def flow(self) -> None:
+        """Watch the table: the feed server sends its rows from now on."""
+        self._watch(self._span)
+
+    def wait_rows(self, rows: int, patience_s: float, progress: Callable[[int], None]) -> dict[str, int]:
+        """Wait until so many rows were reported; what was reported then."""
+        deadline, last, seen_at = time.monotonic() + patience_s, -1, time.monotonic()
+        while (found := self.control.delivered())["rows"] < rows:
+            for child in self.children.values():
+                child.check()
+            if time.monotonic() > deadline or time.monotonic() - seen_at > READY_S:
+                raise TimeoutError(f"{found['rows']} of {rows} rows after {patience_s:.0f} s\n{self.tails()}")
+            if found["rows"] != last:
+                last, seen_at = found["rows"], time.monotonic()
+                progress(last)
+            time.sleep(0.01)
+        return found
+
+    def tails(self) -> str:
+        """The last lines of each process's log, for an error."""
+        return "\n".join(f"[{name}]\n{child.tail(8)}" for name, child in self.children.items())
+
+    @property
+    def stages_file(self) -> Path:
+        """Where the puller's probe tells its seconds."""
+        return self.folder / "stages-puller.json"
+
+    def close(self) -> None:
+        """End every process."""
+        if self.ledger is not None:
+            self.ledger.close()
+        for child in reversed(list(self.children.values())):
+            child.end()
+        self.children.clear()
+        if hasattr(self, "control"):
+            self.control.close()
+
+    def _feed_server(self) -> None:
+        child = self._python("feed", self._command)
+        ready = child.wait_line(lambda line: "pd" in line, READY_S)
+        self.pd_address, self._span = ready["pd"], keys.record_span(ready["table_id"])
+
+    def _pipeline_runs(self) -> bool:
+        self.children["pipeline"].check()
+        self.control.delivered()
+        return self.control.started
+
+    def _frontier(self) -> dict[str, int]:
+        return outlook.read_frontier(self.store) if self.store.exists() else {}
+
+    def _watch(self, span: Span) -> None:
+        bounds = {"start": span.start.hex(), "end": span.end.hex()}
+        self.control.send("puller", {"type": "watch", **bounds, "start_ts": self.start_ts})
+
+    def _store_warm_up(self) -> None:
+        """Rows of the table in a span of their own, there before anything runs: some for each micro-batch."""
+        source = Source.read(self._log)
+        self._warm_span = Span(self._span.end, self._span.end + b"\xff")
+        store = EventStore(self.store)
+        span = store.open_span(self._warm_span)
+        span.begin(self.start_ts)
+        self._warm_ts = [self.start_ts]
+        for number in range(WARM_BATCHES):
+            block = source.block(number * WARM_ROWS, WARM_ROWS, self._warm_ts[-1] + 2, updates=False)
+            span.append(block)
+            self._warm_ts.append(self._warm_ts[-1] + 2 * (WARM_ROWS // ROWS_A_TXN + 2))
+        span.seal(self._warm_ts[-1])
+        store.publish()
+        store.close()
+
+    def _warm_up(self) -> None:
+        """Let the query deliver the stored rows in some micro-batches, so that all of it is warm."""
+        for number, ts in enumerate(self._warm_ts[1:], 1):
+            self._write_barrier(ts)
+            self.wait_rows(number * WARM_ROWS, READY_S, lambda rows: None)
+        self._write_barrier(FAR)
+        self.control.forget()
+
+    def _write_barrier(self, ts: int) -> None:
+        known = {"start": "", "end": "", "physical_id": 0, "start_ts": self.start_ts}
+        spans = {span_id(span): known for span in (self._span, self._warm_span)}
+        ddl_span = span_id(keys.ddl_span())
+        partial = self.feed_dir / "barrier.tmp"
+        barrier = {"token": [1, 1], "barrier_ts": ts, "ddl_span": ddl_span, "spans": spans}
+        partial.write_text(json.dumps(barrier))
+        partial.replace(self.feed_dir / "barrier.json")
+
+    def _write_files(self, cluster: int) -> Path:
+        self._write_barrier(self.start_ts)
+        metadata = self.folder / "metadata.db"
+        with sqlite3.connect(metadata) as connection:
+            connection.execute("CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB)")
+            value = Grant((1, 1), 1, SLOTS).to_bytes()
+            connection.execute("INSERT INTO kv VALUES (?, ?)", (grant_key(cluster, "default", NAME), value))
+        spec = {
+            "cluster_id": cluster,
+            "namespace": "default",
+            "id": NAME,
+            "sink_uri": self.sink_uri,
+            "config": load_config(None, parse_sink_uri(self.sink_uri)).to_json(),
+            "token": [1, 1],
+            "created_token": [1, 1],
+            "incarnation": 1,
+            "slots": SLOTS,
+            "store_dir": str(self.store),
+            "metadata_path": str(metadata),
+            "socket_path": str(self.folder / "control.sock"),
+        }
+        path = self.feed_dir / "spec.json"
+        path.write_text(json.dumps(spec))
+        return path
+
+    def _python(self, name: str, arguments: Sequence[str | Path]) -> Child:
+        child = Child(name, [sys.executable, *map(str, arguments)], self.folder / f"{name}.log")
+        self.children[name] = child
+        return child
+
+
+def use_repository() -> None:
+    """Let child processes import the benchmarks and, without an installation, the package."""
+    os.chdir(ROOT)
+    known = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([str(ROOT / "src"), str(ROOT), *known]))
+
+
+def end_in_order() -> None:
+    """Let SIGTERM end this process through its `finally` clauses, so that no service is left behind."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

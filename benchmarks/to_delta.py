@@ -1,0 +1,119 @@
+"""(d) A topic to Delta tables: rows/s of the consumer, for new rows and then for updates of those rows.
+
+The topic is filled beforehand with what a changefeed would send (open-protocol, index-value dispatch, a
+Resolved after each block), made by the mounter and the encoder from the rows of the recorded log. The clock
+runs from the consumer's ready line to its end, so Spark's start is not in it and the last snapshot is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.accounting import Ledger, spent
+from benchmarks.broker import PARTITIONS, delete_topic, new_topic
+from benchmarks.product import tidegate
+from benchmarks.rows import BLOCK, ROWS_A_TXN, Source
+from benchmarks.show import Progress
+from confluent_kafka import Producer
+from tools.processes import Child
+
+from tidegate.codec.blocks import encode_block
+from tidegate.codec.registry import codec_options, encoder
+from tidegate.config import DispatchRule
+from tidegate.dispatcher.kernels import partition_block
+from tidegate.model.message import MessageBlock
+from tidegate.model.timestamp import compose
+from tidegate.mounter.decode import MountOptions, mount
+
+RULE: Final = DispatchRule(partition="index-value")
+READY_S: Final = 120.0
+
+
+def measure(bootstrap: str, rows: int, progress: Progress) -> list[dict[str, Any]]:
+    """Inserts of `rows` rows, then updates of them all, into one target."""
+    topic = new_topic(bootstrap)
+    uri = f"kafka://{bootstrap}/{topic}?protocol=open-protocol"
+    progress(f"consumer: filling the topic with 2 x {rows:,} rows")
+    source, begin = Source.read(), compose(int(time.time() * 1000) - 3_600_000)
+    found = []
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
+        for name, updates in (("inserts", False), ("updates", True)):
+            end = fill(bootstrap, topic, source, rows, begin, updates)
+            progress(f"consumer: {name}, {rows:,} rows")
+            found.append({"kind": name, **consume(uri, Path(folder), end, rows)})
+            begin = end + compose(1)
+    delete_topic(bootstrap, topic)
+    return found
+
+
+def consume(uri: str, folder: Path, until: int, rows: int) -> dict[str, Any]:
+    """One run of the consumer into folder/lake up to `until`."""
+    command = tidegate("consumer", "run", "--source", uri, "--target", f"delta://{folder / 'lake'}")
+    child = Child("consumer", [*command, "--until", str(until), "--json"], folder / "consumer.log")
+    try:
+        child.wait_line(lambda line: line.get("event") == "ready", READY_S)
+        ledger = Ledger([child.pid])
+        before, began = ledger.cpu(), time.monotonic()
+        # Asked often: the processes' accounts end with them.
+        cpu = before
+        while not (stopped := [line for line in child.lines if line.get("event") == "stopped"]):
+            child.check()
+            cpu = ledger.cpu()
+            time.sleep(0.02)
+        wall = time.monotonic() - began
+        peaks = ledger.peaks()
+        ledger.close()
+        child.wait(60)
+    finally:
+        child.end()
+    roles = spent(before, cpu)
+    used = sum(roles.values())
+    return {
+        "rows": stopped[0]["rows"],
+        "rows_expected": rows,
+        "snapshots": stopped[0]["snapshots"],
+        "wall_s": round(wall, 2),
+        "rows_per_s": round(rows / wall),
+        "cpu_s": round(used, 2),
+        "rows_per_cpu_s": round(rows / max(used, 0.01)),
+        "cpu_s_by_process": roles,
+        "peak_mb": peaks,
+    }
+
+
+def fill(bootstrap: str, topic: str, source: Source, rows: int, begin: int, updates: bool) -> int:
+    """Write the rows to the topic; returns the last Resolved."""
+    options = codec_options({"protocol": "open-protocol"})
+    encode = encoder(options)
+    settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 20}
+    producer = Producer(settings | {"queue.buffering.max.messages": 1_000_000})
+    ts = begin
+    for first in range(0, rows, BLOCK):
+        count = min(BLOCK, rows - first)
+        tables, bad = mount(source.block(first, count, ts + 1, updates), source.store, MountOptions())
+        assert not bad, bad[0].why
+        for table in tables:
+            partition = partition_block(table, RULE, PARTITIONS, "UTC")
+            for number, key, value in _messages(encode_block(table, partition, options, 0)):
+                producer.produce(topic, value, key, partition=number)
+        ts += 2 * (count // ROWS_A_TXN + 1)
+        resolved = encode.encode_resolved(ts)
+        assert resolved is not None
+        for number in range(PARTITIONS):
+            producer.produce(topic, resolved.value, resolved.key, partition=number)
+        assert producer.flush(60) == 0
+    return ts
+
+
+def _messages(block: MessageBlock) -> Iterator[tuple[int, bytes | None, bytes]]:
+    """(partition, key, value) of each message."""
+    data = block.data.data
+    for i in range(len(block)):
+        start, size = int(block.key_start[i]), int(block.key_length[i])
+        key = None if size < 0 else data[start : start + size].tobytes()
+        start, size = int(block.value_start[i]), int(block.value_length[i])
+        yield int(block.partition[i]), key, data[start : start + size].tobytes()

@@ -1,0 +1,261 @@
+"""The demo's processes, what each says of itself, and the comparison at the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow.compute as pc
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from tools.processes import Child
+
+from tidegate.codec.registry import codec_options, decoder
+from tidegate.config import load_config, parse_sink_uri
+from tidegate.consumer.snapshots import open_snapshot
+from tidegate.errors import TidegateError
+from tidegate.model.timestamp import physical_ms
+
+ROOT = Path(__file__).parents[2]
+FEED = "bank"
+PARTITIONS = 3
+START_S = 120
+"""Patience with Spark's start on a slow machine."""
+
+
+@dataclass(slots=True)
+class Proof:
+    """Source and target at one timestamp."""
+
+    ts: int
+    equal: bool
+    tables: list[dict[str, Any]]
+    sums: dict[int, str]
+    """Snapshot ts to the sum of all balances in it."""
+    total: str
+    """What the sum must be."""
+
+
+@dataclass(slots=True)
+class Lags:
+    """Milliseconds from commit to readable, sampled; at most LIMIT are kept, evenly thinned out."""
+
+    values: list[float] = field(default_factory=list)
+
+    def add(self, values: list[float]) -> None:
+        """More samples."""
+        self.values += values
+        if len(self.values) > 400_000:
+            self.values = self.values[::2]
+
+    def quantile(self, share: float) -> float:
+        """A quantile in ms, 0 when there is none."""
+        found = sorted(self.values)
+        return found[min(len(found) - 1, int(share * len(found)))] if found else 0.0
+
+
+class MainPath:
+    """Upstream, workload, broker, capture, consumer; started in parallel where nothing depends."""
+
+    def __init__(self, folder: Path, rate: float) -> None:
+        self.folder, self.rate = folder, rate
+        self.lake = folder / "lake"
+        self.children: dict[str, Child] = {}
+        self.stage = "starting"
+        self.server = self.pd = self.uri = ""
+        self.kafka_lag, self.table_lag = Lags(), Lags()
+        self.kafka_rows = self.opened_ts = 0
+        self.snapshots: dict[int, str] = {}
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    # --- life --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything; returns when all of it is live."""
+        self.stage = "broker and upstream start"
+        broker = threading.Thread(target=self._start_kafka)
+        broker.start()
+        upstream = self._child("upstream", "upstream", "run", "--data-dir", self.folder / "upstream")
+        self.pd = upstream.wait_line(lambda line: "pd" in line)["pd"]
+        folder = self.folder / "capture"
+        capture = self._child(
+            "capture", "server", "--pd", self.pd, "--addr", "127.0.0.1:0", "--data-dir", folder
+        )
+        self.server = capture.wait_line(lambda line: "addr" in line)["addr"]
+        broker.join()
+        if not self.uri:
+            raise TimeoutError(f"The Kafka broker did not start; its log is in {self.folder / 'services'}")
+        self.stage = "Spark starts, for the changefeed and for the consumer"
+        self._run("changefeed", "create", "--server", self.server, "-c", FEED, "--sink-uri", self.uri)
+        target = f"delta://{self.lake}"
+        consumer = self._child("consumer", "consumer", "run", "--source", self.uri, "--target", target)
+        consumer.wait_line(lambda line: line.get("event") == "ready", START_S)
+        self._wait_started()
+        self._thread(self._watch_kafka)
+        self._thread(self._watch_tables)
+        self.stage = "the bank opens its accounts"
+        workload = self._child("workload", "upstream", "workload", "--pd", self.pd, "--rate", str(self.rate))
+        ready = workload.wait_line(lambda line: line.get("event") == "ready")
+        self.opened_ts = int(ready["last_commit_ts"])
+        self.stage = "the first rows travel"
+        deadline = time.monotonic() + START_S
+        while max(self.snapshots, default=0) < self.opened_ts and time.monotonic() < deadline:
+            self.check()
+            time.sleep(0.1)
+        self.stage = "live"
+
+    def _wait_started(self) -> None:
+        deadline = time.monotonic() + START_S
+        while not self.feed_now().get("tidegate", {}).get("pipeline_starts"):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"The changefeed did not start: {self.feed_now().get('error')}")
+            self.check()
+            time.sleep(0.1)
+
+    def end_workload(self) -> int:
+        """Stop the bank; returns its last commit ts."""
+        workload = self.children["workload"]
+        workload.ask_to_end()
+        return int(workload.wait_line(lambda line: line.get("event") == "done", 30)["last_commit_ts"])
+
+    def check(self) -> None:
+        """Raise when a process has died."""
+        for name, child in list(self.children.items()):
+            if name != "workload" or self.stage == "live":
+                child.check()
+
+    def stop(self) -> None:
+        """End every process and wait for it."""
+        self._ended.set()
+        for child in list(self.children.values()):
+            child.ask_to_end()
+        for child in reversed(list(self.children.values())):
+            child.end()
+        for thread in self._threads:
+            thread.join(5)
+        subprocess.run([ROOT / "tools/services", "stop", "--dir", self.folder / "services"], check=False)
+
+    # --- what the board shows -----------------------------------------------------------------------------
+
+    def workload_now(self) -> dict[str, Any]:
+        """The workload's last line."""
+        child = self.children.get("workload")
+        lines = [line for line in list(child.lines) if "rows" in line] if child else []
+        return lines[-1] if lines else {}
+
+    def feed_now(self) -> dict[str, Any]:
+        """The feed as the API shows it, {} while there is none."""
+        if not self.server:
+            return {}
+        try:
+            answer = httpx.get(f"http://{self.server}/api/v2/changefeeds/{FEED}", timeout=2)
+        except httpx.HTTPError:
+            return {}
+        found: dict[str, Any] = answer.json() if answer.status_code == 200 else {}
+        return found
+
+    # --- the proof ----------------------------------------------------------------------------------------
+
+    def prove(self) -> Proof:
+        """Compare source and target at the newest snapshot, and sum the bank in every snapshot read."""
+        self.stage = "comparing source and target"
+        command = [
+            sys.executable,
+            "-m",
+            "tidegate",
+            "compare",
+            "--pd",
+            self.pd,
+            "--target",
+            f"delta://{self.lake}",
+        ]
+        done = subprocess.run(
+            [*command, "--at", "latest", "--json"], capture_output=True, text=True, timeout=120
+        )
+        if done.returncode not in (0, 1) or not done.stdout:
+            raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+        outcome = json.loads(done.stdout)
+        total = str(self.workload_now().get("total", ""))
+        # Before the last account is open the sum still grows.
+        sums = {ts: found for ts, found in self.snapshots.items() if ts >= self.opened_ts}
+        equal = done.returncode == 0 and all(found == total for found in sums.values())
+        return Proof(outcome["ts"], equal, outcome["tables"], sums, total)
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _child(self, name: str, *arguments: str | Path) -> Child:
+        command = [sys.executable, "-m", "tidegate", *arguments, "--json"]
+        child = Child(name, command, self.folder / f"{name}.log")
+        self.children[name] = child
+        return child
+
+    def _run(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "tidegate", *arguments], capture_output=True, text=True, timeout=60
+        )
+        if done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, arguments, done.stdout, done.stderr)
+
+    def _start_kafka(self) -> None:
+        command = [ROOT / "tools/services", "start", "kafka", "--dir", self.folder / "services", "--json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        if done.returncode == 0:
+            bootstrap = json.loads(done.stdout)["kafka"]["bootstrap"]
+            self.uri = f"kafka://{bootstrap}/bank?protocol=open-protocol&partition-num={PARTITIONS}"
+
+    def _thread(self, work: Any) -> None:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _watch_kafka(self) -> None:
+        """Read the topic as any committed reader would and note how old each row is when it is readable."""
+        uri = parse_sink_uri(self.uri)
+        decode = decoder(codec_options(load_config(None, uri).codec_settings())).decode
+        settings = {
+            "bootstrap.servers": uri.bootstrap,
+            "group.id": "demo",
+            "isolation.level": "read_committed",
+        }
+        consumer = Consumer(
+            settings | {"enable.auto.commit": False, "log_level": 0, "error_cb": lambda error: None}
+        )
+        consumer.assign([TopicPartition(uri.topic, p, 0) for p in range(PARTITIONS)])
+        while not self._ended.is_set():
+            try:
+                messages = [m for m in consumer.consume(2000, timeout=0.05) if m.error() is None]
+            except KafkaException:
+                continue
+            if not messages:
+                continue
+            now = time.time() * 1000
+            found = decode(
+                [m.key() for m in messages], [m.value() for m in messages], None, list(range(len(messages)))
+            )
+            for table in found.rows:
+                self.kafka_rows += len(table)
+                if self.stage == "live":
+                    self.kafka_lag.add((now - (table.commit_ts >> 18)).tolist())
+        consumer.close()
+
+    def _watch_tables(self) -> None:
+        """Open each new snapshot, note its age, and sum the bank in it."""
+        while not self._ended.wait(0.25):
+            try:
+                snapshot = open_snapshot(self.lake)
+                if snapshot.ts in self.snapshots or "bank.accounts" not in snapshot.tables:
+                    continue
+                if self.stage == "live":
+                    self.table_lag.add([time.time() * 1000 - physical_ms(snapshot.ts)])
+                balances = snapshot.tables["bank.accounts"].to_arrow(["balance"]).column("balance")
+                self.snapshots[snapshot.ts] = str(pc.sum(balances).as_py())
+            except (TidegateError, OSError):
+                # The lake does not exist yet.
+                continue

@@ -1,0 +1,185 @@
+"""What the demo shows: the live board, the closing table, the page with the plots."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+from tools.demo import page
+from tools.demo.path import MainPath, Proof
+
+from tidegate.model.timestamp import physical_ms, readable
+
+SAMPLE_S = 0.5
+STAGES = ("committed", "pulled", "delivered", "readable")
+
+
+class Board:
+    """Samples the path twice a second, seen or not, and renders itself for `rich.live`."""
+
+    def __init__(self, path: MainPath) -> None:
+        self.path = path
+        self.began = time.monotonic()
+        self.first_change_s = 0.0
+        self.rates: dict[str, list[tuple[float, float]]] = {name: [] for name in STAGES}
+        self.lags: dict[str, list[tuple[float, float]]] = {"Kafka": [], "tables": []}
+        self._last: tuple[float, dict[str, int]] = (0.0, dict.fromkeys(STAGES, 0))
+        self._feed: dict[str, Any] = {}
+        self._ended = threading.Event()
+        self._sampler = threading.Thread(target=self._keep_sampling, daemon=True)
+        self._sampler.start()
+
+    def end(self) -> None:
+        """No more samples."""
+        self._ended.set()
+        self._sampler.join()
+
+    def run_for(self, seconds: float) -> None:
+        """Watch the path live for some time."""
+        for _ in self._ticks(seconds):
+            pass
+
+    def drain(self, patience_s: float) -> None:
+        """Stop the workload and wait until the tables hold its last commit."""
+        last = self.path.end_workload()
+        self.path.stage = "draining: waiting for the last commit in the tables"
+        for _ in self._ticks(patience_s):
+            if max(self.path.snapshots, default=0) >= last:
+                return
+        raise TimeoutError(f"The tables did not reach the last commit {last} within {patience_s:.0f} s.")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Panel(self._grid(), title="[b]tidegate demo[/b]", subtitle=self.path.stage, padding=(0, 1))
+
+    def _ticks(self, seconds: float) -> Iterator[None]:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.path.check()
+            yield
+            time.sleep(0.2)
+
+    def _keep_sampling(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self._sample()
+
+    def _sample(self) -> None:
+        now = time.monotonic() - self.began
+        before, counts = self._last
+        self._feed = self.path.feed_now()
+        own = self._feed.get("tidegate", {})
+        found = {
+            "committed": int(self.path.workload_now().get("rows", 0)),
+            "pulled": int(own.get("puller", {}).get("rows", 0)),
+            "delivered": int(own.get("rows", 0)),
+            "readable": self.path.kafka_rows,
+        }
+        if self.path.kafka_rows and not self.first_change_s:
+            self.first_change_s = now
+        for name in STAGES:
+            self.rates[name].append((now, max(0, found[name] - counts[name]) / (now - before)))
+        for name, lag in (("Kafka", self.path.kafka_lag), ("tables", self.path.table_lag)):
+            if lag.values:
+                self.lags[name].append((now, lag.values[-1] / 1000))
+        self._last = (now, found)
+
+    def _grid(self) -> Table:
+        grid = Table.grid(padding=(0, 3))
+        for _ in range(4):
+            grid.add_column(justify="left")
+        grid.add_row(*(f"[b]{name}[/b]" for name in STAGES))
+        grid.add_row(*(f"{self._last[1][name]:,} rows" for name in STAGES))
+        grid.add_row(*(f"[cyan]{self._rate(name):,.0f}/s[/]" for name in STAGES))
+        feed, workload = self._feed, self.path.workload_now()
+        checkpoint = int(feed.get("checkpoint_ts", 0))
+        behind = f"{time.time() - physical_ms(checkpoint) / 1000:.1f} s behind" if checkpoint else "-"
+        lag = self.path.kafka_lag
+        grid.add_row("")
+        grid.add_row("checkpoint", behind, "feed", str(feed.get("state", "-")))
+        grid.add_row(
+            "commit to Kafka",
+            f"p50 {lag.quantile(0.5):.0f} ms  p99 {lag.quantile(0.99):.0f} ms",
+            "snapshots",
+            str(len(self.path.snapshots)),
+        )
+        grid.add_row(
+            "waiting for",
+            str(feed.get("tidegate", {}).get("waiting_for", "") or "-"),
+            "last DDL",
+            Text(str(workload.get("last_ddl", "") or "-")[:48]),
+        )
+        return grid
+
+    def _rate(self, name: str) -> float:
+        recent = self.rates[name][-4:]
+        return sum(rate for _, rate in recent) / len(recent) if recent else 0.0
+
+
+def closing_table(board: Board, proof: Proof) -> Table:
+    """Per table what source and target hold, and the run's figures."""
+    table = Table(title=f"source and target at {proof.ts} ({readable(proof.ts)} UTC)", title_justify="left")
+    for name in ("table", "rows at source", "rows at target", ""):
+        table.add_column(name, justify="left" if name in ("table", "") else "right")
+    for row in rows_of(proof):
+        table.add_row(*row[:3], f"[green]{row[3]}[/]" if row[3] == "equal" else f"[bold red]{row[3]}[/]")
+    table.add_section()
+    for name, value in figures(board, proof):
+        table.add_row(name, "", "", value)
+    return table
+
+
+def rows_of(proof: Proof) -> list[list[str]]:
+    """The comparison, a row a table."""
+    return [
+        [
+            one["table"],
+            f"{one['source_rows']:,}",
+            f"{one['target_rows']:,}",
+            "equal" if one["equal"] else "NOT EQUAL",
+        ]
+        for one in proof.tables
+    ]
+
+
+def figures(board: Board, proof: Proof) -> list[tuple[str, str]]:
+    """What the run was like."""
+    kafka, tables = board.path.kafka_lag, board.path.table_lag
+    wrong = [ts for ts, found in proof.sums.items() if found != proof.total]
+    bank = f"{proof.total} in each of {len(proof.sums)} snapshots" if not wrong else f"WRONG at {wrong[:3]}"
+    return [
+        ("the bank's sum", bank),
+        (
+            "commit to readable on Kafka",
+            f"p50 {kafka.quantile(0.5):.0f} ms, p99 {kafka.quantile(0.99):.0f} ms",
+        ),
+        (
+            "commit to Delta snapshot",
+            f"p50 {tables.quantile(0.5):.0f} ms, p99 {tables.quantile(0.99):.0f} ms",
+        ),
+        ("row changes", f"{board.path.kafka_rows:,}"),
+        ("first change on Kafka", f"{board.first_change_s:.0f} s after the start"),
+    ]
+
+
+def write_page(path: Path, board: Board, proof: Proof) -> Path:
+    """The run as one HTML page."""
+    sections = [
+        page.table(("table", "rows at source", "rows at target", ""), rows_of(proof)),
+        page.table(("figure", "value"), figures(board, proof)),
+        page.plot(
+            "Throughput", "rows a second", [page.Series(name, points) for name, points in board.rates.items()]
+        ),
+        page.plot(
+            "Lag", "seconds from commit", [page.Series(name, points) for name, points in board.lags.items()]
+        ),
+    ]
+    verdict = "equal" if proof.equal else "NOT EQUAL"
+    subtitle = f"Source and target are {verdict} at {proof.ts} ({readable(proof.ts)} UTC)."
+    path.write_text(page.render("Tidegate: one run of the main path", subtitle, sections))
+    return path
