@@ -1,0 +1,146 @@
+"""kill -9 at random moments under load, of every process there is: nothing lost, nothing doubled, order kept.
+
+`make kills` runs the long form: `pytest tests/integration/test_kills.py --kills 30`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+
+from tests.fixtures.kafka import SERVICES
+from tests.integration.cluster import Cluster, eventually
+from tests.integration.validators import validate
+from tidegate.consumer.snapshots import open_snapshot
+from tidegate.errors import TidegateError
+from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+VICTIMS = ("driver", "puller", "worker", "server", "consumer", "broker", "upstream")
+KEYS = {"bank.accounts": ("id",), "bank.transfers": ("region", "id"), "bank.orders": ("id",)}
+
+
+class Broker:
+    """A Kafka of this test's own, to be killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bootstrap = self.start()
+
+    def start(self) -> str:
+        """Start it; after the first time on the same port with the same data."""
+        command = [SERVICES, "start", "kafka", "--dir", self.folder, "--json"]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        self.pid = json.loads(done.stdout)["kafka"]["pid"]
+        return str(json.loads(done.stdout)["kafka"]["bootstrap"])
+
+    def kill(self) -> None:
+        """kill -9, and start again."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.start()
+
+    def stop(self) -> None:
+        """End it."""
+        subprocess.run([SERVICES, "stop", "--dir", self.folder], check=True)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    running = Broker(tmp_path / "services")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, broker: Broker) -> Iterator[Cluster]:
+    running = Cluster(tmp_path, broker.bootstrap, options="&partition-num=3")
+    yield running
+    running.stop()
+
+
+def victims(count: int, chance: random.Random) -> list[str]:
+    """Each kind once, in random order, then any; broker and upstream only once each in all."""
+    first = list(VICTIMS)
+    chance.shuffle(first)
+    more = [chance.choice(VICTIMS[:5]) for _ in range(max(0, count - len(first)))]
+    return (first + more)[:count]
+
+
+def strike(cluster: Cluster, broker: Broker, victim: str) -> None:
+    """Kill one process and start again what nobody else restarts."""
+    if victim == "broker":
+        broker.kill()
+        return
+    if not cluster.kill(victim):
+        return
+    match victim:
+        case "server":
+            cluster.start_server()
+        case "upstream":
+            cluster.start_upstream()
+        case "consumer":
+            cluster.start_consumer()
+
+
+def wrong_sums(lake: Path, since: int, total: str) -> list[tuple[int, str]]:
+    """(ts, sum) of every named snapshot whose balances do not add up."""
+    named = Lakehouse(lake).read(SNAPSHOTS).column("ts").to_pylist()
+    wrong = []
+    for ts in sorted(set(named)):
+        try:
+            accounts = open_snapshot(lake, int(ts)).tables["bank.accounts"].to_arrow(["balance"])
+        except (TidegateError, FileNotFoundError, KeyError):
+            continue
+        found = str(pc.sum(accounts.column("balance")).as_py())
+        if ts >= since and found != total:
+            wrong.append((ts, found))
+    return wrong
+
+
+def newest(lake: Path) -> int:
+    """The ts of the newest snapshot, 0 while there is none."""
+    try:
+        return open_snapshot(lake).ts
+    except (TidegateError, OSError):
+        return 0
+
+
+def test_nothing_is_lost_doubled_or_out_of_order_after_kills_of_every_kind(
+    cluster: Cluster, broker: Broker, request: pytest.FixtureRequest
+) -> None:
+    chance = random.Random(request.config.getoption("--kill-seed"))
+    cluster.start_upstream("--regions", "3")
+    cluster.start_server()
+    cluster.create_feed()
+    cluster.start_consumer()
+    workload = cluster.start_workload("--rate", "150", "--accounts", "300", "--ddl-every", "4000")
+    ready = workload.wait_line(lambda line: line.get("event") == "ready")
+    cluster.wait_checkpoint(ready["last_commit_ts"])
+    for victim in victims(request.config.getoption("--kills"), chance):
+        time.sleep(chance.uniform(0.2, 2.5))
+        strike(cluster, broker, victim)
+        if chance.random() < 0.6:
+            # Let it recover; otherwise the next one is killed in the midst of recovery.
+            cluster.wait_checkpoint(cluster.tso(), patience_s=150)
+    workload.ask_to_end()
+    done = workload.wait_line(lambda line: line.get("event") == "done", 60)
+    cluster.wait_checkpoint(done["last_commit_ts"], patience_s=150)
+    eventually("the last commit in the tables", lambda: newest(cluster.lake) >= done["last_commit_ts"], 150)
+    outcome = cluster.compare()
+    assert outcome["equal"], outcome
+    # A topic has an end only when nobody writes Resolved any more.
+    cluster.stop()
+    report = validate(cluster.uri, KEYS)
+    assert report.faults == []
+    assert report.duplicates == 0
+    assert wrong_sums(cluster.lake, ready["last_commit_ts"], done["total"]) == []

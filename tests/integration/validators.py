@@ -1,0 +1,129 @@
+"""What must always hold on a topic, checked message by message from its committed contents."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tidegate.codec.base import Decoded, describe
+from tidegate.codec.registry import codec_options, decoder
+from tidegate.config import load_config, parse_sink_uri
+
+
+@dataclass(slots=True)
+class TopicReport:
+    """What a topic held, and every way in which it breaks its contract."""
+
+    rows: int = 0
+    duplicates: int = 0
+    resolved: dict[int, int] = field(default_factory=dict)
+    ddls: list[tuple[int, str]] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def read_topic(source: str) -> dict[int, Decoded]:
+    """All committed messages of a topic, decoded, by partition."""
+    uri = parse_sink_uri(source)
+    options = codec_options(load_config(None, uri).codec_settings())
+    consumer = Consumer(
+        {
+            "bootstrap.servers": uri.bootstrap,
+            "group.id": "validator",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    found: dict[int, list[Any]] = defaultdict(list)
+    try:
+        partitions = consumer.list_topics(uri.topic, timeout=20).topics[uri.topic].partitions
+        consumer.assign([TopicPartition(uri.topic, p, 0) for p in partitions])
+        waiting, deadline = set(partitions), time.monotonic() + 60
+        while waiting:
+            assert time.monotonic() < deadline, f"{uri.topic} was not read to its end within 60 s"
+            for message in consumer.consume(10_000, timeout=0.2):
+                if message.error() is None:
+                    found[message.partition()].append(message)
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    waiting.discard(message.partition())
+    finally:
+        consumer.close()
+    return {
+        partition: decoder(options).decode(
+            [m.key() for m in messages],
+            [m.value() for m in messages],
+            [m.headers() for m in messages],
+            [m.offset() for m in messages],
+        )
+        for partition, messages in found.items()
+    }
+
+
+def validate(source: str, keys: dict[str, tuple[str, ...]]) -> TopicReport:
+    """Check a topic. `keys` names the key columns of each table, `schema.table`.
+
+    Per partition: a row's changes are in commit order; after Resolved R no row appears for the first time
+    with commit_ts <= R; after DDL F no row with commit_ts <= F and before it none above; Resolved never
+    goes back. A row appears in one partition only.
+    """
+    report = TopicReport()
+    home: dict[tuple[Any, ...], int] = {}
+    for partition, decoded in read_topic(source).items():
+        report.faults += [
+            f"undecodable message at {partition}/{bad.offset}: {bad.why}" for bad in decoded.bad
+        ]
+        _validate_partition(partition, decoded, keys, home, report)
+    return report
+
+
+def _validate_partition(
+    partition: int,
+    decoded: Decoded,
+    keys: dict[str, tuple[str, ...]],
+    home: dict[tuple[Any, ...], int],
+    report: TopicReport,
+) -> None:
+    resolved = ddl_ts = highest = 0
+    last: dict[tuple[Any, ...], int] = {}
+    seen: set[tuple[Any, ...]] = set()
+    for item in describe(decoded):
+        where = f"{partition}/{item['offset']}"
+        if item["kind"] == "resolved":
+            if item["ts"] < resolved:
+                report.faults.append(f"{where}: Resolved {item['ts']} after {resolved}")
+            resolved = max(resolved, item["ts"])
+        elif item["kind"] == "ddl":
+            report.ddls.append((item["ts"], item["query"]))
+            if highest > item["ts"]:
+                report.faults.append(f"{where}: DDL {item['ts']} after a row of {highest}")
+            if resolved >= item["ts"]:
+                report.faults.append(f"{where}: DDL {item['ts']} after Resolved {resolved}")
+            ddl_ts = max(ddl_ts, item["ts"])
+        elif item["kind"] != "bad":
+            report.rows += 1
+            image = item["new"] or item["old"]
+            name = f"{item['schema']}.{item['table']}"
+            row = (name, *(image[column] for column in keys[name])) if name in keys else None
+            change = (name, item["commit_ts"], item["kind"], repr(item["new"]), repr(item["old"]))
+            if change in seen:
+                report.duplicates += 1
+                continue
+            seen.add(change)
+            highest = max(highest, item["commit_ts"])
+            if item["commit_ts"] <= resolved:
+                report.faults.append(
+                    f"{where}: a row of {item['commit_ts']} first seen after Resolved {resolved}"
+                )
+            if item["commit_ts"] <= ddl_ts:
+                report.faults.append(f"{where}: a row of {item['commit_ts']} after DDL {ddl_ts}")
+            if row is not None:
+                if last.get(row, 0) > item["commit_ts"]:
+                    report.faults.append(f"{where}: {row} of {item['commit_ts']} after {last[row]}")
+                last[row] = item["commit_ts"]
+                if home.setdefault(row, partition) != partition:
+                    report.faults.append(f"{where}: {row} is also in partition {home[row]}")
+    report.resolved[partition] = resolved
