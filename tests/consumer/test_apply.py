@@ -25,11 +25,14 @@ class Killed(BaseException):
 
 
 class MortalLake(Lakehouse):
-    """Dies at its n-th write: before it takes effect when n is even, right after it when odd."""
+    """Dies at its n-th write: before it takes effect when n is even, right after it when odd.
+
+    The dead begin no further write; one that another thread had begun ends, as a kill may find it done.
+    """
 
     def __init__(self, root: Path, dies_at: int) -> None:
         super().__init__(root)
-        self.steps, self.dies_at = 0, dies_at
+        self.steps, self.dies_at, self.dead = 0, dies_at, False
 
 
 def _mortal(name: str) -> Any:
@@ -37,10 +40,13 @@ def _mortal(name: str) -> Any:
 
     def write(self: MortalLake, *arguments: Any, **named: Any) -> Any:
         self.steps += 2
-        if self.steps == self.dies_at:
+        step = self.steps
+        self.dead = self.dead or step == self.dies_at
+        if self.dead:
             raise Killed
         done = whole(self, *arguments, **named)
-        if self.steps + 1 == self.dies_at:
+        if step + 1 == self.dies_at:
+            self.dead = True
             raise Killed
         return done
 

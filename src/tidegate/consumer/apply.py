@@ -17,7 +17,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,8 +137,13 @@ class Applier:
     # --- rows
 
     def rows(self, pieces: Mapping[Name, Sequence[Piece]]) -> None:
-        """Apply the net effect of each table's pieces, tables side by side."""
+        """Apply the net effect of each table's pieces, tables side by side.
+
+        Raises the first failure, but only when no writer runs any more: who then recovers the target must
+        not meet a commit of ours.
+        """
         work = [self._pool.submit(self._apply_table, name, part) for name, part in pieces.items()]
+        wait(work)
         for done in work:
             done.result()
 

@@ -264,6 +264,7 @@ class _TsoStream:
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self._channel: grpc.Channel | None = None
+        self._reader: threading.Thread | None = None
 
     def ask(self, channel: grpc.Channel, cluster_id: int, count: int) -> Any:
         """Send one request, wait for its answer at most CALL_TIMEOUT_S. Raises grpc.RpcError or Retryable."""
@@ -289,13 +290,20 @@ class _TsoStream:
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         call = pdpb_pb2_grpc.PDStub(channel).Tso(_until_none(requests))
         self._requests, self._answers, self._call, self._channel = requests, answers, call, channel
-        threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True).start()
+        self._reader = threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True)
+        self._reader.start()
 
     def close(self) -> None:
+        """End the stream. On return nothing refers to the call any more: one that is left to the interpreter's
+        end takes its lock there, which a thread frozen by then may hold for ever.
+        """
         if self._requests is not None:
             self._requests.put(None)
             self._call.cancel()
         self._requests, self._call, self._channel = None, None, None
+        if self._reader is not None:
+            self._reader.join()
+            self._reader = None
 
 
 def _until_none(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
