@@ -294,7 +294,7 @@ class _TsoStream:
         self._reader.start()
 
     def close(self) -> None:
-        """End the stream. On return nothing refers to the call any more: one that is left to the interpreter's
+        """End the stream. On return nothing refers to the call any more: one left to the interpreter's
         end takes its lock there, which a thread frozen by then may hold for ever.
         """
         if self._requests is not None:
