@@ -1,19 +1,29 @@
-r"""Table filter rules: which schemas and tables a changefeed replicates (facts 7.4).
+r"""Table filter rules: which schemas, tables and columns a pattern list lets pass (facts 7.4, 7.6).
 
-A rule is `[!]schema.table`; the last rule that matches wins, no match means excluded. Names are wildcards
-(`*`, `?`, `[a-z]`, `[!a-z]`, `\` escapes one character), or quoted by backticks or double quotes, or
-`/regular expressions/`. Blank lines and `#` comments say nothing. Without case, unless asked. System
-schemas are always excluded. Source: TiDB `pkg/util/table-filter`, TiCDC `pkg/filter`.
+A rule is `[!]schema.table`, for columns `[!]column`; the last rule that matches wins, no match means
+excluded. A name is a wildcard (`*`, `?`, `[a-z]`, `[!a-z]`; `\` escapes one sign), or quoted by backticks or
+double quotes, or a `/regular expression/`. Blank lines and `#` comments say nothing. Tables are matched
+without case unless asked, columns always. System schemas are never replicated. Source: TiDB
+`pkg/util/table-filter`, TiCDC `pkg/filter`.
+
+Regular expressions are RE2's, whose syntax and meaning are those of Go's `regexp`; pyarrow brings it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from tidegate.errors import InvalidInput
+
+Bools = npt.NDArray[np.bool_]
 
 SYSTEM_SCHEMAS: Final = frozenset(
     {
@@ -28,8 +38,14 @@ SYSTEM_SCHEMAS: Final = frozenset(
         "workload_schema",
     }
 )
+REMEMBERED: Final = 1 << 18
+"""Verdicts a filter keeps; then it begins anew."""
 
+_REGEX: Final = re.compile(r"/(?:\\.|[^/])+/")
+_QUOTED: Final = {'"': re.compile(r'"(?:""|[^"])+"'), "`": re.compile(r"`(?:``|[^`])+`")}
+_CLASS: Final = re.compile(r"\[!?(?:\\[^0-9a-zA-Z]|[^\\\]])+\]")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_$\u0080-\U0010ffff]")
+_EXAMPLES: Final = "write schema.table, for example test.*, !test.tmp_?, `my.db`.`t`, /^db[0-9]+$/.*"
 
 
 def is_system_schema(name: str) -> bool:
@@ -37,135 +53,259 @@ def is_system_schema(name: str) -> bool:
     return name.lower() in SYSTEM_SCHEMAS
 
 
+def lower(name: str) -> str:
+    """As Go's `strings.ToLower`: sign by sign, one for one."""
+    return name.lower() if name.isascii() else "".join(sign.lower()[:1] for sign in name)
+
+
+def found(pattern: str, texts: Sequence[str]) -> Bools:
+    """Which texts hold a match of an RE2 expression: bool[len(texts)]. InvalidInput if it is none."""
+    try:
+        hits = pc.match_substring_regex(pa.array(texts, pa.string()), pattern)
+    except pa.ArrowInvalid as error:
+        raise InvalidInput(
+            f"{pattern!r} is not a regular expression",
+            why=str(error).removeprefix("Invalid regular expression: "),
+            fix="write it as for Go's regexp (RE2)",
+        ) from None
+    answer: Bools = hits.to_numpy(zero_copy_only=False)
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What one name must be: a literal, or an RE2 expression; both empty for `*`."""
+
+    literal: str | None = None
+    regex: str = ""
+
+    @property
+    def any_name(self) -> bool:
+        """Whether it is `*`, which takes every name."""
+        return self.literal is None and not self.regex
+
+    def folded(self) -> Pattern:
+        """The pattern for names that have been made lower case."""
+        if self.literal is not None:
+            return Pattern(lower(self.literal))
+        return Pattern(None, "(?i)" + self.regex) if self.regex else self
+
+    def matches(self, names: Sequence[str]) -> Bools:
+        """Which names fit: bool[len(names)]."""
+        if self.literal is not None:
+            return np.fromiter((name == self.literal for name in names), np.bool_, len(names))
+        return found(self.regex, names) if self.regex else np.ones(len(names), np.bool_)
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
     positive: bool
-    schema: re.Pattern[str]
-    table: re.Pattern[str]
-    any_table: bool
+    schema: Pattern
+    table: Pattern
 
 
 class TableFilter:
-    """Rules in order; immutable. InvalidInput names the rule that cannot be read."""
+    """Rules in order. InvalidInput names the rule that cannot be read."""
 
     def __init__(self, rules: Sequence[str] = ("*.*",), case_sensitive: bool = False) -> None:
-        parsed = [_parse(rule, case_sensitive) for rule in rules]
-        self._last_first = tuple(rule for rule in reversed(parsed) if rule is not None)
+        self._fold = not case_sensitive
+        parsed = [_parse_table(rule) for rule in rules]
+        self._last_first = tuple(self._folded(rule) for rule in reversed(parsed) if rule is not None)
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def _folded(self, rule: _Rule) -> _Rule:
+        if not self._fold:
+            return rule
+        return _Rule(rule.positive, rule.schema.folded(), rule.table.folded())
 
     def matches(self, schema: str, table: str) -> bool:
-        """Whether changes of a table are replicated."""
-        if is_system_schema(schema):
-            return False
+        """Whether changes of a table pass."""
+        return self.matching([(schema, table)])[0]
+
+    def matching(self, names: Sequence[tuple[str, str]]) -> list[bool]:
+        """The same of many tables (schema, table) at once; 100,000 new ones take about half a second."""
+        known = self._known
+        unknown = [name for name in dict.fromkeys(names) if name not in known]
+        if len(known) + len(unknown) > REMEMBERED:
+            known.clear()
+            unknown = list(dict.fromkeys(names))
+        if unknown:
+            known |= zip(unknown, self._judge(unknown).tolist(), strict=True)
+        answer = [known[name] for name in names]
+        if len(known) > REMEMBERED:
+            known.clear()
+        return answer
+
+    def _judge(self, names: Sequence[tuple[str, str]]) -> Bools:
+        schemas = [lower(schema) if self._fold else schema for schema, _ in names]
+        tables = [lower(table) if self._fold else table for _, table in names]
+        passes = np.zeros(len(names), np.bool_)
+        open_ = np.fromiter((not is_system_schema(schema) for schema, _ in names), np.bool_, len(names))
         for rule in self._last_first:
-            if rule.schema.search(schema) and rule.table.search(table):
-                return rule.positive
-        return False
+            if not open_.any():
+                break
+            fits = _by_distinct(rule.schema, schemas) & open_
+            at = np.flatnonzero(fits)
+            fits[at] = rule.table.matches([tables[i] for i in at])
+            passes |= fits & rule.positive
+            open_ &= ~fits
+        return passes
 
     def matches_schema(self, schema: str) -> bool:
-        """Whether DDL about a schema itself is replicated: some table in it could be."""
+        """Whether DDL about a schema itself passes: some table in it could."""
         if is_system_schema(schema):
             return False
+        name = [lower(schema) if self._fold else schema]
         for rule in self._last_first:
-            if rule.schema.search(schema) and (rule.positive or rule.any_table):
+            if (rule.positive or rule.table.any_name) and rule.schema.matches(name)[0]:
                 return rule.positive
         return False
 
 
-def _parse(text: str, case_sensitive: bool) -> _Rule | None:
-    rest = text.strip()
-    if not rest or rest.startswith("#"):
+def _by_distinct(pattern: Pattern, names: Sequence[str]) -> Bools:
+    """Schemas are few: each is matched once."""
+    distinct = list(dict.fromkeys(names))
+    verdict = dict(zip(distinct, pattern.matches(distinct).tolist(), strict=True))
+    return np.fromiter((verdict[name] for name in names), np.bool_, len(names))
+
+
+class ColumnFilter:
+    """Column rules in order, without case. InvalidInput names the rule that cannot be read."""
+
+    def __init__(self, rules: Sequence[str]) -> None:
+        parsed = [_parse_column(rule) for rule in rules]
+        self._last_first = tuple(rule for rule in reversed(parsed) if rule is not None)
+
+    def matches(self, column: str) -> bool:
+        """Whether a column passes."""
+        name = [lower(column)]
+        return next((positive for positive, rule in self._last_first if rule.matches(name)[0]), False)
+
+
+# --- reading rules --------------------------------------------------------------------------------------
+
+
+def _parse_table(text: str) -> _Rule | None:
+    scanner = _Scanner.of(text, _EXAMPLES)
+    if scanner is None:
         return None
-    positive = not rest.startswith("!")
-    scanner = _Scanner(text, rest if positive else rest[1:], 0 if case_sensitive else re.IGNORECASE)
-    schema, _ = scanner.name()
+    schema = scanner.pattern(dotted=True)
     scanner.expect_dot()
-    table, any_table = scanner.name()
+    table = scanner.pattern(dotted=True)
     scanner.expect_end()
-    return _Rule(positive, schema, table, any_table)
+    return _Rule(scanner.positive, schema, table)
 
 
+def _parse_column(text: str) -> tuple[bool, Pattern] | None:
+    scanner = _Scanner.of(text, "write names, for example *, !secret, addr_*")
+    if scanner is None:
+        return None
+    pattern = scanner.pattern(dotted=False)
+    scanner.expect_end()
+    return scanner.positive, pattern.folded()
+
+
+@dataclass(slots=True)
 class _Scanner:
-    """Reads the two names of one rule."""
+    """Reads the patterns of one rule."""
 
-    def __init__(self, rule: str, text: str, flags: int) -> None:
-        self.rule, self.text, self.flags, self.at = rule, text, flags | re.DOTALL, 0
+    rule: str
+    text: str
+    """The rule without its `!`."""
+    positive: bool
+    example: str
+    at: int = field(default=0)
+
+    @classmethod
+    def of(cls, rule: str, example: str) -> _Scanner | None:
+        """None for a rule that says nothing."""
+        text = rule.strip(" \t")
+        if not text or text.startswith("#"):
+            return None
+        positive = not text.startswith("!")
+        scanner = cls(rule, text if positive else text[1:], positive, example)
+        if text.startswith("@"):
+            raise scanner.fail("rule files are not supported")
+        return scanner
 
     def fail(self, why: str) -> InvalidInput:
-        return InvalidInput(
-            f"the filter rule {self.rule!r} cannot be read",
-            why=why,
-            fix="write schema.table, for example test.*, !test.tmp_?, `my.db`.`t`, /^db[0-9]+$/.*",
-        )
+        return InvalidInput(f"the filter rule {self.rule!r} cannot be read", why=why, fix=self.example)
 
-    def name(self) -> tuple[re.Pattern[str], bool]:
-        """One name's pattern, and whether it takes every name."""
+    def pattern(self, *, dotted: bool) -> Pattern:
+        """One name's pattern; `dotted`: a dot ends it."""
         first = self.text[self.at : self.at + 1]
-        if first == "@":
-            raise self.fail("rule files are not supported")
+        if not first:
+            raise self.fail("syntax error: missing pattern")
         if first == "/":
-            return self.compile(self.regex()), False
-        if first in ('"', "`"):
-            return self.compile(rf"\A{re.escape(self.quoted(first))}\Z"), False
-        start = self.at
-        pattern = self.wildcard()
-        return self.compile(rf"\A{pattern}\Z"), self.text[start : self.at] == "*"
+            return self.checked(self.taken(_REGEX, "incomplete regular expression")[1:-1])
+        if first in _QUOTED:
+            quoted = self.taken(_QUOTED[first], "incomplete quoted name")
+            return Pattern(quoted[1:-1].replace(first * 2, first))
+        return self.wildcard(dotted)
 
-    def compile(self, pattern: str) -> re.Pattern[str]:
+    def taken(self, form: re.Pattern[str], why: str) -> str:
+        match = form.match(self.text, self.at)
+        if match is None:
+            raise self.fail(f"syntax error: {why}")
+        self.at = match.end()
+        return match[0]
+
+    def checked(self, regex: str) -> Pattern:
+        if regex == "(?s)^.*$":
+            return Pattern()
         try:
-            return re.compile(pattern, self.flags)
-        except (re.error, RecursionError, OverflowError) as error:
-            raise self.fail(f"invalid pattern: {error}") from None
+            found(regex, [""])
+        except InvalidInput as error:
+            raise self.fail(f"invalid pattern: {error.why}") from None
+        return Pattern(None, regex)
 
-    def regex(self) -> str:
-        match = re.compile(r"/((?:[^/\\]|\\.)*)/", re.DOTALL).match(self.text, self.at)
-        if match is None:
-            raise self.fail("a regular expression lacks its closing /")
-        self.at = match.end()
-        return match[1].replace(r"\/", "/")
-
-    def quoted(self, quote: str) -> str:
-        match = re.compile(f"{quote}((?:[^{quote}]|{quote}{quote})+){quote}").match(self.text, self.at)
-        if match is None:
-            raise self.fail(f"a quoted name lacks its closing {quote}")
-        self.at = match.end()
-        return match[1].replace(quote * 2, quote)
-
-    def wildcard(self) -> str:
-        out = ""
+    def wildcard(self, dotted: bool) -> Pattern:
+        literal, regex, is_literal = "", "(?s)^", True
         while self.at < len(self.text):
-            char = self.text[self.at]
-            if char == "*":
-                out += ".*"
-            elif char == "?":
-                out += "."
-            elif char == "[":
-                out += self.char_class()
-                continue
-            elif char == "\\" and self.at + 1 < len(self.text):
-                self.at += 1
-                out += re.escape(self.text[self.at])
-            elif _PLAIN.match(char):
-                out += re.escape(char)
-            else:
+            sign = self.text[self.at]
+            if sign == "." and dotted:
                 break
+            if sign == "\\":
+                sign = self.escaped()
+                literal += sign
+                regex += "\\" + sign if sign.isascii() else sign
+            elif sign in "*?":
+                is_literal = False
+                regex += ".*" if sign == "*" else "."
+            elif sign == "[":
+                is_literal = False
+                regex += self.char_class()
+                continue
+            elif _PLAIN.match(sign):
+                literal += sign
+                regex += "\\$" if sign == "$" else sign
+            else:
+                raise self.fail(f"unexpected special character {sign!r}: quote the name")
             self.at += 1
-        if not out:
-            raise self.fail("a name is missing or starts with a character that must be quoted")
-        return out
+        return Pattern(literal) if is_literal else self.checked(regex + "$")
+
+    def escaped(self) -> str:
+        self.at += 1
+        sign = self.text[self.at : self.at + 1]
+        if not sign:
+            raise self.fail("syntax error: cannot place \\ at the end")
+        if sign.isascii() and sign.isalnum():
+            raise self.fail(f"cannot escape a letter or number (\\{sign})")
+        return sign
 
     def char_class(self) -> str:
-        match = re.compile(r"\[(!?)((?:[^\]\\]|\\.)+)\]").match(self.text, self.at)
-        if match is None:
-            raise self.fail("a character class lacks its closing ]")
-        self.at = match.end()
-        inner = match[2].replace("[", r"\[").replace("^", r"\^").replace("&&", r"&\&").replace("||", r"|\|")
-        return f"[{'^' if match[1] else ''}{inner}]"
+        inner = self.taken(_CLASS, "failed to parse a character class")
+        if inner[1] == "!":
+            return "[^" + inner[2:]
+        return "[\\^" + inner[2:] if inner[1] == "^" else inner
 
     def expect_dot(self) -> None:
-        if self.text[self.at : self.at + 1] != ".":
+        if self.at == len(self.text):
             raise self.fail("wrong table pattern: no dot after the schema")
+        if self.text[self.at] != ".":
+            raise self.fail("syntax error: missing '.' between schema and table patterns")
         self.at += 1
 
     def expect_end(self) -> None:
         if self.at != len(self.text):
-            raise self.fail("stray characters after the table pattern")
+            raise self.fail("syntax error: stray characters after the pattern")
