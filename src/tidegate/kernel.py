@@ -231,6 +231,7 @@ KERNEL_MODULES: Final = (
     "tidegate.eventstore.kernels",
     "tidegate.tidb.row_kernels",
     "tidegate.tidb.column_kernels",
+    "tidegate.tidb.checksum_kernels",
     "tidegate.dispatcher.kernels",
     "tidegate.codec.kernels",
     "tidegate.codec.decode_kernels",

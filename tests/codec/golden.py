@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tests.golden_folder import lines
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.tidb.table_info import table_schema
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-
-
-def lines(path: str) -> Iterator[dict[str, Any]]:
-    """The records of one golden file, gzipped or not."""
-    plain, packed = GOLDEN / f"{path}.jsonl", GOLDEN / f"{path}.jsonl.gz"
-    if packed.exists():
-        with gzip.open(packed, "rt", encoding="utf-8") as file:
-            yield from map(json.loads, file)
-    else:
-        with plain.open(encoding="utf-8") as file:
-            yield from map(json.loads, file)
+__all__ = ["Case", "case", "ddl_event", "lines", "same_images"]
 
 
 def _value(column: Column, text: Any) -> Value:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from tests.golden_folder import lines, names
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.mounter import Entry
 from tidegate.tidb.table_info import table_schema
 
-ROWS = Path(__file__).parent.parent / "golden" / "rows"
-CASES = sorted(path.name.removesuffix(".jsonl.gz") for path in ROWS.glob("*.jsonl.gz"))
+CASES = names("rows")
 
 
 class GoldenRow(NamedTuple):
@@ -40,12 +37,10 @@ class OneTable:
 @cache
 def golden_rows(case: str) -> list[GoldenRow]:
     """The mounted row changes of one case, in commit order."""
-    with gzip.open(ROWS / f"{case}.jsonl.gz", "rt", encoding="utf-8") as file:
-        records = [json.loads(line) for line in file]
     infos: dict[int, list[tuple[int, dict[str, Any]]]] = {}
     tables: dict[tuple[int, int], TableSchema] = {}
     rows = []
-    for record in records:
+    for record in lines(f"rows/{case}"):
         match record["kind"]:
             case "table_info":
                 infos.setdefault(record["table_info"]["id"], []).append(

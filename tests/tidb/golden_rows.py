@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.codec.golden import GOLDEN, lines
+from tests.golden_folder import lines, names
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, TableSchema
 from tidegate.tidb.table_info import table_schema
@@ -26,13 +25,13 @@ class Change(NamedTuple):
 
 def case_names() -> list[str]:
     """All row cases."""
-    return sorted(Path(path).name.removesuffix(".jsonl.gz") for path in (GOLDEN / "rows").glob("*.jsonl.gz"))
+    return names("rows")
 
 
-def tables(name: str) -> Iterator[tuple[TableSchema, dict[str, Any]]]:
-    """Every table version of a case, with TiCDC's view of it."""
+def tables(name: str, *, ours: bool = False) -> Iterator[tuple[TableSchema, dict[str, Any]]]:
+    """Every table version of a case, with TiCDC's view of it. `ours`: from `tests/golden` in any case."""
     infos: dict[int, list[tuple[int, dict[str, Any]]]] = {}
-    for record in lines(f"rows/{name}"):
+    for record in lines(f"rows/{name}", ours=ours):
         if record["kind"] == "table_info":
             info = record["table_info"]
             infos.setdefault(info["id"], []).append((record["commit_ts"], info))
@@ -41,10 +40,10 @@ def tables(name: str) -> Iterator[tuple[TableSchema, dict[str, Any]]]:
             yield table_schema(record["schema"], known[-1], record["version"]), record
 
 
-def changes(name: str) -> Iterator[Change]:
+def changes(name: str, *, ours: bool = False) -> Iterator[Change]:
     """Every row change of a case that TiCDC mounted."""
-    schemas = {(table.id, table.version): table for table, _ in tables(name)}
-    for record in lines(f"rows/{name}"):
+    schemas = {(table.id, table.version): table for table, _ in tables(name, ours=ours)}
+    for record in lines(f"rows/{name}", ours=ours):
         if record["kind"] == "kv" and record["is"] == "row" and record["mounted"]:
             mounted = record["mounted"]
             yield Change(

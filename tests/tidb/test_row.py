@@ -59,6 +59,14 @@ def test_the_checksum_covers_row_and_handle() -> None:
     assert checksum.value == zlib.crc32(plain[:-4] + b"h")
 
 
+def test_bytes_after_the_last_column_are_no_row() -> None:
+    """A checksum whose flag was lost does not pass as a row without one."""
+    sealed = bytearray(row.encode_v2([(1, Kind.INT, 5)], b"h"))
+    sealed[1] &= ~row.CHECKSUM
+    with pytest.raises(Undecodable, match="after its last column"):
+        row.split(bytes(sealed))
+
+
 def test_an_empty_old_row_has_no_columns() -> None:
     assert row.split(b"\0").cells == {}
     assert row.encode_v1([]) == b"\0"

@@ -6,14 +6,13 @@ from buffers that end right before a page that nobody may touch.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import multiprocessing
 import random
 from multiprocessing.connection import Connection
 
 import numpy as np
 
+from tests.guarded import Guarded
 from tests.mounter.golden_rows import CASES, GoldenRow, golden_rows
 from tidegate.errors import Undecodable
 from tidegate.kernel import address, buffer
@@ -24,27 +23,7 @@ from tidegate.mounter.mounter import mount_row
 from tidegate.mounter.rows import stored_of
 from tidegate.tidb import row_kernels, value
 
-PAGE = mmap.PAGESIZE
 Images = tuple[str | None, str | None]
-
-
-class Guarded:
-    """A copy of bytes whose end is the end of readable memory."""
-
-    def __init__(self, data: bytes) -> None:
-        size = -(-max(len(data), 1) // PAGE) * PAGE
-        self._map = mmap.mmap(-1, size + PAGE)
-        anchor = ctypes.c_char.from_buffer(self._map)
-        base = ctypes.addressof(anchor)
-        del anchor
-        protect = ctypes.CDLL(None).mprotect
-        protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        assert protect(base + size, PAGE, 0) == 0
-        self.address = base + size - len(data)
-        ctypes.memmove(self.address, data, len(data))
-
-    def close(self) -> None:
-        self._map.close()
 
 
 def decode_one(row: GoldenRow) -> tuple[int, Images]:

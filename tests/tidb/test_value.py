@@ -10,8 +10,8 @@ from tidegate.model.schema import Column, Kind
 from tidegate.tidb import value
 from tidegate.tidb.types import temporal
 
-TIME, _ = next(iter(tables("types_times")))
-STAMPS, _ = next(iter(tables("types_timestamps")))
+TIME, _ = next(iter(tables("types_times", ours=True)))
+STAMPS, _ = next(iter(tables("types_timestamps", ours=True)))
 
 
 def column(kind: Kind, **changes: object) -> Column:

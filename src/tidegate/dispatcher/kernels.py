@@ -25,12 +25,12 @@ from tidegate.kernel import (
     load_i32,
     load_i64,
     load_u8,
-    load_u64,
     store_u8,
     store_u32,
 )
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.model.slots import DELETE, NULL, UPDATE, Image, RowBlock
+from tidegate.tidb.crc_kernels import FULL, crc_bytes
 from tidegate.tidb.float_kernels import FIXED_TEXT, put_double_fixed, put_float_fixed
 from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS, put_json
 from tidegate.tidb.kernels import (
@@ -57,49 +57,6 @@ _FORMS: Final = {
 }  # fmt: skip
 COLUMN_WORDS: Final = 6
 """Words of a hashed column: position, form, fsp, register after its name, hash of its NULL, unused."""
-_FULL: Final = 0xFFFFFFFF
-
-
-def _tables() -> npt.NDArray[np.uint32]:
-    """Slice-by-8 tables of the reflected polynomial 0xEDB88320, one after the other."""
-    first = np.zeros(256, dtype=np.uint32)
-    for i in range(256):
-        word = i
-        for _ in range(8):
-            word = (word >> 1) ^ (0xEDB88320 if word & 1 else 0)
-        first[i] = word
-    tables = [first]
-    for _ in range(7):
-        tables.append(first[tables[-1] & 0xFF] ^ (tables[-1] >> np.uint32(8)))
-    return np.concatenate(tables)
-
-
-_CRC: Final = _tables()
-
-
-@inline
-def crc_bytes(register: int, addr: int, size: int) -> int:
-    """The CRC register after `size` more bytes; reads nothing beyond them."""
-    end = addr + size
-    while addr + 8 <= end:
-        word = load_u64(addr)
-        low = (I64(word) & 0xFFFFFFFF) ^ register
-        high = I64(word >> U64(32))
-        register = (
-            I64(_CRC[1792 + (low & 0xFF)])
-            ^ I64(_CRC[1536 + ((low >> 8) & 0xFF)])
-            ^ I64(_CRC[1280 + ((low >> 16) & 0xFF)])
-            ^ I64(_CRC[1024 + (low >> 24)])
-            ^ I64(_CRC[768 + (high & 0xFF)])
-            ^ I64(_CRC[512 + ((high >> 8) & 0xFF)])
-            ^ I64(_CRC[256 + ((high >> 16) & 0xFF)])
-            ^ I64(_CRC[high >> 24])
-        )
-        addr += 8
-    while addr < end:
-        register = (register >> 8) ^ I64(_CRC[(register ^ I64(load_u8(addr))) & 0xFF])
-        addr += 1
-    return register
 
 
 @inline
@@ -151,7 +108,7 @@ def hash_rows(
                 end = put_text(scratch, form, load_i64(entry + 16), start, size, stack)
                 start = scratch
                 size = end - scratch
-            state ^= crc_bytes(load_i64(entry + 24), start, size) ^ _FULL
+            state ^= crc_bytes(load_i64(entry + 24), start, size) ^ FULL
         store_u32(out + 4 * row, state)
     return n
 
@@ -260,7 +217,7 @@ def _plan(table: TableSchema, columns: tuple[int, ...]) -> npt.NDArray[np.int64]
         lines = []
         for i in columns:
             column, name = table.columns[i], table.columns[i].name.encode()
-            register = crc32(name) ^ _FULL
+            register = crc32(name) ^ FULL
             lines.append([i, _FORMS[column.kind], max(column.decimal, 0), register, crc32(name + b"null"), 0])
         plans[columns] = np.array(lines, dtype=np.int64)
     return plans[columns]

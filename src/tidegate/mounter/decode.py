@@ -204,13 +204,13 @@ def columns_of(block: pa.RecordBatch) -> BlockColumns:
     n = block.num_rows
     tables, handles = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     lengths = np.empty(n, dtype=np.int32)
-    ends, data = _binary(block, "key")
+    ends, data = binary_of(block, "key")
     row_kernels.parse_keys(n, ends, data, address(tables), address(handles), address(lengths))
     commit_ts, start_ts = (block.column(name).to_numpy() for name in ("commit_ts", "start_ts"))
     return BlockColumns(block, tables, handles, lengths, commit_ts, start_ts)
 
 
-def _binary(block: pa.RecordBatch, name: str) -> tuple[int, int]:
+def binary_of(block: pa.RecordBatch, name: str) -> tuple[int, int]:
     """Addresses of a binary column's offsets and bytes, slices respected."""
     column = block.column(name)
     _, ends, data = column.buffers()
@@ -314,11 +314,11 @@ def arguments(
     return (
         len(rows),
         address(rows),
-        *_binary(block, "key"),
+        *binary_of(block, "key"),
         address(columns.handles),
         _bytes(block, "op"),
-        *_binary(block, "value"),
-        *_binary(block, "old_value"),
+        *binary_of(block, "value"),
+        *binary_of(block, "old_value"),
         address(plan.lines),
         len(plan.lines),
         plan.datums,

@@ -20,7 +20,7 @@ from tidegate.tidb.types import string
 def decode(
     table: TableSchema, key: keys.RecordKey, data: bytes, time_zone: tzinfo = UTC
 ) -> tuple[Value, ...]:
-    """The plain values of a row, aligned with `table.columns`; errors name table and column."""
+    """The plain values of a row, aligned with `table.columns`; errors name table, column and offset."""
     where = table.name
     try:
         fields = row.split(data)
@@ -28,6 +28,8 @@ def decode(
         out: list[Value] = []
         for at, column in enumerate(table.columns):
             where = f"{table.name}.{column.name}"
+            if column.id in fields.starts:
+                where += f", byte {fields.starts[column.id]} of the row"
             out.append(_cell(fields, in_key, at, column, time_zone))
         return tuple(out)
     except Undecodable as error:

@@ -31,7 +31,7 @@ Stored = int | float | bytes | None
 V2: Final = 0x80
 LARGE: Final = 1
 CHECKSUM: Final = 2
-_EXTRA_CHECKSUM: Final = 8
+EXTRA_CHECKSUM: Final = 8
 _KNOWN_CHECKSUMS: Final = 3
 _MAX_COLUMNS: Final = 65_535
 
@@ -57,6 +57,8 @@ class Fields:
     """The columns of one row value, by column id: bytes (v2), a datum (v1), or None for NULL."""
 
     cells: dict[int, bytes | Datum | None]
+    starts: dict[int, int]
+    """Where in the row value the bytes (v1: the datum) of a column begin."""
     checksum: Checksum | None
 
     def stored(self, column_id: int, kind: Kind) -> Stored:
@@ -91,20 +93,28 @@ def _split_v2(value: bytes) -> Fields:
     ids = struct.unpack_from(f"<{filled + nulls}{'I' if flags & LARGE else 'B'}", value, 6)
     ends = struct.unpack_from(f"<{filled}{'I' if flags & LARGE else 'H'}", value, offsets_at)
     cells: dict[int, bytes | Datum | None] = {}
+    starts: dict[int, int] = {}
     start = 0
     for column_id, end in zip(ids, ends, strict=False):
         if end < start or data_at + end > len(value):
             raise Undecodable("a row value has bad offsets", why=f"column {column_id} ends at {end}")
         cells[column_id] = value[data_at + start : data_at + end]
+        starts[column_id] = data_at + start
         start = end
     cells.update(dict.fromkeys(ids[filled:], None))
     if len(cells) != filled + nulls:
         raise Undecodable("a row value names a column twice")
-    return Fields(cells, _read_checksum(value[data_at + start :]) if flags & CHECKSUM else None)
+    tail = value[data_at + start :]
+    if tail and not flags & CHECKSUM:
+        # TiDB writes nothing there; a checksum whose flag was lost must not pass as a row without one.
+        raise Undecodable(
+            "a row value has bytes after its last column", why=f"{len(tail)} at {data_at + start}"
+        )
+    return Fields(cells, starts, _read_checksum(tail) if flags & CHECKSUM else None)
 
 
 def _read_checksum(tail: bytes) -> Checksum:
-    if len(tail) not in (5, 9) or (len(tail) == 9) != bool(tail[0] & _EXTRA_CHECKSUM):
+    if len(tail) not in (5, 9) or (len(tail) == 9) != bool(tail[0] & EXTRA_CHECKSUM):
         raise Undecodable("a row's checksum is cut", why=f"{len(tail)} bytes")
     version = tail[0] & 7
     if version >= _KNOWN_CHECKSUMS:
@@ -115,6 +125,7 @@ def _read_checksum(tail: bytes) -> Checksum:
 
 def _split_v1(value: bytes) -> Fields:
     cells: dict[int, bytes | Datum | None] = {}
+    starts: dict[int, int] = {}
     at = 1 if value == b"\0" else 0
     while at < len(value):
         column_id, at = read_datum(value, at)
@@ -123,9 +134,10 @@ def _split_v1(value: bytes) -> Fields:
                 "an old row lacks a column id",
                 why=f"a datum {column_id.flag.name} instead",
             )
+        starts[column_id.value] = at
         cell, at = read_datum(value, at)
         cells[column_id.value] = None if cell.flag is Flag.NULL else cell
-    return Fields(cells, None)
+    return Fields(cells, starts, None)
 
 
 def from_bytes(data: bytes, kind: Kind) -> Stored:

@@ -551,8 +551,13 @@ def put_missing(entry: int, plan: int, columns: int, context: int, a: int, l: in
 
 
 @inline
-def checksum_ok(tail: int, size: int) -> bool:
-    """Whether the bytes after a row's data are a checksum of a known version; its value is not compared."""
+def tail_ok(flags: int, tail: int, size: int) -> bool:
+    """Whether what follows a row's data is a checksum of a known version, or nothing if it has none.
+
+    The checksum's value is not compared: that is for `checksum_kernels`.
+    """
+    if flags & 2 == 0:
+        return size == 0
     if size != 5 and size != 9:
         return False
     head = I64(load_u8(tail))
@@ -647,7 +652,7 @@ def decode_v2(
             code = put_missing(entry, plan, columns, context, a, l)
             if code != 0:
                 return fault(code, 0)
-    if flags & 2 and not checksum_ok(data + start, room - start):
+    if not tail_ok(flags, data + start, room - start):
         return fault(CHECKSUM_FAULT, data + start - value)
     if strangers > 0 and not lists_apart(ids, filled, null_ids, nulls, large):
         return fault(ORDER_FAULT, 6)

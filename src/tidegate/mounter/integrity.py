@@ -1,0 +1,162 @@
+"""Row integrity: mounted rows against the checksums they carry (facts 5.4).
+
+`verify` runs one kernel over the raw bytes of a group of mounted rows; rows with a sum over columns (version
+0) are compared from their slots. The few that do not match go through the plain `tidb.checksum`, which says
+what exactly differs. What becomes of them is the caller's affair. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.kernel import address, buffer
+from tidegate.model.schema import TableSchema
+from tidegate.model.slots import Image, RowBlock
+from tidegate.mounter.decode import binary_of
+from tidegate.tidb import checksum, checksum_kernels, keys
+from tidegate.tidb.checksum import Check, Outcome
+from tidegate.tidb.checksum_kernels import BY_COLUMNS, FORMS, OUTCOMES
+from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.kernels import DECIMAL_TEXT, SLACK
+from tidegate.tidb.value import fsp
+
+Int64s = npt.NDArray[np.int64]
+IMAGES: Final = ("new", "old")
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """An image of a row that is not what its checksum says, with everything one needs to look into it."""
+
+    position: int
+    """Row number in the block."""
+    table: str
+    handle: str
+    """The integer handle, or the hex bytes of a clustered key."""
+    commit_ts: int
+    image: str
+    """`new` or `old`."""
+    check: Check
+    key: bytes
+    value: bytes
+    old_value: bytes
+
+    def render(self) -> str:
+        """In one line, for logs and errors; holds no row values."""
+        found = self.check
+        return (
+            f"the {self.image} value of {self.table} handle {self.handle} at commit ts {self.commit_ts} "
+            f"carries checksum {found.expected} (version {found.version}), its bytes give {found.found}"
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Images (an update has two) by what their comparison said."""
+
+    matched: int = 0
+    unchecked: int = 0
+    """Without a checksum: old row format, or written while TiDB's switch was off."""
+    excused: int = 0
+    """Old values of version 0 that differ, as they may after a column came or went."""
+    mismatched: int = 0
+
+
+def verify(block: pa.RecordBatch, group: RowBlock, tally: Tally) -> list[Mismatch]:
+    """Compare every image of `group`, rows of `block` as `mount` gave them; counts into `tally`."""
+    n = len(group)
+    outcomes, carried = np.zeros((n, 2), dtype=np.uint8), np.empty((n, 2, 2), dtype=np.uint32)
+    counts = np.zeros(OUTCOMES, dtype=np.int64)
+    ops = np.ascontiguousarray(group.op)
+    rows = np.ascontiguousarray(group.position)
+    odd = checksum_kernels.check_raw(
+        *(n, address(rows), address(ops)),
+        *binary_of(block, "key"),
+        *binary_of(block, "value"),
+        *binary_of(block, "old_value"),
+        *(address(outcomes), address(carried), address(counts)),
+    )
+    tally.matched += int(counts[Outcome.MATCHED])
+    tally.unchecked += int(counts[Outcome.UNCHECKED])
+    if not odd:
+        return []
+    if counts[BY_COLUMNS]:
+        _compare_columns(group, outcomes, carried, tally)
+    found = list(_mismatches(block, group, outcomes))
+    tally.mismatched += len(found)
+    return found
+
+
+def _compare_columns(
+    group: RowBlock, outcomes: npt.NDArray[np.uint8], carried: npt.NDArray[np.uint32], tally: Tally
+) -> None:
+    """Settle the images that carry a sum over columns."""
+    for at, image in enumerate((group.new, group.old)):
+        rows = np.flatnonzero(outcomes[:, at] == BY_COLUMNS)
+        sums = column_sums(group.table, image, rows)
+        matched = (sums == carried[rows, at, 0]) | (sums == carried[rows, at, 1])
+        otherwise = Outcome.MISMATCHED if at == 0 else Outcome.EXCUSED
+        outcomes[rows, at] = np.where(matched, Outcome.MATCHED, otherwise)
+        tally.matched += int(matched.sum())
+        tally.excused += int((~matched).sum()) if at else 0
+
+
+def _mismatches(
+    block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8]
+) -> Iterator[Mismatch]:
+    for i, at in np.argwhere(outcomes == Outcome.MISMATCHED).tolist():
+        row = int(group.position[i])
+        entry: dict[str, Any] = block.slice(row, 1).to_pylist()[0]
+        key, values = entry["key"], (entry["value"], entry["old_value"])
+        handle = keys.parse_record(key)
+        yield Mismatch(
+            position=row,
+            table=group.table.name,
+            handle=str(handle.int_handle) if handle.is_int else handle.handle.hex(),
+            commit_ts=int(group.commit_ts[i]),
+            image=IMAGES[at],
+            check=checksum.check(group.table, key, values[at], old=bool(at)),
+            key=key,
+            value=values[0],
+            old_value=values[1],
+        )
+
+
+# --- sums over columns ----------------------------------------------------------------------------------
+
+_plans: WeakKeyDictionary[TableSchema, Int64s] = WeakKeyDictionary()
+
+
+def _plan(table: TableSchema) -> Int64s:
+    if table not in _plans:
+        ordered = sorted(enumerate(table.columns), key=lambda pair: pair[1].id)
+        lines = [[at, FORMS[column.kind], fsp(column)] for at, column in ordered]
+        _plans[table] = np.array(lines, dtype=np.int64).reshape(-1, checksum_kernels.SUM_WORDS)
+    return _plans[table]
+
+
+def column_sums(table: TableSchema, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
+    """The columns' sum (`checksum.column_sum`) of the rows numbered in `rows`, from their slots: uint32[n].
+
+    It is what messages carry, whatever version the row has.
+    """
+    out = np.empty(len(rows), dtype=np.uint32)
+    if not len(rows):
+        return out
+    rows = np.ascontiguousarray(rows, dtype=np.int64)
+    longest = max(int(image.l[rows, : len(table.columns)].max(initial=0)), 0)
+    scratch = buffer(longest * JSON_GROWTH + DECIMAL_TEXT + SLACK)
+    stack = np.empty(STACK_WORDS, dtype=np.int64)
+    plan = _plan(table)
+    checksum_kernels.column_sums(
+        *(len(rows), address(rows), address(image.a), address(image.l), image.a.shape[1]),
+        *(address(plan), len(plan), address(scratch), address(stack), address(out)),
+    )
+    return out

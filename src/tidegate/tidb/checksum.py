@@ -1,0 +1,124 @@
+"""Row checksums (facts 5): what TiDB adds to a row of format v2, computed and compared. Pure.
+
+    version 0  CRC-32 over the columns' values in the order of their ids: `column_sum`
+    version 1  CRC-32 over the row up to and with the checksum's header byte, then the whole record key
+    version 2  the same, then only the handle, so that a restore under another table id keeps it valid
+
+A value has a second sum (`extra`) only in version 0, while a schema change is in flight: the first is of the
+columns to come, the second of those still public; one of them must match. An *old* value of version 0 may
+have been written before a column came or went, so a difference there says nothing. Rows of format v1 and rows
+written with the switch off carry no checksum and pass unchecked. What messages carry is always `column_sum`.
+
+The plain twin of `checksum_kernels`. Source: TiDB `pkg/util/rowcodec/{common,row}.go`, TiCDC
+`cdc/entry/mounter.go`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+from zlib import crc32
+
+from tidegate.errors import InvalidInput
+from tidegate.model.row import Value
+from tidegate.model.schema import Kind, TableSchema
+from tidegate.tidb import keys, record, row
+from tidegate.tidb.types import vector
+
+_HANDLE_AT: Final = 11
+_WORDS: Final = frozenset({Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT})
+_WORD: Final = (1 << 64) - 1
+
+
+class Outcome(IntEnum):
+    """What a comparison said about one image of a row."""
+
+    NO_IMAGE = 0
+    UNCHECKED = 1
+    """It carries no checksum."""
+    MATCHED = 2
+    EXCUSED = 3
+    """An old value of version 0 that differs: its columns may have changed since."""
+    MISMATCHED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One image compared: its version (-1: no checksum), the sum it carries and the sum that was found."""
+
+    outcome: Outcome
+    version: int = -1
+    expected: int = 0
+    found: int = 0
+
+
+def check(table: TableSchema, key: bytes, data: bytes, *, old: bool = False) -> Check:
+    """Compare the row value `data` under the record key `key`; raises Undecodable where decoding would."""
+    carried = row.split(data).checksum
+    if carried is None:
+        return Check(Outcome.UNCHECKED)
+    if carried.version > 0:
+        sums = 4 if carried.extra is None else 8
+        found = raw_sum(data[:-sums], key, carried.version)
+        matched = found == carried.value
+        return Check(_outcome(matched), carried.version, carried.value, found)
+    found = column_sum(table, record.decode(table, keys.parse_record(key), data))
+    matched = found in (carried.value, carried.extra)
+    outcome = Outcome.EXCUSED if old and not matched else _outcome(matched)
+    return Check(outcome, 0, carried.value, found)
+
+
+def _outcome(matched: bool) -> Outcome:
+    return Outcome.MATCHED if matched else Outcome.MISMATCHED
+
+
+def raw_sum(covered: bytes, key: bytes, version: int) -> int:
+    """The sum of version 1 or 2: of a row up to and with its checksum's header, under its record key."""
+    return crc32(key if version == 1 else key[_HANDLE_AT:], crc32(covered))
+
+
+def column_sum(table: TableSchema, values: Sequence[Value]) -> int:
+    """The columns' sum of a row: plain values aligned with `table.columns`, TIMESTAMP texts in UTC."""
+    ordered = sorted(zip(table.columns, values, strict=True), key=lambda pair: pair[0].id)
+    register = 0
+    for column, value in ordered:
+        register = crc32(column_bytes(column.kind, value), register)
+    return register
+
+
+def column_bytes(kind: Kind, value: Value) -> bytes:
+    """What a column adds to the columns' sum; NULL adds nothing."""
+    match value:
+        case None:
+            return b""
+        case int() if kind in _WORDS:
+            return struct.pack("<Q", value & _WORD)
+        case int() | float() if kind in (Kind.FLOAT, Kind.DOUBLE):
+            return struct.pack("<d", value if math.isfinite(value) else 0.0)
+        case str() if kind is Kind.VECTOR:
+            return vector.encode(value)
+        case str() | bytes():
+            text = value.encode() if isinstance(value, str) else value
+            return len(text).to_bytes(4, "little") + text
+    raise InvalidInput(f"a {kind.name} column cannot hold {value!r}")
+
+
+def sealed(value: bytes, key: bytes, version: int = 2, sums: Sequence[int] = ()) -> bytes:
+    """A v2 row value without checksum, with one: version 1 or 2 by `key`, or 0 with the given `sums`.
+
+    `sums` of version 0: the columns' sum, and while a schema change is in flight the one of the columns
+    before it.
+    """
+    if not value or value[0] != row.V2 or value[1] & row.CHECKSUM:
+        raise InvalidInput("only a row of format v2 that has no checksum can be given one")
+    if version not in (0, 1, 2) or (len(sums) not in (1, 2) if version == 0 else sums):
+        raise InvalidInput(f"a checksum of version {version} with {len(sums)} column sums does not exist")
+    header = version | (row.EXTRA_CHECKSUM if len(sums) == 2 else 0)
+    body = bytes([value[0], value[1] | row.CHECKSUM]) + value[2:] + bytes([header])
+    if version:
+        sums = [raw_sum(body, key, version)]
+    return body + b"".join(one.to_bytes(4, "little") for one in sums)

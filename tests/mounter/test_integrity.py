@@ -1,0 +1,206 @@
+"""Verifying whole blocks: kernels agree with the plain checksum, damage is found, clean rows pass."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.golden_folder import count
+from tests.mounter.golden_rows import CASES, GoldenRow, block_of, golden_rows, store_of
+from tidegate.errors import Undecodable
+from tidegate.model.block import DELETE
+from tidegate.model.slots import DELETE as DELETED
+from tidegate.model.slots import INSERT, RowBlock
+from tidegate.mounter.decode import MountOptions, mount
+from tidegate.mounter.integrity import IMAGES, Mismatch, Tally, column_sums, verify
+from tidegate.mounter.mounter import Entry
+from tidegate.mounter.rows import rows_of
+from tidegate.tidb import checksum, row
+from tidegate.tidb.checksum import Outcome
+
+ALL = MountOptions(force_replicate=True)
+SEALED = ("checksum_ints_unsigned", "checksum_times", "random_ck_00", "key_common_three", "key_int_signed")
+
+
+def verified(rows: list[GoldenRow]) -> tuple[list[Mismatch], Tally, pa.RecordBatch, list[RowBlock]]:
+    block, tally = block_of([row.entry for row in rows]), Tally()
+    groups, _ = mount(block, store_of(rows), ALL)
+    return [one for group in groups for one in verify(block, group, tally)], tally, block, groups
+
+
+def plainly(rows: list[GoldenRow], groups: list[RowBlock]) -> list[tuple[int, str, checksum.Check]]:
+    """What the plain twin says of each image of the rows that were mounted."""
+    found = []
+    for at in sorted(int(at) for group in groups for at in group.position):
+        entry, table = rows[at].entry, rows[at].table
+        for image, data in zip(IMAGES, (entry.value, entry.old_value), strict=True):
+            if data and not (image == "new" and entry.op == DELETE):
+                found.append((at, image, checksum.check(table, entry.key, data, old=image == "old")))
+    return found
+
+
+def assert_as_plain(rows: list[GoldenRow]) -> Tally:
+    found, tally, _, groups = verified(rows)
+    plain = plainly(rows, groups)
+    accused = [one for one in plain if one[2].outcome is Outcome.MISMATCHED]
+    assert sorted((m.position, m.image, m.check) for m in found) == sorted(accused)
+    outcomes = [check.outcome for _, _, check in plain]
+    assert (tally.matched, tally.unchecked, tally.excused, tally.mismatched) == tuple(
+        outcomes.count(one)
+        for one in (Outcome.MATCHED, Outcome.UNCHECKED, Outcome.EXCUSED, Outcome.MISMATCHED)
+    )
+    return tally
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("case", CASES)
+def test_golden_blocks_match_and_give_ticdcs_sums(case: str) -> None:
+    rows = golden_rows(case)
+    found, tally, _, groups = verified(rows)
+    assert found == []
+    assert tally.excused == 0
+    for group in groups:
+        every = np.arange(len(group))
+        images = (
+            (group.new, "current", "values", group.op != DELETED),
+            (group.old, "previous", "pre_values", group.op != INSERT),
+        )
+        for image, member, values, has in images:
+            for i, found_sum in zip(
+                every[has], column_sums(group.table, image, every[has]).tolist(), strict=True
+            ):
+                golden = rows[int(group.position[i])]
+                theirs = golden.mounted.get("checksum")
+                if theirs and theirs[member]:
+                    assert found_sum == theirs[member], golden.entry
+                    count("rows", "row images, checksum of columns by kernel")
+                assert golden.mounted[values] is not None
+
+
+def resealed(golden: GoldenRow, rng: random.Random) -> GoldenRow:
+    """A row with new checksums of any version, one in eight wrong, some taken away."""
+    entry, table = golden.entry, golden.table
+    parts: list[bytes] = []
+    for data in (entry.value, entry.old_value):
+        version = rng.choice([-1, 0, 0, 1, 2, 2])
+        if not data or data[0] != row.V2:
+            parts.append(data)
+            continue
+        carried = row.split(data).checksum
+        bare = data
+        if carried is not None:
+            size = 5 if carried.extra is None else 9
+            bare = bytes([data[0], data[1] & ~row.CHECKSUM]) + data[2:-size]
+        if version < 0:
+            parts.append(bare)
+            continue
+        sums: list[int] = []
+        if version == 0:
+            probe = checksum.sealed(bare, entry.key, 0, [0])
+            right = checksum.check(table, entry.key, probe).found
+            sums = rng.choice([[right], [right, 7], [7, right]])
+        made = bytearray(checksum.sealed(bare, entry.key, version, sums))
+        if rng.randrange(8) == 0:
+            made[-1] ^= 1 << rng.randrange(8)
+        parts.append(bytes(made))
+    return golden._replace(entry=entry._replace(value=parts[0], old_value=parts[1]))
+
+
+@given(st.randoms(use_true_random=False), st.sampled_from(CASES))
+@settings(max_examples=60, deadline=None)
+def test_kernels_judge_rows_of_every_version_as_the_plain_twin_does(rng: random.Random, case: str) -> None:
+    rows = golden_rows(case)
+    assert_as_plain([resealed(golden, rng) for golden in rng.sample(rows, min(len(rows), 30))])
+
+
+def corrupted(golden: GoldenRow, rows: list[GoldenRow], rng: random.Random) -> GoldenRow:
+    """One bit of the value flipped, or another row's value in its place."""
+    data = bytearray(golden.entry.value)
+    if rng.randrange(4):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    else:
+        data = bytearray(rng.choice([r for r in rows if r.entry.value and r.entry.key != golden.entry.key])
+                         .entry.value)  # fmt: skip
+    return golden._replace(entry=golden.entry._replace(value=bytes(data)))
+
+
+def planted(number: int, rng: random.Random) -> Iterator[tuple[list[GoldenRow], set[int]]]:
+    """Blocks of recorded rows with checksums, some damaged; which ones."""
+    clean = {case: [seal(r) for r in golden_rows(case) if r.entry.value and r.entry.value[0] == row.V2]
+             for case in SEALED}  # fmt: skip
+    while number > 0:
+        rows = list(clean[rng.choice(SEALED)])
+        chosen = set(rng.sample(range(len(rows)), min(number, max(len(rows) // 8, 1))))
+        yield [corrupted(r, rows, rng) if i in chosen else r for i, r in enumerate(rows)], chosen
+        number -= len(chosen)
+
+
+def seal(golden: GoldenRow) -> GoldenRow:
+    entry = golden.entry
+    value = entry.value
+    if not value[1] & row.CHECKSUM:
+        value = checksum.sealed(value, entry.key)
+    return golden._replace(entry=entry._replace(value=value, old_value=b""))
+
+
+def found_in(rows: list[GoldenRow]) -> set[int]:
+    """Rows accused by decoding or by their checksum."""
+    block, tally = block_of([row.entry for row in rows]), Tally()
+    groups, bad = mount(block, store_of(rows), ALL)
+    accused = {one.position for one in bad}
+    return accused | {one.position for group in groups for one in verify(block, group, tally)}
+
+
+def test_planted_corruptions_are_all_found_and_nothing_else() -> None:
+    rng, seen = random.Random(5), 0
+    for rows, chosen in planted(2000, rng):
+        assert found_in(rows) == chosen
+        seen += len(chosen)
+    assert seen >= 2000
+
+
+def test_a_mismatch_names_table_handle_and_both_sums() -> None:
+    rows = [seal(r) for r in golden_rows("key_common_three") if r.entry.value]
+    entry = rows[3].entry
+    rows[3] = rows[3]._replace(entry=entry._replace(value=entry.value[:-1] + bytes([entry.value[-1] ^ 1])))
+    (found,), tally, _, _ = verified(rows)
+    assert (found.position, found.image, tally.mismatched) == (3, "new", 1)
+    assert found.key == entry.key
+    assert found.handle == entry.key[11:].hex()
+    text = found.render()
+    for part in (rows[3].table.name, found.handle, str(entry.commit_ts), str(found.check.expected),
+                 str(found.check.found), "version 2"):  # fmt: skip
+        assert part in text
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"\x80\x02", b"\x80\x03", b"\x80"]), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_judged_as_by_the_plain_twin(tail: bytes, head: bytes, other: bool) -> None:
+    """Straight into the kernel, as if mounting had let them pass."""
+    golden = golden_rows("key_int_signed" if other else "key_common_three")[0]
+    data = head + tail
+    entry = Entry(9, 8, 1, golden.entry.key, data, b"")
+    block, tally = block_of([entry]), Tally()
+    group, _ = mount(block_of([golden.entry]), store_of([golden]), ALL)
+    try:
+        plain = checksum.check(golden.table, entry.key, data)
+    except Undecodable:
+        return
+    if plain.version == 0:
+        return
+    found = verify(block, group[0], tally)
+    assert [m.check for m in found] == ([plain] if plain.outcome is Outcome.MISMATCHED else [])
+
+
+def test_old_rows_pass_unchecked() -> None:
+    rows = [golden for golden in golden_rows("rowv1_json") if golden.entry.value[:1] == b"\x08"]
+    found, tally, _, groups = verified(rows)
+    assert found == []
+    assert tally.unchecked >= sum(map(len, groups)) > 0
+    assert [len(rows_of(group)) for group in groups] == [len(group) for group in groups]
