@@ -158,10 +158,25 @@ class SinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityConfig:
-    """`[integrity]`: row checksums."""
+    """`[integrity]`: whether rows are compared with the checksums TiDB wrote, and what a mismatch does.
+
+    TiDB writes them while `tidb_enable_row_level_checksum` is on; rows without one pass unchecked.
+    """
 
     integrity_check_level: str = "none"
+    """none, or correctness: every image of every row that carries a checksum is compared."""
     corruption_handle_level: str = "warn"
+    """warn: the row goes on, counted, and into quarantine; error: and the changefeed stops before it."""
+
+    @property
+    def checks(self) -> bool:
+        """Whether rows are compared."""
+        return self.integrity_check_level == "correctness"
+
+    @property
+    def stops(self) -> bool:
+        """Whether a damaged row stops the changefeed."""
+        return self.checks and self.corruption_handle_level == "error"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,14 @@ status: Final = Gauge(
 rows: Final = Counter("tidegate_sink_rows", "Row changes delivered", FEED, registry=REGISTRY)
 messages: Final = Counter("tidegate_sink_messages", "Messages delivered", FEED, registry=REGISTRY)
 sink_bytes: Final = Counter("tidegate_sink_bytes", "Bytes of messages delivered", FEED, registry=REGISTRY)
+INTEGRITY_OUTCOMES: Final = ("matched", "unchecked", "excused", "mismatched")
+"""What comparing one image of a row with its checksum may say: the fields of `mounter.integrity.Tally`."""
+integrity_images: Final = Counter(
+    "tidegate_integrity_images",
+    "Images of rows by what comparing their checksums said",
+    (*FEED, "outcome"),
+    registry=REGISTRY,
+)
 batch_s: Final = Histogram(
     "tidegate_pipeline_batch_seconds",
     "Duration of a micro-batch",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.config import load_config, parse_sink_uri
+from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.metadata import Grant, grant_key
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
@@ -60,8 +60,11 @@ class RecordedFeed:
                 row = (txn.commit_ts, txn.start_ts, PUT if put else DELETE, mutation.key, mutation.value, old)
                 self.rows.setdefault(table, []).append(row)
 
-    def write(self, incarnation: int = 1, slots: int = 4) -> Path:
-        """The feed files of an incarnation, over an event store filled once; returns spec.json's path."""
+    def write(self, incarnation: int = 1, slots: int = 4, settings: dict[str, Any] | None = None) -> Path:
+        """The feed files of an incarnation, over an event store filled once; returns spec.json's path.
+
+        settings: of the changefeed, as in its file.
+        """
         spans = self._fill()
         (self.feed_dir / "schema.bin").write_bytes(self.schemas.dump())
         ddl_span = span_id(keys.ddl_span())
@@ -74,7 +77,7 @@ class RecordedFeed:
             "namespace": "default",
             "id": self.name,
             "sink_uri": self.sink_uri,
-            "config": load_config(None, uri).to_json(),
+            "config": merge_config(settings or {}, uri).to_json(),
             "token": [1, 1],
             "created_token": [1, 1],
             "incarnation": incarnation,
@@ -98,7 +101,8 @@ class RecordedFeed:
             return spans
         store = EventStore(self.store_dir)
         for table, rows in self.rows.items():
-            span = store.open_span(keys.record_span(table))
+            ddl = table in (keys.DDL_JOB_TABLE_ID, keys.DDL_HISTORY_TABLE_ID)
+            span = store.open_span(keys.ddl_span() if ddl else keys.record_span(table))
             columns = list(zip(*rows, strict=True))
             batch = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
             span.append(pa.RecordBatch.from_arrays(batch, schema=ENTRY_SCHEMA))

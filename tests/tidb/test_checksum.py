@@ -1,5 +1,6 @@
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +124,14 @@ def test_the_sheets_example() -> None:
     parts = [(Kind.INT, 1), (Kind.STRING, b"aa"), (Kind.TIMESTAMP, None)]
     whole = b"".join(checksum.column_bytes(kind, value) for kind, value in parts)  # type: ignore[arg-type]
     assert zlib.crc32(whole) == zlib.crc32(bytes([1, *bytes(7), 2, 0, 0, 0, 0x61, 0x61]))
+
+
+def test_the_pages_example_is_what_the_code_writes() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "integrity.md").read_text()
+    block = page.rpartition("```\n80 02")[2].partition("```")[0]
+    shown = "80 02" + "".join(line[:19] for line in block.splitlines())
+    bare = row.encode_v2([(2, Kind.STRING, b"aa")])
+    assert bytes.fromhex(shown) == checksum.sealed(bare, keys.int_record(5, 1))
 
 
 def test_what_cannot_be_sealed_is_refused() -> None:

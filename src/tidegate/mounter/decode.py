@@ -79,6 +79,8 @@ class Quarantined:
     value: bytes
     old_value: bytes
     why: str
+    table: str = ""
+    """`schema.table` whose row the bytes should be; empty: the key is of no table known at this time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -360,7 +362,7 @@ def _settle(group: RowBlock, faults: Int64s, options: MountOptions, failed: list
             cells += _plain_cells(group, int(i), block, options, pool)
         except Undecodable as error:
             keep[i] = False
-            failed.append(_quarantined(block, row, error.render()))
+            failed.append(_quarantined(block, row, error.render(), group.table.name))
     data, base = pool.finish()
     for image, at, c, a, length in cells:
         points = length != NULL and _FORMS[group.table.columns[c].kind] in _POINTERS
@@ -403,6 +405,6 @@ def _entry(block: pa.RecordBatch, row: int) -> Entry:
     return Entry(*block.slice(row, 1).to_pylist()[0].values())
 
 
-def _quarantined(block: pa.RecordBatch, row: int, why: str) -> Quarantined:
+def _quarantined(block: pa.RecordBatch, row: int, why: str, table: str = "") -> Quarantined:
     entry = _entry(block, row)
-    return Quarantined(row, entry.commit_ts, entry.key, entry.value, entry.old_value, why)
+    return Quarantined(row, entry.commit_ts, entry.key, entry.value, entry.old_value, why, table)

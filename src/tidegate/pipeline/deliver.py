@@ -22,11 +22,13 @@ from typing import IO, Any, Final, Protocol
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
-from tidegate.errors import Retryable
+from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import reader
+from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.message import MessageBlock
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.decode import Quarantined
+from tidegate.mounter.integrity import Mismatch
 from tidegate.pipeline import stages
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.offsets import Range
@@ -37,7 +39,11 @@ from tidegate.sink.quarantine import Quarantine
 TRANSACTION_S: Final = 3.0
 """Well below the broker's transaction timeout."""
 TRANSACTION_BYTES: Final = 64 << 20
-REPORT: Final = "span string, ts long, rows long, messages long, bytes long, quarantined long, lag_ms long"
+REPORT: Final = (
+    "span string, ts long, rows long, messages long, bytes long, quarantined long, "
+    + "".join(f"{name} long, " for name in INTEGRITY_OUTCOMES)
+    + "lag_ms long"
+)
 
 
 @dataclass(slots=True)
@@ -50,6 +56,10 @@ class Report:
     messages: int = 0
     bytes: int = 0
     quarantined: int = 0
+    matched: int = 0
+    unchecked: int = 0
+    excused: int = 0
+    mismatched: int = 0
     lag_ms: int = 0
 
 
@@ -154,7 +164,7 @@ class Worker:
         blocks = reader.read(self.spec.store_dir, one.span, one.after, one.upto)
         for block, next_ts in _with_next(blocks):
             encoded = stages.run(block, schemas, self.plan, self.clock.now_ms())
-            self._set_aside(one.span, encoded.bad)
+            self._set_aside(one.span, encoded)
             batch.add(encoded, report)
             if next_ts > encoded.last_ts:
                 batch.progress(one.span, report, encoded.last_ts)
@@ -162,13 +172,57 @@ class Worker:
                     batch.commit()
         batch.progress(one.span, report, one.upto)
 
-    def _set_aside(self, span: str, bad: tuple[Quarantined, ...]) -> None:
-        """Keep undecodable entries with their bytes, durably, before anything after them goes out."""
-        self.quarantine.append(
-            {"where": {"span": span, "commit_ts": b.commit_ts}, "why": b.why, "key": b.key, "value": b.value}
-            | {"old_value": b.old_value}
-            for b in bad
-        )
+    def _set_aside(self, span: str, encoded: stages.Encoded) -> None:
+        """Keep damaged entries with their bytes, durably, before anything after them goes out.
+
+        Raises Fatal when the feed is to stop at damage: nothing of this block has been sent then.
+        """
+        self.quarantine.append(_undecodable(span, one) for one in encoded.bad)
+        self.quarantine.append(_mismatched(span, one) for one in encoded.damaged)
+        if self.spec.config.integrity.stops:
+            reasons = [one.render() for one in encoded.damaged]
+            reasons += [f"{one.table}: {one.why.splitlines()[0]}" for one in encoded.bad if one.table]
+            if reasons:
+                raise Fatal(
+                    f"[CDC:ErrCorruptedDataMutation]changefeed {self.spec.changefeed} stopped due to "
+                    "corrupted data mutation received",
+                    where=f"span {span}; the rows' bytes are in {self.quarantine.path.name}",
+                    why=reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""),
+                    fix="repair the rows upstream, or pause the changefeed and set "
+                    "corruption-handle-level = 'warn' to let them pass",
+                )
+
+
+def _undecodable(span: str, bad: Quarantined) -> dict[str, Any]:
+    where = {"span": span, "commit_ts": bad.commit_ts} | ({"table": bad.table} if bad.table else {})
+    return {
+        "where": where,
+        "why": bad.why,
+        "key": bad.key,
+        "value": bad.value,
+        "old_value": bad.old_value,
+    }
+
+
+def _mismatched(span: str, bad: Mismatch) -> dict[str, Any]:
+    return {
+        "where": {
+            "span": span,
+            "commit_ts": bad.commit_ts,
+            "table": bad.table,
+            "handle": bad.handle,
+            "image": bad.image,
+        },
+        "why": bad.render(),
+        "checksum": {
+            "version": bad.check.version,
+            "expected": bad.check.expected,
+            "found": bad.check.found,
+        },
+        "key": bad.key,
+        "value": bad.value,
+        "old_value": bad.old_value,
+    }
 
 
 @dataclass(slots=True)
@@ -193,6 +247,8 @@ class Transaction:
         report.bytes += size
         report.messages += sum(len(b) for b in encoded.messages)
         report.quarantined += len(encoded.bad)
+        for name in INTEGRITY_OUTCOMES:
+            setattr(report, name, getattr(report, name) + getattr(encoded.tally, name))
         report.lag_ms = self.worker.clock.now_ms() - physical_ms(encoded.last_ts)
 
     def progress(self, span: str, report: Report, ts: int) -> None:

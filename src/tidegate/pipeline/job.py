@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -34,6 +35,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import ControlClient
+from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.offsets import Offset
@@ -102,7 +104,8 @@ def checkpoint(spec: FeedSpec, reports: list[dict[str, int]], batch_s: float) ->
         "incarnation": spec.incarnation,
         "spans": {report["span"]: report["ts"] for report in reports},
         "stats": {
-            name: sum(r[name] for r in reports) for name in ("rows", "messages", "bytes", "quarantined")
+            name: sum(r[name] for r in reports)
+            for name in ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES)
         }
         | {"batch_ms": round(batch_s * 1000), "lag_ms": max(r["lag_ms"] for r in reports)},
     }
@@ -163,6 +166,18 @@ def hello(spec: FeedSpec) -> dict[str, object]:
     }
 
 
+def rendered(text: str) -> dict[str, str]:
+    """The parts of the error that a task raised, from the trace that Spark made of it; else its end."""
+    found = re.search(
+        r"tidegate\.errors\.\w+: (?P<what>.+)(?:\n  where: (?P<where>.+))?(?:\n  why:   (?P<why>.+))?"
+        r"(?:\n  to do: (?P<fix>.+))?",
+        text,
+    )
+    if found is not None:
+        return {name: part or "" for name, part in found.groupdict().items()}
+    return {"what": "A task of the pipeline failed.", "where": "", "why": text[-4000:], "fix": ""}
+
+
 KINDS = {kind.__name__: kind for kind in (Fatal, Fenced, Retryable)}
 
 
@@ -174,7 +189,7 @@ def failure(spec: FeedSpec, error: Exception) -> dict[str, object]:
     else:
         text = str(error)
         named = next((name for name in KINDS if f"tidegate.errors.{name}" in text), None)
-        parts = {"what": "A task of the pipeline failed.", "where": "", "why": text[-4000:], "fix": ""}
+        parts = rendered(text)
         retry = named != "Fatal"
     return {
         "type": "error",

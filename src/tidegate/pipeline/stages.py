@@ -1,6 +1,6 @@
 """The stages between event store and sink, as pure functions from block to block.
 
-    block of entries -> mount -> split -> dispatch -> encode -> blocks of messages
+    block of entries -> mount -> verify -> split -> dispatch -> encode -> blocks of messages
 
 Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel.
 """
@@ -22,6 +22,7 @@ from tidegate.dispatcher.split import split_block
 from tidegate.model.message import MessageBlock
 from tidegate.model.slots import RowBlock
 from tidegate.mounter.decode import MountOptions, Quarantined, mount
+from tidegate.mounter.integrity import Mismatch, Tally, verify
 from tidegate.mounter.schema_store import SchemaStore
 
 
@@ -34,6 +35,8 @@ class Plan:
     partitions: int
     split_updates: bool
     mount: MountOptions
+    verify: bool
+    """Compare rows with the checksums they carry."""
 
 
 def plan(config: ReplicaConfig, topic: str, partitions: int) -> Plan:
@@ -44,6 +47,7 @@ def plan(config: ReplicaConfig, topic: str, partitions: int) -> Plan:
         partitions=partitions,
         split_updates=not config.sink.kafka_config.output_raw_change_event,
         mount=MountOptions(time_zone=config.tidegate.time_zone),
+        verify=config.integrity.checks,
     )
 
 
@@ -53,6 +57,9 @@ class Encoded:
 
     messages: tuple[MessageBlock, ...]
     bad: tuple[Quarantined, ...]
+    damaged: tuple[Mismatch, ...]
+    """Rows that go on though they are not what their checksum says."""
+    tally: Tally
     rows: int
     last_ts: int
 
@@ -60,8 +67,12 @@ class Encoded:
 def run(block: pa.RecordBatch, schemas: SchemaStore, plan: Plan, build_ms: int) -> Encoded:
     """All stages over one block of entries sorted by commit ts. `build_ms` is canal-json's `ts`."""
     tables, bad = mount(block, schemas, plan.mount)
+    tally, damaged = Tally(), list[Mismatch]()
+    for rows in tables if plan.verify else ():
+        damaged += verify(block, rows, tally)
     messages = tuple(_messages(tables, plan, build_ms))
-    return Encoded(messages, tuple(bad), block.num_rows, block.column(0)[-1].as_py())
+    last_ts = block.column(0)[-1].as_py()
+    return Encoded(messages, tuple(bad), tuple(damaged), tally, block.num_rows, last_ts)
 
 
 def _messages(tables: list[RowBlock], plan: Plan, build_ms: int) -> Iterator[MessageBlock]:

@@ -25,6 +25,11 @@ class Quarantine:
     def __init__(self, path: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self._path, self._limit = path, limit_bytes
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
+
     def append(self, entries: Iterable[Mapping[str, Any]]) -> int:
         """Write entries durably and return how many; values of type bytes become {"base64": ..}.
 

@@ -1,0 +1,181 @@
+"""Row checksums in the pipeline: what is counted, what goes into quarantine, and what stops the feed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.pipeline.control_end import ControlEnd
+from tests.pipeline.recorded import RecordedFeed
+
+from tidegate.errors import Fatal
+from tidegate.model.message import MessageBlock
+from tidegate.pipeline.deliver import Report, Worker
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.job import rendered
+from tidegate.pipeline.offsets import Range
+from tidegate.sink import quarantine
+from tidegate.tidb import checksum, keys, row
+from tidegate.workload.changelog import LogMutation, Txn
+
+BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
+UPTO = 470612974612512768
+URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
+DAMAGED = (3, 70, 400)
+"""Which rows of the log have a bit flipped on their way."""
+
+
+def checked(level: str) -> dict[str, Any]:
+    return {"integrity": {"integrity-check-level": "correctness", "corruption-handle-level": level}}
+
+
+class SealedFeed(RecordedFeed):
+    """The log as a TiDB with the switch on would have written it, and damaged on its way."""
+
+    def __init__(self, folder: Path, sink_uri: str = URI, damaged: tuple[int, ...] = DAMAGED) -> None:
+        self.damaged, self.seen, self.lost = damaged, 0, list[tuple[int, bytes]]()
+        super().__init__(folder, BANK, sink_uri, UPTO)
+
+    def _take(self, txn: Txn) -> None:
+        written = []
+        for m in txn.mutations:
+            table = keys.parse_record(m.key).table_id if keys.is_record(m.key) else 1 << 40
+            if m.op in ("put", "insert") and table < 1 << 40:
+                assert m.value[0] == row.V2
+                m = LogMutation(m.op, m.key, checksum.sealed(m.value, m.key))
+            written.append(m)
+        super()._take(Txn(txn.start_ts, txn.commit_ts, txn.primary, tuple(written), txn.is_base))
+        for m in written:
+            if m.op in ("put", "insert") and m.value[1:2] in (b"\x02", b"\x03") and keys.is_record(m.key):
+                self.seen += 1
+                if self.seen in self.damaged:
+                    self._damage(keys.parse_record(m.key).table_id, m.key)
+
+    def _damage(self, table: int, key: bytes) -> None:
+        rows = self.rows[table]
+        at = max(i for i, one in enumerate(rows) if one[3] == key)
+        ts, start_ts, op, key, value, old = rows[at]
+        rows[at] = (ts, start_ts, op, key, value[:-6] + bytes([value[-6] ^ 4]) + value[-5:], old)
+        self.lost.append((ts, key))
+
+    def worker(self, settings: dict[str, Any], incarnation: int = 1) -> tuple[Worker, Keeper]:
+        spec = FeedSpec.load(self.write(incarnation, settings=settings))
+        keeper = Keeper()
+        return Worker(spec, 3, keeper), keeper
+
+    def ranges(self, after: int = 0, upto: int = 1 << 62) -> list[Range]:
+        spans = Barrier.load(self.feed_dir / "barrier.json").spans
+        return [Range(span, max(ts, after), min(self.last_ts, upto)) for span, ts in spans.items()]
+
+
+class Keeper:
+    """A writer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    @contextmanager
+    def writer(self) -> Iterator[Keeper]:
+        yield self
+
+    def deliver(
+        self, topic: str, blocks: Iterable[MessageBlock], progress_topic: str, progress: Mapping[str, bytes]
+    ) -> None:
+        self.rows += sum(len(block) for block in blocks)
+
+
+def total(reports: list[Report], name: str) -> int:
+    return sum(getattr(report, name) for report in reports)
+
+
+def test_a_warned_feed_goes_on_counts_and_keeps_the_raw_rows(tmp_path: Path) -> None:
+    feed = SealedFeed(tmp_path)
+    worker, keeper = feed.worker(checked("warn"))
+    reports = worker.deliver(feed.ranges())
+    assert total(reports, "mismatched") == len(DAMAGED)
+    assert total(reports, "matched") > 1000
+    assert total(reports, "quarantined") == total(reports, "excused") == 0
+    kept = quarantine.read(feed.feed_dir / "quarantine.jsonl")
+    assert sorted((e["where"]["commit_ts"], e["key"]) for e in kept) == sorted(feed.lost)
+    for entry in kept:
+        found = entry["checksum"]
+        assert found["version"] == 2
+        assert found["expected"] != found["found"]
+        assert found["found"] == checksum.raw_sum(entry["value"][:-4], entry["key"], 2)
+        assert entry["where"]["image"] == "new"
+        handle = keys.parse_record(entry["key"])
+        assert entry["where"]["handle"] == (str(handle.int_handle) if handle.is_int else handle.handle.hex())
+        for part in (entry["where"]["table"], entry["where"]["handle"], str(found["expected"])):
+            assert part in entry["why"]
+    assert keeper.rows == total(reports, "messages") > 0
+
+
+def test_a_feed_that_must_stop_stops_before_the_damaged_block(tmp_path: Path) -> None:
+    feed = SealedFeed(tmp_path)
+    worker, keeper = feed.worker(checked("error"))
+    with pytest.raises(Fatal, match=r"^\[CDC:ErrCorruptedDataMutation\]changefeed default/") as caught:
+        worker.deliver(feed.ranges())
+    assert "carries checksum" in caught.value.why
+    assert "corruption-handle-level = 'warn'" in caught.value.fix
+    assert keeper.rows == 0
+    assert quarantine.read(feed.feed_dir / "quarantine.jsonl") != []
+
+
+def test_an_undecodable_row_stops_such_a_feed_too(tmp_path: Path) -> None:
+    feed = SealedFeed(tmp_path, damaged=())
+    table, rows = next((t, r) for t, r in feed.rows.items() if t < 1 << 40 and r)
+    ts, start_ts, op, key, value, old = rows[0]
+    rows[0] = (ts, start_ts, op, key, value[:7], old)
+    worker, _ = feed.worker(checked("error"))
+    with pytest.raises(Fatal, match="ErrCorruptedDataMutation"):
+        worker.deliver(feed.ranges())
+    (entry,) = quarantine.read(feed.feed_dir / "quarantine.jsonl")
+    assert entry["where"]["table"] in entry["why"]
+    assert keys.parse_record(entry["key"]).table_id == table
+
+
+def test_nothing_is_compared_unless_asked_and_a_paused_feed_can_be_asked(tmp_path: Path) -> None:
+    feed = SealedFeed(tmp_path)
+    middle = sorted(ts for ts, _ in feed.lost)[0]
+    worker, _ = feed.worker({})
+    reports = worker.deliver(feed.ranges(upto=middle))
+    assert (total(reports, "mismatched"), total(reports, "matched")) == (0, 0)
+    worker, _ = feed.worker(checked("warn"), incarnation=2)
+    reports = worker.deliver(feed.ranges(after=middle))
+    later = sum(ts > middle for ts, _ in feed.lost)
+    assert total(reports, "mismatched") == later > 0
+
+
+@pytest.mark.integration
+def test_the_job_tells_the_control_process_why_it_stopped(
+    tmp_path: Path, kafka: str, new_topic: Callable[..., str]
+) -> None:
+    feed = SealedFeed(tmp_path, f"kafka://{kafka}/{new_topic(3)}?protocol=open-protocol")
+    with ControlEnd(feed.folder / "control.sock") as control:
+        with (feed.feed_dir / "log").open("ab") as log:
+            command = [
+                sys.executable,
+                "-m",
+                "tidegate.pipeline.job",
+                str(feed.write(settings=checked("error"))),
+            ]
+            job = subprocess.Popen(command, stdout=log, stderr=log)
+        error = control.wait_message(lambda m: m["type"] == "error")
+        assert job.wait(60) != 0
+    assert error["what"].startswith("[CDC:ErrCorruptedDataMutation]changefeed default/recorded-")
+    assert error["retry"] is False
+    assert "quarantine.jsonl" in error["where"]
+    assert "carries checksum" in error["why"]
+    assert error["fix"].startswith("repair the rows upstream")
+
+
+def test_what_spark_makes_of_an_error_is_taken_apart_again() -> None:
+    error = Fatal("It broke.", where="here", fix="mend it")
+    trace = f"pyspark.errors.PythonException: x\n  File y\ntidegate.errors.Fatal: {error}\n\n\tat org.apache"
+    assert rendered(trace) == {"what": "It broke.", "where": "here", "why": "", "fix": "mend it"}
+    assert rendered("no such thing")["why"] == "no such thing"
