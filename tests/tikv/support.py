@@ -6,8 +6,10 @@ import bisect
 from collections.abc import Iterable
 from typing import Any
 
+from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
+from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.mvcc import Change, Lock, Write
 
 
@@ -117,3 +119,9 @@ def pessimistic_lock(
         lock_ttl=more.pop("lock_ttl", 3000),
         **more,
     )
+
+
+def taken(channel: Channel) -> list[cdc.ChangeDataEvent] | None:
+    """What a client gets of a channel now."""
+    messages = channel.take()
+    return None if messages is None else [cdc.ChangeDataEvent.FromString(each) for each in messages]

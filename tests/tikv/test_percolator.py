@@ -362,7 +362,9 @@ def test_missing_secondaries_roll_the_transaction_back(kv: Kv) -> None:
 def test_resolving_commits_or_rolls_back_each_transaction_by_its_fate(kv: Kv) -> None:
     kv.prewrite(10, put(b"a"), put(b"b"), primary=b"p")
     kv.prewrite(11, put(b"c"), primary=b"q")
-    answer = kv.do(percolator.resolve_locks, [b"a", b"b", b"c", b"gone"], {10: 20, 11: 0})
+    answer = kv.do(
+        percolator.resolve_locks, [keys.encode(raw) for raw in (b"a", b"b", b"c", b"gone")], {10: 20, 11: 0}
+    )
     assert not answer.HasField("error")
     assert kv.value(b"a", 20) == kv.value(b"b", 20) == b"v"
     assert kv.view.lock(b"c") is None

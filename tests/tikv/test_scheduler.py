@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.tikv.latches import Latches
 from tidegate.tikv.mvcc import Reader
 from tidegate.tikv.percolator import Outcome
-from tidegate.tikv.scheduler import Latches, Task
+from tidegate.tikv.scheduler import Task
 
 
 def task(*keys: bytes) -> Task:

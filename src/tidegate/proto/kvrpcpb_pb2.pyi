@@ -57,6 +57,17 @@ class AssertionLevel(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     Fast: _ClassVar[AssertionLevel]
     Strict: _ClassVar[AssertionLevel]
 
+class PessimisticLockWakeUpMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WakeUpModeNormal: _ClassVar[PessimisticLockWakeUpMode]
+    WakeUpModeForceLock: _ClassVar[PessimisticLockWakeUpMode]
+
+class PessimisticLockKeyResultType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LockResultNormal: _ClassVar[PessimisticLockKeyResultType]
+    LockResultLockedWithConflict: _ClassVar[PessimisticLockKeyResultType]
+    LockResultFailed: _ClassVar[PessimisticLockKeyResultType]
+
 class CommitRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     Unknown: _ClassVar[CommitRole]
@@ -98,6 +109,11 @@ NotExist: Assertion
 Off: AssertionLevel
 Fast: AssertionLevel
 Strict: AssertionLevel
+WakeUpModeNormal: PessimisticLockWakeUpMode
+WakeUpModeForceLock: PessimisticLockWakeUpMode
+LockResultNormal: PessimisticLockKeyResultType
+LockResultLockedWithConflict: PessimisticLockKeyResultType
+LockResultFailed: PessimisticLockKeyResultType
 Unknown: CommitRole
 Primary: CommitRole
 Secondary: CommitRole
@@ -227,16 +243,20 @@ class AlreadyExist(_message.Message):
     def __init__(self, key: _Optional[bytes] = ...) -> None: ...
 
 class WaitForEntry(_message.Message):
-    __slots__ = ("txn", "wait_for_txn", "key_hash", "key")
+    __slots__ = ("txn", "wait_for_txn", "key_hash", "key", "resource_group_tag", "wait_time")
     TXN_FIELD_NUMBER: _ClassVar[int]
     WAIT_FOR_TXN_FIELD_NUMBER: _ClassVar[int]
     KEY_HASH_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
+    RESOURCE_GROUP_TAG_FIELD_NUMBER: _ClassVar[int]
+    WAIT_TIME_FIELD_NUMBER: _ClassVar[int]
     txn: int
     wait_for_txn: int
     key_hash: int
     key: bytes
-    def __init__(self, txn: _Optional[int] = ..., wait_for_txn: _Optional[int] = ..., key_hash: _Optional[int] = ..., key: _Optional[bytes] = ...) -> None: ...
+    resource_group_tag: bytes
+    wait_time: int
+    def __init__(self, txn: _Optional[int] = ..., wait_for_txn: _Optional[int] = ..., key_hash: _Optional[int] = ..., key: _Optional[bytes] = ..., resource_group_tag: _Optional[bytes] = ..., wait_time: _Optional[int] = ...) -> None: ...
 
 class Deadlock(_message.Message):
     __slots__ = ("lock_ts", "lock_key", "deadlock_key_hash", "wait_chain", "deadlock_key")
@@ -423,7 +443,7 @@ class BatchGetResponse(_message.Message):
     def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ...) -> None: ...
 
 class PrewriteRequest(_message.Message):
-    __slots__ = ("context", "mutations", "primary_lock", "start_version", "lock_ttl", "skip_constraint_check", "pessimistic_actions", "txn_size", "for_update_ts", "min_commit_ts", "use_async_commit", "secondaries", "try_one_pc", "max_commit_ts", "assertion_level")
+    __slots__ = ("context", "mutations", "primary_lock", "start_version", "lock_ttl", "skip_constraint_check", "pessimistic_actions", "txn_size", "for_update_ts", "min_commit_ts", "use_async_commit", "secondaries", "try_one_pc", "max_commit_ts", "assertion_level", "for_update_ts_constraints")
     class PessimisticAction(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SKIP_PESSIMISTIC_CHECK: _ClassVar[PrewriteRequest.PessimisticAction]
@@ -432,6 +452,13 @@ class PrewriteRequest(_message.Message):
     SKIP_PESSIMISTIC_CHECK: PrewriteRequest.PessimisticAction
     DO_PESSIMISTIC_CHECK: PrewriteRequest.PessimisticAction
     DO_CONSTRAINT_CHECK: PrewriteRequest.PessimisticAction
+    class ForUpdateTSConstraint(_message.Message):
+        __slots__ = ("index", "expected_for_update_ts")
+        INDEX_FIELD_NUMBER: _ClassVar[int]
+        EXPECTED_FOR_UPDATE_TS_FIELD_NUMBER: _ClassVar[int]
+        index: int
+        expected_for_update_ts: int
+        def __init__(self, index: _Optional[int] = ..., expected_for_update_ts: _Optional[int] = ...) -> None: ...
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MUTATIONS_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_LOCK_FIELD_NUMBER: _ClassVar[int]
@@ -447,6 +474,7 @@ class PrewriteRequest(_message.Message):
     TRY_ONE_PC_FIELD_NUMBER: _ClassVar[int]
     MAX_COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
     ASSERTION_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    FOR_UPDATE_TS_CONSTRAINTS_FIELD_NUMBER: _ClassVar[int]
     context: Context
     mutations: _containers.RepeatedCompositeFieldContainer[Mutation]
     primary_lock: bytes
@@ -462,7 +490,8 @@ class PrewriteRequest(_message.Message):
     try_one_pc: bool
     max_commit_ts: int
     assertion_level: AssertionLevel
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ..., primary_lock: _Optional[bytes] = ..., start_version: _Optional[int] = ..., lock_ttl: _Optional[int] = ..., skip_constraint_check: _Optional[bool] = ..., pessimistic_actions: _Optional[_Iterable[_Union[PrewriteRequest.PessimisticAction, str]]] = ..., txn_size: _Optional[int] = ..., for_update_ts: _Optional[int] = ..., min_commit_ts: _Optional[int] = ..., use_async_commit: _Optional[bool] = ..., secondaries: _Optional[_Iterable[bytes]] = ..., try_one_pc: _Optional[bool] = ..., max_commit_ts: _Optional[int] = ..., assertion_level: _Optional[_Union[AssertionLevel, str]] = ...) -> None: ...
+    for_update_ts_constraints: _containers.RepeatedCompositeFieldContainer[PrewriteRequest.ForUpdateTSConstraint]
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ..., primary_lock: _Optional[bytes] = ..., start_version: _Optional[int] = ..., lock_ttl: _Optional[int] = ..., skip_constraint_check: _Optional[bool] = ..., pessimistic_actions: _Optional[_Iterable[_Union[PrewriteRequest.PessimisticAction, str]]] = ..., txn_size: _Optional[int] = ..., for_update_ts: _Optional[int] = ..., min_commit_ts: _Optional[int] = ..., use_async_commit: _Optional[bool] = ..., secondaries: _Optional[_Iterable[bytes]] = ..., try_one_pc: _Optional[bool] = ..., max_commit_ts: _Optional[int] = ..., assertion_level: _Optional[_Union[AssertionLevel, str]] = ..., for_update_ts_constraints: _Optional[_Iterable[_Union[PrewriteRequest.ForUpdateTSConstraint, _Mapping]]] = ...) -> None: ...
 
 class PrewriteResponse(_message.Message):
     __slots__ = ("region_error", "errors", "min_commit_ts", "one_pc_commit_ts")
@@ -501,7 +530,7 @@ class TxnHeartBeatResponse(_message.Message):
     def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., lock_ttl: _Optional[int] = ...) -> None: ...
 
 class PessimisticLockRequest(_message.Message):
-    __slots__ = ("context", "mutations", "primary_lock", "start_version", "lock_ttl", "for_update_ts", "is_first_lock", "wait_timeout", "return_values", "min_commit_ts", "check_existence")
+    __slots__ = ("context", "mutations", "primary_lock", "start_version", "lock_ttl", "for_update_ts", "is_first_lock", "wait_timeout", "return_values", "min_commit_ts", "check_existence", "lock_only_if_exists", "wake_up_mode")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MUTATIONS_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_LOCK_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +542,8 @@ class PessimisticLockRequest(_message.Message):
     RETURN_VALUES_FIELD_NUMBER: _ClassVar[int]
     MIN_COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
     CHECK_EXISTENCE_FIELD_NUMBER: _ClassVar[int]
+    LOCK_ONLY_IF_EXISTS_FIELD_NUMBER: _ClassVar[int]
+    WAKE_UP_MODE_FIELD_NUMBER: _ClassVar[int]
     context: Context
     mutations: _containers.RepeatedCompositeFieldContainer[Mutation]
     primary_lock: bytes
@@ -524,19 +555,35 @@ class PessimisticLockRequest(_message.Message):
     return_values: bool
     min_commit_ts: int
     check_existence: bool
-    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ..., primary_lock: _Optional[bytes] = ..., start_version: _Optional[int] = ..., lock_ttl: _Optional[int] = ..., for_update_ts: _Optional[int] = ..., is_first_lock: _Optional[bool] = ..., wait_timeout: _Optional[int] = ..., return_values: _Optional[bool] = ..., min_commit_ts: _Optional[int] = ..., check_existence: _Optional[bool] = ...) -> None: ...
+    lock_only_if_exists: bool
+    wake_up_mode: PessimisticLockWakeUpMode
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ..., primary_lock: _Optional[bytes] = ..., start_version: _Optional[int] = ..., lock_ttl: _Optional[int] = ..., for_update_ts: _Optional[int] = ..., is_first_lock: _Optional[bool] = ..., wait_timeout: _Optional[int] = ..., return_values: _Optional[bool] = ..., min_commit_ts: _Optional[int] = ..., check_existence: _Optional[bool] = ..., lock_only_if_exists: _Optional[bool] = ..., wake_up_mode: _Optional[_Union[PessimisticLockWakeUpMode, str]] = ...) -> None: ...
+
+class PessimisticLockKeyResult(_message.Message):
+    __slots__ = ("type", "value", "existence", "locked_with_conflict_ts")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    EXISTENCE_FIELD_NUMBER: _ClassVar[int]
+    LOCKED_WITH_CONFLICT_TS_FIELD_NUMBER: _ClassVar[int]
+    type: PessimisticLockKeyResultType
+    value: bytes
+    existence: bool
+    locked_with_conflict_ts: int
+    def __init__(self, type: _Optional[_Union[PessimisticLockKeyResultType, str]] = ..., value: _Optional[bytes] = ..., existence: _Optional[bool] = ..., locked_with_conflict_ts: _Optional[int] = ...) -> None: ...
 
 class PessimisticLockResponse(_message.Message):
-    __slots__ = ("region_error", "errors", "values", "not_founds")
+    __slots__ = ("region_error", "errors", "values", "not_founds", "results")
     REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     NOT_FOUNDS_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
     region_error: _errorpb_pb2.Error
     errors: _containers.RepeatedCompositeFieldContainer[KeyError]
     values: _containers.RepeatedScalarFieldContainer[bytes]
     not_founds: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[KeyError, _Mapping]]] = ..., values: _Optional[_Iterable[bytes]] = ..., not_founds: _Optional[_Iterable[bool]] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[PessimisticLockKeyResult]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[KeyError, _Mapping]]] = ..., values: _Optional[_Iterable[bytes]] = ..., not_founds: _Optional[_Iterable[bool]] = ..., results: _Optional[_Iterable[_Union[PessimisticLockKeyResult, _Mapping]]] = ...) -> None: ...
 
 class PessimisticRollbackRequest(_message.Message):
     __slots__ = ("context", "start_version", "for_update_ts", "keys")
@@ -751,3 +798,451 @@ class StoreSafeTSResponse(_message.Message):
     SAFE_TS_FIELD_NUMBER: _ClassVar[int]
     safe_ts: int
     def __init__(self, safe_ts: _Optional[int] = ...) -> None: ...
+
+class FlushRequest(_message.Message):
+    __slots__ = ("context", "mutations", "primary_key", "start_ts", "min_commit_ts", "generation", "lock_ttl", "assertion_level")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    MUTATIONS_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_KEY_FIELD_NUMBER: _ClassVar[int]
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    MIN_COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LOCK_TTL_FIELD_NUMBER: _ClassVar[int]
+    ASSERTION_LEVEL_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    mutations: _containers.RepeatedCompositeFieldContainer[Mutation]
+    primary_key: bytes
+    start_ts: int
+    min_commit_ts: int
+    generation: int
+    lock_ttl: int
+    assertion_level: AssertionLevel
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., mutations: _Optional[_Iterable[_Union[Mutation, _Mapping]]] = ..., primary_key: _Optional[bytes] = ..., start_ts: _Optional[int] = ..., min_commit_ts: _Optional[int] = ..., generation: _Optional[int] = ..., lock_ttl: _Optional[int] = ..., assertion_level: _Optional[_Union[AssertionLevel, str]] = ...) -> None: ...
+
+class FlushResponse(_message.Message):
+    __slots__ = ("region_error", "errors")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERRORS_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    errors: _containers.RepeatedCompositeFieldContainer[KeyError]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., errors: _Optional[_Iterable[_Union[KeyError, _Mapping]]] = ...) -> None: ...
+
+class BufferBatchGetRequest(_message.Message):
+    __slots__ = ("context", "keys", "version")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    version: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class BufferBatchGetResponse(_message.Message):
+    __slots__ = ("region_error", "error", "pairs")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: KeyError
+    pairs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ..., pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ...) -> None: ...
+
+class DeleteRangeRequest(_message.Message):
+    __slots__ = ("context", "start_key", "end_key", "notify_only")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    NOTIFY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    start_key: bytes
+    end_key: bytes
+    notify_only: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., notify_only: _Optional[bool] = ...) -> None: ...
+
+class DeleteRangeResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class UnsafeDestroyRangeRequest(_message.Message):
+    __slots__ = ("context", "start_key", "end_key")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    start_key: bytes
+    end_key: bytes
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ...) -> None: ...
+
+class UnsafeDestroyRangeResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class MvccLock(_message.Message):
+    __slots__ = ("type", "start_ts", "primary", "short_value", "ttl", "for_update_ts", "txn_size", "use_async_commit", "secondaries", "rollback_ts", "last_change_ts", "versions_to_last_change")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    PRIMARY_FIELD_NUMBER: _ClassVar[int]
+    SHORT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    FOR_UPDATE_TS_FIELD_NUMBER: _ClassVar[int]
+    TXN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    USE_ASYNC_COMMIT_FIELD_NUMBER: _ClassVar[int]
+    SECONDARIES_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_TS_FIELD_NUMBER: _ClassVar[int]
+    LAST_CHANGE_TS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_TO_LAST_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    type: Op
+    start_ts: int
+    primary: bytes
+    short_value: bytes
+    ttl: int
+    for_update_ts: int
+    txn_size: int
+    use_async_commit: bool
+    secondaries: _containers.RepeatedScalarFieldContainer[bytes]
+    rollback_ts: _containers.RepeatedScalarFieldContainer[int]
+    last_change_ts: int
+    versions_to_last_change: int
+    def __init__(self, type: _Optional[_Union[Op, str]] = ..., start_ts: _Optional[int] = ..., primary: _Optional[bytes] = ..., short_value: _Optional[bytes] = ..., ttl: _Optional[int] = ..., for_update_ts: _Optional[int] = ..., txn_size: _Optional[int] = ..., use_async_commit: _Optional[bool] = ..., secondaries: _Optional[_Iterable[bytes]] = ..., rollback_ts: _Optional[_Iterable[int]] = ..., last_change_ts: _Optional[int] = ..., versions_to_last_change: _Optional[int] = ...) -> None: ...
+
+class MvccWrite(_message.Message):
+    __slots__ = ("type", "start_ts", "commit_ts", "short_value", "has_overlapped_rollback", "has_gc_fence", "gc_fence", "last_change_ts", "versions_to_last_change")
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    SHORT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    HAS_OVERLAPPED_ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    HAS_GC_FENCE_FIELD_NUMBER: _ClassVar[int]
+    GC_FENCE_FIELD_NUMBER: _ClassVar[int]
+    LAST_CHANGE_TS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_TO_LAST_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    type: Op
+    start_ts: int
+    commit_ts: int
+    short_value: bytes
+    has_overlapped_rollback: bool
+    has_gc_fence: bool
+    gc_fence: int
+    last_change_ts: int
+    versions_to_last_change: int
+    def __init__(self, type: _Optional[_Union[Op, str]] = ..., start_ts: _Optional[int] = ..., commit_ts: _Optional[int] = ..., short_value: _Optional[bytes] = ..., has_overlapped_rollback: _Optional[bool] = ..., has_gc_fence: _Optional[bool] = ..., gc_fence: _Optional[int] = ..., last_change_ts: _Optional[int] = ..., versions_to_last_change: _Optional[int] = ...) -> None: ...
+
+class MvccValue(_message.Message):
+    __slots__ = ("start_ts", "value")
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    start_ts: int
+    value: bytes
+    def __init__(self, start_ts: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
+
+class MvccInfo(_message.Message):
+    __slots__ = ("lock", "writes", "values")
+    LOCK_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    lock: MvccLock
+    writes: _containers.RepeatedCompositeFieldContainer[MvccWrite]
+    values: _containers.RepeatedCompositeFieldContainer[MvccValue]
+    def __init__(self, lock: _Optional[_Union[MvccLock, _Mapping]] = ..., writes: _Optional[_Iterable[_Union[MvccWrite, _Mapping]]] = ..., values: _Optional[_Iterable[_Union[MvccValue, _Mapping]]] = ...) -> None: ...
+
+class MvccGetByKeyRequest(_message.Message):
+    __slots__ = ("context", "key")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ...) -> None: ...
+
+class MvccGetByKeyResponse(_message.Message):
+    __slots__ = ("region_error", "error", "info")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    info: MvccInfo
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ..., info: _Optional[_Union[MvccInfo, _Mapping]] = ...) -> None: ...
+
+class GetLockWaitInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetLockWaitInfoResponse(_message.Message):
+    __slots__ = ("region_error", "error", "entries")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    entries: _containers.RepeatedCompositeFieldContainer[WaitForEntry]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[WaitForEntry, _Mapping]]] = ...) -> None: ...
+
+class RawGetRequest(_message.Message):
+    __slots__ = ("context", "key", "cf")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    cf: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ..., cf: _Optional[str] = ...) -> None: ...
+
+class RawGetResponse(_message.Message):
+    __slots__ = ("region_error", "error", "value", "not_found")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    value: bytes
+    not_found: bool
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ..., value: _Optional[bytes] = ..., not_found: _Optional[bool] = ...) -> None: ...
+
+class RawBatchGetRequest(_message.Message):
+    __slots__ = ("context", "keys", "cf")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    cf: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., cf: _Optional[str] = ...) -> None: ...
+
+class RawBatchGetResponse(_message.Message):
+    __slots__ = ("region_error", "pairs")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    pairs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ...) -> None: ...
+
+class RawGetKeyTTLRequest(_message.Message):
+    __slots__ = ("context", "key", "cf")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    cf: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ..., cf: _Optional[str] = ...) -> None: ...
+
+class RawGetKeyTTLResponse(_message.Message):
+    __slots__ = ("region_error", "error", "ttl", "not_found")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    ttl: int
+    not_found: bool
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ..., ttl: _Optional[int] = ..., not_found: _Optional[bool] = ...) -> None: ...
+
+class RawPutRequest(_message.Message):
+    __slots__ = ("context", "key", "value", "cf", "ttl", "for_cas")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    FOR_CAS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    value: bytes
+    cf: str
+    ttl: int
+    for_cas: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., cf: _Optional[str] = ..., ttl: _Optional[int] = ..., for_cas: _Optional[bool] = ...) -> None: ...
+
+class RawPutResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RawBatchPutRequest(_message.Message):
+    __slots__ = ("context", "pairs", "cf", "ttl", "for_cas", "ttls")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    FOR_CAS_FIELD_NUMBER: _ClassVar[int]
+    TTLS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    pairs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    cf: str
+    ttl: int
+    for_cas: bool
+    ttls: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., pairs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ..., cf: _Optional[str] = ..., ttl: _Optional[int] = ..., for_cas: _Optional[bool] = ..., ttls: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RawBatchPutResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RawDeleteRequest(_message.Message):
+    __slots__ = ("context", "key", "cf", "for_cas")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    FOR_CAS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    cf: str
+    for_cas: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ..., cf: _Optional[str] = ..., for_cas: _Optional[bool] = ...) -> None: ...
+
+class RawDeleteResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RawBatchDeleteRequest(_message.Message):
+    __slots__ = ("context", "keys", "cf", "for_cas")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    FOR_CAS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    cf: str
+    for_cas: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., keys: _Optional[_Iterable[bytes]] = ..., cf: _Optional[str] = ..., for_cas: _Optional[bool] = ...) -> None: ...
+
+class RawBatchDeleteResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RawDeleteRangeRequest(_message.Message):
+    __slots__ = ("context", "start_key", "end_key", "cf")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    start_key: bytes
+    end_key: bytes
+    cf: str
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., cf: _Optional[str] = ...) -> None: ...
+
+class RawDeleteRangeResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class RawScanRequest(_message.Message):
+    __slots__ = ("context", "start_key", "limit", "key_only", "cf", "reverse", "end_key")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    start_key: bytes
+    limit: int
+    key_only: bool
+    cf: str
+    reverse: bool
+    end_key: bytes
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., limit: _Optional[int] = ..., key_only: _Optional[bool] = ..., cf: _Optional[str] = ..., reverse: _Optional[bool] = ..., end_key: _Optional[bytes] = ...) -> None: ...
+
+class RawScanResponse(_message.Message):
+    __slots__ = ("region_error", "kvs")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    KVS_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    kvs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., kvs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ...) -> None: ...
+
+class KeyRange(_message.Message):
+    __slots__ = ("start_key", "end_key")
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    start_key: bytes
+    end_key: bytes
+    def __init__(self, start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ...) -> None: ...
+
+class RawBatchScanRequest(_message.Message):
+    __slots__ = ("context", "ranges", "each_limit", "key_only", "cf", "reverse")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    EACH_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    KEY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    ranges: _containers.RepeatedCompositeFieldContainer[KeyRange]
+    each_limit: int
+    key_only: bool
+    cf: str
+    reverse: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., ranges: _Optional[_Iterable[_Union[KeyRange, _Mapping]]] = ..., each_limit: _Optional[int] = ..., key_only: _Optional[bool] = ..., cf: _Optional[str] = ..., reverse: _Optional[bool] = ...) -> None: ...
+
+class RawBatchScanResponse(_message.Message):
+    __slots__ = ("region_error", "kvs")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    KVS_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    kvs: _containers.RepeatedCompositeFieldContainer[KvPair]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., kvs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ...) -> None: ...
+
+class RawCASRequest(_message.Message):
+    __slots__ = ("context", "key", "value", "previous_not_exist", "previous_value", "cf", "ttl", "delete")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_NOT_EXIST_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_VALUE_FIELD_NUMBER: _ClassVar[int]
+    CF_FIELD_NUMBER: _ClassVar[int]
+    TTL_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    key: bytes
+    value: bytes
+    previous_not_exist: bool
+    previous_value: bytes
+    cf: str
+    ttl: int
+    delete: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., key: _Optional[bytes] = ..., value: _Optional[bytes] = ..., previous_not_exist: _Optional[bool] = ..., previous_value: _Optional[bytes] = ..., cf: _Optional[str] = ..., ttl: _Optional[int] = ..., delete: _Optional[bool] = ...) -> None: ...
+
+class RawCASResponse(_message.Message):
+    __slots__ = ("region_error", "error", "succeed", "previous_not_exist", "previous_value")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    SUCCEED_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_NOT_EXIST_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_VALUE_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    succeed: bool
+    previous_not_exist: bool
+    previous_value: bytes
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ..., succeed: _Optional[bool] = ..., previous_not_exist: _Optional[bool] = ..., previous_value: _Optional[bytes] = ...) -> None: ...

@@ -105,6 +105,91 @@ class TikvStub:
                 request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.ResolveLockRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.ResolveLockResponse.FromString,
                 _registered_method=True)
+        self.KvDeleteRange = channel.unary_unary(
+                '/tikvpb.Tikv/KvDeleteRange',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.DeleteRangeRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.DeleteRangeResponse.FromString,
+                _registered_method=True)
+        self.KvFlush = channel.unary_unary(
+                '/tikvpb.Tikv/KvFlush',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlushRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlushResponse.FromString,
+                _registered_method=True)
+        self.KvBufferBatchGet = channel.unary_unary(
+                '/tikvpb.Tikv/KvBufferBatchGet',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.BufferBatchGetRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.BufferBatchGetResponse.FromString,
+                _registered_method=True)
+        self.RawGet = channel.unary_unary(
+                '/tikvpb.Tikv/RawGet',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetResponse.FromString,
+                _registered_method=True)
+        self.RawBatchGet = channel.unary_unary(
+                '/tikvpb.Tikv/RawBatchGet',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchGetRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchGetResponse.FromString,
+                _registered_method=True)
+        self.RawPut = channel.unary_unary(
+                '/tikvpb.Tikv/RawPut',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawPutRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawPutResponse.FromString,
+                _registered_method=True)
+        self.RawBatchPut = channel.unary_unary(
+                '/tikvpb.Tikv/RawBatchPut',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchPutRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchPutResponse.FromString,
+                _registered_method=True)
+        self.RawDelete = channel.unary_unary(
+                '/tikvpb.Tikv/RawDelete',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteResponse.FromString,
+                _registered_method=True)
+        self.RawBatchDelete = channel.unary_unary(
+                '/tikvpb.Tikv/RawBatchDelete',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchDeleteRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchDeleteResponse.FromString,
+                _registered_method=True)
+        self.RawScan = channel.unary_unary(
+                '/tikvpb.Tikv/RawScan',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawScanRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawScanResponse.FromString,
+                _registered_method=True)
+        self.RawDeleteRange = channel.unary_unary(
+                '/tikvpb.Tikv/RawDeleteRange',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRangeRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRangeResponse.FromString,
+                _registered_method=True)
+        self.RawBatchScan = channel.unary_unary(
+                '/tikvpb.Tikv/RawBatchScan',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchScanRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchScanResponse.FromString,
+                _registered_method=True)
+        self.RawGetKeyTTL = channel.unary_unary(
+                '/tikvpb.Tikv/RawGetKeyTTL',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.FromString,
+                _registered_method=True)
+        self.RawCompareAndSwap = channel.unary_unary(
+                '/tikvpb.Tikv/RawCompareAndSwap',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawCASRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawCASResponse.FromString,
+                _registered_method=True)
+        self.UnsafeDestroyRange = channel.unary_unary(
+                '/tikvpb.Tikv/UnsafeDestroyRange',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.UnsafeDestroyRangeRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.UnsafeDestroyRangeResponse.FromString,
+                _registered_method=True)
+        self.MvccGetByKey = channel.unary_unary(
+                '/tikvpb.Tikv/MvccGetByKey',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.MvccGetByKeyRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.MvccGetByKeyResponse.FromString,
+                _registered_method=True)
+        self.GetLockWaitInfo = channel.unary_unary(
+                '/tikvpb.Tikv/GetLockWaitInfo',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoResponse.FromString,
+                _registered_method=True)
         self.GetStoreSafeTS = channel.unary_unary(
                 '/tikvpb.Tikv/GetStoreSafeTS',
                 request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.StoreSafeTSRequest.SerializeToString,
@@ -204,6 +289,108 @@ class TikvServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KvDeleteRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvFlush(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvBufferBatchGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawBatchGet(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawPut(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawBatchPut(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawDelete(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawBatchDelete(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawScan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawDeleteRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawBatchScan(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawGetKeyTTL(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawCompareAndSwap(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnsafeDestroyRange(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def MvccGetByKey(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLockWaitInfo(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStoreSafeTS(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -289,6 +476,91 @@ def add_TikvServicer_to_server(servicer, server):
                     servicer.KvResolveLock,
                     request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.ResolveLockRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.ResolveLockResponse.SerializeToString,
+            ),
+            'KvDeleteRange': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvDeleteRange,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.DeleteRangeRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.DeleteRangeResponse.SerializeToString,
+            ),
+            'KvFlush': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvFlush,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlushRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlushResponse.SerializeToString,
+            ),
+            'KvBufferBatchGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvBufferBatchGet,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.BufferBatchGetRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.BufferBatchGetResponse.SerializeToString,
+            ),
+            'RawGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawGet,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetResponse.SerializeToString,
+            ),
+            'RawBatchGet': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawBatchGet,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchGetRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchGetResponse.SerializeToString,
+            ),
+            'RawPut': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawPut,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawPutRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawPutResponse.SerializeToString,
+            ),
+            'RawBatchPut': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawBatchPut,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchPutRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchPutResponse.SerializeToString,
+            ),
+            'RawDelete': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawDelete,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteResponse.SerializeToString,
+            ),
+            'RawBatchDelete': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawBatchDelete,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchDeleteRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchDeleteResponse.SerializeToString,
+            ),
+            'RawScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawScan,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawScanRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawScanResponse.SerializeToString,
+            ),
+            'RawDeleteRange': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawDeleteRange,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRangeRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRangeResponse.SerializeToString,
+            ),
+            'RawBatchScan': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawBatchScan,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchScanRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchScanResponse.SerializeToString,
+            ),
+            'RawGetKeyTTL': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawGetKeyTTL,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.SerializeToString,
+            ),
+            'RawCompareAndSwap': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawCompareAndSwap,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawCASRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawCASResponse.SerializeToString,
+            ),
+            'UnsafeDestroyRange': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnsafeDestroyRange,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.UnsafeDestroyRangeRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.UnsafeDestroyRangeResponse.SerializeToString,
+            ),
+            'MvccGetByKey': grpc.unary_unary_rpc_method_handler(
+                    servicer.MvccGetByKey,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.MvccGetByKeyRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.MvccGetByKeyResponse.SerializeToString,
+            ),
+            'GetLockWaitInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLockWaitInfo,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoResponse.SerializeToString,
             ),
             'GetStoreSafeTS': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStoreSafeTS,
@@ -679,6 +951,465 @@ class Tikv:
             '/tikvpb.Tikv/KvResolveLock',
             tidegate_dot_proto_dot_kvrpcpb__pb2.ResolveLockRequest.SerializeToString,
             tidegate_dot_proto_dot_kvrpcpb__pb2.ResolveLockResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvDeleteRange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvDeleteRange',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.DeleteRangeRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.DeleteRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvFlush(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvFlush',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.FlushRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.FlushResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvBufferBatchGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvBufferBatchGet',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.BufferBatchGetRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.BufferBatchGetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawGet',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawBatchGet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawBatchGet',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchGetRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchGetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawPut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawPut',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawPutRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawPutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawBatchPut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawBatchPut',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchPutRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchPutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawDelete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawDelete',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawBatchDelete(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawBatchDelete',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchDeleteRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchDeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawScan',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawScanRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawDeleteRange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawDeleteRange',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRangeRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawDeleteRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawBatchScan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawBatchScan',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchScanRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawBatchScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawGetKeyTTL(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawGetKeyTTL',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawCompareAndSwap(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawCompareAndSwap',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawCASRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawCASResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnsafeDestroyRange(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/UnsafeDestroyRange',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.UnsafeDestroyRangeRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.UnsafeDestroyRangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def MvccGetByKey(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/MvccGetByKey',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.MvccGetByKeyRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.MvccGetByKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLockWaitInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/GetLockWaitInfo',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -95,10 +95,21 @@ class Engine:
         with self._mutex:
             return EngineSnapshot(self._families)
 
-    def write(self, changes: Iterable[Change]) -> None:
-        """Apply all changes or none, in their order. Survives a kill of the process when it returns."""
+    @property
+    def sequence(self) -> int:
+        """A number that every change raises, and that no restart lowers."""
+        return int(self._db.latest_sequence_number())
+
+    def write(self, changes: Iterable[Change], ranges: Iterable[tuple[int, bytes, bytes]] = ()) -> None:
+        """Empty the ranges and apply the changes: all or nothing, in their order.
+
+        A range is a column family, its first key and its end (empty: to the end of the family). Survives a
+        kill of the process when it returns.
+        """
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
+        for cf, start, end in ranges:
+            self._empty(batch, cf, start, end)
         put, delete = batch.put, batch.delete
         for cf, key, value in changes:
             if value is None:
@@ -107,6 +118,16 @@ class Engine:
                 put(key, value, handles[cf])
         with self._mutex:
             self._db.write(batch)
+
+    def _empty(self, batch: WriteBatch, cf: int, start: bytes, end: bytes) -> None:
+        if not end:
+            cursor = self.cursor(cf)
+            cursor.seek_to_last()
+            if not cursor.valid():
+                return
+            end = cursor.key() + b"\0"
+        if start < end:
+            batch.delete_range(start, end, self._handles[cf])
 
     def sync(self) -> None:
         """Put everything written so far on the disk."""

@@ -17,8 +17,13 @@ from tidegate.errors import Undecodable
 TS_MAX: Final = (1 << 64) - 1
 TS_BYTES: Final = 8
 _GROUP: Final = 8
-_ZEROS: Final = bytes(_GROUP)
+_STORED: Final = _GROUP + 1
+_ZEROS: Final = tuple(bytes(pad) for pad in range(_GROUP + 1))
 _MARKERS: Final = tuple(bytes([0xFF - pad]) for pad in range(_GROUP + 1))
+_QUICK: Final = 32
+"""Groups of a key for which the splitting is prepared; longer keys take the plain way."""
+_GROUPS: Final = tuple(Struct("8s" * (n + 1)).unpack for n in range(_QUICK))
+_STORED_GROUPS: Final = tuple(Struct("8sx" * n).unpack for n in range(_QUICK))
 _U64: Final = Struct(">Q")
 _pack = _U64.pack
 _unpack = _U64.unpack
@@ -28,21 +33,26 @@ def encode(key: bytes) -> bytes:
     """The memcomparable form of a user key: 9 * (len // 8 + 1) bytes."""
     length = len(key)
     pad = _GROUP - length % _GROUP
-    padded = key + _ZEROS[:pad]
+    padded = key + _ZEROS[pad]
+    whole = length // _GROUP
+    if whole < _QUICK:
+        return b"\xff".join(_GROUPS[whole](padded)) + _MARKERS[pad]
     groups = [padded[at : at + _GROUP] for at in range(0, length + 1, _GROUP)]
     return b"\xff".join(groups) + _MARKERS[pad]
 
 
 def decode(encoded: bytes) -> bytes:
     """The user key of an encoded key without timestamp; raises `Undecodable` when it is none."""
-    pad = 0xFF - encoded[-1] if encoded else _GROUP + 1
-    whole = len(encoded) % (_GROUP + 1) == 0 and 1 <= pad <= _GROUP
-    if not whole or (
-        encoded.count(b"\xff", _GROUP) and any(m != 0xFF for m in encoded[_GROUP : -1 : _GROUP + 1])
-    ):
+    count, rest = divmod(len(encoded), _STORED)
+    markers = encoded[_GROUP::_STORED]
+    pad = 0xFF - markers[-1] if markers else 0
+    if rest or not 1 <= pad <= _GROUP or markers[:-1].strip(b"\xff"):
         raise Undecodable("not a memcomparable key", where=encoded.hex())
-    padded = b"".join([encoded[at : at + _GROUP] for at in range(0, len(encoded), _GROUP + 1)])
-    if padded[len(padded) - pad :] != _ZEROS[:pad]:
+    if count < _QUICK:
+        padded = b"".join(_STORED_GROUPS[count](encoded))
+    else:
+        padded = b"".join([encoded[at : at + _GROUP] for at in range(0, len(encoded), _STORED)])
+    if not padded.endswith(_ZEROS[pad]):
         raise Undecodable("a memcomparable key with a padding that is not zero", where=encoded.hex())
     return padded[:-pad]
 

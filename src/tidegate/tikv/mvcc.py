@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
@@ -105,6 +107,13 @@ class Write(NamedTuple):
         return self.kind == ROLLBACK and self.short_value == PROTECTED
 
 
+_VARINT: Final = re.compile(rb"[\x80-\xff]*[\x00-\x7f]", re.DOTALL)
+CACHED: Final = 4096
+"""Numbers and tails of records that are remembered decoded: a transaction's keys share them all."""
+_TAIL_CACHED_MAX: Final = 64
+
+
+@lru_cache(CACHED)
 def var_u64(value: int) -> bytes:
     """LEB128 of an unsigned integer."""
     out = bytearray()
@@ -115,16 +124,20 @@ def var_u64(value: int) -> bytes:
     return bytes(out)
 
 
+@lru_cache(CACHED)
+def _number(varint: bytes) -> int:
+    result = 0
+    for byte in reversed(varint):
+        result = result << 7 | byte & 0x7F
+    return result
+
+
 def read_var_u64(data: bytes, at: int) -> tuple[int, int]:
-    """The integer at `at` and the position after it."""
-    result = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        result |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return result, at
-        shift += 7
+    """The integer at `at` and the position after it; IndexError past the end."""
+    found = _VARINT.match(data, at)
+    if found is None:
+        raise IndexError("a number runs past the end")
+    return _number(found[0]), found.end()
 
 
 def compact_bytes(data: bytes) -> bytes:
@@ -206,12 +219,16 @@ def _decode_lock(data: bytes) -> Lock:
         short, at = read_short_value(data, at)
         if at == end:
             return Lock(data[0], primary, start_ts, ttl, short)
-    return Lock(data[0], primary, start_ts, ttl, short, *_lock_fields(data, at))
+    tail = data[at:]
+    fields = _cached_lock_fields(tail) if len(tail) <= _TAIL_CACHED_MAX else _lock_fields(tail)
+    return Lock(data[0], primary, start_ts, ttl, short, *fields)
 
 
-def _lock_fields(
-    data: bytes, at: int
-) -> tuple[int, int, int, tuple[bytes, ...] | None, tuple[int, ...], int, int, int, bool, int]:
+_LockFields = tuple[int, int, int, tuple[bytes, ...] | None, tuple[int, ...], int, int, int, bool, int]
+
+
+def _lock_fields(data: bytes) -> _LockFields:
+    at = 0
     for_update_ts = txn_size = min_commit_ts = last_ts = last_versions = source = generation = 0
     secondaries: list[bytes] | None = None
     rollbacks: tuple[int, ...] = ()
@@ -262,6 +279,9 @@ def _lock_fields(
         conflict,
         generation,
     )
+
+
+_cached_lock_fields = lru_cache(CACHED)(_lock_fields)
 
 
 def u64_at(data: bytes, at: int) -> int:
@@ -395,10 +415,10 @@ class Reader:
         """The newest Put or Delete with commit_ts <= ts that a reader at `ts` may see."""
         for commit_ts, write in self.writes(key, ts):
             if write.is_data():
-                return (commit_ts, write) if self._is_valid(key, write, ts) else None
+                return (commit_ts, write) if self.is_valid(key, write, ts) else None
         return None
 
-    def _is_valid(self, key: bytes, write: Write, ts: int) -> bool:
+    def is_valid(self, key: bytes, write: Write, ts: int) -> bool:
         fence = write.gc_fence
         if not fence or fence > ts:
             return True

@@ -11,16 +11,19 @@ import secrets
 from collections.abc import Sequence
 from typing import Final
 
+from tidegate.errors import InvalidInput
 from tidegate.model import timestamp
-from tidegate.proto import metapb_pb2
+from tidegate.proto import keyspacepb_pb2, metapb_pb2
 from tidegate.proto import pdpb_pb2 as pb
 from tidegate.tikv.engine import META, Engine
 from tidegate.tikv.gc import SafePoints
+from tidegate.tikv.keyspace import Keyspaces
 from tidegate.tikv.region import STORE_ID, Region, RegionTable, split
 from tidegate.tikv.tso import Tso
 
 VERSION: Final = "8.5.0"
 """The TiKV version this upstream claims to be; clients gate features by it."""
+API_VERSION_KEY: Final = b"pd/api_version"
 CLUSTER_KEY: Final = b"pd/cluster_id"
 REGIONS_KEY: Final = b"pd/regions"
 
@@ -34,6 +37,26 @@ def load_cluster_id(engine: Engine) -> int:
     engine.write([(META, CLUSTER_KEY, drawn.to_bytes(8, "big"))])
     engine.sync()
     return drawn
+
+
+def load_api_version(engine: Engine, wanted: int | None) -> int:
+    """The API version of the data directory; at its first start `wanted`, else 1.
+
+    Raises InvalidInput when another one is wanted than it has: the same bytes would mean something else.
+    """
+    stored = engine.get(META, API_VERSION_KEY)
+    if stored is None:
+        version = wanted or 1
+        if engine.get(META, REGIONS_KEY) is not None and version != 1:
+            raise InvalidInput("this data directory is of API version 1", fix="give a new --data-dir")
+        engine.write([(META, API_VERSION_KEY, bytes([version]))])
+        engine.sync()
+        return version
+    if wanted not in (None, stored[0]):
+        raise InvalidInput(
+            f"this data directory is of API version {stored[0]}, not {wanted}", fix="give a new --data-dir"
+        )
+    return stored[0]
 
 
 def load_regions(engine: Engine, boundaries: Sequence[bytes]) -> RegionTable:
@@ -57,12 +80,19 @@ class PlacementDriver:
     """The service `pdpb.PD` without its wire. Thread-safe."""
 
     def __init__(
-        self, cluster_id: int, regions: RegionTable, tso: Tso, safe_points: SafePoints, address: str
+        self,
+        cluster_id: int,
+        regions: RegionTable,
+        tso: Tso,
+        safe_points: SafePoints,
+        address: str,
+        keyspaces: Keyspaces,
     ) -> None:
         self.cluster_id = cluster_id
         self.regions = regions
         self.tso = tso
         self.safe_points = safe_points
+        self._keyspaces = keyspaces
         self._address = address
         self._header = pb.ResponseHeader(cluster_id=cluster_id)
 
@@ -170,6 +200,21 @@ class PlacementDriver:
         scope = pb.KeyspaceScope(keyspace_id=0xFFFFFFFF)
         state = pb.GCState(keyspace_scope=scope, txn_safe_point=point, gc_safe_point=point)
         return pb.GetGCStateResponse(header=self._header, gc_state=state)
+
+    def keyspace(self, name: str) -> keyspacepb_pb2.LoadKeyspaceResponse:
+        """A keyspace by its name, or an error in the header."""
+        found = self._keyspaces.by_name(name)
+        if found is None:
+            failure = self._failure(pb.ENTRY_NOT_FOUND, f"keyspace {name} does not exist")
+            return keyspacepb_pb2.LoadKeyspaceResponse(header=failure)
+        return keyspacepb_pb2.LoadKeyspaceResponse(header=self._header, keyspace=found)
+
+    def all_keyspaces(self, start_id: int, limit: int) -> keyspacepb_pb2.GetAllKeyspacesResponse:
+        """Keyspaces from `start_id` on, by id; at most `limit` of them when it is positive."""
+        found = [each for each in self._keyspaces.all() if each.id >= start_id]
+        return keyspacepb_pb2.GetAllKeyspacesResponse(
+            header=self._header, keyspaces=found[: limit if limit > 0 else None]
+        )
 
     def _timestamp(self, ts: int) -> pb.Timestamp:
         return pb.Timestamp(physical=timestamp.physical_ms(ts), logical=timestamp.logical(ts))

@@ -9,13 +9,16 @@ it is durable; observers see commands of a region in apply order and before the 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tidegate.errors import Retryable
 from tidegate.tikv.engine import Engine, EngineSnapshot
 from tidegate.tikv.mvcc import Change
+
+Range = tuple[int, bytes, bytes]
+"""Column family, first key, end (exclusive; empty: no end)."""
 
 ROUND_CHANGES_MAX: Final = 65536
 """A round takes commands until they hold this many changes; one larger command is still taken whole."""
@@ -25,12 +28,19 @@ QUEUE_CHANGES_MAX: Final = 1 << 20
 
 @dataclass(slots=True)
 class Command:
-    """A write batch for one region, and what happens when it is applied."""
+    """A write batch for one region, and what happens when it is applied.
+
+    `one_pc`: the changes are a whole transaction. `ranges` are emptied before the changes. `index` is given
+    at apply: it grows from command to command, also across restarts.
+    """
 
     region_id: int
-    changes: list[Change]
-    old_values: dict[bytes, bytes | None] = field(default_factory=dict)
+    changes: Sequence[Change]
+    old_values: Mapping[bytes, bytes | None] = field(default_factory=dict)
     on_applied: Callable[[Exception | None], None] | None = None
+    one_pc: bool = False
+    ranges: Sequence[Range] = ()
+    index: int = 0
 
 
 class Observer(Protocol):
@@ -133,11 +143,23 @@ class Raftstore:
         self._queued -= total
         return commands
 
+    def _write(self, commands: list[Command]) -> None:
+        ranges = [each for command in commands for each in command.ranges]
+        self.engine.write([change for command in commands for change in command.changes], ranges)
+
     def _apply(self, commands: list[Command]) -> None:
         error: Exception | None = self._failure
         if error is None:
             try:
-                self.engine.write([change for command in commands for change in command.changes])
+                index = self.engine.sequence
+                for command in commands:
+                    index += len(command.changes) + len(command.ranges)
+                    command.index = index
+                if len(commands) == 1 or not any(command.ranges for command in commands):
+                    self._write(commands)
+                else:
+                    for command in commands:
+                        self._write([command])
                 self.engine.sync()
                 self.observer.on_applied(commands)
             except Exception as failure:

@@ -2,88 +2,78 @@
 
 A command whose keys are free runs at once on the caller's thread; otherwise it waits in line, without a
 thread, and runs on the pool when all commands before it that share a key have been applied. Order among
-commands that share a key is order of arrival. (TiKV: storage/txn/scheduler.rs, latch.rs.)
+commands that share a key is order of arrival. A pessimistic lock request that meets a lock may wait for it
+(`lock_waiting`), without latches, and is decided again when it is woken.
+(TiKV: storage/txn/scheduler.rs.)
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
-from tidegate.tikv.mvcc import Reader
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import mvcc
+from tidegate.tikv.concurrency import ConcurrencyManager
+from tidegate.tikv.latches import Latches
+from tidegate.tikv.lock_waiting import LockWaiting, Waiter
+from tidegate.tikv.mvcc import Change, Reader
 from tidegate.tikv.percolator import Outcome
 from tidegate.tikv.raftstore import Command, Raftstore
 
 Answer = Callable[[Any, Exception | None], None]
 """Called once with the response, or with the error that prevented one."""
+Decide = Callable[[Reader], Outcome[Any]]
+
+
+class Patience(NamedTuple):
+    """A command that waits for locks: whose, until when, and its answer when it ends in a deadlock."""
+
+    start_ts: int
+    deadline: float
+    deadlocked: Callable[[pb.Deadlock], Any]
 
 
 class Task:
-    """One command: the region, the raw keys it may write, what decides, and who wants the answer."""
+    """One command: the region, the encoded keys it may write, what decides, and who wants the answer."""
 
-    __slots__ = ("answer", "decide", "keys", "region_id")
+    __slots__ = ("answer", "decide", "keys", "patience", "region_id", "woken_by")
 
     def __init__(
         self,
         region_id: int,
-        keys: Collection[bytes],
-        decide: Callable[[Reader], Outcome[Any]],
+        keys: Sequence[bytes],
+        decide: Decide,
         answer: Answer,
+        patience: Patience | None = None,
     ) -> None:
         self.region_id = region_id
-        self.keys = frozenset(keys)
+        self.keys = keys
         self.decide = decide
         self.answer = answer
-
-
-class Latches:
-    """Which keys are being written, and who waits for them, in order of arrival. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._held: set[bytes] = set()
-        self._waiting: list[Task] = []
-
-    def acquire(self, task: Task) -> bool:
-        """Whether the task may run now; if not, `release` will return it when it may."""
-        with self._mutex:
-            if self._held.isdisjoint(task.keys) and all(w.keys.isdisjoint(task.keys) for w in self._waiting):
-                self._held |= task.keys
-                return True
-            self._waiting.append(task)
-            return False
-
-    def release(self, task: Task) -> list[Task]:
-        """Free the task's keys; the tasks that may run now (their keys are taken already)."""
-        with self._mutex:
-            self._held -= task.keys
-            if not self._waiting:
-                return []
-            ready, still, ahead = [], [], set[bytes]()
-            for waiting in self._waiting:
-                if self._held.isdisjoint(waiting.keys) and ahead.isdisjoint(waiting.keys):
-                    self._held |= waiting.keys
-                    ready.append(waiting)
-                else:
-                    ahead |= waiting.keys
-                    still.append(waiting)
-            self._waiting = still
-            return ready
+        self.patience = patience
+        self.woken_by: bytes | None = None
 
 
 class Scheduler:
     """Latches, decisions and proposals in one place."""
 
-    def __init__(self, raftstore: Raftstore, pool: Executor) -> None:
+    def __init__(
+        self, raftstore: Raftstore, pool: Executor, concurrency: ConcurrencyManager, waiting: LockWaiting
+    ) -> None:
         self._raftstore = raftstore
         self._pool = pool
-        self._latches = Latches()
+        self._concurrency = concurrency
+        self._waiting = waiting
+        self._latches: dict[int, Latches] = {}
 
     def submit(self, task: Task) -> None:
         """Run the task now or when its keys are free; its `answer` is called exactly once."""
-        if self._latches.acquire(task):
+        latches = self._latches.get(task.region_id)
+        if latches is None:
+            latches = self._latches.setdefault(task.region_id, Latches())
+        if latches.acquire(task):
             self._run(task)
 
     def later(self, work: Callable[[], None]) -> None:
@@ -94,18 +84,64 @@ class Scheduler:
         try:
             outcome = task.decide(Reader(self._raftstore.engine))
         except Exception as error:
-            self._finish(task, None, error)
+            self._release(task)
+            task.answer(None, error)
             return
+        if task.patience is not None:
+            if outcome.blocked is not None and self._park(task, task.patience, outcome):
+                self._release(task)
+                return
+            self._pass_on(task, outcome)
         if not outcome.changes:
-            self._finish(task, outcome.response, None)
+            self._concurrency.release(outcome.published)
+            self._release(task)
+            task.answer(outcome.response, None)
             return
 
         def applied(error: Exception | None) -> None:
-            self._finish(task, outcome.response, error)
+            if outcome.published:
+                self._concurrency.release(outcome.published)
+            self._release(task)
+            if self._waiting.is_busy:
+                self._tell_waiters(task, outcome.changes)
+            task.answer(outcome.response, error)
 
-        self._raftstore.propose(Command(task.region_id, outcome.changes, outcome.old_values, applied))
+        self._raftstore.propose(
+            Command(task.region_id, outcome.changes, outcome.old_values, applied, outcome.one_pc)
+        )
 
-    def _finish(self, task: Task, response: Any, error: Exception | None) -> None:
-        for ready in self._latches.release(task):
+    def _release(self, task: Task) -> None:
+        for ready in self._latches[task.region_id].release(task):
             self._pool.submit(self._run, ready)
-        task.answer(response, error)
+
+    # --- waiting for locks ---
+
+    def _park(self, task: Task, patience: Patience, outcome: Outcome[Any]) -> bool:
+        blocked = outcome.blocked
+        assert blocked is not None
+
+        def resume() -> None:
+            task.woken_by = blocked.key
+            self._pool.submit(self.submit, task)
+
+        def give_up(deadlock: pb.Deadlock | None) -> None:
+            response = outcome.response if deadlock is None else patience.deadlocked(deadlock)
+            task.answer(response, None)
+
+        return self._waiting.park(Waiter(patience.start_ts, blocked, patience.deadline, resume, give_up))
+
+    def _pass_on(self, task: Task, outcome: Outcome[Any]) -> None:
+        """A woken task that neither takes the lock nor meets another leaves it to the next in line."""
+        key, task.woken_by = task.woken_by, None
+        if key is None or (outcome.blocked is not None and outcome.blocked.key == key):
+            return
+        if all(cf != mvcc.LOCK or changed != key for cf, changed, _ in outcome.changes):
+            self._pool.submit(self._waiting.released, [key])
+
+    def _tell_waiters(self, task: Task, changes: Sequence[Change]) -> None:
+        gone = [key for cf, key, value in changes if cf == mvcc.LOCK and value is None]
+        self._waiting.released(gone)
+        if task.patience is not None:
+            for cf, key, value in changes:
+                if cf == mvcc.LOCK and value is not None:
+                    self._waiting.taken(key, task.patience.start_ts)

@@ -1,23 +1,38 @@
-"""Answers to `tikvpb.Tikv`: region checks, reads at once, writes through the scheduler.
+"""Answers to `tikvpb.Tikv`: checks, reads at once, writes through the scheduler.
 
-Called by the gRPC edge (`server`); `submit` never blocks on an apply, so that one BatchCommands stream can
-have many commands under way.
+Called by the gRPC edge (`services`); `submit` never blocks on an apply, so that one BatchCommands stream can
+have many commands under way. A request passes, in this order: region and epoch, API version, range of the
+region; a read raises max_ts and meets the in-memory locks, a write takes its latches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tidegate.proto import errorpb_pb2
 from tidegate.proto import kvrpcpb_pb2 as pb
-from tidegate.tikv import keys, percolator, snapshot
-from tidegate.tikv.engine import Engine
+from tidegate.tikv import api_version, keys, mvcc, percolator, snapshot
+from tidegate.tikv.call import (
+    Call,
+    RefusalError,
+    Serve,
+    mutated,
+    refused,
+    scan_range,
+    the_key,
+    the_keys,
+    the_range,
+)
+from tidegate.tikv.concurrency import ConcurrencyManager
+from tidegate.tikv.lock_waiting import LockWaiting
 from tidegate.tikv.mvcc import Reader
 from tidegate.tikv.percolator import Announced, Outcome
-from tidegate.tikv.raftstore import Raftstore
+from tidegate.tikv.raftstore import Command, Raftstore
+from tidegate.tikv.rawkv import RawKv
 from tidegate.tikv.region import Region, RegionTable, key_not_in_region
-from tidegate.tikv.scheduler import Answer, Scheduler, Task
+from tidegate.tikv.scheduler import Answer, Patience, Scheduler, Task
 
 RESOLVE_LOCKS_MAX: Final = 4096
 """Locks that one round of a ResolveLock over a whole region takes; rounds follow until none is left."""
@@ -26,26 +41,32 @@ Announcements = Callable[[int], Announced]
 """Region id -> what CDC has announced for its keys."""
 
 
-class Call(NamedTuple):
-    """How one request type is served: the raw keys it names, its response type, and its handler."""
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a store works with."""
 
-    keys: Callable[[Any], Sequence[bytes]]
-    response: Callable[..., Any]
-    read: Callable[[Region, Any], Any] | None = None
-    decide: Callable[[Reader, Region, Any], Outcome[Any]] | None = None
+    regions: RegionTable
+    raftstore: Raftstore
+    scheduler: Scheduler
+    concurrency: ConcurrencyManager
+    waiting: LockWaiting
+    announced: Announcements
+    raw: RawKv
 
 
 class Store:
-    """The transactional interface of one store. Thread-safe."""
+    """The key-value interfaces of one store. Thread-safe."""
 
-    def __init__(
-        self, regions: RegionTable, raftstore: Raftstore, scheduler: Scheduler, announced: Announcements
-    ) -> None:
-        self._regions = regions
-        self._engine: Engine = raftstore.engine
-        self._raftstore = raftstore
-        self._scheduler = scheduler
-        self._announced = announced
+    def __init__(self, parts: Parts) -> None:
+        self._regions = parts.regions
+        self._engine = parts.raftstore.engine
+        self._raftstore = parts.raftstore
+        self._scheduler = parts.scheduler
+        self._concurrency = parts.concurrency
+        self._waiting = parts.waiting
+        self._announced = parts.announced
+        self._raw = parts.raw
+        self._api_version = parts.raw.api_version
         self._calls = self._table()
 
     def submit(self, request: Any, answer: Answer) -> None:
@@ -55,38 +76,106 @@ class Store:
         if isinstance(region, errorpb_pb2.Error):
             answer(call.response(region_error=region), None)
             return
-        named = call.keys(request)
-        for raw in (min(named), max(named)) if len(named) > 1 else named:
-            if not region.contains(keys.encode(raw)):
-                answer(call.response(region_error=key_not_in_region(raw, region)), None)
+        named = call.keys(request) if call.keys is not None else ()
+        if self._api_version != 1 or request.context.api_version:
+            refusal = self._refusal(call, request, named)
+            if refusal:
+                answer(refused(call.response(), refusal), None)
                 return
-        if call.read is not None:
-            self._read(call.read, region, request, answer)
-        elif type(request) is pb.ResolveLockRequest and not request.keys:
-            self._resolve_region(region, request, answer)
-        else:
-            self._write(region, request, named, answer)
-
-    def _read(self, read: Callable[[Region, Any], Any], region: Region, request: Any, answer: Answer) -> None:
+        stored = [*map(self._raw.physical if call.raw else keys.encode, named)]
+        if stored:
+            for key in (min(stored), max(stored)) if len(stored) > 1 else stored:
+                if not region.contains(key):
+                    outside = key_not_in_region(named[stored.index(key)], region)
+                    answer(call.response(region_error=outside), None)
+                    return
         try:
-            response = read(region, request)
+            call.serve(region, request, stored, answer)
+        except RefusalError as refusal:
+            answer(refused(call.response(), str(refusal)), None)
         except Exception as error:
             answer(None, error)
-            return
-        answer(response, None)
 
-    def _write(self, region: Region, request: Any, named: Sequence[bytes], answer: Answer) -> None:
-        decide = self._calls[type(request)].decide
-        assert decide is not None
-        self._scheduler.submit(Task(region.id, named, lambda reader: decide(reader, region, request), answer))
+    def _refusal(self, call: Call, request: Any, named: Sequence[bytes]) -> str:
+        modes = [(api_version.key_mode(key), key) for key in named]
+        if call.range is not None:
+            start, end = call.range(request)
+            modes.append((api_version.range_mode(start, end), start))
+        return api_version.refusal(self._api_version, request.context, call.raw, modes)
 
-    def _resolve_region(self, region: Region, request: pb.ResolveLockRequest, answer: Answer) -> None:
-        """Resolve all locks of the named transactions in the region, a bounded number at a time."""
+    # --- kinds of handlers ---
+
+    def _reads(self, read: Callable[[Region, Any], Any]) -> Serve:
+        return lambda region, request, _, answer: answer(read(region, request), None)
+
+    def _writes(self, decide: Callable[[Reader, Any, list[bytes]], Outcome[Any]]) -> Serve:
+        def serve(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
+            self._scheduler.submit(
+                Task(region.id, stored, lambda reader: decide(reader, request, stored), answer)
+            )
+
+        return serve
+
+    # --- transactions ---
+
+    def _prewrite(
+        self, region: Region, request: pb.PrewriteRequest, stored: list[bytes], answer: Answer
+    ) -> None:
+        observer, concurrency = self._raftstore.observer, self._concurrency
+
+        def decide(reader: Reader) -> Outcome[Any]:
+            observed = observer.is_observing(region.id)
+            return percolator.prewrite(reader, request, observed, concurrency, stored)
+
+        self._scheduler.submit(Task(region.id, stored, decide, answer))
+
+    def _flush(self, region: Region, request: pb.FlushRequest, stored: list[bytes], answer: Answer) -> None:
+        observer = self._raftstore.observer
+
+        def decide(reader: Reader) -> Outcome[Any]:
+            return percolator.flush(reader, request, observer.is_observing(region.id), stored)
+
+        self._scheduler.submit(Task(region.id, stored, decide, answer))
+
+    def _commit(self, region: Region, request: pb.CommitRequest, stored: list[bytes], answer: Answer) -> None:
+        def decide(reader: Reader) -> Outcome[Any]:
+            return percolator.commit(reader, request, self._announced(region.id), stored)
+
+        self._scheduler.submit(Task(region.id, stored, decide, answer))
+
+    def _pessimistic_lock(
+        self, region: Region, request: pb.PessimisticLockRequest, stored: list[bytes], answer: Answer
+    ) -> None:
+        def deadlocked(found: pb.Deadlock) -> pb.PessimisticLockResponse:
+            return pb.PessimisticLockResponse(errors=[pb.KeyError(deadlock=found)])
+
+        deadline = self._waiting.deadline(request)
+        patience = None if deadline is None else Patience(request.start_version, deadline, deadlocked)
+
+        def decide(reader: Reader) -> Outcome[Any]:
+            return percolator.pessimistic_lock(reader, request, stored)
+
+        self._scheduler.submit(Task(region.id, stored, decide, answer, patience))
+
+    def _resolve(
+        self, region: Region, request: pb.ResolveLockRequest, stored: list[bytes], answer: Answer
+    ) -> None:
         fates = _fates(request)
+        if not request.keys:
+            self._resolve_region(region, fates, answer)
+            return
+
+        def decide(reader: Reader) -> Outcome[Any]:
+            return percolator.resolve_locks(reader, stored, fates, self._announced(region.id))
+
+        self._scheduler.submit(Task(region.id, stored, decide, answer))
+
+    def _resolve_region(self, region: Region, fates: dict[int, int], answer: Answer) -> None:
+        """Resolve all locks of the named transactions in the region, a bounded number at a time."""
         found = []
         for key, lock in snapshot.locks_in(self._engine, region.start, region.end):
             if lock.start_ts in fates:
-                found.append(keys.decode(key))
+                found.append(key)
                 if len(found) == RESOLVE_LOCKS_MAX:
                     break
         if not found:
@@ -97,76 +186,104 @@ class Store:
             return percolator.resolve_locks(reader, found, fates, self._announced(region.id))
 
         def then(response: pb.ResolveLockResponse | None, error: Exception | None) -> None:
-            if (
-                error is not None
-                or response is None
-                or response.HasField("error")
-                or len(found) < RESOLVE_LOCKS_MAX
-            ):
+            ended = error is not None or response is None or response.HasField("error")
+            if ended or len(found) < RESOLVE_LOCKS_MAX:
                 answer(response, error)
             else:
-                self._scheduler.later(lambda: self._resolve_region(region, request, answer))
+                self._scheduler.later(lambda: self._resolve_region(region, fates, answer))
 
         self._scheduler.submit(Task(region.id, found, decide, then))
 
-    def _table(self) -> dict[type[Any], Call]:
-        engine, wanted, announced = self._engine, self._raftstore, self._announced
-        return {
-            pb.GetRequest: Call(_key, pb.GetResponse, lambda _, request: snapshot.get(engine, request)),
-            pb.BatchGetRequest: Call(
-                _keys, pb.BatchGetResponse, lambda _, request: snapshot.batch_get(engine, request)
-            ),
-            pb.ScanRequest: Call(_none, pb.ScanResponse, self._scan),
-            pb.ScanLockRequest: Call(_none, pb.ScanLockResponse, self._scan_locks),
-            pb.PrewriteRequest: Call(
-                _mutated,
-                pb.PrewriteResponse,
-                decide=lambda reader, region, request: percolator.prewrite(
-                    reader, request, wanted.observer.is_observing(region.id)
-                ),
-            ),
-            pb.CommitRequest: Call(
-                _keys,
-                pb.CommitResponse,
-                decide=lambda reader, region, request: percolator.commit(
-                    reader, request, announced(region.id)
-                ),
-            ),
-            pb.PessimisticLockRequest: Call(
-                _mutated, pb.PessimisticLockResponse, decide=_plain(percolator.pessimistic_lock)
-            ),
-            pb.PessimisticRollbackRequest: Call(
-                _keys, pb.PessimisticRollbackResponse, decide=_plain(percolator.pessimistic_rollback)
-            ),
-            pb.BatchRollbackRequest: Call(
-                _keys, pb.BatchRollbackResponse, decide=_plain(percolator.batch_rollback)
-            ),
-            pb.CleanupRequest: Call(_key, pb.CleanupResponse, decide=_plain(percolator.cleanup)),
-            pb.CheckTxnStatusRequest: Call(
-                _primary_key, pb.CheckTxnStatusResponse, decide=_plain(percolator.check_txn_status)
-            ),
-            pb.CheckSecondaryLocksRequest: Call(
-                _keys, pb.CheckSecondaryLocksResponse, decide=_plain(percolator.check_secondary_locks)
-            ),
-            pb.TxnHeartBeatRequest: Call(
-                _primary_lock, pb.TxnHeartBeatResponse, decide=_plain(percolator.heart_beat)
-            ),
-            pb.ResolveLockRequest: Call(_keys, pb.ResolveLockResponse, decide=self._resolve),
-        }
+    # --- reads ---
 
-    def _resolve(self, reader: Reader, region: Region, request: pb.ResolveLockRequest) -> Outcome[Any]:
-        return percolator.resolve_locks(reader, request.keys, _fates(request), self._announced(region.id))
+    def _get(self, region: Region, request: pb.GetRequest) -> pb.GetResponse:
+        return snapshot.get(self._engine, request, self._concurrency)
+
+    def _batch_get(self, region: Region, request: pb.BatchGetRequest) -> pb.BatchGetResponse:
+        return snapshot.batch_get(self._engine, request, self._concurrency)
+
+    def _buffer_batch_get(self, region: Region, request: pb.BufferBatchGetRequest) -> Any:
+        return percolator.buffer_batch_get(Reader(self._engine), request)
 
     def _scan(self, region: Region, request: pb.ScanRequest) -> pb.ScanResponse:
-        low, high = request.start_key, request.end_key
-        if request.reverse:
-            low, high = high, low
-        start, end = _clip(region, low, high)
-        return snapshot.scan(self._engine, request, start, end)
+        start, end = _clip(region, *scan_range(request))
+        return snapshot.scan(self._engine, request, start, end, self._concurrency)
 
     def _scan_locks(self, region: Region, request: pb.ScanLockRequest) -> pb.ScanLockResponse:
         start, end = _clip(region, request.start_key, request.end_key)
-        return snapshot.scan_locks(self._engine, request, start, end)
+        return snapshot.scan_locks(self._engine, request, start, end, self._concurrency)
+
+    def _mvcc_by_key(self, region: Region, request: pb.MvccGetByKeyRequest) -> pb.MvccGetByKeyResponse:
+        return pb.MvccGetByKeyResponse(info=snapshot.mvcc_info(self._engine, request.key))
+
+    # --- ranges ---
+
+    def _delete_range(
+        self, region: Region, request: pb.DeleteRangeRequest, stored: list[bytes], answer: Answer
+    ) -> None:
+        """Drop all versions and locks of a range, without history and unseen by CDC but for its locks."""
+        if request.notify_only:
+            answer(pb.DeleteRangeResponse(), None)
+            return
+        start, end = _clip(region, request.start_key, request.end_key)
+        self._empty(region.id, start, end, lambda error: answer(pb.DeleteRangeResponse(), error))
+
+    def unsafe_destroy_range(self, request: pb.UnsafeDestroyRangeRequest, answer: Answer) -> None:
+        """Drop everything of a range on this store, whatever the regions; no observer hears of it."""
+        start, end = keys.encode(request.start_key), keys.encode(request.end_key) if request.end_key else b""
+        self._empty(0, start, end, lambda error: answer(pb.UnsafeDestroyRangeResponse(), error))
+
+    def _empty(
+        self, region_id: int, start: bytes, end: bytes, applied: Callable[[Exception | None], None]
+    ) -> None:
+        if end and start >= end:
+            applied(None)
+            return
+        ranges = [(cf, start, end) for cf in (mvcc.DEFAULT, mvcc.LOCK, mvcc.WRITE)]
+        self._raftstore.propose(Command(region_id, (), on_applied=applied, ranges=ranges))
+
+    def lock_wait_info(self) -> pb.GetLockWaitInfoResponse:
+        """Who waits for whose locks."""
+        return pb.GetLockWaitInfoResponse(entries=self._waiting.detector.entries())
+
+    def _table(self) -> dict[type[Any], Call]:
+        concurrency = self._concurrency
+        return self._raw.calls() | {
+            pb.GetRequest: Call(pb.GetResponse, self._reads(self._get), the_key),
+            pb.BatchGetRequest: Call(pb.BatchGetResponse, self._reads(self._batch_get), the_keys),
+            pb.BufferBatchGetRequest: Call(
+                pb.BufferBatchGetResponse, self._reads(self._buffer_batch_get), the_keys
+            ),
+            pb.ScanRequest: Call(pb.ScanResponse, self._reads(self._scan), range=scan_range),
+            pb.ScanLockRequest: Call(pb.ScanLockResponse, self._reads(self._scan_locks)),
+            pb.MvccGetByKeyRequest: Call(pb.MvccGetByKeyResponse, self._reads(self._mvcc_by_key), the_key),
+            pb.PrewriteRequest: Call(pb.PrewriteResponse, self._prewrite, mutated),
+            pb.FlushRequest: Call(pb.FlushResponse, self._flush, mutated),
+            pb.CommitRequest: Call(pb.CommitResponse, self._commit, the_keys),
+            pb.PessimisticLockRequest: Call(pb.PessimisticLockResponse, self._pessimistic_lock, mutated),
+            pb.PessimisticRollbackRequest: Call(
+                pb.PessimisticRollbackResponse, self._writes(percolator.pessimistic_rollback), the_keys
+            ),
+            pb.BatchRollbackRequest: Call(
+                pb.BatchRollbackResponse, self._writes(percolator.batch_rollback), the_keys
+            ),
+            pb.CleanupRequest: Call(pb.CleanupResponse, self._writes(percolator.cleanup), the_key),
+            pb.CheckTxnStatusRequest: Call(
+                pb.CheckTxnStatusResponse,
+                self._writes(lambda r, q, keys: percolator.check_txn_status(r, q, keys, concurrency)),
+                _primary_key,
+            ),
+            pb.CheckSecondaryLocksRequest: Call(
+                pb.CheckSecondaryLocksResponse,
+                self._writes(lambda r, q, keys: percolator.check_secondary_locks(r, q, keys, concurrency)),
+                the_keys,
+            ),
+            pb.TxnHeartBeatRequest: Call(
+                pb.TxnHeartBeatResponse, self._writes(percolator.heart_beat), _primary_lock
+            ),
+            pb.ResolveLockRequest: Call(pb.ResolveLockResponse, self._resolve, the_keys),
+            pb.DeleteRangeRequest: Call(pb.DeleteRangeResponse, self._delete_range, range=the_range),
+        }
 
 
 def _fates(request: pb.ResolveLockRequest) -> dict[int, int]:
@@ -182,27 +299,6 @@ def _clip(region: Region, low: bytes, high: bytes) -> tuple[bytes, bytes]:
         return start, region.end
     end = keys.encode(high)
     return start, min(end, region.end) if region.end else end
-
-
-def _plain(function: Callable[[Reader, Any], Outcome[Any]]) -> Callable[[Reader, Region, Any], Outcome[Any]]:
-    return lambda reader, _, request: function(reader, request)
-
-
-def _none(request: Any) -> Sequence[bytes]:
-    return ()
-
-
-def _key(request: Any) -> Sequence[bytes]:
-    return (request.key,)
-
-
-def _keys(request: Any) -> Sequence[bytes]:
-    found: Sequence[bytes] = request.keys
-    return found
-
-
-def _mutated(request: Any) -> Sequence[bytes]:
-    return [mutation.key for mutation in request.mutations]
 
 
 def _primary_key(request: Any) -> Sequence[bytes]:

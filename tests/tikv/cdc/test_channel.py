@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import threading
 
+from tests.tikv.support import taken
 from tidegate.proto import cdcpb_pb2 as pb
+from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.channel import MESSAGE_BYTES_MAX, SCAN_BYTES_MAX, Channel, Subscription
 
 
-def event(request_id: int, size: int = 10) -> pb.Event:
+def event(request_id: int, size: int = 10) -> bytes:
     row = pb.Event.Row(type=pb.Event.COMMITTED, value=b"x" * size)
-    return pb.Event(region_id=1, request_id=request_id, entries=pb.Event.Entries(entries=[row]))
+    return wire.framed(pb.Event(region_id=1, request_id=request_id, entries=pb.Event.Entries(entries=[row])))
 
 
 def test_events_leave_in_order_together_and_a_resolved_mark_alone() -> None:
     channel, one = Channel(), Subscription()
     channel.put_observed(one, event(1))
     channel.put_scanned(one, event(2))
-    channel.put_resolved(pb.ResolvedTs(regions=[1], ts=5, request_id=1))
+    channel.put_resolved(wire.resolved(pb.ResolvedTs(regions=[1], ts=5, request_id=1)))
     channel.put_observed(one, event(3))
-    first, mark, last = channel.take() or []
+    first, mark, last = taken(channel) or []
     assert [each.request_id for each in first.events] == [1, 2]
     assert (mark.resolved_ts.ts, len(mark.events)) == (5, 0)
     assert [each.request_id for each in last.events] == [3]
@@ -30,29 +32,28 @@ def test_a_message_has_at_most_six_mebibytes_unless_one_event_is_larger() -> Non
     channel, one = Channel(), Subscription()
     for size in (MESSAGE_BYTES_MAX // 2, MESSAGE_BYTES_MAX // 2, 10, 2 * MESSAGE_BYTES_MAX):
         channel.put_observed(one, event(1, size))
-    assert [len(message.events) for message in channel.take() or []] == [1, 2, 1]
+    assert [len(message.events) for message in taken(channel) or []] == [1, 2, 1]
 
 
 def test_an_observed_event_over_the_quota_is_refused_and_a_mark_left_out() -> None:
     channel, one = Channel(quota_bytes=1000), Subscription()
     assert channel.put_observed(one, event(1, 700))
     assert not channel.put_observed(one, event(2, 700))
-    channel.put_resolved(pb.ResolvedTs(regions=range(1 << 40, (1 << 40) + 100), ts=5))
-    assert [len(message.events) for message in channel.take() or []] == [1]
+    channel.put_resolved(wire.resolved(pb.ResolvedTs(regions=range(1 << 40, (1 << 40) + 100), ts=5)))
+    assert [len(message.events) for message in taken(channel) or []] == [1]
     assert channel.put_observed(one, event(2, 700))
 
 
 def test_after_the_error_of_a_subscription_nothing_of_it_follows() -> None:
     channel, one, other = Channel(), Subscription(), Subscription()
     channel.put_observed(one, event(1))
-    channel.fail(
-        one, pb.Event(region_id=1, request_id=1, error=pb.Error(congested=pb.Congested(region_id=1)))
-    )
+    congested = pb.Error(congested=pb.Congested(region_id=1))
+    channel.fail(one, wire.framed(pb.Event(region_id=1, request_id=1, error=congested)))
     assert channel.put_observed(one, event(1)), "it is ignored, not congested"
     assert not channel.put_scanned(one, event(1))
     channel.fail(one, event(9))
     channel.put_observed(other, event(2))
-    (message,) = channel.take() or []
+    (message,) = taken(channel) or []
     assert [(each.request_id, each.HasField("error")) for each in message.events] == [
         (1, False),
         (1, True),
@@ -72,7 +73,7 @@ def test_a_scan_waits_for_room_and_goes_on() -> None:
     thread = threading.Thread(target=scan)
     thread.start()
     assert not done.wait(0.05)
-    assert len(channel.take() or []) == 1
+    assert len(taken(channel) or []) == 1
     assert done.wait(5)
     thread.join()
 

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.tikv.support import MemoryView, commit, delete, pessimistic_lock, prewrite, put, rollback
+from tests.tikv.support import MemoryView, commit, delete, pessimistic_lock, prewrite, put, rollback, taken
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc, percolator
+from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate, Downstream, State
 from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.mvcc import Lock, Reader, Write
+from tidegate.tikv.raftstore import Command
 from tidegate.tikv.region import Region
 
 LONG = b"x" * 300
@@ -41,7 +43,8 @@ class Rig:
     def do(self, command: Any, *arguments: Any) -> list[Downstream]:
         outcome = command(Reader(self.view), *arguments)
         self.view.apply(outcome.changes)
-        return self.delegate.on_command(outcome.changes, OldValues(self.view, outcome.old_values))
+        applied = Command(2, outcome.changes, outcome.old_values, one_pc=outcome.one_pc)
+        return self.delegate.on_command(applied, OldValues(self.view, outcome.old_values))
 
     def prewrite(self, *arguments: Any, **more: Any) -> list[Downstream]:
         return self.do(percolator.prewrite, prewrite(*arguments, **more))
@@ -55,8 +58,8 @@ class Rig:
 
 def rows_of(downstream: Downstream) -> list[list[cdc.Event.Row]]:
     """The rows of each event that waits for a downstream's client."""
-    downstream.channel.put_resolved(cdc.ResolvedTs(ts=1))
-    messages = downstream.channel.take() or []
+    downstream.channel.put_resolved(wire.resolved(cdc.ResolvedTs(ts=1)))
+    messages = taken(downstream.channel) or []
     events = [event for message in messages for event in message.events]
     assert all(event.request_id == downstream.request_id for event in events)
     return [list(event.entries.entries) for event in events]

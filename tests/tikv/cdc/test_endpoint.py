@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.tikv.support import commit, delete, pessimistic_lock, prewrite, put, rollback
+from tests.tikv.support import commit, delete, pessimistic_lock, prewrite, put, rollback, taken
 from tidegate.clock import SystemClock
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
@@ -20,11 +20,15 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.service import Connection
+from tidegate.tikv.concurrency import ConcurrencyManager
+from tidegate.tikv.deadlock import DeadlockDetector
 from tidegate.tikv.engine import Engine
+from tidegate.tikv.lock_waiting import LockWaiting
 from tidegate.tikv.raftstore import Raftstore
+from tidegate.tikv.rawkv import RawKv
 from tidegate.tikv.region import Region, RegionTable, split
 from tidegate.tikv.scheduler import Scheduler
-from tidegate.tikv.store import Store
+from tidegate.tikv.store import Parts, Store
 from tidegate.tikv.tso import Tso, TsoMode
 
 CLUSTER = 99
@@ -35,16 +39,30 @@ LONG = b"L" * 300
 class Cluster:
     """A store with its CDC endpoint, without gRPC."""
 
-    def __init__(self, directory: Path, boundaries: list[bytes], mode: TsoMode) -> None:
+    def __init__(self, directory: Path, boundaries: list[bytes], mode: TsoMode, api_version: int = 1) -> None:
         self.engine = Engine(directory)
         self.raftstore = Raftstore(self.engine)
         self.regions = RegionTable(split([keys.encode(bound) for bound in boundaries]))
         self.tso = Tso(self.engine, SystemClock(), mode)
         self.pool = ThreadPoolExecutor(2)
-        self.endpoint = Endpoint(CLUSTER, self.regions, self.raftstore, self.tso.get, tick_s=0.002)
-        self.store = Store(
-            self.regions, self.raftstore, Scheduler(self.raftstore, self.pool), self.endpoint.announced
+        self.concurrency = ConcurrencyManager()
+        self.endpoint = Endpoint(
+            CLUSTER,
+            self.regions,
+            self.raftstore,
+            self.tso.get,
+            tick_s=0.002,
+            concurrency=self.concurrency,
+            api_version=api_version,
         )
+        waiting = LockWaiting(DeadlockDetector())
+        scheduler = Scheduler(self.raftstore, self.pool, self.concurrency, waiting)
+        next_ts = self.tso.get if mode is TsoMode.SYSTEM else None
+        raw = RawKv(api_version, self.raftstore, scheduler, self.concurrency, next_ts, SystemClock())
+        parts = Parts(
+            self.regions, self.raftstore, scheduler, self.concurrency, waiting, self.endpoint.announced, raw
+        )
+        self.store = Store(parts)
         self.raftstore.start()
         self.endpoint.start()
 
@@ -176,7 +194,7 @@ class Client:
             raise self.failure
 
     def _read(self) -> None:
-        while (messages := self.connection.channel.take()) is not None:
+        while (messages := taken(self.connection.channel)) is not None:
             with self._changed:
                 try:
                     for message in messages:

@@ -1,4 +1,4 @@
-"""The queue of one connection: memory quota, order, batching.
+"""The queue of one connection: memory quota, order, batching. Events are in their wire form (`wire`).
 
 Events of a connection leave in the order they were put. Scanned events wait for room, so a slow client
 slows its own scans; observed ones cannot wait (they would hold up everybody), so a subscription whose
@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass
-from typing import Final
-
-from tidegate.proto import cdcpb_pb2 as pb
+from typing import Final, NamedTuple
 
 QUOTA_BYTES: Final = 256 << 20
 """Observed events of one connection that may wait to be sent."""
@@ -35,10 +32,12 @@ class Subscription:
         self.stopped = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    message: pb.Event | pb.ResolvedTs
+class _Item(NamedTuple):
+    """An event in its wire form (`wire.event`), or a message that goes alone."""
+
+    data: bytes
     size: int
+    alone: bool
 
 
 class Channel:
@@ -56,9 +55,9 @@ class Channel:
         """What waits to be sent."""
         return self._bytes
 
-    def put_observed(self, of: Subscription, event: pb.Event) -> bool:
+    def put_observed(self, of: Subscription, event: bytes) -> bool:
         """Queue a live event; False when it does not fit the quota."""
-        size = event.ByteSize() + EVENT_OVERHEAD
+        size = len(event) + EVENT_OVERHEAD
         with self._changed:
             if of.stopped or self._closed:
                 return True
@@ -67,9 +66,9 @@ class Channel:
             self._push(event, size)
             return True
 
-    def put_scanned(self, of: Subscription, event: pb.Event) -> bool:
+    def put_scanned(self, of: Subscription, event: bytes) -> bool:
         """Queue an event of a scan when there is room; False when the subscription ended meanwhile."""
-        size = event.ByteSize() + EVENT_OVERHEAD
+        size = len(event) + EVENT_OVERHEAD
         with self._changed:
             while self._bytes > SCAN_BYTES_MAX and not (of.stopped or self._closed):
                 self._changed.wait()
@@ -78,20 +77,20 @@ class Channel:
             self._push(event, size)
             return True
 
-    def put_resolved(self, mark: pb.ResolvedTs | pb.Event) -> None:
-        """Queue a resolved mark unless the quota is used up."""
+    def put_resolved(self, mark: bytes, alone: bool = True) -> None:
+        """Queue a resolved mark unless the quota is used up; `alone`: it is a message of its own."""
         with self._changed:
-            size = mark.ByteSize() + EVENT_OVERHEAD
+            size = len(mark) + EVENT_OVERHEAD
             if not self._closed and self._bytes + size <= self._quota:
-                self._push(mark, size)
+                self._push(mark, size, alone)
 
-    def put_error(self, event: pb.Event) -> None:
+    def put_error(self, event: bytes) -> None:
         """Queue the error of a request that never became a subscription."""
         with self._changed:
             if not self._closed:
                 self._push(event, EVENT_OVERHEAD)
 
-    def fail(self, of: Subscription, event: pb.Event | None) -> None:
+    def fail(self, of: Subscription, event: bytes | None) -> None:
         """End a subscription; `event` is its last one."""
         with self._changed:
             if not of.stopped:
@@ -108,8 +107,8 @@ class Channel:
             self._bytes = 0
             self._changed.notify_all()
 
-    def take(self) -> list[pb.ChangeDataEvent] | None:
-        """The next messages for the client; waits for one; None when the channel is closed."""
+    def take(self) -> list[bytes] | None:
+        """The next messages for the client, serialized; waits for one; None when the channel is closed."""
         with self._changed:
             while not self._items and not self._closed:
                 self._changed.wait()
@@ -120,24 +119,28 @@ class Channel:
             self._changed.notify_all()
         return _pack(taken)
 
-    def _push(self, message: pb.Event | pb.ResolvedTs, size: int) -> None:
-        self._items.append(_Item(message, size))
+    def _push(self, data: bytes, size: int, alone: bool = False) -> None:
+        self._items.append(_Item(data, size, alone))
         self._bytes += size
         self._changed.notify_all()
 
 
-def _pack(items: list[_Item]) -> list[pb.ChangeDataEvent]:
+def _pack(items: list[_Item]) -> list[bytes]:
     """Events together up to 6 MiB, a resolved mark always alone."""
-    messages: list[pb.ChangeDataEvent] = []
+    messages: list[bytes] = []
+    together: list[bytes] = []
     room = 0
-    for item in items:
-        if isinstance(item.message, pb.ResolvedTs):
-            messages.append(pb.ChangeDataEvent(resolved_ts=item.message))
-            room = 0
+    for data, size, alone in items:
+        if together and (alone or size > room):
+            messages.append(b"".join(together))
+            together = []
+        if alone:
+            messages.append(data)
             continue
-        if item.size > room:
-            messages.append(pb.ChangeDataEvent())
+        if not together:
             room = MESSAGE_BYTES_MAX
-        messages[-1].events.append(item.message)
-        room -= item.size
+        together.append(data)
+        room -= size
+    if together:
+        messages.append(b"".join(together))
     return messages

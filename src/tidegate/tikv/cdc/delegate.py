@@ -6,14 +6,17 @@ Pure but for the reading of old values.
 |---|---|
 | put lock, type Put or Delete | PREWRITE with value and old value; none for a Put without its value (below) |
 | put write, type Put or Delete | COMMIT |
+| the same in a one-phase commit | COMMITTED with value and old value |
 | put write, type Rollback | ROLLBACK |
 | put write with a gc_fence (a rollback at another's commit_ts) | ROLLBACK of who started at that ts |
 | delete lock, no write for the key | ROLLBACK of the lock that was tracked: a silent rollback |
+| put of a raw key (API V2) | COMMITTED for downstreams of RawKV, with the expiry and the command's index |
 | anything else | none |
 
 A Put lock whose long value is not in the same command is an old lock rewritten (heartbeat, pushed
 min_commit_ts): its value went out with the first row. A command's rows for one downstream make one event,
-whole. Downstreams see the rows of their own range.
+whole. Downstreams see the rows of their own range and of their own kind of keys. A range that is emptied
+loses its locks without a row.
 """
 
 from __future__ import annotations
@@ -25,18 +28,21 @@ from typing import Final, NamedTuple
 
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
+from tidegate.tikv.api_version import RAW_PREFIX
+from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.channel import Channel, Subscription
 from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.cdc.resolver import Resolver
-from tidegate.tikv.mvcc import Change
+from tidegate.tikv.raftstore import Command
+from tidegate.tikv.rawkv import decode_value
 from tidegate.tikv.region import Region
 
-Row = pb.Event.Row
 CDC_WRITE_SOURCE: Final = 0xFF
 """Bits of txn_source that a CDC writer sets; dropped when the downstream filters loops."""
 NEVER_SENT: Final = ~0xFF
 """Bits of txn_source (lossy DDL reorganisation, physical import) whose rows nobody gets."""
-_OPS: Final = {mvcc.PUT: Row.PUT, mvcc.DELETE: Row.DELETE}
+OPS: Final = {mvcc.PUT: wire.OP_PUT, mvcc.DELETE: wire.OP_DELETE}
+_RAW: Final = RAW_PREFIX[0]
 
 
 class State(Enum):
@@ -55,6 +61,7 @@ class Downstream(Subscription):
         "checkpoint_ts",
         "end",
         "filter_loop",
+        "raw",
         "region",
         "request_id",
         "resolver",
@@ -71,6 +78,7 @@ class Downstream(Subscription):
         end: bytes,
         checkpoint_ts: int,
         filter_loop: bool = False,
+        raw: bool = False,
     ) -> None:
         super().__init__()
         self.channel = channel
@@ -80,18 +88,17 @@ class Downstream(Subscription):
         self.end = min(end, region.end) if end and region.end else end or region.end
         self.checkpoint_ts = checkpoint_ts
         self.filter_loop = filter_loop
+        self.raw = raw
         self.state = State.UNINITIALIZED
         self.resolver = Resolver()
 
-    def event(self, rows: Iterable[pb.Event.Row] = ()) -> pb.Event:
+    def event(self, rows: Sequence[bytes], index: int = 0) -> bytes:
         """An event of this downstream with the given rows."""
-        return pb.Event(
-            region_id=self.region.id, request_id=self.request_id, entries=pb.Event.Entries(entries=rows)
-        )
+        return wire.event(self.region.id, self.request_id, rows, index)
 
-    def error(self, error: pb.Error) -> pb.Event:
+    def error(self, error: pb.Error) -> bytes:
         """An event of this downstream that ends it."""
-        return pb.Event(region_id=self.region.id, request_id=self.request_id, error=error)
+        return wire.framed(pb.Event(region_id=self.region.id, request_id=self.request_id, error=error))
 
     def wants(self, txn_source: int) -> bool:
         """Whether rows of a transaction with this source are for the downstream."""
@@ -107,8 +114,10 @@ class Seen(NamedTuple):
     """
 
     key: bytes
-    row: pb.Event.Row | None
+    row: bytes | None
     lock_ts: int | None
+    txn_source: int = 0
+    raw: bool = False
 
 
 class Announced:
@@ -128,8 +137,10 @@ class Announced:
 class Delegate:
     """The downstreams of one region. Owned by the endpoint's thread."""
 
-    def __init__(self, region: Region) -> None:
+    def __init__(self, region: Region, has_raw: bool = False) -> None:
         self.region = region
+        self.has_raw = has_raw
+        """Whether keys that begin with `r` are raw ones (API V2)."""
         self.downstreams: list[Downstream] = []
         self._bounds: list[bytes] = [b""]
         self._segments: list[list[Downstream]] = [[]]
@@ -162,47 +173,70 @@ class Delegate:
                 each.resolver.resolve(min_ts)
         return Announced(self._bounds, self._segments)
 
-    def on_command(self, changes: Sequence[Change], old_values: OldValues) -> list[Downstream]:
+    def on_command(self, command: Command, old_values: OldValues) -> list[Downstream]:
         """Send an applied command's rows to the downstreams; those that are congested are returned."""
-        rows: dict[Downstream, list[pb.Event.Row]] = {}
+        rows: dict[Downstream, list[bytes]] = {}
         bounds, segments = self._bounds, self._segments
-        for key, row, lock_ts in self._seen(changes, old_values):
+        if command.ranges:
+            self._forget(command)
+        for key, row, lock_ts, txn_source, raw in self._seen(command, old_values):
             for downstream in segments[bisect.bisect_right(bounds, key) - 1]:
-                if downstream.state is State.UNINITIALIZED:
+                if downstream.state is State.UNINITIALIZED or downstream.raw is not raw:
                     continue
+                mine = row
                 if lock_ts is not None:
                     if not lock_ts and row is None:
-                        row = _silent_rollback(key, downstream.resolver.locked_by(key))
+                        mine = _silent_rollback(key, downstream.resolver.locked_by(key))
                     downstream.resolver.track(key, lock_ts)
-                if row is not None and downstream.wants(row.txn_source):
-                    rows.setdefault(downstream, []).append(row)
+                if mine is not None and (not txn_source or downstream.wants(txn_source)):
+                    found = rows.get(downstream)
+                    if found is None:
+                        rows[downstream] = [mine]
+                    else:
+                        found.append(mine)
         congested = []
-        for downstream, mine in rows.items():
-            if not downstream.channel.put_observed(downstream, downstream.event(mine)):
+        for downstream, found in rows.items():
+            event = downstream.event(found, command.index if downstream.raw else 0)
+            if not downstream.channel.put_observed(downstream, event):
                 congested.append(downstream)
         return congested
 
-    def _seen(self, changes: Sequence[Change], old_values: OldValues) -> Iterable[Seen]:
+    def _forget(self, command: Command) -> None:
+        for cf, start, end in command.ranges:
+            if cf == mvcc.LOCK:
+                for downstream in self.downstreams:
+                    if downstream.state is not State.UNINITIALIZED:
+                        downstream.resolver.forget(start, end)
+
+    def _seen(self, command: Command, old_values: OldValues) -> Iterable[Seen]:
         long_values: dict[bytes, bytes] = {}
-        unlocked: dict[bytes, None] = {}
+        unlocked: list[bytes] = []
         seen: dict[bytes, Seen] = {}
-        for cf, key, value in changes:
+        for cf, key, value in command.changes:
             if cf == mvcc.LOCK:
                 if value is None:
-                    unlocked[key] = None
+                    unlocked.append(key)
                 else:
                     seen[key] = _on_lock(key, value, long_values, old_values)
             elif value is None:
                 continue
             elif cf == mvcc.WRITE:
-                row = _on_write(key, value)
-                if row is not None:
-                    seen[key[: -keys.TS_BYTES]] = Seen(key[: -keys.TS_BYTES], row, None)
+                user = key[: -keys.TS_BYTES]
+                if command.one_pc:
+                    found = _on_one_pc(user, key, value, long_values, old_values)
+                else:
+                    found = _on_write(user, key, value)
+                if found is not None:
+                    seen[user] = found
             elif cf == mvcc.DEFAULT:
-                long_values[key[: -keys.TS_BYTES]] = value
+                user = key[: -keys.TS_BYTES]
+                if self.has_raw and key[0] == _RAW:
+                    seen[user] = Seen(user, raw_row(user, keys.version_of(key), value), None, raw=True)
+                else:
+                    long_values[user] = value
         for key in unlocked:
             before = seen.get(key)
-            seen[key] = Seen(key, before.row if before else None, 0)
+            seen[key] = Seen(key, None, 0) if before is None else before._replace(lock_ts=0)
         return seen.values()
 
 
@@ -216,58 +250,75 @@ def _on_lock(key: bytes, value: bytes, long_values: dict[bytes, bytes], old_valu
         if found is None:
             return Seen(key, None, lock.start_ts)
         new = found
-    return Seen(key, prewrite_row(key, lock, new, old_values.before(key, lock)), lock.start_ts)
+    old = old_values.before(key, max(lock.start_ts, lock.for_update_ts))
+    return Seen(key, prewrite_row(key, lock, new, old), lock.start_ts, lock.txn_source)
 
 
-def prewrite_row(key: bytes, lock: mvcc.Lock, value: bytes, old_value: bytes) -> pb.Event.Row:
-    """The row of a data lock on an encoded key."""
-    return Row(
-        start_ts=lock.start_ts,
-        type=pb.Event.PREWRITE,
-        op_type=_OPS[lock.kind],
-        key=keys.decode(key),
-        value=value,
-        old_value=old_value,
-        txn_source=lock.txn_source,
-        generation=lock.generation,
-    )
-
-
-def _on_write(key: bytes, value: bytes) -> pb.Event.Row | None:
+def _on_write(user: bytes, key: bytes, value: bytes) -> Seen | None:
     write = mvcc.decode_write(value)
-    raw, ts = keys.decode(key[: -keys.TS_BYTES]), keys.version_of(key)
+    raw, ts = keys.decode(user), keys.version_of(key)
     if write.gc_fence is not None:
-        return Row(start_ts=ts, type=pb.Event.ROLLBACK, key=raw)
+        return Seen(user, wire.row(wire.ROLLBACK, 0, ts, 0, raw), None)
     if write.kind == mvcc.ROLLBACK:
-        return Row(start_ts=write.start_ts, type=pb.Event.ROLLBACK, key=raw)
+        return Seen(user, wire.row(wire.ROLLBACK, 0, write.start_ts, 0, raw), None)
     if not write.is_data():
         return None
-    return Row(
-        start_ts=write.start_ts,
-        commit_ts=ts,
-        type=pb.Event.COMMIT,
-        op_type=_OPS[write.kind],
-        key=raw,
-        value=write.short_value or b"",
-        txn_source=write.txn_source,
+    source = write.txn_source
+    row = wire.row(
+        wire.COMMIT, OPS[write.kind], write.start_ts, ts, raw, write.short_value or b"", txn_source=source
+    )
+    return Seen(user, row, None, source)
+
+
+def _on_one_pc(
+    user: bytes, key: bytes, value: bytes, long_values: dict[bytes, bytes], old_values: OldValues
+) -> Seen | None:
+    write = mvcc.decode_write(value)
+    if not write.is_data():
+        return None
+    commit_ts = keys.version_of(key)
+    new = write.short_value
+    if new is None:
+        new = long_values.get(user, b"")
+    old = old_values.before(user, commit_ts - 1)
+    return Seen(user, committed_row(user, commit_ts, write, new, old), None, write.txn_source)
+
+
+def prewrite_row(key: bytes, lock: mvcc.Lock, value: bytes, old_value: bytes) -> bytes:
+    """The row of a data lock on an encoded key."""
+    return wire.row(
+        wire.PREWRITE,
+        OPS[lock.kind],
+        lock.start_ts,
+        0,
+        keys.decode(key),
+        value,
+        old_value,
+        lock.txn_source,
+        lock.generation,
     )
 
 
-def _silent_rollback(key: bytes, start_ts: int) -> pb.Event.Row | None:
-    return Row(start_ts=start_ts, type=pb.Event.ROLLBACK, key=keys.decode(key)) if start_ts else None
+def _silent_rollback(key: bytes, start_ts: int) -> bytes | None:
+    return wire.row(wire.ROLLBACK, 0, start_ts, 0, keys.decode(key)) if start_ts else None
 
 
-def committed_row(
-    key: bytes, commit_ts: int, write: mvcc.Write, value: bytes, old_value: bytes
-) -> pb.Event.Row:
-    """The row of a version that was committed before the downstream came."""
-    return Row(
-        start_ts=write.start_ts,
-        commit_ts=commit_ts,
-        type=pb.Event.COMMITTED,
-        op_type=_OPS[write.kind],
-        key=keys.decode(key),
-        value=value,
-        old_value=old_value,
-        txn_source=write.txn_source,
+def committed_row(key: bytes, commit_ts: int, write: mvcc.Write, value: bytes, old_value: bytes) -> bytes:
+    """The row of a version that is known at once as a whole."""
+    return wire.row(
+        wire.COMMITTED,
+        OPS[write.kind],
+        write.start_ts,
+        commit_ts,
+        keys.decode(key),
+        value,
+        old_value,
+        write.txn_source,
     )
+
+
+def raw_row(key: bytes, ts: int, stored: bytes) -> bytes:
+    """The row of a raw version: start_ts and commit_ts are the version's."""
+    found = decode_value(stored)
+    op = wire.OP_DELETE if found.deleted else wire.OP_PUT
+    return wire.row(wire.COMMITTED, op, ts, ts, keys.decode(key), found.value, expires=found.expires)

@@ -25,11 +25,12 @@ from tidegate.errors import Undecodable
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.proto import errorpb_pb2
 from tidegate.tikv import keys
-from tidegate.tikv.cdc import initializer
+from tidegate.tikv.cdc import initializer, wire
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
 from tidegate.tikv.cdc.observer import CdcObserver
 from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.cdc.service import Connection
+from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.engine import EngineSnapshot
 from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.region import Region, RegionTable
@@ -61,12 +62,16 @@ class Endpoint:
         raftstore: Raftstore,
         next_ts: Callable[[], int],
         tick_s: float = TICK_S,
+        concurrency: ConcurrencyManager | None = None,
+        api_version: int = 1,
     ) -> None:
         self._cluster_id = cluster_id
         self._regions = regions
         self._raftstore = raftstore
         self._next_ts = next_ts
         self._tick_s = tick_s
+        self._concurrency = concurrency or ConcurrencyManager()
+        self._api_version = api_version
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._delegates: dict[int, Delegate] = {}
         self._connections: dict[int, Connection] = {}
@@ -148,7 +153,7 @@ class Endpoint:
             if delegate is None:
                 continue
             old_values = OldValues(self._raftstore.engine, command.old_values)
-            for downstream in delegate.on_command(command.changes, old_values):
+            for downstream in delegate.on_command(command, old_values):
                 congested = pb.Congested(region_id=command.region_id)
                 self._drop(downstream, pb.Error(congested=congested))
         with self._drained:
@@ -163,7 +168,7 @@ class Endpoint:
         refusal = self._refusal(connection, request, region)
         if refusal is not None or region is None:
             event = pb.Event(region_id=request.region_id, request_id=request.request_id, error=refusal)
-            connection.channel.put_error(event)
+            connection.channel.put_error(wire.framed(event))
             return
         start, end = _observed(request)
         downstream = Downstream(
@@ -174,9 +179,10 @@ class Endpoint:
             end,
             request.checkpoint_ts,
             request.filter_loop,
+            request.kv_api == pb.ChangeDataRequest.RawKV,
         )
         connection.downstreams[request.request_id, region.id] = downstream
-        delegate = self._delegates.setdefault(region.id, Delegate(region))
+        delegate = self._delegates.setdefault(region.id, Delegate(region, self._api_version == 2))
         delegate.add(downstream)
         self.observer.observe(region.id)
         self._scanning += 1
@@ -188,7 +194,8 @@ class Endpoint:
         if connection.checks_cluster_id and request.header.cluster_id != self._cluster_id:
             other = pb.ClusterIDMismatch(current=self._cluster_id, request=request.header.cluster_id)
             return pb.Error(cluster_id_mismatch=other)
-        if request.kv_api != pb.ChangeDataRequest.TiDB:
+        raw_is_captured = request.kv_api == pb.ChangeDataRequest.RawKV and self._api_version == 2
+        if request.kv_api != pb.ChangeDataRequest.TiDB and not raw_is_captured:
             return pb.Error(compatibility=pb.Compatibility(required_version=RAW_KV_VERSION))
         if self._scanning >= SCANS_MAX:
             return pb.Error(
@@ -286,6 +293,9 @@ class Endpoint:
                 continue
             done = threading.Event()
             min_ts = self._next_ts()
+            # From here on whoever chooses a commit ts chooses a later one; who has chosen before is seen.
+            self._concurrency.update_max_ts(min_ts)
+            min_ts = self._concurrency.min_lock_ts(min_ts)
             self._tasks.put(lambda: self._advance(min_ts, done))  # noqa: B023 - awaited before the next round
             while not done.wait(0.5):
                 if self._stopping.is_set():
@@ -314,12 +324,12 @@ class Endpoint:
                 groups[connection.mark_id(downstream), ts].append(region_id)
         for (mark_id, ts), region_ids in groups.items():
             if connection.batches_resolved_ts:
-                connection.channel.put_resolved(pb.ResolvedTs(regions=region_ids, ts=ts, request_id=mark_id))
+                mark = pb.ResolvedTs(regions=region_ids, ts=ts, request_id=mark_id)
+                connection.channel.put_resolved(wire.resolved(mark))
             else:
                 for region_id in region_ids:
-                    connection.channel.put_resolved(
-                        pb.Event(region_id=region_id, request_id=mark_id, resolved_ts=ts)
-                    )
+                    event = pb.Event(region_id=region_id, request_id=mark_id, resolved_ts=ts)
+                    connection.channel.put_resolved(wire.framed(event), alone=False)
 
 
 def _in_step(downstream: Downstream) -> None:

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc, snapshot
-from tidegate.tikv.cdc.delegate import Downstream, Row, committed_row, prewrite_row
+from tidegate.tikv.api_version import RAW_PREFIX
+from tidegate.tikv.cdc import wire
+from tidegate.tikv.cdc.delegate import Downstream, committed_row, prewrite_row, raw_row
 from tidegate.tikv.engine import EngineSnapshot
 from tidegate.tikv.mvcc import Reader, Write
 
 EVENT_BYTES: Final = 32 << 10
-ROW_OVERHEAD: Final = 48
+_AFTER_RAW: Final = bytes([RAW_PREFIX[0] + 1])
 
 
 class StoppedError(Exception):
@@ -29,9 +30,11 @@ class StoppedError(Exception):
 def scan_locks(downstream: Downstream, view: EngineSnapshot) -> dict[bytes, int]:
     """Send the open locks; returns all data locks of the range (key -> start_ts). Raises `StoppedError`."""
     found: dict[bytes, int] = {}
+    if downstream.raw:
+        return found
     reader = Reader(view)
 
-    def rows() -> Iterator[pb.Event.Row]:
+    def rows() -> Iterator[bytes]:
         for key, lock in snapshot.locks_in(view, downstream.start, downstream.end):
             if not lock.is_data():
                 continue
@@ -50,16 +53,16 @@ def scan_locks(downstream: Downstream, view: EngineSnapshot) -> dict[bytes, int]
 
 def scan_versions(downstream: Downstream, view: EngineSnapshot) -> None:
     """Send the committed versions above the checkpoint, then INITIALIZED. Raises `StoppedError`."""
-    _send(downstream, _committed(downstream, view))
-    _send(downstream, iter([Row(type=pb.Event.INITIALIZED)]))
+    _send(downstream, _raw(downstream, view) if downstream.raw else _committed(downstream, view))
+    _send(downstream, iter([wire.INITIALIZED]))
 
 
-def _send(downstream: Downstream, rows: Iterator[pb.Event.Row]) -> None:
-    batch: list[pb.Event.Row] = []
+def _send(downstream: Downstream, rows: Iterator[bytes]) -> None:
+    batch: list[bytes] = []
     size = 0
     for row in rows:
         batch.append(row)
-        size += ROW_OVERHEAD + len(row.key) + len(row.value) + len(row.old_value)
+        size += len(row)
         if size >= EVENT_BYTES:
             _put(downstream, batch)
             batch, size = [], 0
@@ -67,12 +70,12 @@ def _send(downstream: Downstream, rows: Iterator[pb.Event.Row]) -> None:
         _put(downstream, batch)
 
 
-def _put(downstream: Downstream, rows: list[pb.Event.Row]) -> None:
+def _put(downstream: Downstream, rows: list[bytes]) -> None:
     if not downstream.channel.put_scanned(downstream, downstream.event(rows)):
         raise StoppedError
 
 
-def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[pb.Event.Row]:
+def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
     """One walk over the write column family: a version's row waits for the next older one, its old value."""
     checkpoint, end = downstream.checkpoint_ts, downstream.end
     reader = Reader(view)
@@ -111,6 +114,24 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[pb.Even
         cursor.next()
     if waiting is not None:
         yield committed_row(*waiting, b"")
+
+
+def _raw(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
+    """Raw versions above the checkpoint, newest first within a key. TiKV sends those outside the range,
+    too.
+    """
+    start = max(downstream.start, RAW_PREFIX)
+    end = min(downstream.end or _AFTER_RAW, _AFTER_RAW)
+    cursor = view.cursor(mvcc.DEFAULT)
+    cursor.seek(start)
+    while cursor.valid():
+        versioned = cursor.key()
+        if versioned >= end:
+            return
+        ts = keys.version_of(versioned)
+        if ts > downstream.checkpoint_ts:
+            yield raw_row(versioned[: -keys.TS_BYTES], ts, cursor.value())
+        cursor.next()
 
 
 def _visible(reader: Reader, view: EngineSnapshot, key: bytes, write: Write, ts: int) -> bytes:

@@ -6,7 +6,9 @@ key, and a commit of its own transaction is above the ts asked for.
 
 from __future__ import annotations
 
-from tidegate.tikv.mvcc import Lock, Reader, View
+from collections.abc import Mapping
+
+from tidegate.tikv.mvcc import Reader, View
 
 
 class OldValues:
@@ -14,15 +16,15 @@ class OldValues:
 
     __slots__ = ("_carried", "_reader", "_view")
 
-    def __init__(self, view: View, carried: dict[bytes, bytes | None]) -> None:
+    def __init__(self, view: View, carried: Mapping[bytes, bytes | None]) -> None:
         self._view = view
         self._carried = carried
         self._reader: Reader | None = None
 
-    def before(self, key: bytes, lock: Lock) -> bytes:
-        """What a reader at the lock's start (or for_update_ts) saw in the encoded key; empty for nothing."""
+    def before(self, key: bytes, ts: int) -> bytes:
+        """What a reader at `ts` sees in the encoded key; empty for nothing."""
         if key in self._carried:
             return self._carried[key] or b""
         if self._reader is None:
             self._reader = Reader(self._view)
-        return self._reader.value_at(key, max(lock.start_ts, lock.for_update_ts)) or b""
+        return self._reader.value_at(key, ts) or b""

@@ -20,7 +20,7 @@ class Resolver:
         self._locks: dict[bytes, int] = {}
         self._counts: dict[int, int] = {}
         self._heap: list[int] = []
-        self._replay: list[tuple[bytes, int]] | None = []
+        self._replay: list[tuple[bytes, int] | tuple[bytes, bytes]] | None = []
 
     @property
     def is_ready(self) -> bool:
@@ -41,14 +41,26 @@ class Resolver:
         """The start_ts of the data lock on a key; 0 when there is none or it is not known yet."""
         return self._locks.get(key, 0)
 
+    def forget(self, start: bytes, end: bytes) -> None:
+        """All locks of [start, end) are gone; an empty `end` is infinity."""
+        if self._replay is not None:
+            self._replay.append((start, end))
+            return
+        gone = [key for key in self._locks if start <= key and (not end or key < end)]
+        for key in gone:
+            self._set(key, 0)
+
     def finish_scan(self, scanned: dict[bytes, int]) -> None:
         """`scanned`: the data locks at the snapshot, key -> start_ts. Called once."""
         replay, self._replay = self._replay, None
         assert replay is not None
         for key, start_ts in scanned.items():
             self._set(key, start_ts)
-        for key, start_ts in replay:
-            self._set(key, start_ts)
+        for key, after in replay:
+            if isinstance(after, bytes):
+                self.forget(key, after)
+            else:
+                self._set(key, after)
 
     def resolve(self, min_ts: int) -> int:
         """Every commit from now on is above the returned ts, if those of new locks are above `min_ts`."""

@@ -1,0 +1,104 @@
+"""What keeps one-phase and async commits in step with readers and with CDC: max_ts and the in-memory locks.
+
+Such a commit chooses its own ts, above `max_ts`: above everything a reader has read at and every resolved ts
+that was announced. From that choice until its write is applied, its keys are locked in memory only:
+
+    publish (lock in memory, ts chosen) -> propose -> apply -> observers -> release -> client
+
+A reader raises max_ts first and looks at the locks then; a tick of the resolved ts raises max_ts to its
+timestamp first and takes the least start_ts of the locks then. So whoever comes before the choice is below
+the chosen ts, and whoever comes after it sees the lock. (TiKV: components/concurrency_manager.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from tidegate.tikv.keys import TS_MAX
+from tidegate.tikv.mvcc import Lock
+
+
+class Choice(NamedTuple):
+    """The ts that was chosen for some keys, and what to release."""
+
+    ts: int
+    keys: Collection[bytes]
+
+
+class ConcurrencyManager:
+    """max_ts and the in-memory locks of one store. Thread-safe; every call is short."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._max_ts = 0
+        self._locks: dict[bytes, Lock] = {}
+        self._held: dict[int, int] = {}
+        self._next_hold = 0
+
+    @property
+    def max_ts(self) -> int:
+        """The highest ts anybody has read at, or that was announced."""
+        return self._max_ts
+
+    def update_max_ts(self, ts: int) -> None:
+        """Nothing that is published from now on commits at or below `ts`. TS_MAX is no point in time."""
+        if self._max_ts < ts != TS_MAX:
+            with self._mutex:
+                self._max_ts = max(self._max_ts, ts)
+
+    def publish(self, locks: Iterable[tuple[bytes, Lock]], floor: int, ceiling: int) -> Choice | None:
+        """Choose a ts >= floor above max_ts and lock the encoded keys in memory with it as min_commit_ts.
+
+        None, and no lock, when it would be above `ceiling` (0: no ceiling). The caller holds the latches of
+        the keys and calls `release` when the write is applied or given up.
+        """
+        with self._mutex:
+            ts = max(self._max_ts + 1, floor)
+            if ceiling and ts > ceiling:
+                return None
+            mine = {key: lock._replace(min_commit_ts=ts) for key, lock in locks}
+            assert self._locks.keys().isdisjoint(mine), "latches keep two writers from one key"
+            self._locks.update(mine)
+            return Choice(ts, mine.keys())
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Forget published locks."""
+        with self._mutex:
+            for key in keys:
+                del self._locks[key]
+
+    def hold(self, ts: int) -> int:
+        """Hold the resolved ts at or below `ts` (a raw write under way) until `let_go` of what is
+        returned.
+        """
+        with self._mutex:
+            self._next_hold += 1
+            self._held[self._next_hold] = ts
+            return self._next_hold
+
+    def let_go(self, hold: int) -> None:
+        """End a hold."""
+        with self._mutex:
+            del self._held[hold]
+
+    def min_lock_ts(self, otherwise: int) -> int:
+        """The least start_ts of what is under way; `otherwise` when nothing is."""
+        if not self._locks and not self._held:
+            return otherwise
+        with self._mutex:
+            starts = [lock.start_ts for lock in self._locks.values()]
+            return min([otherwise, *starts, *self._held.values()])
+
+    def lock(self, key: bytes) -> Lock | None:
+        """The in-memory lock on an encoded key."""
+        return self._locks.get(key) if self._locks else None
+
+    def locks_in(self, start: bytes, end: bytes) -> list[tuple[bytes, Lock]]:
+        """In-memory locks on encoded keys of [start, end), ascending; an empty `end` is infinity."""
+        if not self._locks:
+            return []
+        with self._mutex:
+            found = [each for each in self._locks.items() if start <= each[0] and (not end or each[0] < end)]
+        return sorted(found)

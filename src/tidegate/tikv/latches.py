@@ -1,0 +1,56 @@
+"""Which keys are being written, and who waits for them, in order of arrival. Thread-safe.
+
+One `Latches` a region: commands of different regions never share a key.
+(TiKV: storage/txn/latch.rs.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import Any, Protocol
+
+
+class Holder(Protocol):
+    """A command, as far as latches know it."""
+
+    @property
+    def keys(self) -> Collection[bytes]: ...
+
+
+class Latches:
+    """`acquire` and `release`; a command whose keys are not free waits without a thread."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: set[bytes] = set()
+        self._waiting: list[Any] = []
+
+    def acquire(self, task: Holder) -> bool:
+        """Whether the task may run now; if not, `release` will return it when it may."""
+        keys = task.keys
+        with self._mutex:
+            if self._held.isdisjoint(keys) and (
+                not self._waiting or all(frozenset(w.keys).isdisjoint(keys) for w in self._waiting)
+            ):
+                self._held.update(keys)
+                return True
+            self._waiting.append(task)
+            return False
+
+    def release(self, task: Holder) -> list[Any]:
+        """Free the task's keys; the tasks that may run now (their keys are taken already)."""
+        with self._mutex:
+            self._held.difference_update(task.keys)
+            if not self._waiting:
+                return []
+            ready, still, ahead = [], [], set[bytes]()
+            for waiting in self._waiting:
+                if self._held.isdisjoint(waiting.keys) and ahead.isdisjoint(waiting.keys):
+                    self._held.update(waiting.keys)
+                    ready.append(waiting)
+                else:
+                    ahead.update(waiting.keys)
+                    still.append(waiting)
+            self._waiting = still
+            return ready

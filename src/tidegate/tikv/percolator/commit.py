@@ -1,0 +1,213 @@
+"""Commit, rollback, and the resolution of locks whose transaction's fate is known.
+
+(TiKV: storage/txn/actions/{commit,cleanup,check_txn_status}.rs, storage/mvcc/txn.rs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.model import timestamp
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import keys, mvcc
+from tidegate.tikv.mvcc import Change, Lock, Reader, Record, Write
+from tidegate.tikv.percolator.outcome import Announced, Outcome, RefusedError, locked
+
+
+def _nothing_announced(key: bytes) -> int:
+    return 0
+
+
+def commit(
+    reader: Reader,
+    request: pb.CommitRequest,
+    announced: Announced = _nothing_announced,
+    encoded: Sequence[bytes] | None = None,
+) -> Outcome[pb.CommitResponse]:
+    """Turn the transaction's locks into write records at commit_ts.
+
+    A commit_ts must be above what is `announced` for the key. A right client's commit_ts on a data
+    lock is always above it, since it took the ts after its locks were there and these hold the resolved ts
+    down; a wrong one is refused, never sent too late. Other locks are none of CDC's business.
+    """
+    if encoded is None:
+        encoded = [keys.encode(raw) for raw in request.keys]
+    changes: list[Change] = []
+    start_ts, commit_ts = request.start_version, request.commit_version
+    try:
+        for index, key in enumerate(encoded):
+            lock = reader.lock(key)
+            if lock is None or lock.start_ts != start_ts:
+                _check_committed(reader, request.keys[index], key, start_ts)
+                continue
+            floor = max(lock.min_commit_ts, start_ts + 1)
+            if lock.kind == mvcc.PUT or lock.kind == mvcc.DELETE:
+                floor = max(floor, announced(key) + 1)
+            if commit_ts < floor:
+                raise _expired(request.keys[index], start_ts, commit_ts, floor)
+            _commit_lock(key, lock, commit_ts, changes)
+    except RefusedError as refused:
+        return Outcome(pb.CommitResponse(error=refused.error))
+    return Outcome(pb.CommitResponse(commit_version=commit_ts), changes)
+
+
+def _check_committed(reader: Reader, raw: bytes, key: bytes, start_ts: int) -> None:
+    """The lock is gone; that is right only if it was committed."""
+    if not reader.record_of(key, start_ts).is_committed():
+        text = f"the lock of {start_ts} on {raw.hex()} is gone: rolled back, or never there"
+        raise RefusedError(pb.KeyError(txn_lock_not_found=pb.TxnLockNotFound(key=raw), retryable=text))
+
+
+def _expired(raw: bytes, start_ts: int, commit_ts: int, floor: int) -> RefusedError:
+    expired = pb.CommitTsExpired(
+        start_ts=start_ts, attempted_commit_ts=commit_ts, key=raw, min_commit_ts=floor
+    )
+    return RefusedError(pb.KeyError(commit_ts_expired=expired))
+
+
+def _commit_lock(key: bytes, lock: Lock, commit_ts: int, changes: list[Change]) -> None:
+    """A pessimistic lock at commit was never prewritten: it is only dropped."""
+    if lock.kind != mvcc.PESSIMISTIC:
+        write = Write(
+            lock.kind,
+            lock.start_ts,
+            lock.short_value,
+            commit_ts in lock.rollback_ts,
+            None,
+            lock.last_change_ts,
+            lock.last_change_versions,
+            lock.txn_source,
+        )
+        changes.append((mvcc.WRITE, keys.versioned(key, commit_ts), mvcc.encode_write(write)))
+    changes.append((mvcc.LOCK, key, None))
+
+
+def batch_rollback(
+    reader: Reader, request: pb.BatchRollbackRequest, encoded: Sequence[bytes] | None = None
+) -> Outcome[pb.BatchRollbackResponse]:
+    """Roll the transaction back on these keys, so that a late prewrite of it fails."""
+    changes: list[Change] = []
+    try:
+        for raw in request.keys:
+            _rollback_key(reader, raw, request.start_version, changes)
+    except RefusedError as refused:
+        return Outcome(pb.BatchRollbackResponse(error=refused.error))
+    return Outcome(pb.BatchRollbackResponse(), changes)
+
+
+def cleanup(
+    reader: Reader, request: pb.CleanupRequest, encoded: Sequence[bytes] | None = None
+) -> Outcome[pb.CleanupResponse]:
+    """Roll one key back unless its lock is still alive at current_ts (0: whatever its age)."""
+    changes: list[Change] = []
+    try:
+        _rollback_key(reader, request.key, request.start_version, changes, request.current_ts)
+    except CommittedError as committed:
+        return Outcome(pb.CleanupResponse(commit_version=committed.commit_ts))
+    except RefusedError as refused:
+        return Outcome(pb.CleanupResponse(error=refused.error))
+    return Outcome(pb.CleanupResponse(), changes)
+
+
+class CommittedError(RefusedError):
+    """A rollback met the commit record of its transaction."""
+
+    def __init__(self, commit_ts: int) -> None:
+        super().__init__(pb.KeyError(abort=f"committed already at {commit_ts}"))
+        self.commit_ts = commit_ts
+
+
+def _rollback_key(
+    reader: Reader, raw: bytes, start_ts: int, changes: list[Change], current_ts: int = 0
+) -> None:
+    key = keys.encode(raw)
+    lock = reader.lock(key)
+    if lock is not None and lock.start_ts == start_ts:
+        if current_ts and not is_expired(lock, current_ts):
+            raise locked(raw, lock)
+        rollback_lock(reader, key, lock, changes, lock.primary == raw or lock.generation > 0)
+        return
+    record = reader.record_of(key, start_ts)
+    if record.is_committed():
+        raise CommittedError(record.commit_ts)
+    if not record.is_rolled_back():
+        make_rollback(reader, key, start_ts, record, lock, changes, False)
+
+
+def rollback_lock(reader: Reader, key: bytes, lock: Lock, changes: list[Change], protect: bool) -> None:
+    """Remove a lock with its value and leave the mark of its rollback."""
+    if lock.kind == mvcc.PUT and lock.short_value is None:
+        changes.append((mvcc.DEFAULT, keys.versioned(key, lock.start_ts), None))
+    changes.append((mvcc.LOCK, key, None))
+    make_rollback(reader, key, lock.start_ts, reader.record_of(key, lock.start_ts), None, changes, protect)
+
+
+def make_rollback(
+    reader: Reader,
+    key: bytes,
+    start_ts: int,
+    record: Record,
+    other: Lock | None,
+    changes: list[Change],
+    protect: bool,
+) -> None:
+    """Leave a mark that `start_ts` is rolled back, where it must be left.
+
+    Another transaction's commit may sit at exactly start_ts: then a protected rollback flags that record, an
+    unprotected one writes nothing. An async-commit lock that could still commit at start_ts takes the mark.
+    """
+    if other is not None and other.secondaries is not None and other.min_commit_ts <= start_ts:
+        if protect and start_ts not in other.rollback_ts:
+            marked = other._replace(rollback_ts=(*other.rollback_ts, start_ts))
+            changes.append((mvcc.LOCK, key, mvcc.encode_lock(marked)))
+        return
+    overlap = record.overlap
+    if overlap is not None:
+        if protect:
+            flagged = overlap._replace(overlapped_rollback=True, gc_fence=record.next_data_ts)
+            changes.append((mvcc.WRITE, keys.versioned(key, start_ts), mvcc.encode_write(flagged)))
+        return
+    mark = Write(mvcc.ROLLBACK, start_ts, mvcc.PROTECTED if protect else None)
+    changes.append((mvcc.WRITE, keys.versioned(key, start_ts), mvcc.encode_write(mark)))
+    _collapse(reader, key, start_ts, changes)
+
+
+def _collapse(reader: Reader, key: bytes, start_ts: int, changes: list[Change]) -> None:
+    """An unprotected rollback right below a newer one says nothing more: drop it."""
+    below = reader.newest_write(key, start_ts - 1)
+    if below is not None and below[1].kind == mvcc.ROLLBACK and not below[1].is_protected():
+        changes.append((mvcc.WRITE, keys.versioned(key, below[0]), None))
+
+
+def is_expired(lock: Lock, current_ts: int) -> bool:
+    """Whether a lock's time to live has passed at PD's time `current_ts`."""
+    return timestamp.physical_ms(lock.start_ts) + lock.ttl < timestamp.physical_ms(current_ts)
+
+
+def resolve_locks(
+    reader: Reader,
+    encoded: Sequence[bytes],
+    fates: dict[int, int],
+    announced: Announced = _nothing_announced,
+) -> Outcome[pb.ResolveLockResponse]:
+    """Commit or roll back (fate 0) the locks on these encoded keys by their transaction's fate.
+
+    Keys whose lock went away meanwhile, or belongs to another transaction, are left alone.
+    """
+    changes: list[Change] = []
+    try:
+        for key in encoded:
+            lock = reader.lock(key)
+            if lock is None or lock.start_ts not in fates:
+                continue
+            commit_ts = fates[lock.start_ts]
+            if not commit_ts:
+                _rollback_key(reader, keys.decode(key), lock.start_ts, changes)
+                continue
+            floor = max(lock.min_commit_ts, announced(key) + 1 if lock.is_data() else 0, lock.start_ts + 1)
+            if commit_ts < floor:
+                raise _expired(keys.decode(key), lock.start_ts, commit_ts, floor)
+            _commit_lock(key, lock, commit_ts, changes)
+    except RefusedError as refused:
+        return Outcome(pb.ResolveLockResponse(error=refused.error))
+    return Outcome(pb.ResolveLockResponse(), changes)

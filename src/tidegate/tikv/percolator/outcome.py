@@ -1,0 +1,104 @@
+"""What a command decides, and how it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import mvcc
+from tidegate.tikv.mvcc import Change, Lock, Write
+
+Response = TypeVar("Response")
+Announced = Callable[[bytes], int]
+"""Encoded key -> the highest resolved ts CDC has announced to anybody who observes the key."""
+
+_OPS: Final = {
+    mvcc.PUT: pb.Put,
+    mvcc.DELETE: pb.Del,
+    mvcc.LOCK_ONLY: pb.Lock,
+    mvcc.PESSIMISTIC: pb.PessimisticLock,
+    mvcc.ROLLBACK: pb.Rollback,
+}
+
+
+class Blocked(NamedTuple):
+    """The lock of another transaction that a command could wait for; `key` is encoded, `raw` is not."""
+
+    key: bytes
+    raw: bytes
+    lock: Lock
+
+
+class Outcome(NamedTuple, Generic[Response]):
+    """What a command answers and what it writes.
+
+    `old_values` (encoded key -> value, None when there was none) is filled by a prewrite that was asked to.
+    `one_pc`: the changes are a whole transaction (raft's header flag ONE_PC). `blocked`: the answer is
+    that of a command that will not wait. `published`: keys locked in memory until the changes are applied.
+    """
+
+    response: Response
+    changes: Sequence[Change] = ()
+    old_values: Mapping[bytes, bytes | None] = {}
+    one_pc: bool = False
+    blocked: Blocked | None = None
+    published: Collection[bytes] = ()
+
+
+class RefusedError(Exception):
+    """A rule of the protocol stops the command; carries the error for the client."""
+
+    def __init__(self, error: pb.KeyError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def op_of(kind: int) -> pb.Op:
+    """A record's kind as clients see it."""
+    return _OPS[kind]
+
+
+def lock_info(key: bytes, lock: Lock) -> pb.LockInfo:
+    """A lock as clients see it; `key` is raw."""
+    return pb.LockInfo(
+        primary_lock=lock.primary,
+        lock_version=lock.start_ts,
+        key=key,
+        lock_ttl=lock.ttl,
+        txn_size=lock.txn_size,
+        lock_type=_OPS[lock.kind],
+        lock_for_update_ts=lock.for_update_ts,
+        use_async_commit=lock.secondaries is not None,
+        min_commit_ts=lock.min_commit_ts,
+        secondaries=lock.secondaries or (),
+    )
+
+
+def locked(key: bytes, lock: Lock) -> RefusedError:
+    """The raw key is locked by somebody else."""
+    return RefusedError(pb.KeyError(locked=lock_info(key, lock)))
+
+
+def conflict(
+    request: pb.PrewriteRequest | pb.PessimisticLockRequest,
+    key: bytes,
+    commit_ts: int,
+    write: Write,
+    reason: pb.WriteConflict.Reason.ValueType,
+) -> RefusedError:
+    """A record of the raw key is newer than the transaction may see."""
+    found = pb.WriteConflict(
+        start_ts=request.start_version,
+        conflict_ts=write.start_ts,
+        conflict_commit_ts=commit_ts,
+        key=key,
+        primary=request.primary_lock,
+        reason=reason,
+    )
+    return RefusedError(pb.KeyError(conflict=found))
+
+
+def abort(text: str) -> RefusedError:
+    """The transaction cannot go on."""
+    return RefusedError(pb.KeyError(abort=text))

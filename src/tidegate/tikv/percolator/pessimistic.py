@@ -1,0 +1,160 @@
+"""Pessimistic locks: claims on keys before anything is prewritten. Readers and CDC do not see them.
+
+A lock of another transaction blocks the request: the outcome is the refusal and says which lock to wait for.
+With WakeUpModeForceLock (one key) a newer commit is no conflict: the key is locked at that commit's ts and
+the client is told. (TiKV: storage/txn/actions/acquire_pessimistic_lock.rs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import keys, mvcc
+from tidegate.tikv.mvcc import Change, Lock, Reader, Write
+from tidegate.tikv.percolator.outcome import Blocked, Outcome, RefusedError, abort, conflict, locked
+
+
+class _Held(NamedTuple):
+    """A key that is locked now: its value if wanted, and the commit that was stepped over (0: none)."""
+
+    value: bytes | None
+    conflict_ts: int = 0
+
+
+class _BlockedError(RefusedError):
+    def __init__(self, key: bytes, raw: bytes, lock: Lock) -> None:
+        super().__init__(locked(raw, lock).error)
+        self.blocked = Blocked(key, raw, lock)
+
+
+def pessimistic_lock(
+    reader: Reader, request: pb.PessimisticLockRequest, encoded: Sequence[bytes] | None = None
+) -> Outcome[pb.PessimisticLockResponse]:
+    """Lock all keys against other writers at for_update_ts, or none."""
+    if encoded is None:
+        encoded = [keys.encode(mutation.key) for mutation in request.mutations]
+    force = request.wake_up_mode == pb.WakeUpModeForceLock
+    changes: list[Change] = []
+    response = pb.PessimisticLockResponse()
+    try:
+        if force and len(request.mutations) > 1:
+            raise abort("only a request for one key may lock in spite of a conflict")
+        if request.lock_only_if_exists and not request.return_values:
+            raise abort("lock_only_if_exists needs return_values")
+        for mutation, key in zip(request.mutations, encoded, strict=True):
+            held = _lock(reader, request, mutation, key, changes, force)
+            if force:
+                response.results.append(_result(request, held))
+                continue
+            if request.return_values:
+                response.values.append(held.value or b"")
+            if request.return_values or request.check_existence:
+                response.not_founds.append(held.value is None)
+    except _BlockedError as blocked:
+        return Outcome(_refusal(blocked, force), blocked=blocked.blocked)
+    except RefusedError as refused:
+        return Outcome(_refusal(refused, force))
+    return Outcome(response, changes)
+
+
+def _refusal(refused: RefusedError, force: bool) -> pb.PessimisticLockResponse:
+    response = pb.PessimisticLockResponse(errors=[refused.error])
+    if force:
+        response.results.add(type=pb.LockResultFailed)
+    return response
+
+
+def _result(request: pb.PessimisticLockRequest, held: _Held) -> pb.PessimisticLockKeyResult:
+    result = pb.PessimisticLockKeyResult(existence=held.value is not None)
+    if request.return_values or held.conflict_ts:
+        result.value = held.value or b""
+    if held.conflict_ts:
+        result.type = pb.LockResultLockedWithConflict
+        result.locked_with_conflict_ts = held.conflict_ts
+    return result
+
+
+def _lock(
+    reader: Reader,
+    request: pb.PessimisticLockRequest,
+    mutation: pb.Mutation,
+    key: bytes,
+    changes: list[Change],
+    force: bool,
+) -> _Held:
+    raw: bytes = mutation.key
+    start_ts, at = request.start_version, request.for_update_ts
+    must_be_new = mutation.assertion == pb.NotExist or mutation.op == pb.Insert
+    before = reader.lock(key)
+    conflict_ts = 0
+    if before is None:
+        conflict_ts = _check_newer(reader, request, raw, key, force)
+        at = max(at, conflict_ts)
+    elif before.start_ts != start_ts:
+        raise _BlockedError(key, raw, before)
+    elif before.kind != mvcc.PESSIMISTIC:
+        raise abort(f"{raw.hex()} is prewritten already by {start_ts}")
+    elif before.locked_with_conflict and before.for_update_ts > at:
+        conflict_ts = at = before.for_update_ts  # a retry of a request that locked over a conflict
+    wants_value = request.return_values or request.check_existence or must_be_new or conflict_ts
+    value = reader.value_at(key, at) if wants_value else None
+    if must_be_new and value is not None:
+        raise RefusedError(pb.KeyError(already_exist=pb.AlreadyExist(key=raw)))
+    if request.lock_only_if_exists and value is None:
+        return _Held(None, conflict_ts)
+    if before is None or before.for_update_ts < at:
+        wanted = Lock(
+            mvcc.PESSIMISTIC,
+            request.primary_lock,
+            start_ts,
+            max(request.lock_ttl, before.ttl if before else 0),
+            for_update_ts=at,
+            min_commit_ts=max(request.min_commit_ts, before.min_commit_ts if before else 0),
+            locked_with_conflict=bool(conflict_ts),
+        )
+        changes.append((mvcc.LOCK, key, mvcc.encode_lock(wanted)))
+    return _Held(value, conflict_ts)
+
+
+def _check_newer(
+    reader: Reader, request: pb.PessimisticLockRequest, raw: bytes, key: bytes, force: bool
+) -> int:
+    """The ts of a commit above for_update_ts that is stepped over; 0 when there is none."""
+    newest = reader.newest_write(key)
+    if newest is None:
+        return 0
+    commit_ts, write = newest
+    if commit_ts >= request.start_version:
+        record = reader.record_of(key, request.start_version)
+        if record.is_rolled_back():
+            raise abort(f"pessimistic lock rolled back: {raw.hex()} at {request.start_version}")
+        if record.is_committed():
+            raise _retry(request, raw, commit_ts, write)
+    if commit_ts <= request.for_update_ts:
+        return 0
+    if not force:
+        raise _retry(request, raw, commit_ts, write)
+    return commit_ts
+
+
+def _retry(request: pb.PessimisticLockRequest, raw: bytes, commit_ts: int, write: Write) -> RefusedError:
+    return conflict(request, raw, commit_ts, write, pb.WriteConflict.PessimisticRetry)
+
+
+def pessimistic_rollback(
+    reader: Reader, request: pb.PessimisticRollbackRequest, encoded: Sequence[bytes] | None = None
+) -> Outcome[pb.PessimisticRollbackResponse]:
+    """Drop the transaction's pessimistic locks up to for_update_ts; other locks stay. Leaves no record."""
+    changes: list[Change] = []
+    for key in encoded if encoded is not None else map(keys.encode, request.keys):
+        lock = reader.lock(key)
+        if (
+            lock is not None
+            and lock.kind == mvcc.PESSIMISTIC
+            and lock.start_ts == request.start_version
+            and lock.for_update_ts <= request.for_update_ts
+        ):
+            changes.append((mvcc.LOCK, key, None))
+    return Outcome(pb.PessimisticRollbackResponse(), changes)

@@ -1,0 +1,372 @@
+"""Prewrite: locks for all keys of a request, or for none; with async commit, one-phase commit, and flush.
+
+Async commit: the locks carry a min_commit_ts chosen under in-memory locks (`concurrency`), and the primary's
+lock names all other keys; the transaction is committed as soon as all locks are there. One-phase commit: the
+same choice is the commit ts itself, and write records are written instead of locks. Where the choice would be
+above the client's max_commit_ts, both fall back to two-phase commit, which the answer's zeros say. Flush
+(pipelined DML) is a prewrite of a part; the later generation of a key replaces the earlier one.
+(TiKV: storage/txn/actions/prewrite.rs, storage/txn/commands/{prewrite,flush}.rs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import keys, mvcc
+from tidegate.tikv.concurrency import Choice, ConcurrencyManager
+from tidegate.tikv.mvcc import Change, Lock, Reader, Write
+from tidegate.tikv.percolator.outcome import Outcome, RefusedError, abort, conflict, locked
+
+Newest = tuple[int, Write]
+"""commit_ts and record."""
+_KINDS: Final = {pb.Put: mvcc.PUT, pb.Insert: mvcc.PUT, pb.Del: mvcc.DELETE, pb.Lock: mvcc.LOCK_ONLY}
+_MUST_BE_NEW: Final = (pb.Insert, pb.CheckNotExists)
+_NO_ASSERTION: Final = pb.Assertion.Value("None")
+_SKIP: Final = pb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
+_HELD: Final = pb.PrewriteRequest.DO_PESSIMISTIC_CHECK
+_LAZY: Final = pb.PrewriteRequest.DO_CONSTRAINT_CHECK
+Action = int
+"""A pb.PrewriteRequest.PessimisticAction."""
+
+
+def prewrite(
+    reader: Reader,
+    request: pb.PrewriteRequest,
+    want_old_values: bool = False,
+    concurrency: ConcurrencyManager | None = None,
+    encoded: Sequence[bytes] | None = None,
+    generation: int = 0,
+) -> Outcome[pb.PrewriteResponse]:
+    """Lock all keys of the request, or none and say which stand in the way.
+
+    `want_old_values`: somebody observes the region; tell what a reader at max(start_ts, for_update_ts)
+    saw in each key, which the check has mostly read anyway. Without `concurrency` every transaction is
+    two-phase. `encoded`: the mutations' keys, when the caller has them encoded.
+    """
+    if encoded is None:
+        encoded = [keys.encode(mutation.key) for mutation in request.mutations]
+    writer = _Prewriter(reader, request, want_old_values, concurrency, generation)
+    blocked = []
+    try:
+        for index, mutation in enumerate(request.mutations):
+            try:
+                writer.check(index, mutation, encoded[index])
+            except RefusedError as refused:
+                if not refused.error.HasField("locked"):
+                    raise
+                blocked.append(refused.error)
+    except CommittedBeforeError as done:
+        return Outcome(done.response)
+    except RefusedError as refused:
+        return Outcome(pb.PrewriteResponse(errors=[refused.error]))
+    if blocked:
+        return Outcome(pb.PrewriteResponse(errors=blocked))
+    return writer.outcome()
+
+
+def flush(
+    reader: Reader,
+    request: pb.FlushRequest,
+    want_old_values: bool = False,
+    encoded: Sequence[bytes] | None = None,
+) -> Outcome[pb.FlushResponse]:
+    """Prewrite a part of a pipelined transaction under its generation."""
+    part = pb.PrewriteRequest(
+        context=request.context,
+        mutations=request.mutations,
+        primary_lock=request.primary_key,
+        start_version=request.start_ts,
+        lock_ttl=request.lock_ttl,
+        min_commit_ts=request.min_commit_ts,
+        assertion_level=request.assertion_level,
+    )
+    if not request.generation:
+        return Outcome(pb.FlushResponse(errors=[pb.KeyError(abort="a flush needs a generation above 0")]))
+    done = prewrite(reader, part, want_old_values, None, encoded, request.generation)
+    return Outcome(pb.FlushResponse(errors=done.response.errors), done.changes, done.old_values)
+
+
+class CommittedBeforeError(Exception):
+    """A repeated async or one-phase prewrite met its own commit record."""
+
+    def __init__(self, response: pb.PrewriteResponse) -> None:
+        super().__init__(response)
+        self.response = response
+
+
+class _Entry(NamedTuple):
+    """A key that passed the checks: what will be written, and the pessimistic lock it replaces."""
+
+    key: bytes
+    raw: bytes
+    kind: int
+    value: bytes
+    held: Lock | None
+
+
+class _Prewriter:
+    """One prewrite request. Heads and tails of its locks are the same for all keys: built once."""
+
+    def __init__(
+        self,
+        reader: Reader,
+        request: pb.PrewriteRequest,
+        want_old_values: bool,
+        concurrency: ConcurrencyManager | None,
+        generation: int,
+    ) -> None:
+        self._reader = reader
+        self._request = request
+        self._want_old_values = want_old_values
+        self._concurrency = concurrency
+        self._generation = generation
+        self._start_ts: int = request.start_version
+        self._for_update_ts: int = request.for_update_ts
+        self._actions = list(request.pessimistic_actions)
+        self._is_retry: bool = request.context.is_retry_request
+        self._strict: bool = request.assertion_level != pb.Off
+        self._expected = {
+            each.index: each.expected_for_update_ts for each in request.for_update_ts_constraints
+        }
+        self._one_pc: bool = request.try_one_pc and concurrency is not None
+        self._async: bool = request.use_async_commit and concurrency is not None
+        self._entries: list[_Entry] = []
+        self._old_values: dict[bytes, bytes | None] = {}
+        self._changes: list[Change] = []
+        self._repeated: list[Lock] = []
+
+    # --- checks ---
+
+    def check(self, index: int, mutation: pb.Mutation, key: bytes) -> None:
+        """Check one key and note what to write; raises `RefusedError`."""
+        raw: bytes = mutation.key
+        action = self._actions[index] if index < len(self._actions) else _SKIP
+        held = self._reader.lock(key)
+        if held is not None:
+            if held.start_ts != self._start_ts:
+                if action == _HELD:
+                    raise abort(f"pessimistic lock not found: {raw.hex()} is locked by {held.start_ts}")
+                raise locked(raw, held)
+            if held.kind != mvcc.PESSIMISTIC:
+                if not self._replaces(raw, held):
+                    self._repeated.append(held)
+                    return  # a retry of a prewrite that was applied
+            elif self._expected.get(index, held.for_update_ts) != held.for_update_ts:
+                raise abort(f"pessimistic lock not found: {raw.hex()} was locked at {held.for_update_ts}")
+        elif action == _HELD:
+            self._amend(raw, key)
+        op = mutation.op
+        asserted = self._strict and mutation.assertion != _NO_ASSERTION
+        checked = held is None and not self._skips_constraints(action)
+        if checked or asserted or self._want_old_values:
+            self._check_versions(raw, key, mutation, action, checked, asserted)
+        if op != pb.CheckNotExists:
+            self._entries.append(_Entry(key, raw, _KINDS[op], mutation.value, held))
+        elif self._concurrency is not None:
+            self._concurrency.update_max_ts(self._start_ts)
+
+    def _replaces(self, raw: bytes, held: Lock) -> bool:
+        """Whether a flush writes over this transaction's own lock."""
+        if held.generation > self._generation > 0:
+            raise abort(
+                f"generation out of order: {raw.hex()} has {held.generation}, flushed {self._generation}"
+            )
+        return self._generation > held.generation > 0
+
+    def _amend(self, raw: bytes, key: bytes) -> None:
+        """A pessimistic lock that got lost may be replaced while nobody has written the key since."""
+        newest = self._reader.newest_write(key)
+        if newest is None or newest[0] < self._start_ts:
+            return
+        if self._one_pc or self._async:
+            self._check_committed_before(key)
+        raise abort(f"pessimistic lock not found: {raw.hex()} was written at {newest[0]}")
+
+    def _check_versions(
+        self, raw: bytes, key: bytes, mutation: pb.Mutation, action: Action, checked: bool, asserted: bool
+    ) -> None:
+        """Conflicts, constraints and assertions; a key that was locked pessimistically has passed them."""
+        newest = self._reader.newest_write(key)
+        if checked and newest is not None and newest[0] >= self._start_ts:
+            self._check_newer(raw, key, newest, action)
+        must_be_new = checked and mutation.op in _MUST_BE_NEW
+        if not (must_be_new or asserted or self._want_old_values):
+            return
+        found = self._seen(key, newest)
+        exists = found is not None and found[1].kind == mvcc.PUT
+        if must_be_new and exists:
+            raise RefusedError(pb.KeyError(already_exist=pb.AlreadyExist(key=raw)))
+        if asserted and exists != (mutation.assertion == pb.Exist):
+            raise self._assertion_failed(raw, mutation, found)
+        if self._want_old_values:
+            self._old_values[key] = None if found is None else self._reader.value_of(key, found[1])
+
+    def _seen(self, key: bytes, newest: Newest | None) -> Newest | None:
+        """The version this transaction saw, mostly the newest record itself."""
+        at = keys.TS_MAX if self._one_pc else max(self._start_ts, self._for_update_ts)
+        if newest is None or (newest[0] <= at and newest[1].is_data() and not newest[1].gc_fence):
+            return newest
+        return self._reader.newest_data(key, at)
+
+    def _skips_constraints(self, action: Action) -> bool:
+        if not self._for_update_ts:
+            return bool(self._request.skip_constraint_check)
+        return action == _SKIP and not self._is_retry
+
+    def _check_newer(self, raw: bytes, key: bytes, newest: Newest, action: Action) -> None:
+        commit_ts, write = newest
+        reasons = pb.WriteConflict
+        if commit_ts == self._start_ts and (write.kind == mvcc.ROLLBACK or write.overlapped_rollback):
+            raise conflict(self._request, raw, commit_ts, write, reasons.SelfRolledBack)
+        reason = None
+        if not self._for_update_ts:
+            if commit_ts > self._start_ts:
+                reason = reasons.Optimistic
+        elif action == _LAZY and commit_ts > self._start_ts:
+            reason = reasons.LazyUniquenessCheck
+        elif commit_ts > self._for_update_ts and write.kind != mvcc.ROLLBACK:
+            reason = reasons.NotLockedKeyConflict
+        if reason is not None:
+            if self._one_pc or self._async:
+                self._check_committed_before(key)
+            raise conflict(self._request, raw, commit_ts, write, reason)
+
+    def _check_committed_before(self, key: bytes) -> None:
+        """The conflict may be this very transaction, committed by an earlier try of the same request."""
+        record = self._reader.record_of(key, self._start_ts)
+        if record.is_committed():
+            if self._one_pc:
+                raise CommittedBeforeError(pb.PrewriteResponse(one_pc_commit_ts=record.commit_ts))
+            raise CommittedBeforeError(pb.PrewriteResponse(min_commit_ts=record.commit_ts))
+
+    def _assertion_failed(self, raw: bytes, mutation: pb.Mutation, found: Newest | None) -> RefusedError:
+        failed = pb.AssertionFailed(
+            start_ts=self._start_ts,
+            key=raw,
+            assertion=mutation.assertion,
+            existing_start_ts=found[1].start_ts if found else 0,
+            existing_commit_ts=found[0] if found else 0,
+        )
+        return RefusedError(pb.KeyError(assertion_failed=failed))
+
+    # --- what is written ---
+
+    def outcome(self) -> Outcome[pb.PrewriteResponse]:
+        """The changes for all keys that passed; in-memory locks are published where a ts is chosen."""
+        request = self._request
+        choice = self._choose() if self._one_pc or self._async else None
+        common = Lock(
+            mvcc.PUT,
+            request.primary_lock,
+            self._start_ts,
+            request.lock_ttl,
+            for_update_ts=self._for_update_ts,
+            txn_size=request.txn_size,
+            min_commit_ts=0 if self._one_pc or self._async else request.min_commit_ts,
+            txn_source=request.context.txn_source,
+            generation=self._generation,
+        )
+        if choice is None:
+            self._put_locks(common)
+            return Outcome(pb.PrewriteResponse(), self._changes, self._old_values)
+        if self._one_pc and not self._repeated:
+            self._put_writes(common, choice.ts)
+            response = pb.PrewriteResponse(one_pc_commit_ts=choice.ts)
+            return Outcome(response, self._changes, self._old_values, True, published=choice.keys)
+        self._put_locks(common._replace(min_commit_ts=choice.ts, secondaries=()))
+        least = max([choice.ts, *(lock.min_commit_ts for lock in self._repeated)])
+        response = pb.PrewriteResponse(min_commit_ts=least)
+        return Outcome(response, self._changes, self._old_values, published=choice.keys)
+
+    def _choose(self) -> Choice | None:
+        """A ts of our own choice; None: two-phase after all."""
+        if any(lock.secondaries is None for lock in self._repeated) or (self._one_pc and self._repeated):
+            return None  # an earlier try of this request has fallen back
+        request = self._request
+        assert self._concurrency is not None
+        floor = max(self._start_ts + 1, self._for_update_ts + 1, request.min_commit_ts)
+        secondaries = None if self._one_pc else ()
+        shown = Lock(
+            mvcc.PUT,
+            request.primary_lock,
+            self._start_ts,
+            request.lock_ttl,
+            for_update_ts=self._for_update_ts,
+            txn_size=request.txn_size,
+            secondaries=secondaries,
+        )
+        by_kind = {kind: shown._replace(kind=kind) for kind in (mvcc.PUT, mvcc.DELETE, mvcc.LOCK_ONLY)}
+        floor = max([floor, *(each.held.min_commit_ts for each in self._entries if each.held is not None)])
+        return self._concurrency.publish(
+            ((each.key, by_kind[each.kind]) for each in self._entries), floor, request.max_commit_ts
+        )
+
+    def _put_locks(self, common: Lock) -> None:
+        tail = mvcc.lock_tail(common)
+        heads: dict[int, bytes] = {}
+        changes = self._changes
+        for key, raw, kind, value, held in self._entries:
+            if held is not None:
+                own = mvcc.lock_tail(self._merged(common, raw, held))
+                head = mvcc.lock_head(kind, common.primary, self._start_ts, max(common.ttl, held.ttl))
+                if held.kind == mvcc.PUT and held.short_value is None:
+                    changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), None))
+            else:
+                own = tail
+                if common.secondaries is not None and raw == common.primary:
+                    own = mvcc.lock_tail(self._merged(common, raw, None))
+                found = heads.get(kind)
+                if found is None:
+                    found = mvcc.lock_head(kind, common.primary, self._start_ts, common.ttl)
+                    heads[kind] = found
+                head = found
+            if kind == mvcc.PUT:
+                if len(value) <= mvcc.SHORT_VALUE_MAX:
+                    changes.append((mvcc.LOCK, key, b"%bv%c%b%b" % (head, len(value), value, own)))
+                    continue
+                changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), value))
+            changes.append((mvcc.LOCK, key, head + own))
+
+    def _merged(self, common: Lock, raw: bytes, held: Lock | None) -> Lock:
+        """The lock of one key: the primary of an async commit names the others; held locks are not
+        lowered.
+        """
+        if common.secondaries is not None and raw == common.primary:
+            common = common._replace(secondaries=tuple(self._request.secondaries))
+        if held is None:
+            return common
+        return common._replace(
+            min_commit_ts=max(common.min_commit_ts, held.min_commit_ts),
+            for_update_ts=max(common.for_update_ts, held.for_update_ts) if self._for_update_ts else 0,
+        )
+
+    def _put_writes(self, common: Lock, commit_ts: int) -> None:
+        changes = self._changes
+        for key, _, kind, value, held in self._entries:
+            short = value if kind == mvcc.PUT and len(value) <= mvcc.SHORT_VALUE_MAX else None
+            if kind == mvcc.PUT and short is None:
+                changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), value))
+            record = mvcc.encode_write(Write(kind, self._start_ts, short, txn_source=common.txn_source))
+            changes.append((mvcc.WRITE, keys.versioned(key, commit_ts), record))
+            if held is not None:
+                changes.append((mvcc.LOCK, key, None))
+
+
+def buffer_batch_get(reader: Reader, request: pb.BufferBatchGetRequest) -> pb.BufferBatchGetResponse:
+    """What the transaction has flushed to these keys: pairs; an empty value is a deletion, no pair
+    nothing.
+    """
+    response = pb.BufferBatchGetResponse()
+    for raw in request.keys:
+        key = keys.encode(raw)
+        lock = reader.lock(key)
+        if lock is None or lock.start_ts != request.version or not lock.is_data():
+            continue
+        value = b""
+        if lock.kind == mvcc.PUT:
+            short = lock.short_value
+            value = reader.long_value(key, lock.start_ts) if short is None else short
+        response.pairs.add(key=raw, value=value)
+    return response

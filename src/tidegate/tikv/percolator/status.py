@@ -1,0 +1,131 @@
+"""What became of a transaction: asked at its primary, or at all keys of an async commit; and its heartbeat.
+
+Whoever asks must not be contradicted later: the asker's timestamps raise max_ts first, so that no commit that
+is still to choose its ts lands below them. (TiKV: storage/txn/commands/{check_txn_status,
+check_secondary_locks,txn_heart_beat}.rs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.tikv import keys, mvcc
+from tidegate.tikv.concurrency import ConcurrencyManager
+from tidegate.tikv.mvcc import Change, Lock, Reader
+from tidegate.tikv.percolator.commit import is_expired, make_rollback, rollback_lock
+from tidegate.tikv.percolator.outcome import Outcome, RefusedError, lock_info
+
+
+def check_txn_status(
+    reader: Reader,
+    request: pb.CheckTxnStatusRequest,
+    encoded: Sequence[bytes] | None = None,
+    concurrency: ConcurrencyManager | None = None,
+) -> Outcome[pb.CheckTxnStatusResponse]:
+    """The state of a transaction by its primary key; rolls it back when its time has passed."""
+    if concurrency is not None:
+        for ts in (request.lock_ts, request.caller_start_ts, request.current_ts):
+            concurrency.update_max_ts(ts)
+    changes: list[Change] = []
+    key = keys.encode(request.primary_key)
+    lock = reader.lock(key)
+    try:
+        if lock is not None and lock.start_ts == request.lock_ts:
+            response = _check_lock(reader, request, key, lock, changes)
+        else:
+            response = _check_record(reader, request, key, lock, changes)
+    except RefusedError as refused:
+        return Outcome(pb.CheckTxnStatusResponse(error=refused.error))
+    return Outcome(response, changes)
+
+
+def _check_lock(
+    reader: Reader, request: pb.CheckTxnStatusRequest, key: bytes, lock: Lock, changes: list[Change]
+) -> pb.CheckTxnStatusResponse:
+    raw: bytes = request.primary_key
+    if request.verify_is_primary and lock.primary != raw:
+        raise RefusedError(pb.KeyError(primary_mismatch=pb.PrimaryMismatch(lock_info=lock_info(raw, lock))))
+    if lock.secondaries is not None and not request.force_sync_commit:
+        return pb.CheckTxnStatusResponse(lock_ttl=lock.ttl, lock_info=lock_info(raw, lock))
+    if is_expired(lock, request.current_ts):
+        if lock.kind == mvcc.PESSIMISTIC and request.resolving_pessimistic_lock:
+            changes.append((mvcc.LOCK, key, None))
+            return pb.CheckTxnStatusResponse(action=pb.TTLExpirePessimisticRollback)
+        rollback_lock(reader, key, lock, changes, True)
+        return pb.CheckTxnStatusResponse(action=pb.TTLExpireRollback)
+    action = pb.NoAction
+    if lock.min_commit_ts:
+        if request.caller_start_ts == keys.TS_MAX:
+            action = pb.MinCommitTSPushed
+        elif request.caller_start_ts >= lock.min_commit_ts:
+            lock = lock._replace(min_commit_ts=max(request.caller_start_ts + 1, request.current_ts))
+            changes.append((mvcc.LOCK, key, mvcc.encode_lock(lock)))
+            action = pb.MinCommitTSPushed
+    return pb.CheckTxnStatusResponse(lock_ttl=lock.ttl, action=action, lock_info=lock_info(raw, lock))
+
+
+def _check_record(
+    reader: Reader, request: pb.CheckTxnStatusRequest, key: bytes, other: Lock | None, changes: list[Change]
+) -> pb.CheckTxnStatusResponse:
+    record = reader.record_of(key, request.lock_ts)
+    if record.is_committed():
+        return pb.CheckTxnStatusResponse(commit_version=record.commit_ts)
+    if record.is_rolled_back():
+        return pb.CheckTxnStatusResponse(action=pb.NoAction)
+    if not request.rollback_if_not_exist:
+        missing = pb.TxnNotFound(start_ts=request.lock_ts, primary_key=request.primary_key)
+        raise RefusedError(pb.KeyError(txn_not_found=missing))
+    if request.resolving_pessimistic_lock:
+        return pb.CheckTxnStatusResponse(action=pb.LockNotExistDoNothing)
+    make_rollback(reader, key, request.lock_ts, record, other, changes, True)
+    return pb.CheckTxnStatusResponse(action=pb.LockNotExistRollback)
+
+
+def check_secondary_locks(
+    reader: Reader,
+    request: pb.CheckSecondaryLocksRequest,
+    encoded: Sequence[bytes] | None = None,
+    concurrency: ConcurrencyManager | None = None,
+) -> Outcome[pb.CheckSecondaryLocksResponse]:
+    """Whether all secondaries of an async-commit transaction are locked; a missing one decides its fate."""
+    if concurrency is not None:
+        concurrency.update_max_ts(request.start_version)
+    changes: list[Change] = []
+    locks = []
+    for raw in request.keys:
+        key = keys.encode(raw)
+        lock = reader.lock(key)
+        own = lock is not None and lock.start_ts == request.start_version
+        if own and lock is not None and lock.kind != mvcc.PESSIMISTIC:
+            locks.append(lock_info(raw, lock))
+            continue
+        record = reader.record_of(key, request.start_version)
+        if own:
+            changes.append((mvcc.LOCK, key, None))
+        if record.is_committed():
+            return Outcome(pb.CheckSecondaryLocksResponse(commit_ts=record.commit_ts), changes)
+        if not record.is_rolled_back():
+            make_rollback(reader, key, request.start_version, record, None if own else lock, changes, True)
+        return Outcome(pb.CheckSecondaryLocksResponse(), changes)
+    return Outcome(pb.CheckSecondaryLocksResponse(locks=locks), changes)
+
+
+def heart_beat(
+    reader: Reader, request: pb.TxnHeartBeatRequest, encoded: Sequence[bytes] | None = None
+) -> Outcome[pb.TxnHeartBeatResponse]:
+    """Prolong the primary lock to advise_lock_ttl; never shorten it. A pipelined one may raise
+    min_commit_ts.
+    """
+    key = keys.encode(request.primary_lock)
+    lock = reader.lock(key)
+    if lock is None or lock.start_ts != request.start_version:
+        missing = pb.TxnNotFound(start_ts=request.start_version, primary_key=request.primary_lock)
+        return Outcome(pb.TxnHeartBeatResponse(error=pb.KeyError(txn_not_found=missing)))
+    pushes = lock.min_commit_ts or lock.generation
+    longer = lock._replace(
+        ttl=max(lock.ttl, request.advise_lock_ttl),
+        min_commit_ts=max(lock.min_commit_ts, request.min_commit_ts) if pushes else 0,
+    )
+    changes: list[Change] = [] if longer == lock else [(mvcc.LOCK, key, mvcc.encode_lock(longer))]
+    return Outcome(pb.TxnHeartBeatResponse(lock_ttl=longer.ttl), changes)

@@ -1,0 +1,377 @@
+"""The gRPC services of the upstream: thin; each call is handed to the part that knows.
+
+`PdService`, `KeyspaceService`, `EtcdService` and `UpstreamService` speak for PD, `TikvService` for a store,
+`ChangeDataService` for its CDC endpoint.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import grpc
+from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message_factory import GetMessageClass
+
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, tidegate_pb2, tikvpb_pb2
+from tidegate.tikv.cdc.endpoint import Endpoint
+from tidegate.tikv.cdc.service import FEATURES_KEY, Connection, parse_features
+from tidegate.tikv.pd import VERSION, PlacementDriver
+from tidegate.tikv.scheduler import Answer
+from tidegate.tikv.store import Store
+from tidegate.tikv.tso import TsoMode
+
+ANSWERS_PER_MESSAGE: Final = 128
+_SERVING: Final = b"\x08\x01"
+"""grpc.health.v1.HealthCheckResponse with status SERVING."""
+
+
+_SERIALIZED: Final = frozenset({"cdcpb.ChangeData.EventFeed", "cdcpb.ChangeData.EventFeedV2"})
+"""Methods whose answers are made as bytes."""
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+def service(descriptor: ServiceDescriptor, implementation: object) -> grpc.GenericRpcHandler:
+    """Handlers for those methods of a service that `implementation` has; others are UNIMPLEMENTED."""
+    handlers = {}
+    for method in descriptor.methods:
+        behaviour = getattr(implementation, method.name, None)
+        if behaviour is None:
+            continue
+        streaming = method.client_streaming, method.server_streaming
+        make = (
+            grpc.stream_stream_rpc_method_handler if all(streaming) else grpc.unary_unary_rpc_method_handler
+        )
+        encode = GetMessageClass(method.output_type).SerializeToString
+        handlers[method.name] = make(
+            behaviour,
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=_as_it_is if method.full_name in _SERIALIZED else encode,
+        )
+    return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+
+
+def health() -> grpc.GenericRpcHandler:
+    """`grpc.health.v1.Health`: always serving."""
+    check = grpc.unary_unary_rpc_method_handler(lambda request, context: _SERVING)
+    return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
+
+
+def _abort(context: grpc.ServicerContext, error: Exception) -> None:
+    """End a call with the status that says what the caller should do."""
+    code = grpc.StatusCode.INTERNAL
+    if isinstance(error, InvalidInput):
+        code = grpc.StatusCode.INVALID_ARGUMENT
+    elif isinstance(error, Retryable):
+        code = grpc.StatusCode.UNAVAILABLE
+    context.abort(code, str(error) or type(error).__name__)
+
+
+class PdService:
+    """`pdpb.PD` over gRPC. A request for another cluster is refused."""
+
+    def __init__(self, pd: PlacementDriver) -> None:
+        self._pd = pd
+
+    def _check(self, request: Any, context: grpc.ServicerContext) -> None:
+        asked = request.header.cluster_id
+        if asked not in (0, self._pd.cluster_id):
+            text = f"mismatch cluster id, need {self._pd.cluster_id} but got {asked}"
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
+
+    def GetMembers(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._pd.members()
+
+    def GetClusterInfo(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._pd.cluster_info()
+
+    def IsBootstrapped(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._pd.is_bootstrapped()
+
+    def Tso(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        for request in requests:
+            self._check(request, context)
+            try:
+                response = self._pd.timestamps(request.count)
+            except InvalidInput as error:
+                _abort(context, error)
+            yield response
+
+    def GetMinTS(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._pd.min_ts()
+
+    def GetStore(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.store(request.store_id)
+
+    def GetAllStores(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.stores()
+
+    def GetRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.region(request.region_key)
+
+    def GetPrevRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.previous_region(request.region_key)
+
+    def GetRegionByID(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.region_by_id(request.region_id)
+
+    def ScanRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.scan_regions(request.start_key, request.end_key, request.limit)
+
+    def BatchScanRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.batch_scan_regions(request.ranges, request.limit)
+
+    def GetGCSafePoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.gc_safe_point()
+
+    def UpdateGCSafePoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.update_gc_safe_point(request.safe_point)
+
+    def UpdateServiceGCSafePoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.update_service_gc_safe_point(request.service_id, request.TTL, request.safe_point)
+
+    def GetGCState(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.gc_state()
+
+
+class UpstreamService:
+    """`tidegate.Upstream` over gRPC."""
+
+    def __init__(self, pd: PlacementDriver) -> None:
+        self._pd = pd
+
+    def AdvanceTso(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return tidegate_pb2.AdvanceTsoResponse(ts=self._pd.tso.advance(request.ts))
+        except InvalidInput as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def Info(self, request: Any, context: grpc.ServicerContext) -> Any:
+        manual = self._pd.tso.mode is TsoMode.MANUAL
+        return tidegate_pb2.InfoResponse(
+            cluster_id=self._pd.cluster_id,
+            tso_mode=tidegate_pb2.MANUAL if manual else tidegate_pb2.SYSTEM,
+            tso=self._pd.tso.present(),
+            store_address=self._pd.stores().stores[0].address,
+            regions=len(self._pd.regions.all),
+            version=VERSION,
+            gc_safe_point=self._pd.safe_points.safe_point,
+        )
+
+
+class KeyspaceService:
+    """`keyspacepb.Keyspace` over gRPC."""
+
+    def __init__(self, pd: PlacementDriver) -> None:
+        self._pd = pd
+
+    def LoadKeyspace(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._pd.keyspace(request.name)
+
+    def GetAllKeyspaces(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._pd.all_keyspaces(request.start_id, request.limit)
+
+
+class EtcdService:
+    """The two etcd calls that TiKV clients make on PD's address: no key exists, one member."""
+
+    def __init__(self, pd: PlacementDriver) -> None:
+        self._pd = pd
+
+    def Range(self, request: Any, context: grpc.ServicerContext) -> Any:
+        header = etcdserverpb_pb2.ResponseHeader(cluster_id=self._pd.cluster_id, member_id=1, revision=1)
+        return etcdserverpb_pb2.RangeResponse(header=header)
+
+    def MemberList(self, request: Any, context: grpc.ServicerContext) -> Any:
+        me = self._pd.members().leader
+        member = etcdserverpb_pb2.Member(ID=1, name=me.name, peerURLs=me.peer_urls, clientURLs=me.client_urls)
+        header = etcdserverpb_pb2.ResponseHeader(cluster_id=self._pd.cluster_id, member_id=1)
+        return etcdserverpb_pb2.MemberListResponse(header=header, members=[member])
+
+
+class TikvService:
+    """`tikvpb.Tikv` over gRPC: unary calls wait for their answer, BatchCommands has many under way."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        for name in _UNARY:
+            setattr(self, name, self._call)
+
+    def _call(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return _waited(lambda answer: self._store.submit(request, answer), context)
+
+    def UnsafeDestroyRange(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return _waited(lambda answer: self._store.unsafe_destroy_range(request, answer), context)
+
+    def GetLockWaitInfo(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._store.lock_wait_info()
+
+    def GetStoreSafeTS(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return kvrpcpb_pb2.StoreSafeTSResponse()
+
+    def BatchCommands(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        return CommandStream(self._store, requests).responses()
+
+
+def _waited(submit: Callable[[Answer], None], context: grpc.ServicerContext) -> Any:
+    """The answer of a request, waited for on the call's thread."""
+    done = threading.Lock()
+    done.acquire()
+    answered: list[Any] = []
+
+    def answer(response: Any, error: Exception | None) -> None:
+        answered.extend((response, error))
+        done.release()
+
+    submit(answer)
+    done.acquire()
+    response, error = answered
+    if error is not None:
+        _abort(context, error)
+    return response
+
+
+_UNARY: Final = (
+    "KvGet",
+    "KvScan",
+    "KvPrewrite",
+    "KvPessimisticLock",
+    "KVPessimisticRollback",
+    "KvTxnHeartBeat",
+    "KvCheckTxnStatus",
+    "KvCheckSecondaryLocks",
+    "KvCommit",
+    "KvCleanup",
+    "KvBatchGet",
+    "KvBatchRollback",
+    "KvScanLock",
+    "KvResolveLock",
+    "KvFlush",
+    "KvBufferBatchGet",
+    "KvDeleteRange",
+    "MvccGetByKey",
+    "RawGet",
+    "RawBatchGet",
+    "RawGetKeyTTL",
+    "RawPut",
+    "RawBatchPut",
+    "RawDelete",
+    "RawBatchDelete",
+    "RawScan",
+    "RawBatchScan",
+    "RawDeleteRange",
+    "RawCompareAndSwap",
+)
+
+
+class CommandStream:
+    """One BatchCommands stream: requests are submitted as they come, answers leave as they are ready."""
+
+    def __init__(self, store: Store, requests: Iterator[Any]) -> None:
+        self._store = store
+        self._requests = requests
+        self._answers: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+
+    def responses(self) -> Iterator[Any]:
+        """Messages for the client, until it closes the stream."""
+        threading.Thread(target=self._receive, name="batch-commands", daemon=True).start()
+        while (first := self._answers.get()) is not None:
+            message = tikvpb_pb2.BatchCommandsResponse()
+            self._add(message, first)
+            while len(message.request_ids) < ANSWERS_PER_MESSAGE and not self._answers.empty():
+                following = self._answers.get()
+                if following is None:
+                    yield message
+                    return
+                self._add(message, following)
+            yield message
+
+    def _add(self, message: Any, answer: tuple[int, Any]) -> None:
+        number, response = answer
+        message.request_ids.append(number)
+        message.responses.append(response)
+
+    def _receive(self) -> None:
+        try:
+            for message in self._requests:
+                for number, request in zip(message.request_ids, message.requests, strict=True):
+                    self._submit(number, request)
+        except grpc.RpcError:
+            return  # the client went away
+        finally:
+            self._answers.put(None)
+
+    def _submit(self, number: int, request: Any) -> None:
+        name = request.WhichOneof("cmd")
+        wrap = tikvpb_pb2.BatchCommandsResponse.Response
+        if name == "Empty":
+            empty = tikvpb_pb2.BatchCommandsEmptyResponse(test_id=request.Empty.test_id)
+            self._answers.put((number, wrap(Empty=empty)))
+            return
+        if name is None:
+            self._answers.put((number, wrap()))
+            return
+
+        def answer(response: Any, error: Exception | None) -> None:
+            if error is None:
+                self._answers.put((number, wrap(**{name: response})))
+            else:
+                self._answers.put(None)  # end the stream: the client retries on a new one
+
+        self._store.submit(getattr(request, name), answer)
+
+
+class ChangeDataService:
+    """`cdcpb.ChangeData` over gRPC: one connection per stream."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def EventFeed(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        return self._serve(requests, context, Connection(multiplexing=False))
+
+    def EventFeedV2(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
+        try:
+            multiplexing = parse_features(headers.get(FEATURES_KEY, ""))
+        except InvalidInput as error:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
+        return self._serve(requests, context, Connection(multiplexing=multiplexing))
+
+    def _serve(
+        self, requests: Iterator[Any], context: grpc.ServicerContext, connection: Connection
+    ) -> Iterator[Any]:
+        endpoint = self._endpoint
+        if not context.add_callback(lambda: endpoint.close(connection)):
+            return
+        endpoint.open(connection)
+
+        def receive() -> None:
+            try:
+                for request in requests:
+                    endpoint.request(connection, request)
+            except grpc.RpcError:
+                return  # the client went away
+            finally:
+                endpoint.close(connection)
+
+        threading.Thread(target=receive, name="event-feed", daemon=True).start()
+        while (messages := connection.channel.take()) is not None:
+            yield from messages
