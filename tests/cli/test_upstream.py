@@ -27,7 +27,7 @@ ENV = os.environ | {"PYTHONPATH": str(ROOT / "src"), "COLUMNS": "200"}
 
 
 def tidegate(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, env=ENV, timeout=60)
+    return subprocess.run([*COMMAND, *args], capture_output=True, text=True, env=ENV, timeout=240)
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def running(data_dir: Path, *args: str, pd: str = "127.0.0.1:0") -> Iterator[dic
 def test_help_starts_without_heavy_imports() -> None:
     heavy = "grpc", "pyspark", "pyarrow", "numba", "rich.progress", "tidegate.kvclient"
     code = f"import sys, tidegate.cli.upstream; print([m for m in {heavy!r} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=60)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENV, timeout=240)
     assert found.stdout.strip() == "[]"
     shown = tidegate("--help")
     assert shown.returncode == 0

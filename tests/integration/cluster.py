@@ -20,7 +20,8 @@ ROLES = {
     "driver": "tidegate.pipeline.job",
     "worker": "tidegate.pipeline.daemon",
 }
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
+"""Costs nothing when all is well: a JVM alone may take a minute to start on a loaded machine."""
 
 
 def tidegate(*arguments: str | Path) -> list[str]:

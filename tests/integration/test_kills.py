@@ -131,10 +131,10 @@ def test_nothing_is_lost_doubled_or_out_of_order_after_kills_of_every_kind(
         strike(cluster, broker, victim)
         if chance.random() < 0.6:
             # Let it recover; otherwise the next one is killed in the midst of recovery.
-            cluster.wait_checkpoint(cluster.tso(), patience_s=150)
+            cluster.wait_checkpoint(cluster.tso())
     workload.ask_to_end()
     done = workload.wait_line(lambda line: line.get("event") == "done", 60)
-    cluster.wait_checkpoint(done["last_commit_ts"], patience_s=150)
+    cluster.wait_checkpoint(done["last_commit_ts"])
     eventually("the last commit in the tables", lambda: newest(cluster.lake) >= done["last_commit_ts"], 150)
     outcome = cluster.compare()
     assert outcome["equal"], outcome

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
-
+from tests.fixtures.topic import read_committed
 from tidegate.codec.base import Decoded, describe
 from tidegate.codec.registry import codec_options, decoder
 from tidegate.config import load_config, parse_sink_uri
@@ -29,29 +26,7 @@ def read_topic(source: str) -> dict[int, Decoded]:
     """All committed messages of a topic, decoded, by partition."""
     uri = parse_sink_uri(source)
     options = codec_options(load_config(None, uri).codec_settings())
-    consumer = Consumer(
-        {
-            "bootstrap.servers": uri.bootstrap,
-            "group.id": "validator",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-        }
-    )
-    found: dict[int, list[Any]] = defaultdict(list)
-    try:
-        partitions = consumer.list_topics(uri.topic, timeout=20).topics[uri.topic].partitions
-        consumer.assign([TopicPartition(uri.topic, p, 0) for p in partitions])
-        waiting, deadline = set(partitions), time.monotonic() + 60
-        while waiting:
-            assert time.monotonic() < deadline, f"{uri.topic} was not read to its end within 60 s"
-            for message in consumer.consume(10_000, timeout=0.2):
-                if message.error() is None:
-                    found[message.partition()].append(message)
-                elif message.error().code() == KafkaError._PARTITION_EOF:
-                    waiting.discard(message.partition())
-    finally:
-        consumer.close()
+    found = read_committed(uri.bootstrap, uri.topic)
     return {
         partition: decoder(options).decode(
             [m.key() for m in messages],
@@ -60,6 +35,7 @@ def read_topic(source: str) -> dict[int, Decoded]:
             [m.offset() for m in messages],
         )
         for partition, messages in found.items()
+        if messages
     }
 
 

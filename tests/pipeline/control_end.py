@@ -12,6 +12,8 @@ from typing import Any
 
 from tidegate.ipc import HEADER
 
+PATIENCE_S = 240.0
+
 
 class ControlEnd:
     """Listens, keeps every message, and waits for what a test asks for."""
@@ -31,7 +33,7 @@ class ControlEnd:
         self._listener.close()
 
     def wait_message(
-        self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = 90
+        self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S
     ) -> dict[str, Any]:
         """The first message that fits."""
         deadline = time.monotonic() + patience_s
@@ -46,7 +48,7 @@ class ControlEnd:
         """The first checkpoint report."""
         return self.wait_message(lambda m: m["type"] == "checkpoint")
 
-    def wait_spans(self, ts: int, patience_s: float = 90) -> None:
+    def wait_spans(self, ts: int, patience_s: float = PATIENCE_S) -> None:
         """Wait until every span that was ever reported has reached `ts`."""
         self.wait_any_checkpoint()
         deadline = time.monotonic() + patience_s

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.pipeline.control_end import ControlEnd
+from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 from tests.pipeline.test_job import BANK, UPTO, expected, found
 from tools.processes import descendants
@@ -47,7 +47,7 @@ def workers(pid: int) -> list[int]:
 def stop_while_delivering(feed: RecordedFeed, driver: int, whole: bool) -> list[int]:
     """SIGSTOP a worker that holds a slot, or the driver with everything below it; the pids stopped."""
     slots = feed.feed_dir / "slots"
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_S
     while not (slots.is_dir() and any(f.stat().st_size for f in slots.iterdir())):
         assert time.monotonic() < deadline, "no worker took a slot"
         time.sleep(0.005)
@@ -65,12 +65,13 @@ def test_a_zombie_writes_nothing(feed: RecordedFeed, control: ControlEnd, whole:
     try:
         control.wait_message(lambda m: m["type"] == "started" and m["incarnation"] == 2)
         control.wait_spans(feed.last_ts)
-        before = found(feed.sink_uri)
+        wanted = expected(feed)
+        assert found(feed.sink_uri) == wanted
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
         # The zombie goes on until it meets the fence, and ends.
-        assert zombie.wait(90) != 0
-        assert found(feed.sink_uri) == before == expected(feed)
+        assert zombie.wait(PATIENCE_S) != 0
+        assert found(feed.sink_uri) == wanted
     finally:
         for process in (zombie, rightful):
             if process.poll() is None:
