@@ -191,3 +191,54 @@ def test_a_span_that_was_never_opened_is_reported_as_not_there_yet(tmp_path: Pat
     EventStore(tmp_path).close()
     with pytest.raises(Retryable, match="does not have this span yet"):
         outlook.read_manifest(tmp_path, "0" * 16)
+
+
+def test_a_removed_span_leaves_nothing_and_begins_anew_when_it_is_opened_again(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span, other = store.open_span(SPAN), store.open_span(Span(b"z", b"zz"))
+    for each in (span, other):
+        each.begin(0)
+        each.append(block_of([put(5)]))
+        each.seal(10)
+    store.publish()
+    assert outlook.spans(tmp_path) == {span.id: (SPAN, 10), other.id: (other.span, 10)}
+    assert set(outlook.spans(tmp_path, {other.id})) == {span.id}
+    span.append(block_of([put(15)]))
+    store.remove_span(SPAN)
+    store.remove_span(SPAN)
+    assert not (tmp_path / span.id).exists()
+    assert store.held_bytes == 0
+    span.seal(20)  # a puller that has not noticed yet
+    store.publish()
+    assert set(outlook.read_frontier(tmp_path)) == set(outlook.spans(tmp_path)) == {other.id}
+    again = store.open_span(SPAN)
+    assert (again.resolved, again.complete_from) == (0, 0)
+    again.begin(30)
+    assert again.complete_from == 30
+
+
+def test_what_a_removal_that_was_cut_off_left_behind_goes_at_the_next_start(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    for each in (SPAN, Span(b"z", b"zz")):
+        span = store.open_span(each)
+        span.begin(0)
+        span.append(block_of([put(5)]))
+        span.seal(10)
+    store.publish()
+    store.close()
+    (tmp_path / span.id / "manifest.json").unlink()
+    assert len(outlook.spans(tmp_path)) == 1
+    EventStore(tmp_path).close()
+    assert not (tmp_path / span.id).exists()
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
+
+
+def test_a_span_with_runs_beyond_its_resolved_ts_says_how_far_they_reach(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(0)
+    span.append(block_of([put(50)]))
+    span.spill()
+    span.append(block_of([put(3)]))
+    span.seal(10)
+    assert outlook.spans(tmp_path) == {span.id: (SPAN, 50)}

@@ -6,12 +6,13 @@ process that starts for one question would pay for with a second. `reader` hands
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 
-from tidegate.errors import Retryable
+from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore.manifest import Manifest, load_frontier, load_manifest
 from tidegate.eventstore.segment import BlockInfo, SegmentInfo
+from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 
 
@@ -32,6 +33,24 @@ def read_manifest(store: Path | str, span_id: str) -> Manifest:
             why="no manifest was written",
             fix="wait until the puller has registered it",
         ) from error
+
+
+def spans(store: Path | str, but: Container[str] = ()) -> dict[str, tuple[Span, Timestamp]]:
+    """The spans that have files, but for some: id to bounds and the last ts they may hold changes of.
+
+    A span whose folder has no manifest that can be read is left out.
+    """
+    frontier, found = read_frontier(store), {}
+    for folder in Path(store).iterdir():
+        if folder.name in but:
+            continue
+        try:
+            manifest = load_manifest(folder)
+        except (Fatal, OSError):
+            continue
+        last = max((s.max_ts for s in manifest.segments), default=0)
+        found[folder.name] = (manifest.span, max(last, manifest.resolved, frontier.get(folder.name, 0)))
+    return found
 
 
 def pending(manifest: Manifest, after: Timestamp, upto: Timestamp) -> tuple[int, int, Timestamp, Timestamp]:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -324,6 +325,13 @@ class EventStore:
         self._held = 0
         self._thread = threading.local()
         self._published = load_frontier(self.folder)
+        self._clear_remains()
+
+    def _clear_remains(self) -> None:
+        """Folders that lost their manifest when a removal was cut off hold nothing anybody knows of."""
+        for folder in self.folder.iterdir():
+            if folder.is_dir() and not (folder / MANIFEST).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
     def open_span(self, span: Span) -> SpanStore:
         """The span's store, opened once. Raises Fatal when its manifest is corrupt."""
@@ -335,6 +343,19 @@ class EventStore:
                 with self._lock:
                     self._spans[name] = found
             return found
+
+    def remove_span(self, span: Span) -> None:
+        """Delete all that is kept of a span; opened again it begins empty. Nobody may be reading it."""
+        name = span_id(span, self.kv_mode)
+        with self._open_lock:
+            found = self._spans.get(name)
+            if found is not None:
+                found.close()
+            # Readers first; then the manifest, so that what a crash leaves behind is known as remains.
+            self.withdraw(name)
+            folder = span_folder(self.folder, span, self.kv_mode)
+            (folder / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def publish(self) -> None:
         """Tell readers how far each open span is sealed. Costs nothing when no span moved."""

@@ -3,8 +3,8 @@
     python -m tidegate.server.puller_process DATA_DIR PD
 
 Told by the control process over its socket: `watch {start, end, start_ts}`, `unwatch {start, end}`,
-`drop_below {start, end, ts}` (keys in hex). Tells `status {spans}` every 200 ms and `error` when something
-fails. Ends when the socket closes; every file it leaves is whole.
+`drop_below {start, end, ts}`, `remove {start, end}` (keys in hex). Tells `status {spans}` every 200 ms and
+`error` when something fails. Ends when the socket closes; every file it leaves is whole.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ def _obey(message: dict[str, Any], store: EventStore, puller: Puller) -> None:
             puller.unwatch(span)
         case "drop_below":
             store.open_span(span).drop_below(int(message["ts"]))
+        case "remove":
+            puller.unwatch(span)
+            store.remove_span(span)
 
 
 def _tell_status(control: ControlClient, puller: Puller, done: threading.Event) -> None:
