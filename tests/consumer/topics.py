@@ -20,7 +20,7 @@ from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
-from tidegate.mounter import ddl
+from tidegate.mounter import ddl_jobs
 from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import SchemaStore
@@ -88,9 +88,7 @@ def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes]) -> Iterator[
 
 
 def _ddls(txn: Txn, store: SchemaStore) -> Iterator[DdlEvent]:
-    ddl_table = store.table(keys.DDL_JOB_TABLE_ID, txn.commit_ts)
-    assert ddl_table is not None
-    prefix = keys.record_prefix(ddl_table.id)
+    prefix = keys.record_prefix(keys.DDL_JOB_TABLE_ID)
     rows = [
         (txn.commit_ts, txn.start_ts, PUT, m.key, m.value, b"")
         for m in txn.mutations
@@ -100,8 +98,8 @@ def _ddls(txn: Txn, store: SchemaStore) -> Iterator[DdlEvent]:
     block = pa.record_batch(
         [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)], schema=ENTRY_SCHEMA
     )
-    for job in ddl.jobs_in(block, ddl_table):
-        for event in store.apply(job):
+    for job in ddl_jobs.jobs_in(block, store.job_meta_columns()):
+        for event in store.apply(job).events:
             if not is_system_schema(event.schema):
                 yield event
 

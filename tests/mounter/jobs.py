@@ -7,13 +7,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from tests.codec.golden import lines
+from tests.golden_folder import lines, names
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import ddl_job
 from tidegate.tidb.ddl_job import DdlJob
 
-DDL_CASES = (
+DDL_CASES = names("ddl")
+"""The cases of the golden folder in use."""
+OURS = (
     "basic",
     "columns",
     "indexes",
@@ -25,18 +27,28 @@ DDL_CASES = (
     "table_options",
     "views_sequences",
 )
+"""Those of this repository, for tests about one of them."""
 
 
-def finished(case: str) -> Iterator[tuple[DdlJob, dict[str, Any]]]:
-    """Each finished job of a case, and what TiCDC made of it."""
+def finished(case: str, *, ours: bool = False) -> Iterator[tuple[DdlJob, dict[str, Any]]]:
+    """Each finished job of a case, and what TiCDC made of it; `ours`: of a case of this repository."""
     done: dict[int, DdlJob] = {}
-    for record in lines(f"ddl/{case}"):
+    for record in lines(f"ddl/{case}", ours=ours):
         if record["kind"] == "ddl_job_row" and record.get("job_meta"):
             job = ddl_job.parse(record["job_meta"].encode(), record["start_ts"], record["commit_ts"])
             if job.is_done:
                 done[job.id] = job
         elif record["kind"] == "ddl_done":
             yield done[record["job_id"]], record
+
+
+def written(case: str) -> list[DdlJob]:
+    """Every write of every job of one of our cases, in order."""
+    return [
+        ddl_job.parse(record["job_meta"].encode(), record["start_ts"], record["commit_ts"])
+        for record in lines(f"ddl/{case}", ours=True)
+        if record["kind"] == "ddl_job_row" and record.get("job_meta")
+    ]
 
 
 def entries(transaction: dict[str, Any]) -> pa.RecordBatch:
@@ -58,6 +70,6 @@ def entries(transaction: dict[str, Any]) -> pa.RecordBatch:
 
 def base_store(log: str) -> SchemaStore:
     """The store built from what a change log begins with."""
-    base = next(line for line in lines(f"changelog/{log}_schema") if line["type"] == "base")
+    base = next(line for line in lines(f"changelog/{log}_schema", ours=True) if line["type"] == "base")
     pairs = [(bytes.fromhex(m["key"]), bytes.fromhex(m["value"])) for m in base["mutations"]]
     return SchemaStore.from_meta(pairs, base["commit_ts"])

@@ -57,6 +57,8 @@ class RecordedFeed:
                 self.values.pop(mutation.key, None)
             if keys.is_record(mutation.key):
                 table = keys.parse_record(mutation.key).table_id
+                if table == keys.DDL_HISTORY_TABLE_ID:
+                    table = keys.DDL_JOB_TABLE_ID  # one span holds both
                 row = (txn.commit_ts, txn.start_ts, PUT if put else DELETE, mutation.key, mutation.value, old)
                 self.rows.setdefault(table, []).append(row)
 
@@ -101,7 +103,7 @@ class RecordedFeed:
             return spans
         store = EventStore(self.store_dir)
         for table, rows in self.rows.items():
-            ddl = table in (keys.DDL_JOB_TABLE_ID, keys.DDL_HISTORY_TABLE_ID)
+            ddl = table == keys.DDL_JOB_TABLE_ID
             span = store.open_span(keys.ddl_span() if ddl else keys.record_span(table))
             columns = list(zip(*rows, strict=True))
             batch = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]

@@ -20,8 +20,8 @@ from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.changefeed import Command, State
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedError, FeedId
 from tidegate.errors import InvalidInput
-from tidegate.model.schema import TableSchema
 from tidegate.model.timestamp import physical_ms
+from tidegate.mounter.table_version import TableVersion
 from tidegate.server.feed import Feed
 from tidegate.server.reactor import Refused, check_new
 
@@ -153,13 +153,13 @@ async def verify_table(request: Request) -> Response:
     )
 
 
-def _tables(tables: list[TableSchema]) -> list[dict[str, Any]]:
+def _tables(tables: list[TableVersion]) -> list[dict[str, Any]]:
     return [
         {
             "database_name": t.schema,
             "table_name": t.table,
             "table_id": t.id,
-            "is_partition": bool(t.partitions),
+            "is_partition": t.is_partitioned,
         }
         for t in tables
     ]

@@ -56,7 +56,7 @@ class Source:
 
     def __init__(self, pd: PdClient, ts: int) -> None:
         self._kv = KvSnapshot(pd, ts)
-        self._store = SchemaStore.from_meta(self._kv.scan(keys.meta_span()), ts)
+        self._store = SchemaStore.from_meta(self._kv.scan(keys.catalogue_span()), ts)
         self.ts = ts
         self.undecodable = 0
 

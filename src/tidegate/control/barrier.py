@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tidegate.errors import TidegateError
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span
 
@@ -35,6 +36,8 @@ class DdlBatch:
     """Those that are sent, in order; may be empty when only spans change."""
     added: tuple[SpanTask, ...] = ()
     removed: frozenset[str] = frozenset()
+    error: TidegateError | None = None
+    """Why the feed cannot get past it: all before it is delivered, then the feed fails with this."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,10 @@ class Barrier:
                 self.waiting.append(batch)
         assert upto >= self.resolved, "what is known about DDL never shrinks"
         self.resolved = upto
+
+    def start_of(self, span: str) -> int | None:
+        """From where a span is wanted by a DDL that is still waiting; None: by none."""
+        return next((t.start_ts for batch in self.waiting for t in batch.added if t.id == span), None)
 
     @property
     def next(self) -> DdlBatch | None:

@@ -31,7 +31,7 @@ Cell = str | bytes | None
 
 def read_tables(snapshot: Snapshot, *, system: bool = False) -> list[TableSchema]:
     """The base tables at the snapshot's ts, by schema and name; views and sequences have no rows."""
-    return tables_from_meta(snapshot.scan(keys.meta_span()), snapshot.ts, system=system)
+    return tables_from_meta(snapshot.scan(keys.catalogue_span()), snapshot.ts, system=system)
 
 
 def tables_from_meta(

@@ -1,73 +1,59 @@
 """Every version of every table, for rows of any ts.
 
 A version is valid from the FinishedTS of the job that made it; a row committed at c is decoded with the
-version of c - 1, since a row at a job's own ts still has the schema before (facts 6.5). Versions are kept
-until `forget`. Built from the meta keys at one ts, advanced by DDL jobs, saved as one checksummed blob.
-Definitions stay JSON text until a version is first asked for, so that loading costs little.
+version of c - 1, since a row at a job's own ts still has the schema before (facts 6.5). Built from the meta
+keys at one ts or from a saved image, advanced by DDL jobs, kept until `forget` says that nobody will ask for
+earlier ts. Definitions stay packed until rows of the table come (`table_version`), so a catalogue of a
+hundred thousand tables is loaded in seconds.
 
 Not thread-safe: one owner a process.
-
-    blob   "TGSS" | format version u8 | CRC32C u32 of what follows | zlib of the body      little-endian
-    body   length of the index u32 | index JSON | the definitions, one after the other
 """
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
-from crc32c import crc32c
 
 from tidegate.errors import Undecodable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
-from tidegate.mounter import ddl
+from tidegate.mounter import ddl, schema_image
+from tidegate.mounter.ddl import Refusal, Told
 from tidegate.mounter.filter import is_system_schema
+from tidegate.mounter.schema_image import Dropped, Image
+from tidegate.mounter.table_version import Packed, Parsed, TableVersion
 from tidegate.tidb import ddl_job_table, keys, table_info
 from tidegate.tidb.ddl_job import DdlJob
 
-MAGIC: Final = b"TGSS"
-FORMAT: Final = 1
-MAX_BLOB_BYTES: Final = 4 << 30
-"""What `load` will unpack at most."""
+JOBS_REMEMBERED: Final = 256
+"""Jobs whose ids are known: TiDB may write a finished job again before it moves it into the history."""
+DROPPED_TABLES_MAX: Final = 10_000
+"""Tables of dropped schemas that are remembered in case a schema is recovered."""
 
-_ALWAYS: Final = frozenset({keys.DDL_JOB_TABLE_ID})
 _MYSQL_SCHEMA_ID: Final = 1
-"""System tables that are kept all the same: the DDL puller decodes them."""
+_META_COLUMNS: Final = {keys.DDL_JOB_TABLE_ID: 5, keys.DDL_HISTORY_TABLE_ID: 2}
+"""Where TiDB has kept `job_meta` since 6.2. These two system tables are kept: DDL is read from them."""
 
 
-class _Version:
-    """One version of one table; the TableSchema is made when first asked for."""
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a job has changed in the catalogue, and what targets may be told."""
 
-    __slots__ = ("_schema", "physical_ids", "raw", "schema_id", "schema_name", "table_id", "valid_from")
-
-    def __init__(
-        self,
-        table_id: int,
-        schema_id: int,
-        schema_name: str,
-        valid_from: int,
-        physical_ids: tuple[int, ...],
-        raw: bytes,
-    ) -> None:
-        self.table_id = table_id
-        self.schema_id = schema_id
-        self.schema_name = schema_name
-        self.valid_from = valid_from
-        self.physical_ids = physical_ids
-        self.raw = raw
-        self._schema: TableSchema | None = None
+    finished_ts: int
+    told: tuple[Told, ...] = ()
+    changed_ids: frozenset[int] = frozenset()
+    """Physical ids that belong to another version of a table than before, or to none."""
+    refusal: Refusal | None = None
 
     @property
-    def schema(self) -> TableSchema:
-        if self._schema is None:
-            info = table_info.parse(self.raw, f"table id {self.table_id}")
-            self._schema = table_info.table_schema(self.schema_name, info, self.valid_from)
-        return self._schema
+    def events(self) -> list[DdlEvent]:
+        """All events, in order."""
+        return [told.event for told in self.told]
 
 
 class _Timeline:
@@ -75,53 +61,70 @@ class _Timeline:
 
     __slots__ = ("starts", "versions")
 
-    def __init__(self) -> None:
-        self.starts: list[int] = []
-        self.versions: list[_Version | None] = []
+    def __init__(self, start: int, version: TableVersion | None) -> None:
+        self.starts = [start]
+        self.versions = [version]
 
-    def at(self, ts: int) -> _Version | None:
+    def at(self, ts: int) -> TableVersion | None:
         found = bisect_right(self.starts, ts)
         return self.versions[found - 1] if found else None
 
-    def append(self, ts: int, version: _Version | None) -> None:
-        if self.starts and self.starts[-1] == ts:
+    def append(self, ts: int, version: TableVersion | None) -> bool:
+        """Go on with another version from `ts` on; False if that leaves nothing older behind."""
+        if self.starts[-1] == ts:
             self.versions[-1] = version
-            return
-        assert not self.starts or self.starts[-1] < ts, "a version is older than the newest one"
+            return version is None
+        assert self.starts[-1] < ts, "a version is older than the newest one"
         self.starts.append(ts)
         self.versions.append(version)
+        return True
+
+    def forget(self, ts: int) -> bool:
+        """Drop what ended at or before `ts`; False if nothing is left."""
+        first = max(bisect_right(self.starts, ts) - 1, 0)
+        if self.starts[first] <= ts and self.versions[first] is None:
+            first += 1
+        del self.starts[:first], self.versions[:first]
+        return bool(self.starts)
 
 
 class SchemaStore:
     """The catalogue over time; see the module's first lines."""
 
     def __init__(self, resolved_ts: int = 0) -> None:
-        self._resolved_ts = resolved_ts
-        self._last_job_id = 0
-        self._schemas: dict[int, str] = {}
-        self._tables: dict[int, _Version] = {}
-        self._timelines: dict[int, _Timeline] = {}
+        self.cache = Parsed()
+        """The versions that are held parsed."""
         self.ignored: Counter[str] = Counter()
         """How many jobs had nothing for targets, by reason."""
+        self._resolved_ts = self._settled_ts = resolved_ts
+        self._done: deque[tuple[int, int]] = deque(maxlen=JOBS_REMEMBERED)
+        self._schemas: dict[int, list[tuple[int, str | None]]] = {}
+        self._tables: dict[int, TableVersion] = {}
+        self._timelines: dict[int, _Timeline] = {}
+        self._ended: deque[tuple[int, int]] = deque()
+        """(ts, physical id) where a version has ended, in order: what `forget` looks at."""
+        self._dropped: dict[int, Dropped] = {}
 
     @property
     def resolved_ts(self) -> int:
-        """Every job finished at or before it has been applied."""
+        """Every job that took effect at or before it has been applied."""
         return self._resolved_ts
 
     def advance(self, ts: int) -> None:
-        """Promise that every job finished at or before `ts` has been applied."""
-        self._resolved_ts = max(self._resolved_ts, ts)
+        """Promise that every job that took effect at or before `ts` has been applied."""
+        self._resolved_ts = self._settled_ts = max(self._resolved_ts, ts)
+
+    # --- built from meta keys ------------------------------------------------------------------------
 
     @classmethod
     def from_meta(cls, pairs: Iterable[tuple[bytes, bytes]], ts: int) -> SchemaStore:
-        """The catalogue as the keys under `m` have it at `ts`; other keys are passed over.
+        """The catalogue as the keys in `keys.catalogue_span` have it at `ts`; other keys are passed over.
 
         Without any such key TiDB was never set up there: the catalogue then holds only the DDL job table,
         which every TiDB has.
         """
         store = cls(ts)
-        tables: list[tuple[int, bytes]] = []
+        tables: list[TableVersion] = []
         empty = True
         for key, value in pairs:
             if key[:1] != keys.META_PREFIX or not value:
@@ -131,40 +134,80 @@ class SchemaStore:
             if meta.kind != keys.HASH_DATA or meta.field is None:
                 continue
             if meta.name == b"DBs" and meta.field.startswith(b"DB:"):
-                store._add_schema(value)
+                store._add_schema(value, ts)
             elif meta.name.startswith(b"DB:") and meta.field.startswith(b"Table:"):
-                tables.append((_number(meta.name[3:]), value))
-        for schema_id, value in tables:
-            store._add_base_table(schema_id, value, ts)
+                tables += store._read(_number(meta.name[3:]), value, ts)
+        for table in tables:
+            store._add(table)
         if empty:
-            info = orjson.dumps(ddl_job_table.TABLE_INFO)
-            store._put(ts, _MYSQL_SCHEMA_ID, "mysql", ddl_job_table.TABLE_INFO, info)
+            info = ddl_job_table.TABLE_INFO
+            store._put(ts, TableVersion.of(_MYSQL_SCHEMA_ID, "mysql", info, ts, store.cache))
         return store
 
-    def _add_schema(self, value: bytes) -> None:
+    def _add_schema(self, value: bytes, ts: int) -> None:
         try:
             info = orjson.loads(value)
-            self._schemas[int(info["id"])] = str(info["db_name"]["O"])
+            self._schemas[int(info["id"])] = [(ts, str(info["db_name"]["O"]))]
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise Undecodable("a schema definition is not as TiDB writes it", why=str(error)) from None
 
-    def _add_base_table(self, schema_id: int, value: bytes, ts: int) -> None:
-        name = self._schemas.get(schema_id)
+    def _read(self, schema_id: int, value: bytes, ts: int) -> Iterator[TableVersion]:
+        """A table or view; its schema's name comes later in the order of keys."""
         info = table_info.parse(value, f"schema id {schema_id}")
-        if name is None or not table_info.is_base_table(info):
+        if not info.get("sequence"):
+            yield TableVersion.of(schema_id, "", info, ts, self.cache, value)
+
+    def _add(self, table: TableVersion) -> None:
+        name = self.schema_name(table.schema_id)
+        if name is None or (is_system_schema(name) and table.id not in _META_COLUMNS):
             return
-        if is_system_schema(name) and info["id"] not in _ALWAYS:
-            return
-        self._put(ts, schema_id, name, info, value)
+        table.schema = name
+        self._put(table.valid_from, table)
+
+    # --- saved and loaded ----------------------------------------------------------------------------
+
+    def image(self, ts: int) -> Image:
+        """The catalogue at `ts`, which must not lie before what was forgotten. Quick: takes references."""
+        seen = {id(table): table for line in self._timelines.values() if (table := line.at(ts))}
+        named = {table.schema_id: table.schema for table in seen.values()}
+        named |= {number: name for number, line in self._schemas.items() if (name := _name_at(line, ts))}
+        return Image(
+            ts,
+            list(named.items()),
+            list(seen.values()),
+            {number: entry for number, entry in self._dropped.items() if entry.ts <= ts},
+            [(done, job) for done, job in self._done if done <= ts],
+            dict(self.ignored),
+        )
+
+    def dump(self, ts: int | None = None) -> bytes:
+        """The catalogue at `ts` (default: now) as a file's bytes."""
+        return b"".join(schema_image.chunks(self.image(self._resolved_ts if ts is None else ts)))
+
+    @classmethod
+    def load(cls, data: Packed) -> SchemaStore:
+        """From a saved image, usually a mapped file; Undecodable if it is damaged or of another format."""
+        store = cls()
+        image = schema_image.parse(data, store.cache)
+        store._resolved_ts = store._settled_ts = image.ts
+        store._schemas = {number: [(0, name)] for number, name in image.schemas}
+        store._dropped, store._done = image.dropped, deque(image.done, maxlen=JOBS_REMEMBERED)
+        store.ignored = Counter(image.ignored)
+        for table in image.tables:
+            store._put(table.valid_from, table)
+        return store
+
+    # --- asked ---------------------------------------------------------------------------------------
+
+    def version_at(self, physical_id: int, ts: int) -> TableVersion | None:
+        """The version of a table (or the partition's table) that is valid at `ts`; None if there is none."""
+        timeline = self._timelines.get(physical_id)
+        return timeline.at(ts) if timeline else None
 
     def table(self, physical_id: int, ts: int) -> TableSchema | None:
-        """The version of a table (or the partition's table) that is valid at `ts`; None if there is none.
-
-        For a row call it with its commit_ts - 1. O(log versions).
-        """
-        timeline = self._timelines.get(physical_id)
-        version = timeline.at(ts) if timeline else None
-        return version.schema if version else None
+        """`version_at` as decoders take it. For a row call it with its commit_ts - 1. O(log versions)."""
+        version = self.version_at(physical_id, ts)
+        return version.parsed() if version else None
 
     def versions(self, physical_id: int, after: int, upto: int) -> list[tuple[int, TableSchema | None]]:
         """The versions in force at some ts of [after, upto]: (valid from, schema), in order.
@@ -177,179 +220,149 @@ class SchemaStore:
         first = max(bisect_right(timeline.starts, after) - 1, 0)
         last = bisect_right(timeline.starts, upto)
         return [
-            (timeline.starts[i], version.schema if (version := timeline.versions[i]) else None)
+            (timeline.starts[i], version.parsed() if (version := timeline.versions[i]) else None)
             for i in range(first, last)
         ]
 
+    def entries(self, ts: int) -> list[TableVersion]:
+        """All tables of user schemas that exist at `ts`, views left out, by logical id. Nothing is parsed."""
+        found = {
+            table.id: table
+            for line in self._timelines.values()
+            if (table := line.at(ts)) and not table.is_view and not is_system_schema(table.schema)
+        }
+        return [found[table_id] for table_id in sorted(found)]
+
     def tables(self, ts: int) -> list[TableSchema]:
-        """All tables of user schemas that exist at `ts`, by logical id."""
-        found: dict[int, _Version] = {}
-        for timeline in self._timelines.values():
-            version = timeline.at(ts)
-            if version is not None and not is_system_schema(version.schema_name):
-                found[version.table_id] = version
-        return [found[table_id].schema for table_id in sorted(found)]
+        """`entries` as decoders take them: each is parsed, which takes a while when there are many."""
+        return [table.parsed() for table in self.entries(ts)]
 
     def schema_name(self, schema_id: int) -> str | None:
         """The newest name of a schema."""
-        return self._schemas.get(schema_id)
+        line = self._schemas.get(schema_id)
+        return line[-1][1] if line else None
 
     def schema_names(self) -> list[str]:
         """The user schemas that exist after the last job, sorted."""
-        return sorted(name for name in self._schemas.values() if not is_system_schema(name))
+        names = (line[-1][1] for line in self._schemas.values())
+        return sorted(name for name in names if name and not is_system_schema(name))
 
-    def current(self, table_id: int) -> TableSchema | None:
-        """The newest version of a table by its logical id."""
-        version = self._tables.get(table_id)
-        return version.schema if version else None
+    def current(self, table_id: int) -> TableVersion | None:
+        """The newest version of a table or view by its logical id."""
+        return self._tables.get(table_id)
 
-    def tables_of(self, schema_id: int) -> list[TableSchema]:
-        """The newest versions of all tables of a schema."""
-        return [version.schema for version in self._tables.values() if version.schema_id == schema_id]
+    def tables_of(self, schema_id: int) -> list[TableVersion]:
+        """The newest versions of all tables and views of a schema."""
+        return [table for table in self._tables.values() if table.schema_id == schema_id]
 
-    def apply(self, job: DdlJob) -> list[DdlEvent]:
-        """Take a finished job in; jobs come in order of FinishedTS. What targets must be told.
+    def dropped_with(self, schema_id: int) -> tuple[TableVersion, ...] | None:
+        """What a dropped schema held in the end; None when that is not known."""
+        entry = self._dropped.get(schema_id)
+        return entry.tables if entry else None
 
-        A job at or before `resolved_ts`, without a schema version, or seen twice does nothing. Fatal for
-        jobs that cannot be replicated; the store is then unchanged.
+    def job_meta_columns(self) -> dict[int, int]:
+        """Id of column `job_meta` by table id, of the two tables DDL jobs are read from."""
+        found = {}
+        for table_id, usual in _META_COLUMNS.items():
+            table = self._tables.get(table_id)
+            named = [c.id for c in table.parsed().columns if c.name == "job_meta"] if table else [usual]
+            if named:
+                found[table_id] = named[0]
+        return found
+
+    # --- advanced ------------------------------------------------------------------------------------
+
+    def apply(self, job: DdlJob) -> Applied:
+        """Take a job in; jobs come in order of FinishedTS.
+
+        A job at or before what is settled, without a schema version, or met before does nothing. Undecodable
+        if it is not as TiDB writes it; the store is then unchanged. A refused job leaves tables as they are.
         """
         reason = self._skip(job)
         if reason:
             self.ignored[reason] += 1
-            return []
+            return Applied(job.finished_ts)
         change = ddl.transition(job, self)
         if change.ignored:
             self.ignored[change.ignored] += 1
-        for schema_id, name in change.schemas.items():
-            if name is None:
-                self._schemas.pop(schema_id, None)
-            else:
-                self._schemas[schema_id] = name
+        self._change_schemas(job, change.schemas)
+        changed: set[int] = set()
         for table_id, after in change.tables:
-            if after is None:
-                self._end(job.finished_ts, table_id)
-            else:
-                self._put(job.finished_ts, *after)
-        self._resolved_ts, self._last_job_id = job.finished_ts, job.id
-        return change.events
+            changed |= self._end(job.finished_ts, table_id)
+            if after is not None:
+                changed |= self._put(job.finished_ts, after)
+        self._resolved_ts = job.finished_ts
+        if job.is_done:
+            self._done.append((job.finished_ts, job.id))
+        return Applied(job.finished_ts, tuple(change.told), frozenset(changed), change.refusal)
 
     def _skip(self, job: DdlJob) -> str:
-        if not job.is_done:
+        if not ddl.takes_effect(job):
             return "the job is not done"
-        if job.finished_ts <= self._resolved_ts or job.id == self._last_job_id:
+        if job.finished_ts <= self._settled_ts or any(job.id == known for _, known in self._done):
             return "the job has been applied before"
-        return "" if job.schema_version else "the job has no schema version"
+        if job.from_history and self._knows(job):
+            return "the job has been applied before"
+        return "" if job.schema_version or not job.is_done else "the job has no schema version"
 
-    def _put(
-        self, ts: int, schema_id: int, schema_name: str, info: dict[str, Any], raw: bytes | None = None
-    ) -> None:
-        self._end(ts, info["id"])
-        physical_ids = table_info.physical_ids(info)
-        raw = orjson.dumps(info) if raw is None else raw
-        version = _Version(info["id"], schema_id, schema_name, ts, physical_ids, raw)
-        self._tables[version.table_id] = version
-        for physical_id in physical_ids:
-            self._timelines.setdefault(physical_id, _Timeline()).append(ts, version)
+    def _knows(self, job: DdlJob) -> bool:
+        """Whether the tables a job of the history has made are there, or were."""
+        infos: tuple[dict[str, Any], ...] = job.table_infos or ((job.table_info,) if job.table_info else ())
+        ids = [info.get("id") for info in infos]
+        return all(table_id in self._tables or table_id in self._timelines for table_id in ids)
 
-    def _end(self, ts: int, table_id: int) -> None:
+    def _change_schemas(self, job: DdlJob, schemas: dict[int, str | None]) -> None:
+        for schema_id, name in schemas.items():
+            if name is None:
+                self._remember_dropped(schema_id, job.finished_ts)
+            self._schemas.setdefault(schema_id, []).append((job.finished_ts, name))
+
+    def _remember_dropped(self, schema_id: int, ts: int) -> None:
+        self._dropped.pop(schema_id, None)
+        self._dropped[schema_id] = Dropped(ts, tuple(self.tables_of(schema_id)))
+        while sum(len(entry.tables) for entry in self._dropped.values()) > DROPPED_TABLES_MAX:
+            del self._dropped[next(iter(self._dropped))]
+
+    def _put(self, ts: int, version: TableVersion) -> set[int]:
+        """A version begins; the table's version before must have been ended. The ids it takes."""
+        self._tables[version.id] = version
+        for physical_id in version.physical_ids:
+            timeline = self._timelines.get(physical_id)
+            if timeline is None:
+                self._timelines[physical_id] = _Timeline(ts, version)
+            elif timeline.append(ts, version):
+                self._ended.append((ts, physical_id))
+        return set(version.physical_ids)
+
+    def _end(self, ts: int, table_id: int) -> set[int]:
+        """A table's newest version ends; the ids that are then nobody's."""
         before = self._tables.pop(table_id, None)
+        ended = set()
         for physical_id in before.physical_ids if before else ():
             timeline = self._timelines[physical_id]
             if timeline.versions[-1] is before:
                 timeline.append(ts, None)
+                self._ended.append((ts, physical_id))
+                ended.add(physical_id)
+        return ended
 
     def forget(self, ts: int) -> None:
         """Drop what no row committed after `ts` needs: versions that ended at or before it."""
-        for physical_id in list(self._timelines):
-            timeline = self._timelines[physical_id]
-            first = max(bisect_right(timeline.starts, ts) - 1, 0)
-            del timeline.starts[:first], timeline.versions[:first]
-            if timeline.starts[0] <= ts and timeline.versions[0] is None:
-                del timeline.starts[0], timeline.versions[0]
-            if not timeline.starts:
+        while self._ended and self._ended[0][0] <= ts:
+            _, physical_id = self._ended.popleft()
+            timeline = self._timelines.get(physical_id)
+            if timeline is not None and not timeline.forget(ts):
                 del self._timelines[physical_id]
+        for schema_id in list(self._schemas):
+            line = self._schemas[schema_id]
+            while len(line) > 1 and line[1][0] <= ts:
+                del line[0]
+            if line[0][0] <= ts and line[0][1] is None:
+                del self._schemas[schema_id]
 
-    def dump(self) -> bytes:
-        """The whole store as bytes; see the module's first lines."""
-        raws: list[bytes] = []
-        rows: list[list[Any]] = []
-        numbers: dict[int, int] = {}
-        for timeline in self._timelines.values():
-            for version in timeline.versions:
-                if version is not None and id(version) not in numbers:
-                    numbers[id(version)] = len(rows)
-                    raws.append(version.raw)
-                    rows.append(
-                        [
-                            version.table_id,
-                            version.schema_id,
-                            version.schema_name,
-                            version.valid_from,
-                            version.physical_ids,
-                            len(version.raw),
-                        ]
-                    )
-        index = {
-            "resolved_ts": self._resolved_ts,
-            "last_job_id": self._last_job_id,
-            "schemas": list(self._schemas.items()),
-            "versions": rows,
-            "current": [numbers[id(version)] for version in self._tables.values()],
-            "timelines": [
-                [physical_id, line.starts, [-1 if v is None else numbers[id(v)] for v in line.versions]]
-                for physical_id, line in self._timelines.items()
-            ],
-            "ignored": dict(self.ignored),
-        }
-        head = orjson.dumps(index)
-        body = zlib.compress(len(head).to_bytes(4, "little") + head + b"".join(raws), 1)
-        checksum: int = crc32c(body)
-        return MAGIC + bytes([FORMAT]) + checksum.to_bytes(4, "little") + body
 
-    @classmethod
-    def load(cls, blob: bytes) -> SchemaStore:
-        """A store from `dump`'s bytes; Undecodable if they are damaged or of a newer format."""
-        if blob[:4] != MAGIC or len(blob) < 9:
-            raise Undecodable("a schema snapshot is damaged", why="it does not begin as one")
-        if blob[4] != FORMAT:
-            raise Undecodable("a schema snapshot has an unknown format", why=f"version {blob[4]}")
-        if crc32c(blob[9:]) != int.from_bytes(blob[5:9], "little"):
-            raise Undecodable("a schema snapshot is damaged", why="its checksum does not match")
-        try:
-            unpacker = zlib.decompressobj()
-            body = unpacker.decompress(blob[9:], MAX_BLOB_BYTES)
-            if not unpacker.eof:
-                raise ValueError(f"it is cut, or larger than {MAX_BLOB_BYTES} bytes")
-            size = int.from_bytes(body[:4], "little")
-            return cls._restore(orjson.loads(body[4 : 4 + size]), body[4 + size :])
-        except (zlib.error, orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError) as error:
-            raise Undecodable(
-                "a schema snapshot is damaged", why=f"{type(error).__name__}: {error}"
-            ) from None
-
-    @classmethod
-    def _restore(cls, index: dict[str, Any], raws: bytes) -> SchemaStore:
-        store = cls(index["resolved_ts"])
-        store._last_job_id = index["last_job_id"]
-        store._schemas = dict(index["schemas"])
-        versions: list[_Version | None] = []
-        at = 0
-        for table_id, schema_id, name, valid_from, physical_ids, size in index["versions"]:
-            raw = raws[at : at + size]
-            at += size
-            versions.append(_Version(table_id, schema_id, name, valid_from, tuple(physical_ids), raw))
-        if at != len(raws):
-            raise ValueError(f"{len(raws)} bytes of definitions, {at} were promised")
-        versions.append(None)
-        for number in index["current"]:
-            version = versions[number]
-            assert version is not None
-            store._tables[version.table_id] = version
-        for physical_id, starts, numbers in index["timelines"]:
-            line = store._timelines[physical_id] = _Timeline()
-            line.starts, line.versions = starts, [versions[number] for number in numbers]
-        store.ignored = Counter(index["ignored"])
-        return store
+def _name_at(line: list[tuple[int, str | None]], ts: int) -> str | None:
+    return next((name for since, name in reversed(line) if since <= ts), None)
 
 
 def _number(digits: bytes) -> int:

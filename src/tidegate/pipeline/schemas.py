@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.errors import Fatal
 from tidegate.eventstore import outlook, reader
-from tidegate.model.schema import TableSchema
-from tidegate.mounter.ddl import jobs_in
+from tidegate.mounter.ddl_jobs import jobs_in
+from tidegate.mounter.schema_image import map_file
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.feed import Barrier, FeedSpec
 
 SNAPSHOT: Final = "schema.bin"
-DDL_TABLE_ID: Final = (1 << 48) - 2
+FORGET_EVERY: Final = 256
+"""After so many jobs the versions that no task can ask for any more are dropped."""
 
 
 class SchemaReader:
@@ -25,9 +25,11 @@ class SchemaReader:
 
     def __init__(self, spec: FeedSpec) -> None:
         self._spec = spec
-        self._ddl_span = Barrier.load(spec.feed_dir / "barrier.json").ddl_span
+        self._barrier_file = spec.feed_dir / "barrier.json"
+        self._ddl_span = Barrier.load(self._barrier_file).ddl_span
         self._store = self._load()
         self._read_to = self._store.resolved_ts
+        self._jobs = 0
 
     def upto(self, ts: int) -> SchemaStore:
         """The store with every DDL finished at or before `ts`."""
@@ -37,21 +39,25 @@ class SchemaReader:
             # This worker was idle for so long that the entries it has not read are gone.
             self._store = self._load()
             self._read_to = self._store.resolved_ts
-        for block in reader.read(self._spec.store_dir, self._ddl_span, self._read_to, ts):
-            for job in jobs_in(block, self._ddl_table()):
-                self._store.apply(job)
-        self._read_to = max(ts, self._read_to)
+        if ts > self._read_to:
+            self._advance(ts)
         return self._store
 
-    def _load(self) -> SchemaStore:
-        return SchemaStore.load((self._spec.feed_dir / SNAPSHOT).read_bytes())
+    def _advance(self, ts: int) -> None:
+        columns = self._store.job_meta_columns()
+        for block in reader.read(self._spec.store_dir, self._ddl_span, self._read_to, ts):
+            for job in jobs_in(block, columns):
+                self._store.apply(job)
+                self._jobs += 1
+        self._read_to = ts
+        if self._jobs >= FORGET_EVERY:
+            self._forget()
 
-    def _ddl_table(self) -> TableSchema:
-        table = self._store.table(DDL_TABLE_ID, self._read_to)
-        if table is None:
-            raise Fatal(
-                "The schema snapshot holds no mysql.tidb_ddl_job.",
-                where=str(self._spec.feed_dir / SNAPSHOT),
-                fix="remove the changefeed and create it again",
-            )
-        return table
+    def _forget(self) -> None:
+        """Tasks to come begin where the spans in the barrier file do, or later."""
+        starts = Barrier.load(self._barrier_file).spans.values()
+        self._store.forget(min(starts, default=0))
+        self._jobs = 0
+
+    def _load(self) -> SchemaStore:
+        return SchemaStore.load(map_file(self._spec.feed_dir / SNAPSHOT))

@@ -48,6 +48,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.mounter.filter import TableFilter
+from tidegate.mounter.schema_image import Image
 from tidegate.server import processor
 from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation, OpenSink, Paths, PipelineCommand
 from tidegate.server.schema_tracker import (
@@ -56,7 +57,7 @@ from tidegate.server.schema_tracker import (
     SNAPSHOT,
     SchemaTracker,
     load_catalogue,
-    replace_file,
+    save_image,
 )
 from tidegate.server.spans import SpanRegistry
 
@@ -65,6 +66,10 @@ LOG: Final = logging.getLogger(__name__)
 TICK_S: Final = 0.02
 FLOOR_S: Final = 10.0
 """How often the barrier file's start ts and `schema.bin` follow the checkpoint, so that segments can go."""
+SAVE_REST: Final = 50
+"""A catalogue is saved again after so many times what saving it took, at the earliest."""
+SAVE_IDLE_S: Final = 600.0
+"""And after so long without DDL: should files be lost, DDL is pulled anew from the saved catalogue on."""
 DROP_AFTER_S: Final = 60.0
 """Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
 STOP_S: Final = 2.0
@@ -180,6 +185,8 @@ class Feed:
         self._floors: list[tuple[float, int, int]] = []
         self._floor_at = 0.0
         self._catalogue_to = 0
+        self._saving: asyncio.Task[None] | None = None
+        self._save_at = 0.0
         self._gone = asyncio.Event()
 
     # --- life ----------------------------------------------------------------------------------------
@@ -203,6 +210,8 @@ class Feed:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             self._task = None
+        if self._saving is not None:
+            await asyncio.wait([self._saving])
         self._close(forget=forget)
 
     def _close(self, *, forget: bool = False) -> None:
@@ -325,20 +334,20 @@ class Feed:
         self.waiting_for = "catalogue from upstream"
         if not snapshot.exists():
             await asyncio.to_thread(save_catalogue, self.node.pd, self.persisted, snapshot)
-        tracker = SchemaTracker.load(snapshot, self.node.paths.store, self._filter)
+        tracker = await asyncio.to_thread(SchemaTracker.load, snapshot, self.node.paths.store, self._filter)
         self._catalogue_to = tracker.resolved_ts
         self.node.spans.hold(self.id, DDL_SPAN, tracker.resolved_ts)
         self.waiting_for = "DDL puller"
         while self._frontier().get(DDL_SPAN_ID, 0) < max(self.persisted, tracker.resolved_ts):
             await asyncio.sleep(TICK_S)
         resolved = self._frontier()[DDL_SPAN_ID]
-        batches = tracker.begin(self.persisted, resolved)
+        batches, known = await asyncio.to_thread(tracker.begin, self.persisted, resolved)
         barrier = Barrier(self.persisted, self.info.target_ts)
-        barrier.learn(batches, resolved)
-        self._tracker = tracker
+        barrier.learn(batches, known)
+        self._tracker, self._save_at = tracker, self.node.clock.monotonic()
         interval = self.config.tidegate.resolved_interval
         self.owner = Owner(self.persisted, tracker.initial, barrier, resolved_interval_s=interval)
-        for task in tracker.initial:
+        for task in (*tracker.initial, *(task for batch in batches for task in batch.added)):
             self.node.spans.hold(self.id, task.span, task.start_ts)
 
     def _frontier(self) -> dict[str, int]:
@@ -482,8 +491,8 @@ class Feed:
         frontier = self._frontier()
         ddl_resolved = frontier.get(DDL_SPAN_ID, 0)
         if ddl_resolved > owner.barrier.resolved:
-            batches = tracker.catch_up(ddl_resolved)
-            owner.barrier.learn(batches, ddl_resolved)
+            batches, known = tracker.catch_up(ddl_resolved, len(owner.barrier.waiting))
+            owner.barrier.learn(batches, known)
             for batch in batches:
                 # Pulled from now on, delivered from the DDL on.
                 for task in batch.added:
@@ -512,10 +521,12 @@ class Feed:
         assert incarnation is not None
         match effect:
             case SendDdl(batch):
+                if batch.error is not None:
+                    raise batch.error
                 await incarnation.send_ddl(batch)
                 _, removed = owner.ddl_done(batch.finished_ts)
                 for name in removed:
-                    self.node.spans.drop(self.id, name)
+                    self._let_go(owner, name)
                 self._log_ddl(batch.finished_ts, [e.query for e in batch.events])
             case SendResolved(ts):
                 await incarnation.send_resolved(ts)
@@ -526,6 +537,11 @@ class Feed:
             case Finish():
                 self._reached = True
         self._wake.set()
+
+    def _let_go(self, owner: Owner, span: str) -> None:
+        """A span has ended; a DDL that waits may bring it back (a table that is recovered)."""
+        again = owner.barrier.start_of(span)
+        self.node.spans.drop(self.id, span, again_from=again)
 
     def _log_ddl(self, ts: int, queries: list[str]) -> None:
         self.totals.ddl_events += len(queries)
@@ -565,20 +581,53 @@ class Feed:
         if now - self._floor_at < FLOOR_S:
             return
         self._floor_at = now
-        ddl = self.node.manifest(DDL_SPAN_ID)
-        if tracker.stale or (ddl is not None and ddl.segments):
-            saved = tracker.save(self.plan.folder / SNAPSHOT, owner.persisted_ts)
-            self._catalogue_to = owner.persisted_ts if saved else self._catalogue_to
+        if self._save_due(owner.persisted_ts, now):
+            image = tracker.image(owner.persisted_ts)
+            self._saving = asyncio.create_task(self._save(image), name=f"catalogue of {self.id}")
         barrier.write(owner.barrier.bound, owner.spans, raise_starts=True)
         self._floors.append((now, owner.persisted_ts, self._catalogue_to))
         while self._floors and now - self._floors[0][0] >= DROP_AFTER_S:
             _, self._drop_rows, self._drop_ddl = self._floors.pop(0)
 
+    def _save_due(self, checkpoint: int, now: float) -> bool:
+        """When DDL has passed the checkpoint; else seldom, so that the catalogue is not far behind."""
+        if self._saving is not None and not self._saving.done():
+            return False
+        ddl = self.node.manifest(DDL_SPAN_ID)
+        passed = ddl is not None and outlook.pending(ddl, self._catalogue_to, checkpoint)[0] > 0
+        return now >= (self._save_at if passed else self._save_at + SAVE_IDLE_S)
+
+    async def _save(self, image: Image) -> None:
+        """Write `schema.bin` beside the loop; the larger it is, the longer the rest after it."""
+        clock = self.node.clock
+        began = clock.monotonic()
+        try:
+            await asyncio.to_thread(save_image, self.plan.folder / SNAPSHOT, image)
+        except OSError as error:
+            self._fail(
+                Retryable("The catalogue cannot be saved.", where=str(self.plan.folder), why=str(error))
+            )
+            return
+        self._catalogue_to = image.ts
+        self._save_at = clock.monotonic() + SAVE_REST * (clock.monotonic() - began)
+
+    @property
+    def floor(self) -> int:
+        """What lies at or below this nobody needs for the feed any more, were a span's files to go at once.
+
+        A feed that does not run needs what is above its checkpoint when it is resumed.
+        """
+        return self.drop_below[0] if self.owner is not None else max(0, self.persisted - self._retained)
+
     @property
     def drop_below(self) -> tuple[int, int]:
         """Up to where rows, and DDL entries, may go: delivered, past every reader, not retained."""
-        kept = compose(round(self.config.tidegate.retention * 1000))
+        kept = self._retained
         return max(0, self._drop_rows - kept), max(0, self._drop_ddl - kept)
+
+    @property
+    def _retained(self) -> int:
+        return compose(round(self.config.tidegate.retention * 1000))
 
     # --- for people ----------------------------------------------------------------------------------
 
@@ -607,8 +656,7 @@ class Feed:
 
 def save_catalogue(pd: PdClient, ts: int, path: Path) -> None:
     """Read upstream's catalogue at `ts` and keep it as `schema.bin`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, load_catalogue(pd, ts).dump())
+    save_image(path, load_catalogue(pd, ts).image(ts))
 
 
 def _unexpected(error: Exception) -> TidegateError:

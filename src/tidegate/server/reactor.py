@@ -17,7 +17,7 @@ from typing import Any, Final
 from tidegate import metrics
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.control.changefeed import Command, State
-from tidegate.control.gc import GcGuard, Hold, creating_id, earliest_start, service_id
+from tidegate.control.gc import HELD, GcGuard, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (
     Compare,
     Delete,
@@ -30,18 +30,21 @@ from tidegate.control.metadata import (
     feed_of_key,
 )
 from tidegate.errors import InvalidInput, TidegateError
+from tidegate.eventstore import outlook
 from tidegate.log import event
-from tidegate.model.schema import TableSchema
-from tidegate.model.timestamp import physical_ms, readable
+from tidegate.model.timestamp import MAX, physical_ms, readable
 from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_store import SchemaStore
+from tidegate.mounter.table_version import TableVersion
 from tidegate.server.feed import Feed, Node
-from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, replace_file
+from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
 from tidegate.sink.kafka import delete_topic, progress_topic
 
 LOG: Final = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 1.0
+SWEEP_S: Final = 30.0
+"""How often files of spans that nobody follows are looked for."""
 CREATING_TTL_S: Final = 3600
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
@@ -93,6 +96,7 @@ class Reactor:
         self._gc = GcGuard()
         self._gc_now = asyncio.Event()
         self._creating: set[FeedId] = set()
+        self._swept_at = float("-inf")
         self._task: asyncio.Task[None] | None = None
         self.gc_error = ""
 
@@ -217,7 +221,7 @@ class Reactor:
         folder = node.paths.feed(new.feed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        replace_file(folder / SNAPSHOT, catalogue.dump())
+        await asyncio.to_thread(save_image, folder / SNAPSHOT, catalogue.image(start_ts))
         info = FeedInfo(
             sink_uri=new.uri.render(redact=False),
             config=new.config.to_json(),
@@ -262,7 +266,7 @@ class Reactor:
         except (TidegateError, TimeoutError) as error:
             event(LOG, logging.WARNING, "progress topic stays", topic=topic, error=str(error))
 
-    async def tables(self, config: ReplicaConfig, ts: int) -> tuple[list[TableSchema], list[TableSchema]]:
+    async def tables(self, config: ReplicaConfig, ts: int) -> tuple[list[TableVersion], list[TableVersion]]:
         """Eligible and ineligible tables that pass the filter at `ts`."""
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
         return split_tables(catalogue, config, ts)
@@ -285,7 +289,25 @@ class Reactor:
             self._gc_now.clear()
             await self._tend_gc(force=force)
             self.node.spans.drop_below({f.id: f.drop_below for f in self.feeds.values()})
+            await self._sweep()
             self._measure()
+
+    async def _sweep(self) -> None:
+        """Now and then remove the files of spans that no feed follows or will need: of dropped tables."""
+        now = self.node.clock.monotonic()
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        held = self.node.spans.held
+        try:
+            idle = await asyncio.to_thread(outlook.spans, self.node.paths.store, held)
+        except (TidegateError, OSError) as error:
+            event(LOG, logging.WARNING, "event store not swept", error=str(error))
+            return
+        floor = min((f.floor for f in self.feeds.values() if f.life.state in HELD), default=MAX)
+        if not self._creating:
+            for span in self.node.spans.sweep(idle, floor):
+                self.node.manifests.pop(span, None)
 
     async def _tend_gc(self, *, force: bool = False) -> None:
         """Renew the safepoint when due; a feed whose history is gone fails for good."""
@@ -329,8 +351,8 @@ class Reactor:
 
 def split_tables(
     catalogue: SchemaStore, config: ReplicaConfig, ts: int
-) -> tuple[list[TableSchema], list[TableSchema]]:
+) -> tuple[list[TableVersion], list[TableVersion]]:
     """The tables at `ts` that pass the filter: those with a usable key, those without."""
     rules = TableFilter(config.filter.rules, config.case_sensitive)
-    passing = [t for t in catalogue.tables(ts) if rules.matches(t.schema, t.table)]
+    passing = [t for t in catalogue.entries(ts) if rules.matches(t.schema, t.table)]
     return [t for t in passing if t.eligible], [t for t in passing if not t.eligible]

@@ -1,35 +1,39 @@
 """Which tables a feed replicates over time: the catalogue, advanced by the DDL span of the event store.
 
 Begins with the catalogue upstream had at the feed's start-ts, or with `schema.bin` from an earlier run; reads
-finished DDL jobs as the DDL span grows and turns them into `DdlBatch`es: what to send, which spans come and
-go. `schema.bin` is only written when every DDL it knows is behind the durable checkpoint, so that a restart
-meets each DDL that was not finished again; pipeline workers start from the same file.
+DDL jobs as the DDL span grows and turns them into `DdlBatch`es: what to send, which spans come and go, and
+where the feed must stop (`mounter.ddl_rules` says what every kind of job does). `schema.bin` holds the
+catalogue at a checkpoint, so that a restart reads the jobs since then and no others; pipeline workers start
+from the same file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from tidegate.control.barrier import DdlBatch, SpanTask
-from tidegate.errors import Fatal
+from tidegate.errors import Fatal, TidegateError
 from tidegate.eventstore import outlook, reader
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.ddl import DdlEvent
-from tidegate.model.schema import TableSchema
 from tidegate.model.span import Span, span_id
-from tidegate.mounter.ddl import admit, jobs_in
+from tidegate.mounter.ddl_admission import admit, concerned, follows
+from tidegate.mounter.ddl_jobs import jobs_in
 from tidegate.mounter.filter import TableFilter
-from tidegate.mounter.schema_store import SchemaStore
+from tidegate.mounter.schema_image import Image, chunks, map_file
+from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.tidb import keys
 
-DDL_SPAN: Final = keys.record_span(keys.DDL_JOB_TABLE_ID)
+DDL_SPAN: Final = keys.ddl_span()
 DDL_SPAN_ID: Final = span_id(DDL_SPAN)
 SNAPSHOT: Final = "schema.bin"
+WAITING_MAX: Final = 512
+"""DDL batches read ahead of the feed; each holds table definitions. The rest stays in the event store."""
 
 
 def table_task(physical_id: int, start_ts: int) -> SpanTask:
@@ -40,8 +44,8 @@ def table_task(physical_id: int, start_ts: int) -> SpanTask:
 
 def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
     """The catalogue upstream has at `ts`. Blocks; raises Retryable, or Fatal when no DDL table is there."""
-    store = SchemaStore.from_meta(Snapshot(pd, ts).scan(keys.meta_span()), ts)
-    if store.table(keys.DDL_JOB_TABLE_ID, ts) is None:
+    store = SchemaStore.from_meta(Snapshot(pd, ts).scan(keys.catalogue_span()), ts)
+    if store.version_at(keys.DDL_JOB_TABLE_ID, ts) is None:
         raise Fatal(
             "Upstream has no table mysql.tidb_ddl_job.",
             where=f"meta keys at ts {ts}",
@@ -51,113 +55,145 @@ def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
     return store
 
 
-def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+def replace_file(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
     """Put `data` at `path`, durably: a reader finds the old bytes or the new."""
     partial = path.with_suffix(".tmp")
     partial.touch(mode)
     with partial.open("wb") as file:
-        file.write(data)
+        for piece in [data] if isinstance(data, bytes) else data:
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
 
 
-class SchemaTracker:
-    """One feed's catalogue and wanted spans. Not thread-safe; `catch_up` reads files."""
+def save_image(path: Path, image: Image) -> None:
+    """Write `schema.bin`; takes about a second for 100,000 tables."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, chunks(image))
 
-    def __init__(self, catalogue: SchemaStore, store: Path, table_filter: TableFilter) -> None:
+
+class SchemaTracker:
+    """One feed's catalogue and wanted spans. Not thread-safe; `begin` and `catch_up` read files."""
+
+    def __init__(
+        self,
+        catalogue: SchemaStore,
+        store: Path,
+        table_filter: TableFilter,
+        *,
+        force_replicate: bool = False,
+        waiting_max: int = WAITING_MAX,
+    ) -> None:
         self._catalogue, self._store, self._filter = catalogue, store, table_filter
-        self._wanted: dict[str, SpanTask] = {}
+        self._force, self._waiting_max = force_replicate, waiting_max
+        self._wanted: dict[int, SpanTask] = {}
+        self._stopped = False
         self.initial: tuple[SpanTask, ...] = ()
         """The spans wanted at the checkpoint that `begin` was told."""
-        self._last_ddl = 0
-        self.stale = False
-        """Whether a DDL has been read since the last `save`."""
 
     @classmethod
-    def load(cls, snapshot: Path, store: Path, table_filter: TableFilter) -> SchemaTracker:
+    def load(
+        cls, snapshot: Path, store: Path, table_filter: TableFilter, *, force_replicate: bool = False
+    ) -> SchemaTracker:
         """From `schema.bin`; raises Undecodable when it is damaged, FileNotFoundError when there is none."""
-        return cls(SchemaStore.load(snapshot.read_bytes()), store, table_filter)
+        catalogue = SchemaStore.load(map_file(snapshot))
+        return cls(catalogue, store, table_filter, force_replicate=force_replicate)
 
     @property
     def resolved_ts(self) -> int:
         """Every DDL finished at or before it is known."""
         return self._catalogue.resolved_ts
 
-    def begin(self, checkpoint: int, resolved: int) -> list[DdlBatch]:
-        """Read up to `resolved` >= `checkpoint`; what was finished at or before the checkpoint is history.
+    def begin(self, checkpoint: int, resolved: int) -> tuple[list[DdlBatch], int]:
+        """Read from where the catalogue stands; what was finished at or before the checkpoint is history.
 
-        Sets `initial`.
+        `resolved` >= `checkpoint` is how far the DDL span is resolved. Sets `initial`. As `catch_up`.
         """
         assert resolved >= checkpoint
-        jobs = self._read(resolved)
-        self._wanted = self._tables_at(checkpoint)
+        for _ in self._jobs(checkpoint):
+            pass
+        self._catalogue.advance(checkpoint)
+        self._wanted = {
+            physical_id: table_task(physical_id, checkpoint)
+            for table in self._catalogue.entries(checkpoint)
+            if follows(table, self._filter, force_replicate=self._force)
+            for physical_id in table.physical_ids
+        }
         self.initial = tuple(self._wanted.values())
-        later = [(ts, events) for ts, events in jobs if ts > checkpoint]
-        self._catalogue.advance(resolved)
-        return self._batches(later)
+        return self.catch_up(resolved)
 
-    def catch_up(self, resolved: int) -> list[DdlBatch]:
-        """The DDLs that the DDL span has beyond what is known, up to its resolved ts."""
-        if resolved <= self.resolved_ts:
-            return []
-        jobs = self._read(resolved)
-        self._catalogue.advance(resolved)
-        return self._batches(jobs)
+    def catch_up(self, resolved: int, waiting: int = 0) -> tuple[list[DdlBatch], int]:
+        """The DDLs that the DDL span has beyond what is known, and up to where they are known now.
 
-    def tables(self, ts: int) -> list[TableSchema]:
-        """The tables that pass the filter at `ts`, those without a usable key included."""
-        return [t for t in self._catalogue.tables(ts) if self._filter.matches(t.schema, t.table)]
+        That is `resolved`, unless so many are `waiting` already that the rest is left for later, or a batch
+        stops the feed.
+        """
+        batches: list[DdlBatch] = []
+        known = self.resolved_ts
+        if not self._stopped and resolved > known and waiting < self._waiting_max:
+            for ts, applied in self._jobs(resolved):
+                batch = self._batch(ts, applied)
+                batches += [batch] if batch is not None else []
+                self._stopped = batch is not None and batch.error is not None
+                if self._stopped or waiting + len(batches) >= self._waiting_max:
+                    self._catalogue.advance(ts)
+                    return batches, ts
+            self._catalogue.advance(resolved)
+        return batches, self.resolved_ts
 
     def name_of(self, physical_id: int) -> str:
         """`schema.table` of a physical id as known now, else empty."""
-        table = self._catalogue.table(physical_id, self.resolved_ts)
+        table = self._catalogue.version_at(physical_id, self.resolved_ts)
         return table.name if table else ""
 
-    def save(self, path: Path, checkpoint: int) -> bool:
-        """Write `schema.bin` unless a DDL it knows lies above the durable checkpoint; says whether it did."""
-        if self._last_ddl > checkpoint:
-            return False
+    def image(self, checkpoint: int) -> Image:
+        """The catalogue at the durable checkpoint, to be saved; nobody will ask for earlier versions."""
         self._catalogue.forget(checkpoint)
-        replace_file(path, self._catalogue.dump())
-        self.stale = False
-        return True
+        return self._catalogue.image(checkpoint)
 
-    def _read(self, upto: int) -> list[tuple[int, list[DdlEvent]]]:
-        """Apply the jobs in (resolved, upto]; their FinishedTS and events."""
+    def _jobs(self, upto: int) -> Iterator[tuple[int, list[Applied]]]:
+        """Apply the jobs in (resolved, upto], ts by ts, as they are asked for."""
         after = self.resolved_ts
         manifest = outlook.read_manifest(self._store, DDL_SPAN_ID)
         if upto <= after or not outlook.pending(manifest, after, upto)[0]:
-            return []
-        ddl_table = self._catalogue.table(keys.DDL_JOB_TABLE_ID, after)
-        assert ddl_table is not None
-        found = []
+            return
+        columns = self._catalogue.job_meta_columns()
         for block in reader.read(self._store, DDL_SPAN_ID, after, upto):
-            for job in jobs_in(block, ddl_table):
-                found += [(job.finished_ts, event) for event in self._catalogue.apply(job)]
-                self._last_ddl, self.stale = max(self._last_ddl, job.finished_ts), True
-        return [(ts, [e for _, e in group]) for ts, group in groupby(found, key=lambda pair: pair[0])]
+            for ts, jobs in groupby(jobs_in(block, columns), key=lambda job: job.finished_ts):
+                yield ts, [self._catalogue.apply(job) for job in jobs]
 
-    def _batches(self, jobs: Iterable[tuple[int, list[DdlEvent]]]) -> list[DdlBatch]:
-        batches = []
-        for ts, events in jobs:
-            sent = tuple(e for e in events if admit(e, self._filter))
-            wanted = self._tables_at(ts)
-            added = tuple(task for name, task in wanted.items() if name not in self._wanted)
-            removed = frozenset(self._wanted.keys() - wanted.keys())
-            self._wanted = wanted
-            if sent or added or removed:
-                batches.append(DdlBatch(ts, sent, added, removed))
-        return batches
+    def _batch(self, ts: int, applied: list[Applied]) -> DdlBatch | None:
+        """What the jobs of one ts mean for the feed; None: nothing."""
+        sent: list[DdlEvent] = []
+        error: TidegateError | None = None
+        try:
+            for one in applied:
+                if one.refusal is not None and concerned(one.refusal, self._filter):
+                    raise one.refusal.error()
+                sent += [
+                    told.event for told in one.told if admit(told, self._filter, force_replicate=self._force)
+                ]
+        except TidegateError as stop:
+            error = stop
+        added, removed = self._follow(ts, frozenset().union(*(one.changed_ids for one in applied)))
+        if not sent and not added and not removed and error is None:
+            return None
+        return DdlBatch(ts, tuple(sent), added, removed, error)
 
-    def _tables_at(self, ts: int) -> dict[str, SpanTask]:
-        tasks = [
-            table_task(physical_id, ts)
-            for table in self.tables(ts)
-            if table.eligible
-            for physical_id in table.physical_ids
-        ]
-        return {task.id: task for task in tasks}
+    def _follow(self, ts: int, changed: frozenset[int]) -> tuple[tuple[SpanTask, ...], frozenset[str]]:
+        """The spans that come and go at `ts`, when these physical ids belong to other tables or to none."""
+        added, removed = [], set()
+        for physical_id in sorted(changed):
+            table = self._catalogue.version_at(physical_id, ts)
+            wanted = table is not None and follows(table, self._filter, force_replicate=self._force)
+            known = self._wanted.get(physical_id)
+            if wanted and known is None:
+                self._wanted[physical_id] = task = table_task(physical_id, ts)
+                added.append(task)
+            elif known is not None and not wanted:
+                removed.add(self._wanted.pop(physical_id).id)
+        return tuple(added), frozenset(removed)
 
 
 def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:

@@ -6,11 +6,11 @@ A span is followed while any feed holds it, from the least start any of them ask
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tidegate.control.metadata import FeedId
 from tidegate.model.span import Span, span_id
-from tidegate.model.timestamp import MAX
 from tidegate.server.schema_tracker import DDL_SPAN_ID, span_message
 from tidegate.server.supervisor import Connection
 
@@ -39,25 +39,32 @@ class SpanRegistry:
             self._puller = None
 
     def hold(self, feed: FeedId, span: Span, start_ts: int) -> None:
-        """Follow a span for a feed from `start_ts` on."""
+        """Follow a span for a feed from `start_ts` on, or from where the feed holds it already."""
         name = span_id(span)
         holders = self._holders.setdefault(name, {})
         before = min(holders.values(), default=None)
-        holders[feed] = start_ts
+        holders[feed] = min(start_ts, holders.get(feed, start_ts))
         self._spans[name] = span
         if before is None or start_ts < before:
             self._tell("watch", span, start_ts=start_ts)
 
-    def drop(self, feed: FeedId, name: str, *, forget: bool = False) -> None:
-        """A feed no longer needs a span; with `forget` its segments go too, when nobody else holds it."""
+    def drop(self, feed: FeedId, name: str, *, forget: bool = False, again_from: int | None = None) -> None:
+        """A feed no longer needs a span; with `forget` its segments go too, when nobody else holds it.
+
+        `again_from`: it will need the span again, from that ts on.
+        """
         holders = self._holders.get(name, {})
+        if again_from is not None and feed in holders:
+            holders[feed] = again_from
+            return
         holders.pop(feed, None)
         if not holders and name in self._spans:
             span = self._spans.pop(name)
             del self._holders[name]
-            if forget:
-                self._tell("drop_below", span, ts=MAX)
+            self._dropped.pop(name, None)
             self._tell("unwatch", span)
+            if forget:
+                self._tell("remove", span)
 
     def release(self, feed: FeedId, *, forget: bool = False) -> None:
         """A feed needs nothing now; `forget`: nor later."""
@@ -72,6 +79,22 @@ class SpanRegistry:
             if limit > self._dropped.get(name, 0):
                 self._dropped[name] = limit
                 self._tell("drop_below", self._spans[name], ts=limit)
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The spans that feeds hold."""
+        return frozenset(self._holders)
+
+    def sweep(self, stored: Mapping[str, tuple[Span, int]], floor: int) -> list[str]:
+        """Remove stored spans that nobody holds and that hold nothing above `floor`; which they are.
+
+        `stored`: span id to the span and the ts up to which it may hold rows. `floor`: what every feed is
+        done with, whether it runs or not.
+        """
+        gone = [name for name, (_, upto) in stored.items() if upto <= floor and name not in self._holders]
+        for name in gone:
+            self._tell("remove", stored[name][0])
+        return gone
 
     def _tell(self, kind: str, span: Span, **more: int) -> None:
         if self._puller is not None:

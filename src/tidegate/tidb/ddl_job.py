@@ -1,14 +1,14 @@
 """DDL jobs, as TiDB keeps them in `mysql.tidb_ddl_job` (column `job_meta`) and in the history.
 
-A job row is rewritten at every step of the job; only the write with state *done* means a schema change
-happened, at that write's commit ts (TiCDC's FinishedTS). Source: TiDB `pkg/meta/model/job.go`.
+A job row is rewritten at every step of the job; the write with state *done* means that the schema change
+is whole, at that write's commit ts (TiCDC's FinishedTS). Source: TiDB `pkg/meta/model/job.go`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -29,6 +29,10 @@ class JobState(IntEnum):
     QUEUEING = 8
     PAUSED = 9
     PAUSING = 10
+
+
+DELETE_ONLY: Final = 1
+"""The schema state of a running job (`schema_state`) in which nothing new is written to what goes away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,10 @@ class DdlJob:
     """`multi_schema_info` of a multi-schema change."""
     meta: dict[str, Any]
     """The whole job."""
+    schema_state: int = 0
+    """How far a running job has come, TiDB's SchemaState; finished jobs say 0 or 5."""
+    from_history: bool = False
+    """Found in the history table: it may have been met in the job table before."""
 
     @property
     def is_done(self) -> bool:
@@ -92,6 +100,7 @@ def parse(job_meta: bytes, start_ts: int, commit_ts: int) -> DdlJob:
             args=meta.get("raw_args"),
             multi=meta.get("multi_schema_info"),
             meta=meta,
+            schema_state=int(meta.get("schema_state") or 0),
         )
     except (
         orjson.JSONDecodeError,

@@ -76,13 +76,24 @@ def record_span(table_id: int) -> Span:
 
 
 def ddl_span() -> Span:
-    """The record span of `mysql.tidb_ddl_job`."""
-    return record_span(DDL_JOB_TABLE_ID)
+    """Where DDL jobs are written: from `mysql.tidb_ddl_history` to `mysql.tidb_ddl_job`, whose ids are near.
+
+    One span for both, so that one resolved ts speaks for all DDL (facts 6.7).
+    """
+    return Span(record_prefix(DDL_HISTORY_TABLE_ID), record_span(DDL_JOB_TABLE_ID).end)
 
 
 def meta_span() -> Span:
-    """All keys under `m`: schemas, tables, ids, jobs of old clusters."""
+    """All keys under `m`: schemas, tables, ids, and every DDL job there ever was."""
     return Span(META_PREFIX, b"n")
+
+
+def catalogue_span() -> Span:
+    """The part of `meta_span` with the hashes `DBs` and `DB:<id>`: schemas and tables, no history of jobs.
+
+    A name's first eight bytes stand in the key as they are, so the names from `DB:` to `DBs` are one range.
+    """
+    return Span(META_PREFIX + b"DB:", META_PREFIX + b"DBt")
 
 
 def int_record(table_id: int, handle: int) -> bytes:

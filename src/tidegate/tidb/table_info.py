@@ -63,6 +63,27 @@ def physical_ids(info: dict[str, Any]) -> tuple[int, ...]:
     return _partitions(info) or (int(info["id"]),)
 
 
+def has_handle_key(info: dict[str, Any]) -> bool:
+    """Whether `table_schema(...)` would have a handle key, at a twentieth of its price."""
+    columns = {column["offset"]: column for column in info.get("cols") or []}
+    if info.get("pk_is_handle"):
+        return any(c["type"]["Flag"] & PRI_KEY and _emitted(c) for c in columns.values())
+    indexes = [i for i in info.get("index_info") or [] if i["state"] == PUBLIC and i["is_unique"]]
+    for index in indexes:
+        if index["is_primary"]:
+            return any(_emitted(columns[part["offset"]]) for part in index["idx_cols"])
+    return any(all(_key_part(columns[part["offset"]]) for part in index["idx_cols"]) for index in indexes)
+
+
+def _emitted(column: dict[str, Any]) -> bool:
+    virtual = column.get("generated_expr_string") and not column.get("generated_stored")
+    return column["state"] == PUBLIC and not virtual
+
+
+def _key_part(column: dict[str, Any]) -> bool:
+    return bool(column["type"]["Flag"] & NOT_NULL) and _emitted(column)
+
+
 def name_of(info: dict[str, Any]) -> str:
     """The table's name in its original case."""
     return str(info["name"]["O"])

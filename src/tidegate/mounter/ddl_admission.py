@@ -1,0 +1,84 @@
+"""Which DDL events one changefeed sends: its table filter, and which tables can be replicated at all.
+
+`admit` and `concerned` decide about one event or one refused job; pure. The catalogue (`schema_store`) takes
+every job in, whatever a feed's filter says, so that all feeds read rows with the same schemas.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.errors import InvalidInput
+from tidegate.mounter.ddl import RENAME_TABLE, Refusal, Told
+from tidegate.mounter.filter import TableFilter
+from tidegate.mounter.table_version import TableVersion
+
+_NO_KEY: Final = (
+    "give it a primary key or a unique key over NOT NULL columns, set force-replicate, or exclude it"
+)
+
+
+def follows(table: TableVersion, table_filter: TableFilter, *, force_replicate: bool = False) -> bool:
+    """Whether a changefeed follows a table's rows."""
+    return (
+        not table.is_view
+        and (table.eligible or force_replicate)
+        and table_filter.matches(table.schema, table.table)
+    )
+
+
+def concerned(refusal: Refusal, table_filter: TableFilter) -> bool:
+    """Whether a changefeed must stop at a refused job."""
+    if not refusal.schema:
+        return True
+    if not refusal.table:
+        return table_filter.matches_schema(refusal.schema)
+    return table_filter.matches(refusal.schema, refusal.table)
+
+
+def admit(told: Told, table_filter: TableFilter, *, force_replicate: bool = False) -> bool:
+    """Whether a changefeed sends an event; InvalidInput if it must not go on.
+
+    It must not when a table enters the filter by a rename (its earlier rows were never sent), when a table
+    loses its last handle key (its rows could not be addressed any more), and when rows are exchanged with
+    a table that is not replicated. Tables without a handle key are passed over, but a drop is always told:
+    the target may know the table (as TiCDC does).
+    """
+    event = told.event
+    if not event.table:
+        return table_filter.matches_schema(event.schema)
+    new = table_filter.matches(event.schema, event.table)
+    old = told.before is not None and table_filter.matches(event.old_schema, event.old_table)
+    if event.action == RENAME_TABLE and new and not old:
+        raise InvalidInput(
+            "a table was renamed into the filter",
+            where=f"{event.old_schema}.{event.old_table} to {_name(told)} at {event.finished_ts}",
+            why="its rows from before the rename have not been replicated",
+            fix="exclude it, or create a changefeed that replicates it from its start",
+        )
+    if told.partner is not None and _apart(told, told.partner, table_filter):
+        raise InvalidInput(
+            "rows were exchanged between a table that is replicated and one that is not",
+            where=f"{_name(told)} and {told.partner.name} at {event.finished_ts}",
+            why=event.query[:200],
+            fix="let the filter match both or neither, and create the changefeed again from after this job",
+        )
+    if told.after is None or force_replicate:
+        return new or old
+    if new and not told.after.eligible and told.before is not None and told.before.eligible:
+        raise InvalidInput(
+            "a table lost its handle key",
+            where=f"{_name(told)} at {event.finished_ts}",
+            why=event.query[:200],
+            fix=_NO_KEY,
+        )
+    return (new or old) and (told.after.eligible or (told.before is not None and told.before.eligible))
+
+
+def _name(told: Told) -> str:
+    return f"{told.event.schema}.{told.event.table}"
+
+
+def _apart(told: Told, partner: TableVersion, table_filter: TableFilter) -> bool:
+    mine = table_filter.matches(told.event.schema, told.event.table)
+    return mine != table_filter.matches(partner.schema, partner.table)

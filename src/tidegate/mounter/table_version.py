@@ -1,0 +1,166 @@
+"""One version of one table: what everybody asks is at hand, the definition stays packed until it is needed.
+
+A catalogue holds one of these for each table, a hundred thousand of them and more: so names, ids and whether
+there is a key are attributes, the TableInfo JSON is compressed, and a TableSchema is made when rows of the
+table come by and forgotten again when PARSED_MAX others were made since.
+
+    packed   CRC32C of the rest u32 | size of the JSON u32 | the JSON, zstd          little-endian
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Final, TypeAlias
+
+import orjson
+import pyarrow as pa
+from crc32c import crc32c
+
+from tidegate.errors import Undecodable
+from tidegate.model.schema import TableSchema
+from tidegate.tidb import table_info
+
+PARSED_MAX: Final = 4096
+"""How many versions of a catalogue are kept parsed; each takes some ten kilobytes."""
+INFO_BYTES_MAX: Final = 64 << 20
+"""What a packed definition will be unpacked to at most: above TiKV's largest entry."""
+
+_CODEC: Final = pa.Codec("zstd", 1)
+_HEAD: Final = 8
+
+Packed: TypeAlias = bytes | memoryview
+
+
+def pack(json: bytes) -> bytes:
+    """A definition's JSON as it is held and stored."""
+    compressed: bytes = _CODEC.compress(json, asbytes=True)
+    rest = len(json).to_bytes(4, "little") + compressed
+    checksum: int = crc32c(rest)
+    return checksum.to_bytes(4, "little") + rest
+
+
+def unpack(packed: Packed) -> bytes:
+    """The JSON again; Undecodable when a byte has changed."""
+    if len(packed) < _HEAD or crc32c(packed[4:]) != int.from_bytes(packed[:4], "little"):
+        raise Undecodable("a stored table definition is damaged", why="its checksum does not match")
+    size = int.from_bytes(packed[4:_HEAD], "little")
+    if size > INFO_BYTES_MAX:
+        raise Undecodable("a stored table definition is damaged", why=f"{size} bytes are promised")
+    try:
+        found: bytes = _CODEC.decompress(pa.py_buffer(packed[_HEAD:]), size, asbytes=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Undecodable("a stored table definition is damaged", why=str(error)) from None
+    return found
+
+
+class Parsed:
+    """The versions that hold a TableSchema now; the one made longest ago gives it up first."""
+
+    def __init__(self, limit: int = PARSED_MAX) -> None:
+        self._limit = limit
+        self._held: deque[TableVersion] = deque()
+
+    def add(self, version: TableVersion) -> None:
+        """A version was parsed."""
+        self._held.append(version)
+        if len(self._held) > self._limit:
+            self._held.popleft().forget_parsed()
+
+
+class TableVersion:
+    """A table (or view) as it is from `valid_from` on. Immutable but for what it remembers."""
+
+    __slots__ = (
+        "_cache",
+        "_parsed",
+        "eligible",
+        "id",
+        "is_view",
+        "packed",
+        "physical_ids",
+        "schema",
+        "schema_id",
+        "table",
+        "valid_from",
+    )
+
+    def __init__(
+        self,
+        table_id: int,
+        schema_id: int,
+        schema: str,
+        table: str,
+        valid_from: int,
+        physical_ids: tuple[int, ...],
+        packed: Packed,
+        *,
+        eligible: bool,
+        is_view: bool,
+        cache: Parsed,
+    ) -> None:
+        self.id = table_id
+        """Logical table id."""
+        self.schema_id = schema_id
+        self.schema = schema
+        self.table = table
+        self.valid_from = valid_from
+        """FinishedTS of the job that made it, or the ts of the snapshot it was first seen in."""
+        self.physical_ids = physical_ids
+        """The table ids that occur in record keys; a view has its own id here, which occurs in none."""
+        self.packed = packed
+        self.eligible = eligible
+        """Whether it has a handle key; a view counts as if it had."""
+        self.is_view = is_view
+        self._cache = cache
+        self._parsed: TableSchema | None = None
+
+    @classmethod
+    def of(
+        cls, schema_id: int, schema: str, info: dict[str, Any], ts: int, cache: Parsed, json: bytes = b""
+    ) -> TableVersion:
+        """From a TableInfo; `json` is its text where it is at hand. Undecodable if it is none."""
+        try:
+            is_view = bool(info.get("view"))
+            return cls(
+                info["id"],
+                schema_id,
+                schema,
+                table_info.name_of(info),
+                ts,
+                table_info.physical_ids(info),
+                pack(json or orjson.dumps(info)),
+                eligible=is_view or table_info.has_handle_key(info),
+                is_view=is_view,
+                cache=cache,
+            )
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise Undecodable(
+                "a table definition is not as TiDB writes it",
+                where=f"{schema}, table id {info.get('id')}",
+                why=f"{type(error).__name__}: {error}",
+            ) from None
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether its rows lie under the ids of partitions."""
+        return self.physical_ids != (self.id,)
+
+    @property
+    def name(self) -> str:
+        """`schema.table`, for people."""
+        return f"{self.schema}.{self.table}"
+
+    def info(self) -> dict[str, Any]:
+        """The TableInfo."""
+        return table_info.parse(unpack(self.packed), self.name)
+
+    def parsed(self) -> TableSchema:
+        """As decoders take it; the same object as long as it is remembered."""
+        if self._parsed is None:
+            self._parsed = table_info.table_schema(self.schema, self.info(), self.valid_from)
+            self._cache.add(self)
+        return self._parsed
+
+    def forget_parsed(self) -> None:
+        """Give the parsed form up; it can be made again."""
+        self._parsed = None
