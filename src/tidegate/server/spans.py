@@ -11,6 +11,7 @@ from typing import Any
 
 from tidegate.control.metadata import FeedId
 from tidegate.model.span import Span, span_id
+from tidegate.model.timestamp import MAX
 from tidegate.server.schema_tracker import DDL_SPAN_ID, span_message
 from tidegate.server.supervisor import Connection
 
@@ -89,9 +90,11 @@ class SpanRegistry:
         """Remove stored spans that nobody holds and that hold nothing above `floor`; which they are.
 
         `stored`: span id to the span and the ts up to which it may hold rows. `floor`: what every feed is
-        done with, whether it runs or not.
+        done with, whether it runs or not. The DDL span stays while there is any: catalogues that were saved
+        some time before their checkpoints need it.
         """
-        gone = [name for name, (_, upto) in stored.items() if upto <= floor and name not in self._holders]
+        kept = self._holders.keys() | ({DDL_SPAN_ID} if floor < MAX else set())
+        gone = [name for name, (_, upto) in stored.items() if upto <= floor and name not in kept]
         for name in gone:
             self._tell("remove", stored[name][0])
         return gone
