@@ -7,7 +7,10 @@ images, the others inserts, as in a loaded table; they are shuffled anew in ever
 order flatters the branch predictor. Each figure is the best of the passes, CPU time of this process alone.
 
     decode   row_kernels.decode_rows alone: bytes in, slots out
+    verify   the same with the checksums compared, both images; rows sealed with version 2
     mount    mounter.decode.mount: with grouping and allocation, Python included
+    checked  mount with checksums compared, and mounter.integrity.verify
+    columns  mounter.integrity.column_sums of the new image: what version 0 compares and messages carry
     arrow    mounter.columns.to_arrow of the new image
     plain    mounter.mounter.mount_row, row by row
 """
@@ -32,8 +35,9 @@ from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.schema import TableSchema
 from tidegate.mounter import decode
 from tidegate.mounter.columns import to_arrow
+from tidegate.mounter.integrity import Tally, column_sums, verify
 from tidegate.mounter.mounter import Entry, mount_row
-from tidegate.tidb import row_kernels
+from tidegate.tidb import checksum, row_kernels
 from tidegate.tidb.table_info import table_schema
 
 BATCHES = (64, 1_000, 10_000)
@@ -120,6 +124,17 @@ def best(prepare: Callable[[], tuple[Callable[[], None], int]], passes: int) -> 
     return max(rates)
 
 
+def sealed(entries: list[Entry]) -> list[Entry]:
+    """The entries as a TiDB with row checksums on writes them."""
+    return [
+        entry._replace(
+            value=checksum.sealed(entry.value, entry.key) if entry.value else b"",
+            old_value=checksum.sealed(entry.old_value, entry.key) if entry.old_value else b"",
+        )
+        for entry in entries
+    ]
+
+
 def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, float]:
     """All figures for one table."""
     store, options = OneTable(table), decode.MountOptions(force_replicate=True)
@@ -152,12 +167,54 @@ def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, 
         figures[f"decode, {batch} a batch"] = best(kernel_pass(batch), passes)
     for batch in BATCHES:
         figures[f"mount, {batch} a batch"] = best(mount_pass(batch), passes)
+    figures |= measure_checksums(table, entries, passes)
     figures["arrow"] = best(arrow_pass, passes)
     figures["plain"] = best(plain_pass, 2)
     return figures
 
 
-def _decode_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
+def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, float]:
+    """The figures of verifying; without a number, in batches of 10,000."""
+    store, options = OneTable(table), decode.MountOptions(force_replicate=True)
+    rows = sealed(entries)
+    batch = min(10_000, len(rows))
+
+    def kernel_pass(size: int, checked: bool) -> Callable[[], tuple[Callable[[], None], int]]:
+        def prepare() -> tuple[Callable[[], None], int]:
+            calls = [_decode_call(table, block, checked) for block in blocks_of(rows, size)]
+            return lambda: [call() for call in calls] and None, len(calls) * size
+
+        return prepare
+
+    def checked_pass() -> tuple[Callable[[], None], int]:
+        blocks = blocks_of(rows, batch)
+
+        def run() -> None:
+            for block in blocks:
+                checks = decode.Checks.of(block)
+                for group in decode.mount(block, store, options, checks)[0]:
+                    assert not verify(block, group, checks, Tally())
+
+        return run, len(blocks) * batch
+
+    def columns_pass() -> tuple[Callable[[], None], int]:
+        groups = [g for block in blocks_of(rows, batch) for g in decode.mount(block, store, options)[0]]
+        every = [np.flatnonzero(group.op != 3) for group in groups]
+
+        def run() -> None:
+            for group, at in zip(groups, every, strict=True):
+                column_sums(table, group.new, at)
+
+        return run, sum(map(len, every))
+
+    figures = {f"verify, {size} a batch": best(kernel_pass(size, True), passes) for size in BATCHES}
+    return figures | {
+        "checked: mount and compare": best(checked_pass, passes),
+        "columns": best(columns_pass, passes),
+    }
+
+
+def _decode_call(table: TableSchema, block: pa.RecordBatch, checked: bool = False) -> Callable[[], int]:
     """The bare kernel call for a block, its buffers allocated and touched."""
     n, plan = block.num_rows, decode.plan_of(table, False)
     columns = decode.columns_of(block)
@@ -168,8 +225,13 @@ def _decode_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]
     for image in images:
         image.a.fill(0)
         image.l.fill(0)
-    arguments = decode.arguments(columns, plan, rows, images[0], images[1], ops, faults, context, context)
-    held = (columns, images, ops, faults, context, rows, plan)
+    checks = decode.Checks.of(block) if checked else None
+    if checks is not None:
+        checks.carried.fill(0)
+    arguments = decode.arguments(
+        columns, plan, rows, images[0], images[1], ops, faults, context, context, checks
+    )
+    held = (checks, columns, images, ops, faults, context, rows, plan)
     return lambda: row_kernels.decode_rows(*arguments) + 0 * len(held)
 
 

@@ -46,7 +46,7 @@ def decode_one(row: GoldenRow) -> tuple[int, Images]:
         *(address(new_value), parts[1].address, address(old_value), parts[2].address),
         *(address(plan.lines), len(plan.lines), plan.datums, plan.stride, address(op)),
         *(address(new.a), address(new.l), address(old.a), address(old.l)),
-        *(address(fault), address(free), address(context)),
+        *(address(fault), address(free), address(context), 0, 0),
     )
     images: Images = (None, None)
     if not fault[0]:

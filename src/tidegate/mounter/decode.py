@@ -175,15 +175,32 @@ class BlockColumns:
     start_ts: npt.NDArray[np.uint64]
 
 
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What the kernel found when it compared the images of a block's rows with their checksums."""
+
+    outcomes: npt.NDArray[np.uint8]
+    """uint8[rows, 2], new and old: `checksum.Outcome` or `BY_COLUMNS`; 0 where it did not get so far."""
+    carried: npt.NDArray[np.uint32]
+    """uint32[rows, 2, 2]: the two sums of an image that is `BY_COLUMNS`."""
+
+    @classmethod
+    def of(cls, block: pa.RecordBatch) -> Checks:
+        """Room for a block."""
+        n = block.num_rows
+        return cls(np.zeros((n, 2), dtype=np.uint8), np.empty((n, 2, 2), dtype=np.uint32))
+
+
 def mount(
-    block: pa.RecordBatch, store: SchemaStore, options: MountOptions
+    block: pa.RecordBatch, store: SchemaStore, options: MountOptions, checks: Checks | None = None
 ) -> tuple[list[RowBlock], list[Quarantined]]:
     """Decode a block of ENTRY_SCHEMA with the schemas valid at each row's commit_ts - 1.
 
     Returns one RowBlock per table version that occurs, rows in block order (`position` restores the order
     between them), and the rows that could not be decoded. Left out without a word: index entries, deletes of
     rows that did not exist, and rows of tables without a handle key unless `force_replicate`. Rows of a
-    table the store does not know at their time are quarantined.
+    table the store does not know at their time are quarantined. `checks`, if given, is filled for
+    `integrity.verify`.
     """
     columns = columns_of(block)
     mounted: list[RowBlock] = []
@@ -195,7 +212,7 @@ def mount(
         if table is None:
             failed += [_quarantined(block, int(row), "no table has this id at this time") for row in rows]
         elif table.eligible or options.force_replicate:
-            group = decode_group(columns, table, rows, options, failed)
+            group = decode_group(columns, table, rows, options, failed, checks)
             mounted += [group] if len(group) else []
     failed.sort(key=lambda row: row.position)
     return mounted, failed
@@ -273,6 +290,7 @@ def decode_group(
     rows: Int64s,
     options: MountOptions,
     failed: list[Quarantined],
+    checks: Checks | None = None,
 ) -> RowBlock:
     """The rows at `rows` of a block, all of one table version; what cannot be decoded goes to `failed`."""
     zoned = options.time_zone.upper() != "UTC"
@@ -283,7 +301,9 @@ def decode_group(
     ops, faults = np.empty(n, dtype=np.uint8), np.empty(n, dtype=np.int64)
     free = buffer(_key_bytes(block)) if plan.datums else buffer(0)
     context = np.empty(row_kernels.CONTEXT_WORDS, dtype=np.int64)
-    odd = row_kernels.decode_rows(*arguments(columns, plan, rows, new, old, ops, faults, free, context))
+    odd = row_kernels.decode_rows(
+        *arguments(columns, plan, rows, new, old, ops, faults, free, context, checks)
+    )
     owners: tuple[Any, ...] = (block, plan, free)
     group = RowBlock(
         table=table,
@@ -310,6 +330,7 @@ def arguments(
     faults: Int64s,
     free: npt.NDArray[Any],
     context: Int64s,
+    checks: Checks | None = None,
 ) -> tuple[int, ...]:
     """The arguments of `row_kernels.decode_rows`; the caller keeps everything named here alive."""
     block = columns.block
@@ -333,6 +354,8 @@ def arguments(
         address(faults),
         address(free),
         address(context),
+        0 if checks is None else address(checks.outcomes),
+        0 if checks is None else address(checks.carried),
     )
 
 

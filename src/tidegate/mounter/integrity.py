@@ -1,8 +1,8 @@
 """Row integrity: mounted rows against the checksums they carry (facts 5.4).
 
-`verify` runs one kernel over the raw bytes of a group of mounted rows; rows with a sum over columns (version
-0) are compared from their slots. The few that do not match go through the plain `tidb.checksum`, which says
-what exactly differs. What becomes of them is the caller's affair. Pure.
+While it decodes, `mount` compares the sums over raw bytes (versions 1 and 2); `verify` compares those over
+columns (version 0) from the slots, and counts. The few rows that do not match go through the plain
+`tidb.checksum`, which says what exactly differs. What becomes of them is the caller's affair. Pure.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from tidegate.kernel import address, buffer
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import Image, RowBlock
-from tidegate.mounter.decode import binary_of
+from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
+from tidegate.mounter.decode import Checks
 from tidegate.tidb import checksum, checksum_kernels, keys
 from tidegate.tidb.checksum import Check, Outcome
-from tidegate.tidb.checksum_kernels import BY_COLUMNS, FORMS, OUTCOMES
+from tidegate.tidb.checksum_kernels import BY_COLUMNS, FORMS
 from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
 from tidegate.tidb.kernels import DECIMAL_TEXT, SLACK
 from tidegate.tidb.value import fsp
@@ -69,43 +69,44 @@ class Tally:
     mismatched: int = 0
 
 
-def verify(block: pa.RecordBatch, group: RowBlock, tally: Tally) -> list[Mismatch]:
-    """Compare every image of `group`, rows of `block` as `mount` gave them; counts into `tally`."""
-    n = len(group)
-    outcomes, carried = np.zeros((n, 2), dtype=np.uint8), np.empty((n, 2, 2), dtype=np.uint32)
-    counts = np.zeros(OUTCOMES, dtype=np.int64)
-    ops = np.ascontiguousarray(group.op)
-    rows = np.ascontiguousarray(group.position)
-    odd = checksum_kernels.check_raw(
-        *(n, address(rows), address(ops)),
-        *binary_of(block, "key"),
-        *binary_of(block, "value"),
-        *binary_of(block, "old_value"),
-        *(address(outcomes), address(carried), address(counts)),
-    )
+def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally) -> list[Mismatch]:
+    """What `mount` found of `group`, rows of `block`: version 0 compared, all counted into `tally`."""
+    outcomes = checks.outcomes[group.position]
+    _ask_the_plain_twin(block, group, outcomes)
+    if (outcomes == BY_COLUMNS).any():
+        _compare_columns(group, outcomes, checks.carried[group.position])
+    counts = np.bincount(outcomes.ravel(), minlength=len(Outcome))
     tally.matched += int(counts[Outcome.MATCHED])
     tally.unchecked += int(counts[Outcome.UNCHECKED])
-    if not odd:
-        return []
-    if counts[BY_COLUMNS]:
-        _compare_columns(group, outcomes, carried, tally)
-    found = list(_mismatches(block, group, outcomes))
-    tally.mismatched += len(found)
-    return found
+    tally.excused += int(counts[Outcome.EXCUSED])
+    tally.mismatched += int(counts[Outcome.MISMATCHED])
+    return list(_mismatches(block, group, outcomes)) if counts[Outcome.MISMATCHED] else []
+
+
+def _ask_the_plain_twin(block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8]) -> None:
+    """Images that the kernel could not decode though the plain decoder could: they have no outcome yet."""
+    has = np.stack([group.op != DELETE, group.op != INSERT], axis=1)
+    for i, at in np.argwhere(has & (outcomes == Outcome.NO_IMAGE)).tolist():
+        entry = _entry(block, int(group.position[i]))
+        data = entry["old_value" if at else "value"]
+        outcomes[i, at] = checksum.check(group.table, entry["key"], data, old=bool(at)).outcome
 
 
 def _compare_columns(
-    group: RowBlock, outcomes: npt.NDArray[np.uint8], carried: npt.NDArray[np.uint32], tally: Tally
+    group: RowBlock, outcomes: npt.NDArray[np.uint8], carried: npt.NDArray[np.uint32]
 ) -> None:
     """Settle the images that carry a sum over columns."""
     for at, image in enumerate((group.new, group.old)):
         rows = np.flatnonzero(outcomes[:, at] == BY_COLUMNS)
         sums = column_sums(group.table, image, rows)
         matched = (sums == carried[rows, at, 0]) | (sums == carried[rows, at, 1])
-        otherwise = Outcome.MISMATCHED if at == 0 else Outcome.EXCUSED
+        otherwise = Outcome.EXCUSED if at else Outcome.MISMATCHED
         outcomes[rows, at] = np.where(matched, Outcome.MATCHED, otherwise)
-        tally.matched += int(matched.sum())
-        tally.excused += int((~matched).sum()) if at else 0
+
+
+def _entry(block: pa.RecordBatch, row: int) -> dict[str, Any]:
+    found: dict[str, Any] = block.slice(row, 1).to_pylist()[0]
+    return found
 
 
 def _mismatches(
@@ -113,7 +114,7 @@ def _mismatches(
 ) -> Iterator[Mismatch]:
     for i, at in np.argwhere(outcomes == Outcome.MISMATCHED).tolist():
         row = int(group.position[i])
-        entry: dict[str, Any] = block.slice(row, 1).to_pylist()[0]
+        entry = _entry(block, row)
         key, values = entry["key"], (entry["value"], entry["old_value"])
         handle = keys.parse_record(key)
         yield Mismatch(

@@ -21,7 +21,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import split_block
 from tidegate.model.message import MessageBlock
 from tidegate.model.slots import RowBlock
-from tidegate.mounter.decode import MountOptions, Quarantined, mount
+from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
 from tidegate.mounter.integrity import Mismatch, Tally, verify
 from tidegate.mounter.schema_store import SchemaStore
 
@@ -66,10 +66,11 @@ class Encoded:
 
 def run(block: pa.RecordBatch, schemas: SchemaStore, plan: Plan, build_ms: int) -> Encoded:
     """All stages over one block of entries sorted by commit ts. `build_ms` is canal-json's `ts`."""
-    tables, bad = mount(block, schemas, plan.mount)
+    checks = Checks.of(block) if plan.verify else None
+    tables, bad = mount(block, schemas, plan.mount, checks)
     tally, damaged = Tally(), list[Mismatch]()
-    for rows in tables if plan.verify else ():
-        damaged += verify(block, rows, tally)
+    if checks is not None:
+        damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
     messages = tuple(_messages(tables, plan, build_ms))
     last_ts = block.column(0)[-1].as_py()
     return Encoded(messages, tuple(bad), tuple(damaged), tally, block.num_rows, last_ts)

@@ -1,8 +1,9 @@
 """Checksum kernels (facts 5): the compiled twin of `checksum`, over whole blocks.
 
-`check_raw` compares the sums of versions 1 and 2 straight from the raw bytes and leaves version 0 to
-`column_sums`, which takes decoded slots; `fold_words` and `fold_bytes` do the same for Arrow columns, one
-column a call. Nothing is read outside the given buffers, whatever they hold.
+`check_image` compares the sums of versions 1 and 2 straight from the raw bytes, for `row_kernels.decode_rows`
+to call while it has them at hand, and leaves version 0 to `column_sums`, which takes decoded slots;
+`fold_words` and `fold_bytes` do the same for Arrow columns, one column a call. Nothing is read outside the
+given buffers, whatever they hold.
 """
 
 from __future__ import annotations
@@ -18,28 +19,21 @@ from tidegate.kernel import (
     load_u8,
     load_u16,
     load_u32,
-    store_u8,
     store_u32,
-    store_u64,
 )
 from tidegate.model.schema import Kind
 from tidegate.tidb.checksum import Outcome
 from tidegate.tidb.crc_kernels import FULL, crc_bytes, crc_row, crc_u32, crc_word
 from tidegate.tidb.json_kernels import put_json
 from tidegate.tidb.kernels import I64, U64, put_date, put_datetime, put_decimal, put_duration
-from tidegate.tidb.row_kernels import row_end
 
-NO_IMAGE: Final = int(Outcome.NO_IMAGE)
 UNCHECKED: Final = int(Outcome.UNCHECKED)
 MATCHED: Final = int(Outcome.MATCHED)
 MISMATCHED: Final = int(Outcome.MISMATCHED)
 BY_COLUMNS: Final = 5
-"""What `check_raw` says of an image with a sum of version 0."""
-OUTCOMES: Final = 6
+"""What `check_image` says of an image with a sum of version 0."""
 
 _HANDLE_AT: Final = 11
-_INSERT: Final = 1
-_DELETE: Final = 3
 
 
 @inline
@@ -50,12 +44,12 @@ def header_at(value: int, length: int) -> int:
     large = I64(load_u8(value + 1)) & 1
     filled = I64(load_u16(value + 2))
     nulls = I64(load_u16(value + 4))
-    ends = 6 + (filled + nulls) * (4 if large else 1)
-    at = ends + filled * (4 if large else 2)
+    at = 6 + (filled + nulls) * (4 if large else 1) + filled * (4 if large else 2)
     if at > length:
         return -1
     if filled > 0:
-        at += row_end(value + ends, filled - 1, large)
+        ends = value + at
+        at += I64(load_u32(ends - 4)) if large else I64(load_u16(ends - 2))
     room = length - at
     if (room != 5 and room != 9) or (room == 9) != (load_u8(value + at) & 8 != 0):
         return -1
@@ -64,7 +58,7 @@ def header_at(value: int, length: int) -> int:
 
 @inline
 def check_image(value: int, length: int, key: int, key_size: int, carried: int) -> int:
-    """The outcome for one image; of version 0 the sums it carries go to `carried`, u32[2]."""
+    """The outcome of an image under its record key; BY_COLUMNS: its two sums are in `carried`, u32[2]."""
     at = header_at(value, length)
     if at == 0:
         return UNCHECKED
@@ -81,51 +75,6 @@ def check_image(value: int, length: int, key: int, key_size: int, carried: int) 
     if crc_row(value, at + 1, key + skip, key_size - skip) == expected:
         return MATCHED
     return MISMATCHED
-
-
-@kernel
-def check_raw(
-    n: int,
-    rows: int,
-    ops: int,
-    key_ends: int,
-    keys: int,
-    value_ends: int,
-    values: int,
-    old_ends: int,
-    olds: int,
-    outcomes: int,
-    carried: int,
-    counts: int,
-) -> int:
-    """Compare both images of n decoded rows; returns how many images are not settled or do not match.
-
-    rows: int64[n], positions in the block; ops: uint8[n] as in `RowBlock`. X_ends, X: Arrow offsets (int32)
-    and bytes of the block's key (a record key), value and old value. Writes outcomes uint8[n, 2] (new, old),
-    carried uint32[n, 2, 2] for images `BY_COLUMNS`, and adds to counts int64[OUTCOMES].
-    """
-    odd = 0
-    for i in range(n):
-        row = load_i64(rows + 8 * i)
-        op = load_u8(ops + i)
-        at = I64(load_i32(key_ends + 4 * row))
-        key = keys + at
-        key_size = I64(load_i32(key_ends + 4 * row + 4)) - at
-        for image in range(2):
-            outcome = NO_IMAGE
-            if image == 0 and op != _DELETE:
-                at = I64(load_i32(value_ends + 4 * row))
-                size = I64(load_i32(value_ends + 4 * row + 4)) - at
-                outcome = check_image(values + at, size, key, key_size, carried + 16 * i)
-            if image == 1 and op != _INSERT:
-                at = I64(load_i32(old_ends + 4 * row))
-                size = I64(load_i32(old_ends + 4 * row + 4)) - at
-                outcome = check_image(olds + at, size, key, key_size, carried + 16 * i + 8)
-            store_u8(outcomes + 2 * i + image, outcome)
-            store_u64(counts + 8 * outcome, load_i64(counts + 8 * outcome) + 1)
-            if outcome >= MISMATCHED:
-                odd += 1
-    return odd
 
 
 # --- the columns' sum -----------------------------------------------------------------------------------
@@ -274,7 +223,6 @@ def fold_bytes(n: int, ends: int, data: int, valid: int, prefixed: int, register
 
 def warm() -> None:
     """Compile what is not in numba's cache yet: each kernel, over no rows."""
-    check_raw(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     column_sums(0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
     fold_words(0, 0, 0, 0)
     fold_bytes(0, 0, 0, 0, 1, 0)

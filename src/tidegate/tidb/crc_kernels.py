@@ -92,6 +92,8 @@ CLMUL: Final = all(binding.get_host_cpu_features().get(name, False) for name in 
 
 _BY_16: Final = (0x01751997D0, 0x00CCAA009E)
 """x**160 and x**96 modulo P, reflected: they move a block's halves 16 bytes on."""
+_BY_32: Final = (0x00F1DA05AA, 0x015A546366)
+"""x**288 and x**224: 32 bytes on."""
 _TO_32: Final = (0x0163CD6124, 0)
 _BARRETT: Final = (0x01DB710641, 0x01F7011641)
 """P and its inverse."""
@@ -147,6 +149,12 @@ def _shifted(builder: Any, block: Any, head: Any) -> Any:
     return builder.bitcast(builder.call(shuffle, [builder.bitcast(block, _BYTES), mask]), _BLOCK)
 
 
+def _stepped(builder: Any, state: Any, data: Any, by: tuple[int, int]) -> Any:
+    """The state moved on by the distance of the constants, with the block that stands there."""
+    low, high = _clmul(builder, state, by, 0x00), _clmul(builder, state, by, 0x11)
+    return builder.xor(builder.xor(low, high), data)
+
+
 def _fold(typingctx: Any, register: Any, addr: Any, size: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         register, addr, size = args
@@ -156,26 +164,38 @@ def _fold(typingctx: Any, register: Any, addr: Any, size: Any) -> Any:
         # With fewer than 4 bytes in the first block, the rest of the register meets the second one.
         met = builder.select(builder.icmp_unsigned("<", head, _word(4)), head, _word(4))
         rest = builder.lshr(register, builder.shl(met, _word(3)))
-        carry = _block(builder, rest, _word(0))
+        # Two lanes, since a step waits for the one before it. They take an even number of blocks: of an odd
+        # one the first two are folded into one, without a branch, which would be mispredicted half the time.
         start, end = builder.add(addr, head), builder.add(addr, size)
+        second = builder.xor(_load_block(builder, start), _block(builder, rest, _word(0)))
+        odd = builder.icmp_unsigned("==", builder.and_(builder.sub(end, start), _word(16)), _word(0))
+        first_lane = builder.select(odd, _stepped(builder, state, second, _BY_16), state)
+        begin = builder.select(odd, builder.add(start, _word(16)), start)
+        second_lane = builder.select(odd, _load_block(builder, begin), second)
+        begin = builder.add(begin, _word(16))
         before = builder.block
         loop, done = builder.append_basic_block("fold"), builder.append_basic_block("folded")
-        builder.branch(loop)
+        builder.cbranch(builder.icmp_unsigned("<", begin, end), loop, done)
         builder.position_at_end(loop)
-        at, block, extra = builder.phi(_I64), builder.phi(_BLOCK), builder.phi(_BLOCK)
-        data = builder.xor(_load_block(builder, at), extra)
-        low, high = _clmul(builder, block, _BY_16, 0x00), _clmul(builder, block, _BY_16, 0x11)
-        folded = builder.xor(builder.xor(low, high), data)
+        at, left, right = builder.phi(_I64), builder.phi(_BLOCK), builder.phi(_BLOCK)
         following = builder.add(at, _word(16))
+        moved_left = _stepped(builder, left, _load_block(builder, at), _BY_32)
+        moved_right = _stepped(builder, right, _load_block(builder, following), _BY_32)
+        following = builder.add(at, _word(32))
         for phi, entering, again in (
-            (at, start, following),
-            (block, state, folded),
-            (extra, carry, _constant(0, 0)),
+            (at, begin, following),
+            (left, first_lane, moved_left),
+            (right, second_lane, moved_right),
         ):
             phi.add_incoming(entering, before)
             phi.add_incoming(again, loop)
         builder.cbranch(builder.icmp_unsigned("<", following, end), loop, done)
         builder.position_at_end(done)
+        left, right = builder.phi(_BLOCK), builder.phi(_BLOCK)
+        for phi, entering, again in ((left, first_lane, moved_left), (right, second_lane, moved_right)):
+            phi.add_incoming(entering, before)
+            phi.add_incoming(again, loop)
+        folded = _stepped(builder, left, right, _BY_16)
         return _returned(context, builder, folded)
 
     return _PAIR(types.int64, types.int64, types.int64), codegen

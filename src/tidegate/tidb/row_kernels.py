@@ -36,6 +36,7 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.model.block import DELETE
+from tidegate.tidb.checksum_kernels import check_image
 from tidegate.tidb.json_kernels import STACK_WORDS, json_ok
 from tidegate.tidb.kernels import BYTES_OF_DIGITS, I64, U64, decimal_size, decimal_word
 from tidegate.tidb.types.temporal import DURATION_MAX_NS
@@ -111,6 +112,7 @@ _SIGN: Final = U64(1 << 63)
 _RECORD_LE: Final = 0x725F  # "_r" as a little-endian u16
 _INDEX_LE: Final = 0x695F  # "_i"
 _DELETE: Final = DELETE
+_HANDLE_AT: Final = 11
 NO_ROW: Final = -1
 NO_RECORD: Final = -2
 _POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
@@ -724,6 +726,8 @@ def decode_rows(
     faults: int,
     free: int,
     context: int,
+    outcomes: int,
+    carried: int,
 ) -> int:
     """Decode n rows of one table version; returns how many have a fault or no image at all.
 
@@ -733,6 +737,8 @@ def decode_rows(
     source 0 stands for). Writes per row ops (uint8: 0 no image, 1 insert, 2 update, 3 delete), the slots of
     the images it has (row i at cell i * stride) and faults (int64, 0 = none). free: at least as many bytes
     as the keys of these rows have, and the pad, for strings of common handles. context: int64[CONTEXT_WORDS].
+    outcomes: 0, or uint8[rows of the block, 2] where what `check_image` says of the new and old image is
+    written; then carried: uint32[rows of the block, 2, 2], for sums of version 0.
     """
     odd = 0
     store_u64(context + _DATUMS, datums)
@@ -752,9 +758,10 @@ def decode_rows(
             op = 2 if old_size > 0 else 1
         else:
             wrong = HEADER_FAULT
-        key = I64(load_i32(key_ends + 4 * row)) + 11
-        store_u64(context + _KEY, keys + key)
-        store_u64(context + _KEY_SIZE, I64(load_i32(key_ends + 4 * row + 4)) - key)
+        key = I64(load_i32(key_ends + 4 * row))
+        key_size = I64(load_i32(key_ends + 4 * row + 4)) - key
+        store_u64(context + _KEY, keys + key + _HANDLE_AT)
+        store_u64(context + _KEY_SIZE, key_size - _HANDLE_AT)
         store_u64(context + _INT_HANDLE, load_i64(int_handles + 8 * row))
         store_u64(context + _READY, 0)
         for image in range(2):
@@ -773,6 +780,9 @@ def decode_rows(
                 wrong = decode_v1(addr, length, plan, columns, context, a, l)
             if wrong != 0:
                 wrong |= image << 8
+            elif outcomes != 0:
+                cell = 2 * row + image
+                store_u8(outcomes + cell, check_image(addr, length, keys + key, key_size, carried + 8 * cell))
         store_u8(ops + i, op)
         store_u64(faults + 8 * i, wrong)
         if wrong != 0 or op == 0:
@@ -785,4 +795,4 @@ def warm() -> None:
     words = np.zeros(CONTEXT_WORDS, dtype=np.int64)
     at = address(words)
     parse_keys(0, at, at, at, at, at)
-    decode_rows(0, at, at, at, at, at, at, at, at, at, at, 0, 0, 1, at, at, at, at, at, at, at, at)
+    decode_rows(0, at, at, at, at, at, at, at, at, at, at, 0, 0, 1, at, at, at, at, at, at, at, at, 0, 0)
