@@ -44,6 +44,11 @@ def test_the_sum_holds_at_every_ts_over_ddls_and_a_second_run_goes_on(
         assert balances(pd, ts) == 50 * 10_000
 
 
+def test_row_checksums_of_an_unknown_version_are_refused(upstream: EmbeddedUpstream) -> None:
+    with pytest.raises(InvalidInput, match="version 3 do not exist"):
+        BankWorkload(upstream.pd_addr, 1, checksum=3)
+
+
 def test_one_seed_leaves_the_same_tables_whatever_the_threads(tmp_path: object) -> None:
     found = []
     for threads in (1, 4):

@@ -185,6 +185,15 @@ def workload(
     accounts: Annotated[int, typer.Option(min=2, help="Accounts of a new bank.")] = 2000,
     threads: Annotated[int, typer.Option(min=1, help="Transactions committed side by side.")] = 4,
     ddl_every: Annotated[int, typer.Option(min=0, help="A DDL after so many rows; 0: none.")] = 20_000,
+    row_checksum: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=2,
+            help="Write row checksums of this version, as TiDB with tidb_enable_row_level_checksum on: "
+            "2 from 8.4 on, 1 in 8.3, 0 before. Default: none.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a bank: accounts, transfers that keep the sum, orders, and a DDL every now and then."""
@@ -206,7 +215,9 @@ def workload(
             )
 
     with _reported():
-        bank = BankWorkload(pd, seed, accounts=accounts, threads=threads, ddl_every_rows=ddl_every)
+        bank = BankWorkload(
+            pd, seed, accounts=accounts, threads=threads, ddl_every_rows=ddl_every, checksum=row_checksum
+        )
         try:
             bank.setup()
             _say(

@@ -107,6 +107,14 @@ def column_bytes(kind: Kind, value: Value) -> bytes:
     raise InvalidInput(f"a {kind.name} column cannot hold {value!r}")
 
 
+def written(table: TableSchema, values: Sequence[Value], key: bytes, value: bytes, version: int) -> bytes:
+    """The v2 `value` of a row as a session with `tidb_enable_row_level_checksum` on writes it.
+
+    values: plain, aligned with `table.columns`, TIMESTAMP texts in UTC; no schema change is in flight.
+    """
+    return sealed(value, key, version, [column_sum(table, values)] if version == 0 else ())
+
+
 def sealed(value: bytes, key: bytes, version: int = 2, sums: Sequence[int] = ()) -> bytes:
     """A v2 row value without checksum, with one: version 1 or 2 by `key`, or 0 with the given `sums`.
 

@@ -51,6 +51,8 @@ class BankWorkload:
     """One bank at one upstream. `setup`, then `run` (once or several times), then `close`.
 
     accounts: opened at setup. ddl_every_rows: a DDL after so many rows; 0: none. threads: that commit.
+    checksum: None, or the version (0, 1, 2) of the row checksums that a TiDB with
+    `tidb_enable_row_level_checksum` on would write; raises InvalidInput for another.
     """
 
     def __init__(
@@ -61,13 +63,16 @@ class BankWorkload:
         accounts: int = 2_000,
         threads: int = 4,
         ddl_every_rows: int = 20_000,
+        checksum: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         if accounts < 2:
             raise InvalidInput("a bank needs at least two accounts", fix="--accounts 2 or more")
         self.stats = BankStats()
         self._pd = PdClient(pd_addr)
-        self._bank = Bank(seed)
+        if checksum not in (None, 0, 1, 2):
+            raise InvalidInput(f"row checksums of version {checksum} do not exist", fix="0, 1 or 2")
+        self._bank = Bank(seed, checksum)
         self._catalog = Catalog(SCHEMA)
         self._accounts = accounts
         self._threads = threads

@@ -17,7 +17,7 @@ from typing import Any, Final
 from tidegate.kvclient.transaction import DELETE, PUT, Mutation
 from tidegate.model.row import Value
 from tidegate.model.schema import TableSchema
-from tidegate.tidb import record
+from tidegate.tidb import checksum, record
 from tidegate.workload.schema import (
     AUTO_INCREMENT,
     BINARY,
@@ -187,6 +187,8 @@ class Bank:
     """The bank's rows and the random source that decides what happens next."""
 
     seed: int
+    checksum: int | None = None
+    """Version of the row checksums that are written; None: TiDB's switch is off."""
     accounts: dict[int, Row] = field(default_factory=dict)
     transfers: deque[Row] = field(default_factory=deque)
     orders: dict[int, Row] = field(default_factory=dict)
@@ -370,7 +372,10 @@ class Bank:
             kept = after if after is not None else before
             assert kept is not None
             schema = self._tables[table]
-            key, value = record.encode(schema, [kept[column.name] for column in schema.columns])
+            values = [kept[column.name] for column in schema.columns]
+            key, value = record.encode(schema, values)
+            if self.checksum is not None:
+                value = checksum.written(schema, values, key, value, self.checksum)
             mutations[key] = Mutation(PUT, key, value) if after is not None else Mutation(DELETE, key)
         return Work(tuple(mutations.values()), len(mutations))
 
