@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tidegate.proto import cdcpb_pb2 as cdc
@@ -21,6 +21,9 @@ class MemoryView:
 
     def get(self, cf: int, key: bytes) -> bytes | None:
         return self.families[cf].get(key)
+
+    def getter(self, cf: int) -> Callable[[bytes], bytes | None]:
+        return self.families[cf].get
 
     def cursor(self, cf: int, upper: bytes = b"") -> MemoryCursor:
         return MemoryCursor({k: v for k, v in self.families[cf].items() if not upper or k < upper})

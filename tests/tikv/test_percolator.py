@@ -64,6 +64,16 @@ class Kv:
         assert not self.commit(start_ts, commit_ts, raw).HasField("error")
 
 
+class Told:
+    """A resolved ts was announced for all keys."""
+
+    def __init__(self, ts: int) -> None:
+        self.highest = ts
+
+    def __call__(self, key: bytes, /) -> int:
+        return self.highest
+
+
 @pytest.fixture
 def kv() -> Kv:
     return Kv()
@@ -149,10 +159,10 @@ def test_a_commit_below_the_locks_min_commit_ts_is_refused(kv: Kv) -> None:
 
 def test_a_commit_at_or_below_an_announced_resolved_ts_is_refused_for_data_only(kv: Kv) -> None:
     kv.prewrite(10, put(b"k"), pb.Mutation(op=pb.Lock, key=b"l"))
-    refused = kv.do(percolator.commit, commit(10, 20, b"k"), lambda key: 20)
+    refused = kv.do(percolator.commit, commit(10, 20, b"k"), Told(20))
     assert refused.error.commit_ts_expired.min_commit_ts == 21
-    assert not kv.do(percolator.commit, commit(10, 20, b"l"), lambda key: 20).HasField("error")
-    assert not kv.do(percolator.commit, commit(10, 20, b"k"), lambda key: 19).HasField("error")
+    assert not kv.do(percolator.commit, commit(10, 20, b"l"), Told(20)).HasField("error")
+    assert not kv.do(percolator.commit, commit(10, 20, b"k"), Told(19)).HasField("error")
 
 
 def test_a_commit_without_its_lock_fails(kv: Kv) -> None:

@@ -58,7 +58,13 @@ class ConcurrencyManager:
             ts = max(self._max_ts + 1, floor)
             if ceiling and ts > ceiling:
                 return None
-            mine = {key: lock._replace(min_commit_ts=ts) for key, lock in locks}
+            stamped: dict[int, Lock] = {}
+            mine = {}
+            for key, lock in locks:  # few different ones, each for many keys
+                found = stamped.get(id(lock))
+                if found is None:
+                    found = stamped[id(lock)] = lock._replace(min_commit_ts=ts)
+                mine[key] = found
             assert self._locks.keys().isdisjoint(mine), "latches keep two writers from one key"
             self._locks.update(mine)
             return Choice(ts, mine.keys())

@@ -10,7 +10,8 @@ when the machine itself fails.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ from rocksdict import DBCompressionType, Options, Rdict, ReadOptions, WriteBatch
 from tidegate.errors import Fatal
 from tidegate.tikv.mvcc import Change, Cursor
 
+Range = tuple[int, bytes, bytes]
+"""Column family, first key, end (exclusive; empty: no end)."""
 META: Final = 3
 """The column family of what PD keeps: cluster id, regions, TSO bound, safepoints."""
 _FAMILIES: Final = ("default", "lock", "write", "meta")
@@ -42,12 +45,20 @@ class EngineSnapshot:
     """All column families as they were at one moment, for one thread.
 
     It is made of cursors, each fixed when it was made: an iterator that this binding makes from a RocksDB
-    snapshot reads the present state instead (rocksdict 0.3.29).
+    snapshot reads the present state instead (rocksdict 0.3.29). `entries` walks the range that was asked for
+    as (key, value), at half the cost of a cursor.
     """
 
-    __slots__ = ("_cursors", "_points")
+    __slots__ = ("_cursors", "_points", "entries")
 
-    def __init__(self, families: Sequence[Any]) -> None:
+    def __init__(self, families: Sequence[Any], scan: Range | None = None) -> None:
+        self.entries: Iterator[tuple[bytes, bytes]] = iter(())
+        if scan is not None:
+            cf, start, end = scan
+            options = ReadOptions()
+            if end:
+                options.set_iterate_upper_bound(end)
+            self.entries = families[cf].items(from_key=start, read_opt=options)
         self._points = [_cursor(family, b"") for family in families]
         self._cursors = [[_cursor(family, b"") for _ in range(CURSORS_PER_FAMILY)] for family in families]
 
@@ -56,6 +67,10 @@ class EngineSnapshot:
         cursor = self._points[cf]
         cursor.seek(key)
         return cursor.value() if cursor.valid() and cursor.key() == key else None
+
+    def getter(self, cf: int) -> Callable[[bytes], bytes | None]:
+        """`get` of one column family."""
+        return partial(self.get, cf)
 
     def cursor(self, cf: int) -> Cursor:
         """An iterator of one column family, not yet positioned; at most `CURSORS_PER_FAMILY` of each."""
@@ -86,25 +101,29 @@ class Engine:
         value: bytes | None = self._families[cf].get(key)
         return value
 
+    def getter(self, cf: int) -> Callable[[bytes], bytes | None]:
+        """`get` of one column family."""
+        found: Callable[[bytes], bytes | None] = self._families[cf].get
+        return found
+
     def cursor(self, cf: int, upper: bytes = b"") -> Cursor:
         """An iterator fixed at this moment, ending before `upper` (empty: no end); not yet positioned."""
         return _cursor(self._families[cf], upper)
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self, scan: Range | None = None) -> EngineSnapshot:
         """All column families at one moment: no write is between them."""
         with self._mutex:
-            return EngineSnapshot(self._families)
+            return EngineSnapshot(self._families, scan)
 
     @property
     def sequence(self) -> int:
         """A number that every change raises, and that no restart lowers."""
         return int(self._db.latest_sequence_number())
 
-    def write(self, changes: Iterable[Change], ranges: Iterable[tuple[int, bytes, bytes]] = ()) -> None:
+    def write(self, changes: Iterable[Change], ranges: Iterable[Range] = ()) -> None:
         """Empty the ranges and apply the changes: all or nothing, in their order.
 
-        A range is a column family, its first key and its end (empty: to the end of the family). Survives a
-        kill of the process when it returns.
+        Survives a kill of the process when it returns.
         """
         batch = WriteBatch(raw_mode=True)
         handles = self._handles

@@ -12,7 +12,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple, Protocol
@@ -58,6 +58,7 @@ class View(Protocol):
     """What the reader needs of an engine or a snapshot of it."""
 
     def get(self, cf: int, key: bytes) -> bytes | None: ...
+    def getter(self, cf: int) -> Callable[[bytes], bytes | None]: ...
     def cursor(self, cf: int) -> Cursor: ...
 
 
@@ -284,6 +285,45 @@ def _lock_fields(data: bytes) -> _LockFields:
 _cached_lock_fields = lru_cache(CACHED)(_lock_fields)
 
 
+class LockShapes:
+    """Splits locks that mostly belong to one transaction: those of one kind differ in their short value only.
+
+    `split` gives the lock without its short value (the same object as long as nothing else changes) and
+    that value. An equal head means equal fields: each of them says where it ends.
+    """
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[bytes, bytes, Lock]] = {}
+
+    def split(self, data: bytes) -> tuple[Lock, bytes | None]:
+        """Raises `Undecodable` as `decode_lock` does."""
+        known = self._known.get(data[0]) if data else None
+        if known is not None:
+            head, tail, lock = known
+            if data.startswith(head):
+                at = len(head)
+                if data[at : at + 1] == b"v" and at + 1 < len(data):
+                    end = at + 2 + data[at + 1]
+                    if data[end:] == tail and end <= len(data):
+                        return lock, data[at + 2 : end]
+                elif data[at:] == tail:
+                    return lock, None
+        return self._learn(data)
+
+    def _learn(self, data: bytes) -> tuple[Lock, bytes | None]:
+        lock = decode_lock(data)
+        short = lock.short_value
+        head = lock_head(lock.kind, lock.primary, lock.start_ts, lock.ttl)
+        if data.startswith(head):  # else it was not written in the shortest form
+            tail = data[len(head) + (0 if short is None else 2 + len(short)) :]
+            bare = lock._replace(short_value=None)
+            self._known[lock.kind] = (head, tail, bare)
+            return bare, short
+        return lock._replace(short_value=None), short
+
+
 def u64_at(data: bytes, at: int) -> int:
     """The big-endian integer at `at`; ValueError past the end."""
     if at + 8 > len(data):
@@ -291,11 +331,47 @@ def u64_at(data: bytes, at: int) -> int:
     return int.from_bytes(data[at : at + 8], "big")
 
 
+class WriteShapes:
+    """Splits write records as `LockShapes` splits locks: the record without short value, and that value."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[bytes, Write]] = {}
+
+    def split(self, data: bytes) -> tuple[Write, bytes | None]:
+        """Raises `Undecodable` as `decode_write` does."""
+        known = self._known.get(data[0]) if data else None
+        if known is not None:
+            head, write = known
+            if data.startswith(head):
+                at = len(head)
+                if len(data) == at:
+                    return write, None
+                if data[at] == SHORT_VALUE_TAG and len(data) > at + 1 and len(data) == at + 2 + data[at + 1]:
+                    return write, data[at + 2 :]
+        write = decode_write(data)
+        short = write.short_value
+        bare = write if short is None else write._replace(short_value=None)
+        if bare == Write(write.kind, write.start_ts):
+            self._known[write.kind] = (write_head(write.kind, write.start_ts), bare)
+        return bare, short
+
+
+def write_head(kind: int, start_ts: int) -> bytes:
+    """The mandatory part of a write record."""
+    return bytes([kind]) + var_u64(start_ts)
+
+
 def encode_write(write: Write) -> bytes:
     """The stored form of a write record."""
-    out = bytes([write.kind]) + var_u64(write.start_ts)
-    if write.short_value is not None:
-        out += b"v" + bytes([len(write.short_value)]) + write.short_value
+    short = b"" if write.short_value is None else b"v" + bytes([len(write.short_value)]) + write.short_value
+    return write_head(write.kind, write.start_ts) + short + write_tail(write)
+
+
+def write_tail(write: Write) -> bytes:
+    """The optional fields of a write record but its short value, in TiKV's order."""
+    out = b""
     if write.overlapped_rollback:
         out += b"R"
     if write.gc_fence is not None:
@@ -373,11 +449,13 @@ class Record(NamedTuple):
 class Reader:
     """Reads records of encoded keys through one cursor per column family."""
 
-    __slots__ = ("_view", "_writes")
+    __slots__ = ("_view", "_writes", "stored_lock")
 
     def __init__(self, view: View) -> None:
         self._view = view
         self._writes: Cursor | None = None
+        self.stored_lock = view.getter(LOCK)
+        """The stored form of the lock on an encoded key."""
 
     def _cursor(self) -> Cursor:
         if self._writes is None:
@@ -386,8 +464,17 @@ class Reader:
 
     def lock(self, key: bytes) -> Lock | None:
         """The lock on an encoded key."""
-        data = self._view.get(LOCK, key)
+        data = self.stored_lock(key)
         return None if data is None else decode_lock(data)
+
+    def newest_ts(self, key: bytes) -> int:
+        """The commit_ts of the newest record of any kind; 0 when there is none."""
+        cursor = self._cursor()
+        cursor.seek(key)
+        if not cursor.valid():
+            return 0
+        found = cursor.key()
+        return version_of(found) if found.startswith(key) else 0
 
     def newest_write(self, key: bytes, ts: int = TS_MAX) -> tuple[int, Write] | None:
         """The newest record with commit_ts <= ts of any kind."""

@@ -14,11 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tidegate.errors import Retryable
-from tidegate.tikv.engine import Engine, EngineSnapshot
+from tidegate.tikv.engine import Engine, EngineSnapshot, Range
 from tidegate.tikv.mvcc import Change
-
-Range = tuple[int, bytes, bytes]
-"""Column family, first key, end (exclusive; empty: no end)."""
 
 ROUND_CHANGES_MAX: Final = 65536
 """A round takes commands until they hold this many changes; one larger command is still taken whole."""
@@ -70,7 +67,7 @@ class Raftstore:
         self.engine = engine
         self.observer: Observer = _Silent()
         self._queue: list[Command] = []
-        self._captures: list[Callable[[EngineSnapshot], None]] = []
+        self._captures: list[tuple[Callable[[EngineSnapshot], None], Range | None]] = []
         self._queued = 0
         self._stopped = False
         self._failure: Exception | None = None
@@ -94,10 +91,13 @@ class Raftstore:
         if refusal is not None and command.on_applied is not None:
             command.on_applied(refusal)
 
-    def capture(self, install: Callable[[EngineSnapshot], None]) -> None:
-        """Call `install` between two rounds with a snapshot of everything applied; it must not block."""
+    def capture(self, install: Callable[[EngineSnapshot], None], scan: Range | None = None) -> None:
+        """Call `install` between two rounds with a snapshot of everything applied; it must not block.
+
+        `scan`: the range whose entries the snapshot shall walk.
+        """
         with self._changed:
-            self._captures.append(install)
+            self._captures.append((install, scan))
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -128,9 +128,9 @@ class Raftstore:
             if commands:
                 self._apply(commands)
 
-    def _capture(self, captures: list[Callable[[EngineSnapshot], None]]) -> None:
-        for install in captures:
-            install(self.engine.snapshot())
+    def _capture(self, captures: list[tuple[Callable[[EngineSnapshot], None], Range | None]]) -> None:
+        for install, scan in captures:
+            install(self.engine.snapshot(scan))
 
     def _take(self) -> list[Command]:
         taken = total = 0

@@ -121,13 +121,20 @@ class Seen(NamedTuple):
 
 
 class Announced:
-    """The highest resolved ts that downstreams were told, by key. Immutable, so that any thread may ask."""
+    """The highest resolved ts that downstreams of transactional keys were told, by key.
 
-    __slots__ = ("_bounds", "_highest")
+    Immutable, so that any thread may ask. Captures of raw keys do not count: no lock holds them.
+    """
+
+    __slots__ = ("_bounds", "_highest", "highest")
 
     def __init__(self, bounds: list[bytes], segments: list[list[Downstream]]) -> None:
         self._bounds = bounds
-        self._highest = [max((each.resolver.resolved_ts for each in found), default=0) for found in segments]
+        self._highest = [
+            max((each.resolver.resolved_ts for each in found if not each.raw), default=0)
+            for found in segments
+        ]
+        self.highest = max(self._highest)
 
     def __call__(self, key: bytes) -> int:
         """For an encoded key; 0 when nobody was told anything."""
@@ -211,13 +218,14 @@ class Delegate:
     def _seen(self, command: Command, old_values: OldValues) -> Iterable[Seen]:
         long_values: dict[bytes, bytes] = {}
         unlocked: list[bytes] = []
+        shapes = mvcc.LockShapes()
         seen: dict[bytes, Seen] = {}
         for cf, key, value in command.changes:
             if cf == mvcc.LOCK:
                 if value is None:
                     unlocked.append(key)
                 else:
-                    seen[key] = _on_lock(key, value, long_values, old_values)
+                    seen[key] = _on_lock(key, *shapes.split(value), long_values, old_values)
             elif value is None:
                 continue
             elif cf == mvcc.WRITE:
@@ -240,13 +248,18 @@ class Delegate:
         return seen.values()
 
 
-def _on_lock(key: bytes, value: bytes, long_values: dict[bytes, bytes], old_values: OldValues) -> Seen:
-    lock = mvcc.decode_lock(value)
+def _on_lock(
+    key: bytes,
+    lock: mvcc.Lock,
+    short: bytes | None,
+    long_values: dict[bytes, bytes],
+    old_values: OldValues,
+) -> Seen:
     if not lock.is_data():
         return Seen(key, None, 0)
     new = b""
     if lock.kind == mvcc.PUT:
-        found = long_values.get(key) if lock.short_value is None else lock.short_value
+        found = long_values.get(key) if short is None else short
         if found is None:
             return Seen(key, None, lock.start_ts)
         new = found

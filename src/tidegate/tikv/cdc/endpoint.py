@@ -170,6 +170,9 @@ class Endpoint:
             event = pb.Event(region_id=request.region_id, request_id=request.request_id, error=refusal)
             connection.channel.put_error(wire.framed(event))
             return
+        if request.checkpoint_ts <= self._next_ts():
+            # What chooses its commit ts from now on is new to this client.
+            self._concurrency.update_max_ts(request.checkpoint_ts)
         start, end = _observed(request)
         downstream = Downstream(
             connection.channel,
@@ -270,7 +273,9 @@ class Endpoint:
             downstream.state = State.INITIALIZING
             ready.put(snapshot)
 
-        self._raftstore.capture(lambda snapshot: self._tasks.put(lambda: initializing(snapshot)))
+        self._raftstore.capture(
+            lambda snapshot: self._tasks.put(lambda: initializing(snapshot)), initializer.scanned(downstream)
+        )
         while not (self._stopping.is_set() or downstream.stopped):
             with contextlib.suppress(queue.Empty):
                 return ready.get(timeout=CAPTURE_POLL_S)

@@ -16,7 +16,7 @@ from tidegate.tikv import keys, mvcc, snapshot
 from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.delegate import Downstream, committed_row, prewrite_row, raw_row
-from tidegate.tikv.engine import EngineSnapshot
+from tidegate.tikv.engine import EngineSnapshot, Range
 from tidegate.tikv.mvcc import Reader, Write
 
 EVENT_BYTES: Final = 32 << 10
@@ -75,68 +75,62 @@ def _put(downstream: Downstream, rows: list[bytes]) -> None:
         raise StoppedError
 
 
+def scanned(downstream: Downstream) -> Range:
+    """What a snapshot for a downstream must walk."""
+    if not downstream.raw:
+        return mvcc.WRITE, downstream.start, downstream.end
+    start = max(downstream.start, RAW_PREFIX)
+    return mvcc.DEFAULT, start, max(start, min(downstream.end or _AFTER_RAW, _AFTER_RAW))
+
+
 def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
     """One walk over the write column family: a version's row waits for the next older one, its old value."""
-    checkpoint, end = downstream.checkpoint_ts, downstream.end
+    checkpoint = downstream.checkpoint_ts
     reader = Reader(view)
-    cursor = view.cursor(mvcc.WRITE)
-    cursor.seek(downstream.start)
-    waiting: tuple[bytes, int, Write, bytes] | None = None
-    done = b""
-    while cursor.valid():
-        versioned = cursor.key()
-        key = versioned[: -keys.TS_BYTES]
-        if end and key >= end:
-            break
-        if key == done:
-            cursor.next()
-            continue
-        if waiting is not None and waiting[0] != key:
-            yield committed_row(*waiting, b"")
-            waiting = None
-        commit_ts = keys.version_of(versioned)
-        if waiting is None and commit_ts <= checkpoint:
-            done = key
-            cursor.next()
-            continue
-        write = mvcc.decode_write(cursor.value())
-        if write.is_data():
-            old = b""
+    split = mvcc.WriteShapes().split
+    version_of = keys.version_of
+    waiting: tuple[int, Write, bytes] | None = None
+    now, done = b"", False
+    for stored, record in view.entries:
+        key = stored[: -keys.TS_BYTES]
+        if key != now:
             if waiting is not None:
-                old = _visible(reader, view, key, write, waiting[1] - 1)
-                yield committed_row(*waiting, old)
+                yield committed_row(now, *waiting, b"")
                 waiting = None
-            if commit_ts > checkpoint:
-                value = reader.value_of(key, write) or b""
-                waiting = (key, commit_ts, write, value)
-            else:
-                done = key
-        cursor.next()
+            now, done = key, False
+        elif done:
+            continue
+        commit_ts = version_of(stored)
+        if waiting is None and commit_ts <= checkpoint:
+            done = True
+            continue
+        write, short = split(record)
+        kind = write.kind
+        if kind != mvcc.PUT and kind != mvcc.DELETE:
+            continue
+        if short is None and kind == mvcc.PUT:
+            short = reader.long_value(key, write.start_ts)
+        if waiting is not None:
+            old = short if _is_visible(view, key, write, waiting[0] - 1) else b""
+            yield committed_row(key, *waiting, old or b"")
+            waiting = None
+        if commit_ts <= checkpoint:
+            done = True
+        elif not write.txn_source or downstream.wants(write.txn_source):
+            waiting = (commit_ts, write, short or b"")
     if waiting is not None:
-        yield committed_row(*waiting, b"")
+        yield committed_row(now, *waiting, b"")
 
 
 def _raw(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
-    """Raw versions above the checkpoint, newest first within a key. TiKV sends those outside the range,
-    too.
-    """
-    start = max(downstream.start, RAW_PREFIX)
-    end = min(downstream.end or _AFTER_RAW, _AFTER_RAW)
-    cursor = view.cursor(mvcc.DEFAULT)
-    cursor.seek(start)
-    while cursor.valid():
-        versioned = cursor.key()
-        if versioned >= end:
-            return
+    """Raw versions above the checkpoint, newest first within a key (TiKV: also those outside the range)."""
+    for versioned, stored in view.entries:
         ts = keys.version_of(versioned)
         if ts > downstream.checkpoint_ts:
-            yield raw_row(versioned[: -keys.TS_BYTES], ts, cursor.value())
-        cursor.next()
+            yield raw_row(versioned[: -keys.TS_BYTES], ts, stored)
 
 
-def _visible(reader: Reader, view: EngineSnapshot, key: bytes, write: Write, ts: int) -> bytes:
-    """The value of an older version to a reader at `ts`; none when it is a leftover of GC (fence gone)."""
+def _is_visible(view: EngineSnapshot, key: bytes, write: Write, ts: int) -> bool:
+    """Whether a reader at `ts` sees an older version: not when it is a leftover of GC (its fence gone)."""
     fence = write.gc_fence
-    if fence and fence <= ts and view.get(mvcc.WRITE, keys.versioned(key, fence)) is None:
-        return b""
-    return reader.value_of(key, write) or b""
+    return not fence or fence > ts or view.get(mvcc.WRITE, keys.versioned(key, fence)) is not None

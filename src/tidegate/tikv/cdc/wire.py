@@ -8,10 +8,11 @@ are zero or empty are left out, as protobuf does it. Protobuf's own encoder is t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from tidegate.proto import cdcpb_pb2 as pb
-from tidegate.tikv.mvcc import var_u64
+from tidegate.tikv.mvcc import CACHED, var_u64
 
 PREWRITE: Final = int(pb.Event.PREWRITE)
 COMMIT: Final = int(pb.Event.COMMIT)
@@ -27,6 +28,14 @@ INITIALIZED: Final = b"\x0a\x02\x18%c" % int(pb.Event.INITIALIZED)
 """The row that ends a scan."""
 
 
+@lru_cache(CACHED)
+def _head(kind: int, op: int, start_ts: int, commit_ts: int) -> bytes:
+    """The fields that a transaction's rows share."""
+    start = b"\x08" + var_u64(start_ts) if start_ts else b""
+    commit = b"\x10" + var_u64(commit_ts) if commit_ts else b""
+    return start + commit + _KINDS[kind][op]
+
+
 def row(
     kind: int,
     op: int,
@@ -40,10 +49,7 @@ def row(
     expires: int = 0,
 ) -> bytes:
     """One row; `key` is raw, `expires` in unix seconds."""
-    parts = [b"\x08", var_u64(start_ts)] if start_ts else []
-    if commit_ts:
-        parts += (b"\x10", var_u64(commit_ts))
-    parts.append(_KINDS[kind][op])
+    parts = [_head(kind, op, start_ts, commit_ts)]
     if key:
         parts += (b"\x2a", var_u64(len(key)), key)
     if value:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from tidegate.model import timestamp
 from tidegate.proto import kvrpcpb_pb2 as pb
@@ -14,14 +15,22 @@ from tidegate.tikv.mvcc import Change, Lock, Reader, Record, Write
 from tidegate.tikv.percolator.outcome import Announced, Outcome, RefusedError, locked
 
 
-def _nothing_announced(key: bytes) -> int:
-    return 0
+class _Silence:
+    """Nobody was told anything."""
+
+    highest = 0
+
+    def __call__(self, key: bytes, /) -> int:
+        return 0
+
+
+_SILENCE: Final = _Silence()
 
 
 def commit(
     reader: Reader,
     request: pb.CommitRequest,
-    announced: Announced = _nothing_announced,
+    announced: Announced = _SILENCE,
     encoded: Sequence[bytes] | None = None,
 ) -> Outcome[pb.CommitResponse]:
     """Turn the transaction's locks into write records at commit_ts.
@@ -34,18 +43,13 @@ def commit(
         encoded = [keys.encode(raw) for raw in request.keys]
     changes: list[Change] = []
     start_ts, commit_ts = request.start_version, request.commit_version
+    committer = _Committer(commit_ts, announced, changes)
+    stored_lock = reader.stored_lock
     try:
         for index, key in enumerate(encoded):
-            lock = reader.lock(key)
-            if lock is None or lock.start_ts != start_ts:
+            stored = stored_lock(key)
+            if stored is None or not committer.commit(key, stored, start_ts):
                 _check_committed(reader, request.keys[index], key, start_ts)
-                continue
-            floor = max(lock.min_commit_ts, start_ts + 1)
-            if lock.kind == mvcc.PUT or lock.kind == mvcc.DELETE:
-                floor = max(floor, announced(key) + 1)
-            if commit_ts < floor:
-                raise _expired(request.keys[index], start_ts, commit_ts, floor)
-            _commit_lock(key, lock, commit_ts, changes)
     except RefusedError as refused:
         return Outcome(pb.CommitResponse(error=refused.error))
     return Outcome(pb.CommitResponse(commit_version=commit_ts), changes)
@@ -58,28 +62,61 @@ def _check_committed(reader: Reader, raw: bytes, key: bytes, start_ts: int) -> N
         raise RefusedError(pb.KeyError(txn_lock_not_found=pb.TxnLockNotFound(key=raw), retryable=text))
 
 
+class _Committer:
+    """Turns locks into write records at one commit_ts. What the locks of a transaction share is done once."""
+
+    def __init__(self, commit_ts: int, announced: Announced, changes: list[Change]) -> None:
+        self._commit_ts = commit_ts
+        self._announced = announced
+        self._is_above_all = commit_ts > announced.highest
+        self._changes = changes
+        self._shapes = mvcc.LockShapes()
+        self._last: Lock | None = None
+        self._head = self._tail = b""
+
+    def commit(self, key: bytes, stored: bytes, start_ts: int) -> bool:
+        """Commit the lock if it is the transaction's; a pessimistic one is dropped: it was not prewritten."""
+        lock, short = self._shapes.split(stored)
+        if lock.start_ts != start_ts:
+            return False
+        if lock is not self._last:
+            self._begin(key, lock)
+        if not self._is_above_all and lock.is_data() and self._commit_ts <= self._announced(key):
+            raise _expired(keys.decode(key), start_ts, self._commit_ts, self._announced(key) + 1)
+        if lock.kind != mvcc.PESSIMISTIC:
+            record = self._head + self._tail
+            if short is not None:
+                record = b"%bv%c%b%b" % (self._head, len(short), short, self._tail)
+            self._changes.append((mvcc.WRITE, keys.versioned(key, self._commit_ts), record))
+        self._changes.append((mvcc.LOCK, key, None))
+        return True
+
+    def _begin(self, key: bytes, lock: Lock) -> None:
+        """Prepare for locks like this one."""
+        floor = max(lock.min_commit_ts, lock.start_ts + 1)
+        if self._commit_ts < floor:
+            raise _expired(keys.decode(key), lock.start_ts, self._commit_ts, floor)
+        self._last = lock
+        self._head = mvcc.write_head(lock.kind, lock.start_ts)
+        self._tail = mvcc.write_tail(
+            Write(
+                lock.kind,
+                lock.start_ts,
+                None,
+                self._commit_ts in lock.rollback_ts,
+                None,
+                lock.last_change_ts,
+                lock.last_change_versions,
+                lock.txn_source,
+            )
+        )
+
+
 def _expired(raw: bytes, start_ts: int, commit_ts: int, floor: int) -> RefusedError:
     expired = pb.CommitTsExpired(
         start_ts=start_ts, attempted_commit_ts=commit_ts, key=raw, min_commit_ts=floor
     )
     return RefusedError(pb.KeyError(commit_ts_expired=expired))
-
-
-def _commit_lock(key: bytes, lock: Lock, commit_ts: int, changes: list[Change]) -> None:
-    """A pessimistic lock at commit was never prewritten: it is only dropped."""
-    if lock.kind != mvcc.PESSIMISTIC:
-        write = Write(
-            lock.kind,
-            lock.start_ts,
-            lock.short_value,
-            commit_ts in lock.rollback_ts,
-            None,
-            lock.last_change_ts,
-            lock.last_change_versions,
-            lock.txn_source,
-        )
-        changes.append((mvcc.WRITE, keys.versioned(key, commit_ts), mvcc.encode_write(write)))
-    changes.append((mvcc.LOCK, key, None))
 
 
 def batch_rollback(
@@ -188,26 +225,24 @@ def resolve_locks(
     reader: Reader,
     encoded: Sequence[bytes],
     fates: dict[int, int],
-    announced: Announced = _nothing_announced,
+    announced: Announced = _SILENCE,
 ) -> Outcome[pb.ResolveLockResponse]:
     """Commit or roll back (fate 0) the locks on these encoded keys by their transaction's fate.
 
     Keys whose lock went away meanwhile, or belongs to another transaction, are left alone.
     """
     changes: list[Change] = []
+    committers = {ts: _Committer(ts, announced, changes) for ts in set(fates.values()) if ts}
     try:
         for key in encoded:
-            lock = reader.lock(key)
-            if lock is None or lock.start_ts not in fates:
+            stored = reader.stored_lock(key)
+            if stored is None:
                 continue
-            commit_ts = fates[lock.start_ts]
-            if not commit_ts:
-                _rollback_key(reader, keys.decode(key), lock.start_ts, changes)
-                continue
-            floor = max(lock.min_commit_ts, announced(key) + 1 if lock.is_data() else 0, lock.start_ts + 1)
-            if commit_ts < floor:
-                raise _expired(keys.decode(key), lock.start_ts, commit_ts, floor)
-            _commit_lock(key, lock, commit_ts, changes)
+            start_ts = mvcc.decode_lock(stored).start_ts
+            if fates.get(start_ts):
+                committers[fates[start_ts]].commit(key, stored, start_ts)
+            elif start_ts in fates:
+                _rollback_key(reader, keys.decode(key), start_ts, changes)
     except RefusedError as refused:
         return Outcome(pb.ResolveLockResponse(error=refused.error))
     return Outcome(pb.ResolveLockResponse(), changes)

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final, Generic, NamedTuple, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import mvcc
 from tidegate.tikv.mvcc import Change, Lock, Write
 
 Response = TypeVar("Response")
-Announced = Callable[[bytes], int]
-"""Encoded key -> the highest resolved ts CDC has announced to anybody who observes the key."""
+
+
+class Announced(Protocol):
+    """What CDC has announced in a region."""
+
+    highest: int
+    """The highest resolved ts anybody was told."""
+
+    def __call__(self, key: bytes, /) -> int:
+        """The highest that was told to anybody who observes the encoded key."""
+        ...
+
 
 _OPS: Final = {
     mvcc.PUT: pb.Put,

@@ -22,6 +22,7 @@ from tidegate.tikv.percolator.outcome import Outcome, RefusedError, abort, confl
 Newest = tuple[int, Write]
 """commit_ts and record."""
 _KINDS: Final = {pb.Put: mvcc.PUT, pb.Insert: mvcc.PUT, pb.Del: mvcc.DELETE, pb.Lock: mvcc.LOCK_ONLY}
+_KINDS_PLAIN: Final = {pb.Put: mvcc.PUT, pb.Del: mvcc.DELETE, pb.Lock: mvcc.LOCK_ONLY}
 _MUST_BE_NEW: Final = (pb.Insert, pb.CheckNotExists)
 _NO_ASSERTION: Final = pb.Assertion.Value("None")
 _SKIP: Final = pb.PrewriteRequest.SKIP_PESSIMISTIC_CHECK
@@ -132,6 +133,7 @@ class _Prewriter:
         }
         self._one_pc: bool = request.try_one_pc and concurrency is not None
         self._async: bool = request.use_async_commit and concurrency is not None
+        self._plain = not (self._for_update_ts or request.skip_constraint_check)
         self._entries: list[_Entry] = []
         self._old_values: dict[bytes, bytes | None] = {}
         self._changes: list[Change] = []
@@ -141,9 +143,22 @@ class _Prewriter:
 
     def check(self, index: int, mutation: pb.Mutation, key: bytes) -> None:
         """Check one key and note what to write; raises `RefusedError`."""
+        stored = self._reader.stored_lock(key)
+        if (
+            stored is None
+            and self._plain
+            and mutation.op in _KINDS_PLAIN
+            and not mutation.assertion
+            and (newest := self._reader.newest_ts(key)) < self._start_ts
+            and not (newest and self._want_old_values)
+        ):  # what mostly is
+            if self._want_old_values:
+                self._old_values[key] = None
+            self._entries.append(_Entry(key, mutation.key, _KINDS_PLAIN[mutation.op], mutation.value, None))
+            return
         raw: bytes = mutation.key
         action = self._actions[index] if index < len(self._actions) else _SKIP
-        held = self._reader.lock(key)
+        held = None if stored is None else mvcc.decode_lock(stored)
         if held is not None:
             if held.start_ts != self._start_ts:
                 if action == _HELD:
@@ -344,11 +359,14 @@ class _Prewriter:
 
     def _put_writes(self, common: Lock, commit_ts: int) -> None:
         changes = self._changes
+        tail = mvcc.write_tail(Write(mvcc.PUT, self._start_ts, txn_source=common.txn_source))
+        heads = {kind: mvcc.write_head(kind, self._start_ts) for kind in _KINDS.values()}
         for key, _, kind, value, held in self._entries:
-            short = value if kind == mvcc.PUT and len(value) <= mvcc.SHORT_VALUE_MAX else None
-            if kind == mvcc.PUT and short is None:
+            record = heads[kind] + tail
+            if kind == mvcc.PUT and len(value) <= mvcc.SHORT_VALUE_MAX:
+                record = b"%bv%c%b%b" % (heads[kind], len(value), value, tail)
+            elif kind == mvcc.PUT:
                 changes.append((mvcc.DEFAULT, keys.versioned(key, self._start_ts), value))
-            record = mvcc.encode_write(Write(kind, self._start_ts, short, txn_source=common.txn_source))
             changes.append((mvcc.WRITE, keys.versioned(key, commit_ts), record))
             if held is not None:
                 changes.append((mvcc.LOCK, key, None))
