@@ -20,11 +20,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -32,11 +32,14 @@ from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.assembler import Piece
+from tidegate.consumer.changes import staged_changes
 from tidegate.consumer.convert import Losses, to_target
+from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import ROWID, Definition
+from tidegate.consumer.journal import DdlJournal, Going, write_durably
 from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
+from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import METADATA_KEY, Position
-from tidegate.consumer.source import read_staged
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
 
@@ -49,8 +52,16 @@ Name = tuple[str, str]
 @contextmanager
 def target_lock(root: Path) -> Iterator[None]:
     """Hold the target for this process; InvalidInput when another one has it. Ends with the process."""
-    (root / "_tidegate").mkdir(parents=True, exist_ok=True)
-    handle = os.open(root / "_tidegate" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        (root / "_tidegate").mkdir(parents=True, exist_ok=True)
+        handle = os.open(root / "_tidegate" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise InvalidInput(
+            "the target directory cannot be used",
+            where=str(root),
+            why=error.strerror or str(error),
+            fix="choose a --target directory that can be made and written",
+        ) from error
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,6 +113,7 @@ class Applier:
         self.stats = Stats()
         self.tables: dict[Name, Table] = {}
         self._time_zone, self._trust = time_zone, trust_inserts
+        self._journal = DdlJournal(root / INTENTS)
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="delta")
 
     def close(self) -> None:
@@ -124,9 +136,11 @@ class Applier:
             self.lake.restore(row.path, row.version)
             known = self._stored_definition(row.path, position.ts)
             self.tables[row.schema, row.table] = Table(known, row.path, self.lake.version(row.path))
-        live = {table.path for table in self.tables.values()}
+        needed = (
+            {table.path for table in self.tables.values()} | named.keys() | self.dropped_versions().keys()
+        )
         for path in self.lake.slots():
-            if path not in live and path not in named:
+            if path not in needed:
                 self.lake.discard(path)
         return position
 
@@ -229,13 +243,26 @@ class Applier:
         for event, message in events:
             held = [table.definition for table in self.tables.values()]
             if event is not None:
-                steps = ddl_plan.plan(event, held)
+                steps = ddl_plan.plan(event, held, self._dropped())
             else:
                 steps = ddl_plan.plan_without_header(message, held)
+            _refuse_if_needed(message, steps)
             self._intend(message, steps)
             done += [self._step(step) for step in steps]
             self.stats.ddls += 1
         return done
+
+    def _dropped(self) -> dict[int, Dropped]:
+        """By table id, where tables were when they were last dropped or truncated."""
+        gone = self._journal.gone()
+        return {one.table_id: Dropped(one.path, one.version) for one in gone if self.lake.exists(one.path)}
+
+    def dropped_versions(self, since: int = 0) -> dict[str, list[int]]:
+        """Versions that a RECOVER TABLE may ask for: of tables dropped at or after ts `since`, by path."""
+        found: dict[str, list[int]] = {}
+        for one in self._journal.gone(since):
+            found.setdefault(one.path, []).append(one.version)
+        return found
 
     def _step(self, step: ddl_plan.Step) -> str:
         match step:
@@ -254,15 +281,19 @@ class Applier:
             case ddl_plan.Redefine(made, why):
                 self._know(self.tables[made.schema, made.table], made)
                 return f"{made.name}: {why}"
+            case ddl_plan.Prune(schema, table, members):
+                self._prune(self.tables[schema, table], members)
+                return f"remove the rows of partition {', '.join(members.names)} of {schema}.{table}"
+            case ddl_plan.Exchange(schema, table, members, other):
+                self._exchange(self.tables[schema, table], members, other)
+                return f"exchange partition {', '.join(members.names)} of {schema}.{table} with {other.name}"
+            case ddl_plan.Restore(made, dropped):
+                self._restore(made, dropped)
+                return f"restore {made.name}"
             case ddl_plan.Nothing(why):
                 return f"nothing: {why}"
             case ddl_plan.Refuse(why):
-                raise Fatal(
-                    "a DDL cannot be replayed at the target",
-                    where="the topic's next DDL message",
-                    why=why,
-                    fix="start a new target from a new changefeed that begins after it",
-                )
+                raise AssertionError(f"refused before any step: {why}")
 
     def _create(self, made: Definition) -> Table:
         path = slot_path(made.schema, made.table)
@@ -290,6 +321,43 @@ class Applier:
         table.version = self.lake.version(table.path)
         self._know(table, made)
 
+    def _prune(self, table: Table, members: Members) -> None:
+        schema = table.definition.arrow_schema
+        batches = self.lake.dataset(table.path).to_batches()
+        self.lake.replace(table.path, schema, (b.filter(pc.invert(members.mask(b))) for b in batches))
+        table.version = self.lake.version(table.path)
+
+    def _exchange(self, table: Table, members: Members, made: Definition) -> None:
+        """Both tables are read as they were before, whichever is written first."""
+        other = self.tables[made.schema, made.table]
+        schema, old = table.definition.arrow_schema, self.lake.dataset(table.path)
+        stay = (b.filter(pc.invert(members.mask(b))) for b in old.to_batches())
+        come = self.lake.dataset(other.path).to_batches()
+        leave = (b.filter(members.mask(b)) for b in old.to_batches())
+        self.lake.replace(table.path, schema, chain(stay, (b.select(schema.names) for b in come)))
+        self.lake.replace(other.path, made.arrow_schema, (b.select(made.arrow_schema.names) for b in leave))
+        for written in (table, other):
+            written.version = self.lake.version(written.path)
+        self._know(other, made)
+
+    def _restore(self, made: Definition, dropped: Dropped) -> None:
+        path = slot_path(made.schema, made.table)
+        if dropped.path == path:
+            self.lake.restore(path, dropped.version)
+        else:
+            self.lake.rename(dropped.path, path, dropped.version)
+        table = Table(made, path, self.lake.version(path))
+        held = self.lake.dataset(path).schema
+        if not held.equals(made.arrow_schema):
+            raise Fatal(
+                "a table that comes back has other columns than it had at the target",
+                where=f"table {made.name}",
+                why=f"kept: {', '.join(held.names)}; now: {', '.join(made.arrow_schema.names)}",
+                fix=REPEAT,
+            )
+        self.tables[made.schema, made.table] = table
+        self._know(table, made)
+
     def _know(self, table: Table, made: Definition) -> None:
         """Keep the definition beside the data: durable before any snapshot that needs it."""
         table.definition = made
@@ -297,7 +365,7 @@ class Applier:
             self.stats.guessed[made.name] = made.guessed
         file = self._definition_file(table.path, made.version)
         file.parent.mkdir(parents=True, exist_ok=True)
-        _write_durably(file, made.to_json())
+        write_durably(file, made.to_json())
 
     def _definition_file(self, path: str, version: int) -> Path:
         return self.lake.root / DEFINITIONS / f"{path.replace('/', '+')}@{version:020d}.json"
@@ -320,35 +388,23 @@ class Applier:
         return definition.from_json(valid[-1].read_bytes())
 
     def _intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
-        before = self._fingerprint(message)
-        for intent in self._intents():
-            same = (intent["ts"], intent["schema"], intent["table"], intent["query"])
-            if (
-                same == (message.ts, message.schema, message.table, message.query)
-                and intent["before"] != before
-            ):
-                raise Fatal(
-                    "a DDL is to run again on a table that is not what it was",
-                    where=f"{message.schema}.{message.table} at ts {message.ts}",
-                    why=f"definition {before}, the journal says {intent['before']}",
-                    fix=f"compare {self.lake.root / INTENTS} with the table; start a new target if in doubt",
-                )
-        line = {"ts": message.ts, "schema": message.schema, "table": message.table, "query": message.query}
-        names = [type(step).__name__.lower() for step in steps]
-        _append_durably(
-            self.lake.root / INTENTS, orjson.dumps(line | {"steps": names, "before": before}) + b"\n"
+        held = self.tables.get((message.schema, message.table))
+        before = held.definition.fingerprint() if held is not None else None
+        self._journal.intend(
+            message, [type(step).__name__.lower() for step in steps], before, self._going(steps)
         )
 
-    def _fingerprint(self, message: DdlMessage) -> str | None:
-        held = self.tables.get((message.schema, message.table))
-        return held.definition.fingerprint() if held is not None else None
-
-    def _intents(self) -> list[dict[str, Any]]:
-        file = self.lake.root / INTENTS
-        if not file.exists():
-            return []
-        # A torn last line is an intent that was never acted on.
-        return [orjson.loads(line) for line in file.read_bytes().split(b"\n")[:-1] if line]
+    def _going(self, steps: Sequence[ddl_plan.Step]) -> list[Going]:
+        """The tables whose rows these steps take out of sight."""
+        names: list[Name] = []
+        for step in steps:
+            match step:
+                case ddl_plan.Drop(schema, table):
+                    names.append((schema, table))
+                case ddl_plan.Create(made):
+                    names.append((made.schema, made.table))
+        held = [self.tables[name] for name in names if name in self.tables]
+        return [Going(table.definition.table_id, table.path, table.version) for table in held]
 
     # --- commit point
 
@@ -363,6 +419,25 @@ class Applier:
         ]
         self.lake.publish(rows, {METADATA_KEY: position.to_json()})
         self.stats.snapshots += 1
+
+
+REPEAT: Final = (
+    "leave the table out with a [filter] rule of a new changefeed, "
+    "and read that one into a new target directory"
+)
+
+
+def _refuse_if_needed(message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+    """Fatal when a step is refused: nothing of the DDL has been done then."""
+    for step in steps:
+        if isinstance(step, ddl_plan.Refuse):
+            name = f"{message.schema}.{message.table}".strip(".")
+            raise Fatal(
+                "a DDL cannot be replayed at the target",
+                where=f"{name} at ts {message.ts}: {message.query[:200]}",
+                why=step.why,
+                fix=REPEAT,
+            )
 
 
 class _Rewriter:
@@ -400,85 +475,3 @@ class _Rewriter:
         return pa.array(
             [f"ddl{self._made.version}-{self._rows + at}" for at in range(batch.num_rows)], pa.string()
         )
-
-
-def staged_changes(pieces: Sequence[Piece], known: Definition, time_zone: str, losses: Losses) -> Changes:
-    """The rows of the pieces in the target's types."""
-    meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
-    new, old = [], []
-    keys = known.keys or tuple(column.name for column in known.columns)
-    fields = {column.name: column for column in known.columns}
-    for piece in pieces:
-        batch = _within(read_staged(piece.segment), piece)
-        if batch.num_rows == 0:
-            continue
-        values = [
-            batch.column(name).to_numpy(zero_copy_only=False)
-            for name in ("_op", "_commit_ts", "_offset", "_seq")
-        ]
-        for column, array in zip(
-            meta, [*values, np.full(batch.num_rows, piece.segment.partition, np.int32)], strict=True
-        ):
-            column.append(array)
-        new.append(_image(batch, "n.", list(fields.values()), time_zone, losses))
-        old.append(_image(batch, "o.", [fields[key] for key in keys], time_zone, losses))
-    schema = pa.schema([(column.name, column.type) for column in known.columns])
-    key_schema = pa.schema([(key, fields[key].type) for key in keys])
-    kinds = (np.uint8, np.uint64, np.int64, np.int32, np.int32)
-    op, commit_ts, offset, seq, partition = (
-        np.concatenate(column) if column else np.zeros(0, kind)
-        for column, kind in zip(meta, kinds, strict=True)
-    )
-    return Changes(
-        op=op,
-        commit_ts=commit_ts,
-        partition=partition,
-        offset=offset,
-        seq=seq,
-        new=pa.Table.from_batches(new, schema),
-        old=pa.Table.from_batches(old, key_schema),
-    )
-
-
-def _within(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
-    if piece.after < piece.segment.min_ts and piece.segment.max_ts <= piece.upto:
-        return batch
-    ts = batch.column("_commit_ts")
-    after, upto = pa.scalar(piece.after, pa.uint64()), pa.scalar(piece.upto, pa.uint64())
-    return batch.filter(pc.and_(pc.greater(ts, after), pc.less_equal(ts, upto)))
-
-
-def _image(
-    batch: pa.RecordBatch, prefix: str, columns: Sequence[Any], time_zone: str, losses: Losses
-) -> pa.RecordBatch:
-    names = set(batch.schema.names)
-    arrays = [
-        to_target(batch.column(prefix + column.name), column, time_zone, losses)
-        if prefix + column.name in names
-        else pa.nulls(batch.num_rows, column.type)
-        for column in columns
-    ]
-    return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([(column.name, column.type) for column in columns])
-    )
-
-
-def _write_durably(file: Path, data: bytes) -> None:
-    fresh = file.with_suffix(".new")
-    with fresh.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.replace(file)
-
-
-def _append_durably(file: Path, data: bytes) -> None:
-    """Append a line; a torn last line of an earlier crash is cut off first."""
-    with file.open("ab+") as out:
-        out.seek(0)
-        whole = out.read()
-        if whole and not whole.endswith(b"\n"):
-            out.truncate(whole.rfind(b"\n") + 1)
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())

@@ -65,6 +65,8 @@ class TargetColumn:
     """Names of an enum or set; empty when unknown: then the number is kept as text."""
     id: int = 0
     """TiDB's column id, 0 when guessed."""
+    collation: str = ""
+    """How TiDB compares its text; empty when unknown or not text."""
 
 
 def target_type(mysql_type: int, *, unsigned: bool, binary: bool, flen: int, decimal: int) -> pa.DataType:

@@ -8,18 +8,22 @@
 | rename | `Rename`, then `Rewrite` if columns changed too |
 | add, drop, rename, modify, move columns | one `Rewrite`: each column from its source, or filled |
 | index, comment, default, auto_increment | `Redefine`: the rows stay as they are |
+| add, reorganize, remove partitions | `Redefine`: TiDB moves the rows, none changes |
+| drop, truncate partition | `Prune`: the rows that lie there go |
+| exchange partition | `Exchange`: the partition's rows and the table's change places |
+| recover, flashback table | `Restore`: the rows as they were when the table was dropped or truncated |
 | views, sequences, schemas | `Nothing`, with the reason |
 
 Columns are paired by TiDB's column id; a MODIFY that needs new data gives the column a new id: then by name,
 and a CHANGE that also renames by being the only one that vanished and the only one that appeared.
-Actions that make rows come or go without row events (partitions dropped or exchanged, RECOVER, FLASHBACK)
-cannot be replayed from a topic: `Refuse`.
+What makes rows come or go without row events, and cannot be computed from what the target holds, is `Refuse`.
+docs/ddl-at-targets.md is this table for users.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -28,18 +32,22 @@ import pyarrow as pa
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.convert import Losses, TargetColumn
 from tidegate.consumer.definition import Definition, fill_value, from_info
+from tidegate.consumer.partitioning import Members, Unknowable, members
 from tidegate.model.ddl import DdlEvent
+from tidegate.tidb import table_info
 from tidegate.tidb.table_info import is_base_table, table_schema
 
 DROP_SCHEMA: Final = 2
 MODIFY: Final = 12
+DROP_PARTITION: Final = 20
+TRUNCATE_PARTITION: Final = 23
+RECOVER_TABLE: Final = 25
+EXCHANGE: Final = 42
+REPARTITION: Final = frozenset({71, 72})
+"""ALTER TABLE PARTITION BY, REMOVE PARTITIONING: a new table id with the old rows."""
 REFUSED: Final = {
-    20: "DROP PARTITION removes rows without row events",
-    23: "TRUNCATE PARTITION removes rows without row events",
-    25: "RECOVER TABLE brings rows back without row events",
-    42: "EXCHANGE PARTITION moves rows between tables without row events",
-    62: "FLASHBACK CLUSTER changes rows without row events",
-    63: "RECOVER SCHEMA brings tables back without row events",
+    62: "FLASHBACK CLUSTER changes rows of all tables without row events",
+    63: "FLASHBACK DATABASE brings tables back without row events",
 }
 
 
@@ -96,6 +104,42 @@ class Redefine:
 
 
 @dataclass(frozen=True, slots=True)
+class Prune:
+    """The rows of some partitions are gone."""
+
+    schema: str
+    table: str
+    members: Members
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The rows of a partition of one table and all rows of another change places."""
+
+    schema: str
+    table: str
+    members: Members
+    other: Definition
+    """The plain table, with the id it has from now on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """Where the rows of a dropped or truncated table still are."""
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The table as it was when it was dropped, perhaps under another name."""
+
+    definition: Definition
+    dropped: Dropped
+
+
+@dataclass(frozen=True, slots=True)
 class Nothing:
     """No effect on rows or columns."""
 
@@ -109,11 +153,17 @@ class Refuse:
     why: str
 
 
-Step = Create | Drop | Rename | Rewrite | Redefine | Nothing | Refuse
+Step = Create | Drop | Rename | Rewrite | Redefine | Prune | Exchange | Restore | Nothing | Refuse
+Known = dict[tuple[str, str], Definition]
 
 
-def plan(event: DdlEvent, tables: Iterable[Definition]) -> list[Step]:
-    """The steps of one event, given the target's tables before it."""
+def plan(
+    event: DdlEvent, tables: Iterable[Definition], dropped: Mapping[int, Dropped] | None = None
+) -> list[Step]:
+    """The steps of one event, given the target's tables before it.
+
+    `dropped`: by TiDB's table id, tables that were dropped or truncated and can still be read.
+    """
     known = {(table.schema, table.table): table for table in tables}
     if event.action in REFUSED:
         return [Refuse(REFUSED[event.action])]
@@ -131,8 +181,14 @@ def plan(event: DdlEvent, tables: Iterable[Definition]) -> list[Step]:
             else [Nothing("not here")]
         )
     definition = from_info(event.schema, after, event.finished_ts, table=event.table)
-    if before is None or before["id"] != after["id"]:
+    if event.action == RECOVER_TABLE:
+        return [_restored(definition, dropped or {})]
+    if before is None or (before["id"] != after["id"] and event.action not in REPARTITION):
         return [Create(definition)]
+    if event.action in (DROP_PARTITION, TRUNCATE_PARTITION):
+        return [*_pruned(event, before, known), *_altered(event, before, definition, known)]
+    if event.action == EXCHANGE:
+        return [*_exchanged(event, before, after, known), *_altered(event, before, definition, known)]
     return _altered(event, before, definition, known)
 
 
@@ -140,9 +196,53 @@ def _base(info: dict[str, Any] | None) -> dict[str, Any] | None:
     return info if info is not None and is_base_table(info) else None
 
 
-def _altered(
-    event: DdlEvent, before: dict[str, Any], after: Definition, known: dict[tuple[str, str], Definition]
-) -> list[Step]:
+def _restored(definition: Definition, dropped: Mapping[int, Dropped]) -> Step:
+    found = dropped.get(definition.table_id)
+    if found is None:
+        return Refuse(
+            "RECOVER or FLASHBACK TABLE brings rows back without row events, and the target does not hold "
+            "them: the table was dropped before the target was begun, or longer ago than its retention"
+        )
+    return Restore(definition, found)
+
+
+def _pruned(event: DdlEvent, before: dict[str, Any], known: Known) -> list[Step]:
+    held = known.get((event.schema, event.table))
+    if held is None:
+        return []  # no row of it came by
+    try:
+        return [Prune(held.schema, held.table, members(before, held, event.removed_ids))]
+    except Unknowable as error:
+        return [Refuse(f"the partition's rows are removed without row events, and {error}")]
+
+
+_WITH_TABLE: Final = re.compile(r"\bWITH TABLE `((?:[^`]|``)+)`\.`((?:[^`]|``)+)`", re.IGNORECASE)
+"""As the mounter writes the statement."""
+
+
+def _exchanged(event: DdlEvent, before: dict[str, Any], after: dict[str, Any], known: Known) -> list[Step]:
+    moved = table_info.physical_ids(before)
+    gone = set(moved) - set(table_info.physical_ids(after))
+    named = _WITH_TABLE.search(event.query)
+    other = known.get((_plain(named.group(1)), _plain(named.group(2)))) if named is not None else None
+    held = known.get((event.schema, event.table))
+    why = "rows move between two tables without row events, and "
+    if held is None or other is None or len(gone) != 1:
+        return [Refuse(f"{why}one of the two is not at the target: it is filtered out, or had no row yet")]
+    if [(c.name, c.type) for c in held.columns] != [(c.name, c.type) for c in other.columns]:
+        return [Refuse(f"{why}their columns differ at the target")]
+    if bool(held.keys) != bool(other.keys):
+        return [Refuse(f"{why}only one of them has a key at the target")]
+    (new_id,) = gone
+    info = other.info | {"id": new_id} if other.info is not None else None
+    other = replace(other, table_id=new_id, version=event.finished_ts, info=info)
+    try:
+        return [Exchange(held.schema, held.table, members(before, held, gone), other)]
+    except Unknowable as error:
+        return [Refuse(f"{why}{error}")]
+
+
+def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: Known) -> list[Step]:
     held = known.get((event.old_schema, event.old_table))
     if held is None:
         # First heard of by this DDL: the topic began after the table's creation and no row of it came by.
@@ -233,14 +333,30 @@ _RENAME: Final = re.compile(
 )
 
 
+_MOVES_ROWS: Final = {
+    re.compile(rf"\s*{statement}", re.IGNORECASE | re.DOTALL): what
+    for statement, what in (
+        (rf"alter\s+table\s+{_QUALIFIED}\s+drop\s+partition\b", "DROP PARTITION removes rows"),
+        (rf"alter\s+table\s+{_QUALIFIED}\s+truncate\s+partition\b", "TRUNCATE PARTITION removes rows"),
+        (rf"alter\s+table\s+{_QUALIFIED}\s+exchange\s+partition\b", "EXCHANGE PARTITION moves rows"),
+        (r"recover\s+table\b", "RECOVER TABLE brings rows back"),
+        (r"flashback\b", "FLASHBACK brings rows back"),
+    )
+}
+"""What changes rows without row events."""
+
+
 def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> list[Step]:
     """The steps of a DDL known only by its SQL text; columns are learnt from the rows that follow.
 
-    Recognised: drop schema, drop, truncate and rename table. An added column's default for older rows is not
-    in any message: it stays null there.
+    Recognised: drop schema, drop, truncate and rename table; refused: what moves rows. An added column's
+    default for older rows is not in any message: it stays null there.
     """
     known = {(table.schema, table.table): table for table in tables}
     name = (message.schema, message.table)
+    moves = next((what for statement, what in _MOVES_ROWS.items() if statement.match(message.query)), None)
+    if moves is not None:
+        return [Refuse(f"{moves} without row events, and the message has no header that tells of the table")]
     if (schema := _DROP_SCHEMA.match(message.query)) is not None:
         dropped = _unquoted(schema.group(1), schema.group(2))
         return [Drop(*held) for held in known if held[0] == dropped] or [
@@ -256,7 +372,11 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
 
 
 def _unquoted(quoted: str | None, plain: str | None) -> str:
-    return quoted.replace("``", "`") if quoted is not None else plain or ""
+    return _plain(quoted) if quoted is not None else plain or ""
+
+
+def _plain(quoted: str) -> str:
+    return quoted.replace("``", "`")
 
 
 def _renamed_by_text(

@@ -131,7 +131,7 @@ def target_column(column: Column) -> TargetColumn:
         flen=column.flen,
         decimal=column.decimal,
     )
-    return TargetColumn(column.name, column.mysql_type, of_type, column.elems, column.id)
+    return TargetColumn(column.name, column.mysql_type, of_type, column.elems, column.id, column.collate)
 
 
 def guess(schema: str, table: str, columns: Sequence[WireColumn], version: int) -> Definition:

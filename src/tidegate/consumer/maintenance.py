@@ -1,12 +1,14 @@
 """Keeping a target small without breaking what snapshots promise. Called between commits by the driver.
 
-Within `retention` every named snapshot stays readable. Older ones are forgotten; then files that no version
-within the retention and no named version needs are deleted, and tables that no snapshot names any more
-(dropped, or renamed away) with their directories. The newest snapshot is always kept.
+Within `retention` every named snapshot stays readable, and what was dropped can come back. Older ones are
+forgotten; then files that no version within the retention and no named version needs are deleted, and tables
+that no snapshot names any more (dropped, or renamed away) with their directories. The newest snapshot is
+always kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,11 +27,21 @@ class Upkeep:
     every_s: float = 600.0
 
 
-def tidy(lake: Lakehouse, position: Position, upkeep: Upkeep) -> int:
-    """One round; returns how many files were deleted. Safe to be killed at any step."""
-    oldest = position.ts - (upkeep.retention_hours * 60 * MINUTE_MS << LOGICAL_BITS)
-    lake.trim_snapshots(max(oldest, 0), {METADATA_KEY: position.to_json()})
+def tidy(
+    lake: Lakehouse,
+    position: Position,
+    upkeep: Upkeep,
+    kept: Callable[[int], Mapping[str, Sequence[int]]] = lambda since: {},
+) -> int:
+    """One round; returns how many files were deleted. Safe to be killed at any step.
+
+    `kept`: further versions to keep, by path, given the oldest ts within the retention.
+    """
+    oldest = max(0, position.ts - (upkeep.retention_hours * 60 * MINUTE_MS << LOGICAL_BITS))
+    lake.trim_snapshots(oldest, {METADATA_KEY: position.to_json()})
     named = lake.named_versions()
+    for path, versions in kept(oldest).items():
+        named.setdefault(path, []).extend(versions)
     deleted = 0
     for path in lake.slots():
         if path in named:

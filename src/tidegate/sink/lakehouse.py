@@ -160,9 +160,24 @@ class Lakehouse:
         batches = self.dataset(path).to_batches()
         self._overwrite(path, schema, (change(batch) for batch in batches))
 
-    def rename(self, source: str, target: str) -> None:
-        """Give the rows of one slot to another: the data files are linked, none is rewritten."""
-        held = self._open(source)
+    def replace(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """Put `batches` in the place of all rows, in one commit. They may come from the slot's own files."""
+        self._overwrite(path, schema, batches)
+
+    def rename(self, source: str, target: str, version: int | None = None) -> None:
+        """Give the rows of one slot to another: the data files are linked, none is rewritten.
+
+        `version` of the source, None: its newest. Fatal when files of an older one are deleted already.
+        """
+        held = self._open(source, version)
+        missing = [name for name in _files(held) if not (self.root / source / name).exists()]
+        if missing:
+            raise Fatal(
+                "rows that are to come back are deleted already",
+                where=f"{self.root / source / missing[0]}",
+                why="the table's version is older than the target's retention",
+                fix="start a new target directory; a longer --retention-hours keeps them",
+            )
         schema = pa.schema(held.schema())
         self.create(target, schema)
         for name in _files(held):

@@ -1,0 +1,77 @@
+"""Staged rows as the changes of one table: mapped from files, cut at the bounds, in the target's types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.consumer.assembler import Piece
+from tidegate.consumer.convert import Losses, TargetColumn, to_target
+from tidegate.consumer.definition import Definition
+from tidegate.consumer.net_effect import Changes
+from tidegate.consumer.source import read_staged
+
+
+def staged_changes(pieces: Sequence[Piece], known: Definition, time_zone: str, losses: Losses) -> Changes:
+    """The rows of the pieces in the target's types."""
+    meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
+    new, old = [], []
+    keys = known.keys or tuple(column.name for column in known.columns)
+    fields = {column.name: column for column in known.columns}
+    for piece in pieces:
+        batch = _within(read_staged(piece.segment), piece)
+        if batch.num_rows == 0:
+            continue
+        values = [
+            batch.column(name).to_numpy(zero_copy_only=False)
+            for name in ("_op", "_commit_ts", "_offset", "_seq")
+        ]
+        for column, array in zip(
+            meta, [*values, np.full(batch.num_rows, piece.segment.partition, np.int32)], strict=True
+        ):
+            column.append(array)
+        new.append(_image(batch, "n.", list(fields.values()), time_zone, losses))
+        old.append(_image(batch, "o.", [fields[key] for key in keys], time_zone, losses))
+    schema = pa.schema([(column.name, column.type) for column in known.columns])
+    key_schema = pa.schema([(key, fields[key].type) for key in keys])
+    kinds = (np.uint8, np.uint64, np.int64, np.int32, np.int32)
+    op, commit_ts, offset, seq, partition = (
+        np.concatenate(column) if column else np.zeros(0, kind)
+        for column, kind in zip(meta, kinds, strict=True)
+    )
+    return Changes(
+        op=op,
+        commit_ts=commit_ts,
+        partition=partition,
+        offset=offset,
+        seq=seq,
+        new=pa.Table.from_batches(new, schema),
+        old=pa.Table.from_batches(old, key_schema),
+    )
+
+
+def _within(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+    if piece.after < piece.segment.min_ts and piece.segment.max_ts <= piece.upto:
+        return batch
+    ts = batch.column("_commit_ts")
+    after, upto = pa.scalar(piece.after, pa.uint64()), pa.scalar(piece.upto, pa.uint64())
+    return batch.filter(pc.and_(pc.greater(ts, after), pc.less_equal(ts, upto)))
+
+
+def _image(
+    batch: pa.RecordBatch, prefix: str, columns: Sequence[TargetColumn], time_zone: str, losses: Losses
+) -> pa.RecordBatch:
+    names = set(batch.schema.names)
+    arrays = [
+        to_target(batch.column(prefix + column.name), column, time_zone, losses)
+        if prefix + column.name in names
+        else pa.nulls(batch.num_rows, column.type)
+        for column in columns
+    ]
+    return pa.RecordBatch.from_arrays(
+        arrays, schema=pa.schema([(column.name, column.type) for column in columns])
+    )

@@ -1,0 +1,261 @@
+"""DDL that moves rows without row events, on Delta tables: a real TiDB's partition jobs, RECOVER TABLE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.mounter.jobs import finished
+from tidegate.codec import ddl_header
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer.apply import Applier
+from tidegate.consumer.maintenance import Upkeep, tidy
+from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.errors import Fatal
+from tidegate.model.ddl import DdlEvent
+from tidegate.mounter.schema_store import SchemaStore
+
+RECOVER = 25
+
+
+def recorded(case: str) -> Iterator[tuple[str, list[DdlEvent]]]:
+    """Each finished job's statement and events."""
+    store = SchemaStore()
+    for job, _ in finished(case):
+        yield job.query, store.apply(job)
+
+
+def message(event: DdlEvent, header: bool = True) -> DdlMessage:
+    told = ddl_header.encode(event) if header else None
+    return DdlMessage(event.finished_ts, event.query, event.action, event.schema, event.table, told, 0)
+
+
+class Target:
+    """A target that DDLs and rows are applied to by hand."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.applier = Applier(root)
+
+    def ddl(self, *events: DdlEvent, header: bool = True) -> list[str]:
+        return self.applier.ddl([message(event, header) for event in events])
+
+    def put(self, name: tuple[str, str], ids: list[int]) -> None:
+        """Rows (id, v = id) into a table."""
+        table = self.applier.tables[name]
+        schema = table.definition.arrow_schema
+        columns = [
+            pa.array(ids if field.name != "_tidegate_rowid" else map(str, ids), field.type)
+            for field in schema
+        ]
+        self.applier.lake.append(table.path, pa.table(columns, schema=schema))
+        table.version = self.applier.lake.version(table.path)
+
+    def ids(self, name: tuple[str, str], column: str = "id") -> list[int]:
+        table = self.applier.tables[name]
+        return sorted(self.applier.lake.read(table.path, table.version)[column].to_pylist())
+
+    def publish(self, ts: int) -> Position:
+        position = Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(0, ts, ts)})
+        self.applier.publish(position)
+        return position
+
+    def restart(self) -> None:
+        self.applier.close()
+        self.applier = Applier(self.root)
+        self.applier.recover()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    made = Target(tmp_path / "target")
+    made.applier.recover()
+    yield made
+    made.applier.close()
+
+
+def test_partition_jobs_leave_the_rows_that_tidb_leaves(target: Target) -> None:
+    r, ex, h, n = (("d_part", name) for name in ("r", "ex", "h", "n"))
+    for query, events in recorded("partitions"):
+        match query.split(" partition")[0], query:
+            case _, "alter table r drop partition p0":
+                target.put(r, [0, 9, 10, 19, 20, 39])
+                target.ddl(*events)
+                assert target.ids(r) == [10, 19, 20, 39]
+            case _, "alter table r truncate partition p1":
+                target.ddl(*events)
+                assert target.ids(r) == [20, 39]
+            case _, "alter table r truncate partition p2, p3":
+                target.ddl(*events)
+                assert target.ids(r) == []
+            case "alter table r reorganize", _:
+                target.put(r, [11, 29, 31])
+                target.ddl(*events)
+                assert target.ids(r) == [11, 29, 31]
+            case _, "alter table r exchange partition p12 with table ex":
+                target.put(ex, [12, 13])
+                assert events[0].before is not None
+                target.ddl(*events)
+                assert target.ids(r) == [12, 13, 31]
+                assert target.ids(ex) == [11, 29]
+                assert (
+                    target.applier.tables[ex].definition.table_id
+                    == events[0].before["partition"]["definitions"][0]["id"]
+                ), "the plain table has the partition's id from now on"
+            case _, "alter table h add partition partitions 2":
+                target.put(h, [-5, 0, 1, 2])
+                target.ddl(*events)
+                assert target.ids(h) == [-5, 0, 1, 2]
+            case _, "truncate table r":
+                target.ddl(*events)
+                assert target.ids(r) == []
+            case _, "alter table r remove partitioning":
+                target.put(r, [1, 2])
+                target.ddl(*events)
+                assert target.ids(r) == [1, 2], "TiDB copies the rows to a new table id"
+                assert events[0].before is not None
+                assert target.applier.tables[r].definition.table_id != events[0].before["id"]
+            case "alter table n", _:
+                target.put(n, [1, 200])
+                target.ddl(*events)
+                assert target.ids(n) == [1, 200]
+            case _:
+                target.ddl(*events)
+    assert sorted(target.applier.tables) == [("d_part", "ex"), ("d_part", "n"), ("d_part", "r2")]
+    assert target.ids(("d_part", "r2")) == [1, 2]
+
+
+@pytest.fixture
+def jobs() -> dict[str, DdlEvent]:
+    """Recorded events of tables t1..., by statement."""
+    return {query: events[0] for query, events in recorded("partitions") if events}
+
+
+def recover(event: DdlEvent, ts: int, table: str) -> DdlEvent:
+    """What RECOVER TABLE or FLASHBACK TABLE .. TO sends for a table that `event` has dropped."""
+    after = event.before
+    assert after is not None
+    after = after | {"name": {"O": table, "L": table}}
+    return replace(
+        event, action=RECOVER, before=None, after=after, finished_ts=ts, table=table, query="recover table"
+    )
+
+
+@pytest.mark.parametrize("snapshots", [False, True], ids=["at once", "after snapshots, upkeep and a restart"])
+@pytest.mark.parametrize("name", ["r2", "back"])
+def test_a_recovered_table_is_as_it_was_dropped(
+    target: Target, jobs: dict[str, DdlEvent], name: str, snapshots: bool
+) -> None:
+    create = jobs["create table n (id int primary key, v int)"]
+    assert create.after is not None
+    target.ddl(create)
+    target.put(("d_part", "n"), [1, 2, 3])
+    drop = replace(
+        create,
+        action=4,
+        before=create.after,
+        after=None,
+        finished_ts=create.finished_ts + 10,
+        query="drop table n",
+    )
+    if snapshots:
+        target.publish(drop.finished_ts - 1)
+    target.ddl(drop)
+    if snapshots:
+        position = target.publish(drop.finished_ts + 1)
+        tidy(target.applier.lake, position, Upkeep(retention_hours=1), target.applier.dropped_versions)
+        target.restart()
+    assert ("d_part", "n") not in target.applier.tables
+    target.ddl(recover(drop, drop.finished_ts + 20, "n" if name == "r2" else name))
+    found = ("d_part", "n" if name == "r2" else name)
+    assert target.ids(found) == [1, 2, 3]
+    assert target.applier.tables[found].definition.table_id == create.after["id"]
+
+
+def test_a_truncated_table_can_come_back_beside_the_new_one(
+    target: Target, jobs: dict[str, DdlEvent]
+) -> None:
+    create = jobs["create table n (id int primary key, v int)"]
+    assert create.after is not None
+    target.ddl(create)
+    target.put(("d_part", "n"), [1, 2, 3])
+    truncate = replace(
+        create,
+        action=11,
+        before=create.after,
+        after=create.after | {"id": 999},
+        finished_ts=create.finished_ts + 10,
+    )
+    target.ddl(truncate)
+    target.put(("d_part", "n"), [7])
+    target.ddl(recover(truncate, truncate.finished_ts + 10, "old"))
+    assert target.ids(("d_part", "old")) == [1, 2, 3]
+    assert target.ids(("d_part", "n")) == [7]
+
+
+def refused(target: Target, event: DdlEvent, header: bool = True) -> Fatal:
+    before = {name: table.version for name, table in target.applier.tables.items()}
+    with pytest.raises(Fatal, match="a DDL cannot be replayed at the target") as caught:
+        target.ddl(event, header=header)
+    assert {name: table.version for name, table in target.applier.tables.items()} == before
+    assert event.query[:200] in caught.value.where
+    assert f"{event.schema}.{event.table} at ts {event.finished_ts}" in caught.value.where
+    assert "leave the table out with a [filter] rule" in caught.value.fix
+    assert "new target directory" in caught.value.fix
+    return caught.value
+
+
+def test_what_cannot_be_replayed_is_refused_before_anything_is_done(
+    target: Target, jobs: dict[str, DdlEvent]
+) -> None:
+    create = jobs[
+        "create table r (id int primary key, v int) partition by range (id) "
+        "(partition p0 values less than (10), partition p1 values less than (20))"
+    ]
+    drop = jobs["alter table r drop partition p0"]
+    exchange = jobs["alter table r exchange partition p12 with table ex"]
+    target.ddl(create)
+    target.put(("d_part", "r"), [1, 11])
+    assert drop.before is not None
+    by_key = drop.before | {"partition": drop.before["partition"] | {"type": 4}}
+    assert "KEY" in refused(target, replace(drop, before=by_key)).why
+    assert "one of the two is not at the target" in refused(target, exchange).why
+    assert "does not hold them" in refused(target, recover(drop, drop.finished_ts, "r")).why
+    for action, word in ((62, "FLASHBACK CLUSTER"), (63, "FLASHBACK DATABASE")):
+        assert word in refused(target, replace(drop, action=action)).why
+    assert target.ids(("d_part", "r")) == [1, 11]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "alter table d_part.r drop partition p0",
+        "ALTER TABLE `r` TRUNCATE PARTITION p0",
+        "ALTER TABLE `d_part`.`r` EXCHANGE PARTITION `p0` WITH TABLE `d_part`.`ex`",
+        "recover table r",
+        "flashback table r to r2",
+        "FLASHBACK CLUSTER TO TIMESTAMP '2020-01-01'",
+    ],
+)
+def test_without_the_header_the_text_is_enough_to_refuse(
+    target: Target, jobs: dict[str, DdlEvent], query: str
+) -> None:
+    event = replace(jobs["alter table r drop partition p0"], query=query)
+    assert "no header" in refused(target, event, header=False).why
+
+
+def test_a_recovered_table_whose_files_are_gone_says_so(target: Target, jobs: dict[str, DdlEvent]) -> None:
+    create = jobs["create table n (id int primary key, v int)"]
+    target.ddl(create)
+    target.put(("d_part", "n"), [1, 2, 3])
+    drop = replace(create, action=4, before=create.after, after=None, finished_ts=create.finished_ts + 10)
+    target.ddl(drop)
+    for file in (target.root / "d_part/n").glob("*.parquet"):
+        file.unlink()
+    with pytest.raises(Fatal, match="rows that are to come back are deleted") as caught:
+        target.ddl(recover(drop, drop.finished_ts + 20, "back"))
+    assert "retention" in caught.value.why
