@@ -40,8 +40,8 @@ NAME: Final = "bench"
 SLOTS: Final = 4
 FAR: Final = 1 << 62
 """A barrier beyond every ts."""
-WARM_BATCHES: Final = 12
-WARM_ROWS: Final = 5_000
+WARM_BATCHES: Final = 80
+WARM_ROWS: Final = 1_000
 """Rows of each micro-batch of the warm-up."""
 READY_S: Final = 120.0
 

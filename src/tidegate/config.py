@@ -189,7 +189,7 @@ class TidegateConfig:
     slots: int = 0
     """Transactional producers of the feed at most; 0: as many as Spark's task slots."""
     spark_master: str = "local[*]"
-    max_batch_bytes: int = 64 << 20
+    max_batch_bytes: int = 256 << 20
     """Raw bytes one micro-batch takes at most, over all spans."""
     retention: float = _setting(0.0, "duration")
     """Seconds that delivered segments are kept for replay."""

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.pipeline.feed import Barrier
-from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, ranges
+from tidegate.pipeline.offsets import HEAVY_BYTES, HEAVY_S, Offset, Range, advance, bound, pack, ranges, waits
 
 TOKEN = (3, 7)
 
@@ -35,6 +35,14 @@ def test_a_new_span_begins_after_its_start_and_a_removed_one_is_forgotten() -> N
     end = advance(start, Barrier(100, "ddl", {"new": 30}), {"new": 80, "ddl": 90}, everything)
     assert end.spans == {"new": 80}
     assert ranges(start, end, {"new": 30}) == [Range("new", 30, 80)]
+
+
+def test_a_batch_waits_for_more_only_under_heavy_load_and_for_a_bounded_time() -> None:
+    budget = 16 * HEAVY_BYTES
+    assert not waits(HEAVY_BYTES - 1, budget, 0.0)
+    assert waits(HEAVY_BYTES, budget, 0.0)
+    assert not waits(HEAVY_BYTES, budget, HEAVY_S)
+    assert not waits(budget, budget, 0.0)
 
 
 def test_an_offset_survives_the_way_through_json() -> None:

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tidegate.pipeline.feed import Barrier
 
 TOKEN = "token"
+HEAVY_BYTES: Final = 16 << 20
+"""A micro-batch of so much means a backlog, or hundreds of thousands of rows a second."""
+HEAVY_S: Final = 1.0
+"""Then so many seconds lie between two of them: each costs about 0.1 CPU seconds in the JVM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,14 @@ def advance(
         ends[span] = cut(span, after, upto) if upto > after else start.spans.get(span, start_ts)
     moved = any(ends[span] > max(start.spans.get(span, 0), barrier.spans[span]) for span in ends)
     return Offset(start.token, ends) if moved else start
+
+
+def waits(waiting_bytes: int, budget_bytes: int, since_s: float) -> bool:
+    """Whether a micro-batch had better wait for more rows, `since_s` seconds after the one before began.
+
+    Only under heavy load, where throughput counts, and never once a batch is full.
+    """
+    return HEAVY_BYTES <= waiting_bytes < budget_bytes and since_s < HEAVY_S
 
 
 def ranges(start: Offset, end: Offset, starts: Mapping[str, int]) -> list[Range]:

@@ -8,10 +8,11 @@ with the rest of the capture it shares only files, read anew at every call.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -20,10 +21,11 @@ from pyspark.sql.types import StructType
 
 from tidegate.eventstore import outlook
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, ranges
+from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, ranges, waits
 
 DESCRIPTOR = "span string, after long, upto long"
 START_FILE = "start.json"
+LOOK_AGAIN_S: Final = 0.1
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class EventReader(DataSourceStreamReader):
 
     def __init__(self, spec: Path, tasks: int) -> None:
         self._spec, self._tasks = FeedSpec.load(spec), tasks
+        self._batch_began = 0.0
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the driver found this incarnation to begin."""
@@ -63,8 +66,22 @@ class EventReader(DataSourceStreamReader):
         return found
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """As far as the spans may be delivered, within the batch's byte budget."""
-        store, after = self._spec.store_dir, Offset.from_json(start)
+        """As far as the spans may be delivered, within the batch's byte budget.
+
+        Under heavy load it waits for a fuller batch (`offsets.waits`).
+        """
+        after = Offset.from_json(start)
+        while True:
+            found, waiting = self._look(after)
+            since_s = time.monotonic() - self._batch_began
+            if not waits(waiting, self._spec.config.tidegate.max_batch_bytes, since_s):
+                self._batch_began = time.monotonic()
+                return found.to_json()
+            time.sleep(LOOK_AGAIN_S)
+
+    def _look(self, after: Offset) -> tuple[Offset, int]:
+        """The end of a batch as of now, and how many bytes wait in all."""
+        store = self._spec.store_dir
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
         # The frontier first: every row below it is in a manifest by then.
         frontier = outlook.read_frontier(store)
@@ -76,7 +93,7 @@ class EventReader(DataSourceStreamReader):
                 return since
             return outlook.cut(outlook.read_manifest(store, span), since, upto, budget)
 
-        return advance(after, barrier, frontier, cut).to_json()
+        return advance(after, barrier, frontier, cut), sum(sizes.values())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """The moved spans, packed into at most `tasks` tasks by their bytes."""

@@ -33,7 +33,8 @@ def keep_freed_memory() -> None:
 def serve(preload: Sequence[str]) -> None:
     """Load `preload` for the general worker only, freeze the heap, and hand over to Spark's own daemon."""
     if "pyspark.worker" in sys.argv[1:]:
-        for name in ("pyspark.worker", *preload):
+        # Arrow imports pandas, where there is one, at the first Python list it is given.
+        for name in ("pyspark.worker", "pandas", *preload):
             import_module(name)
         gc.collect()
         gc.freeze()
