@@ -2,7 +2,12 @@
 
 import pytest
 
-pytest_plugins = ["tests.fixtures.golden", "tests.fixtures.kafka", "tests.fixtures.upstream"]
+pytest_plugins = [
+    "tests.fixtures.golden",
+    "tests.fixtures.kafka",
+    "tests.fixtures.spark",
+    "tests.fixtures.upstream",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -62,6 +62,7 @@ PARTITION_RULES: Final = ("default", "table", "ts", "index-value", "rowid", "col
 INTEGRITY_LEVELS: Final = ("none", "correctness")
 CORRUPTION_LEVELS: Final = ("warn", "error")
 
+URI_FORM: Final = "write kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-protocol"
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 DURATION_UNITS: Final = MappingProxyType(
     {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -392,7 +393,7 @@ def parse_sink_uri(uri: str) -> SinkUri:
         _refuse_scheme(scheme)
     if "@" in parts.netloc:
         raise InvalidInput(
-            "A Kafka sink URI holds no user before the host.",
+            "A Kafka URI holds no user before the host.",
             where="sink URI",
             fix="give sasl-user, sasl-password and sasl-mechanism as parameters",
         )
@@ -400,10 +401,9 @@ def parse_sink_uri(uri: str) -> SinkUri:
     topic = unquote(parts.path).strip("/")
     if not hosts or not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
         raise InvalidInput(
-            "The sink URI names no broker." if not hosts else f"'{topic}' is not a Kafka topic name.",
+            "The URI names no broker." if not hosts else f"'{topic}' is not a Kafka topic name.",
             where="sink URI",
-            fix="write kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-protocol; a topic has 1 to 249 "
-            "of A-Z a-z 0-9 . _ -",
+            fix=f"{URI_FORM}; a topic has 1 to 249 of A-Z a-z 0-9 . _ -",
         )
     options = tuple((k, v) for k, v in parse_qsl(parts.query, keep_blank_values=True))
     for name, _ in options:
@@ -412,9 +412,11 @@ def parse_sink_uri(uri: str) -> SinkUri:
 
 
 def _refuse_scheme(scheme: str) -> None:
+    if not scheme:
+        raise InvalidInput("The URI has no scheme.", where="sink URI", fix=URI_FORM)
     known = scheme in SCHEMES_TO_COME
     raise InvalidInput(
-        f"Sink scheme '{scheme}' is not supported yet." if known else f"Unknown sink scheme '{scheme}'.",
+        f"Scheme '{scheme}' is not supported yet." if known else f"Unknown scheme '{scheme}'.",
         where="sink URI",
         fix=nearest(scheme, SCHEMES, label="supported"),
     )
@@ -696,7 +698,7 @@ def _check_protocol(name: str) -> None:
     if name in PROTOCOLS:
         return
     if not name:
-        what = "A Kafka sink needs a protocol."
+        what = "A Kafka topic needs a protocol."
     elif name in PROTOCOLS_TO_COME:
         what = f"Protocol '{name}' is not supported yet."
     else:

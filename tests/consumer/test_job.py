@@ -1,31 +1,40 @@
-"""The consumer as a process: real broker, real Spark, kill -9."""
+"""The consumer with a real broker and real Spark: kill -9, a broker that goes away, topics that are wrong."""
 
 from __future__ import annotations
 
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import SparkSession
 
 from tests.consumer.logs import BANK, differences, snapshots
 from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.topics import events_of, messages_of, publish
+from tests.fixtures.kafka import Broker
 from tidegate.codec.registry import codec_options
+from tidegate.consumer.job import Listener, Progress, Settings, run
 from tidegate.consumer.source import Offsets, Topic, check_retained
-from tidegate.errors import Fatal, InvalidInput
+from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
+from tidegate.model.message import Message
 from tidegate.sink import quarantine
 
 pytestmark = pytest.mark.integration
 SRC = Path(__file__).parents[2] / "src"
+LINE = 5
+"""The snapshot of the bank log up to which topics are written here."""
 
 
 def start(source: str, target: Path, *options: str) -> subprocess.Popen[str]:
@@ -60,10 +69,20 @@ def event(process: subprocess.Popen[str], wanted: str, timeout_s: float = 120) -
     return found
 
 
+def bank_messages(protocol: str = "open-protocol", extension: bool = True) -> list[tuple[int, Message]]:
+    """The bank log up to snapshot LINE as messages of three partitions."""
+    canal = {"enable-tidb-extension": True} if protocol == "canal-json" else {}
+    options = codec_options({"protocol": protocol} | canal)
+    found = list(messages_of(events_of(BANK, until=snapshots()[LINE].ts), options, 3))
+    if not extension:
+        plain = [(p, m, re.sub(rb',"_tidb":\{"commitTs":\d+\}', b"", m.value)) for p, m in found]
+        found = [(p, replace(m, value=value)) for p, m, value in plain if b'"_tidb"' not in value]
+    return found
+
+
 @pytest.fixture
 def bank_source(kafka: str, new_topic: Callable[..., str]) -> str:
-    topic, options = new_topic(3), codec_options({"protocol": "open-protocol"})
-    messages = list(messages_of(events_of(BANK, until=snapshots()[9].ts), options, 3))
+    topic, messages = new_topic(3), bank_messages()
     # One message that no decoder understands, in the middle of partition 1.
     middle = len(messages) // 2
     publish(kafka, topic, messages[:middle])
@@ -74,22 +93,84 @@ def bank_source(kafka: str, new_topic: Callable[..., str]) -> str:
     return f"kafka://{kafka}/{topic}?protocol=open-protocol"
 
 
+class Heard:
+    """A consumer in a thread of this process, and what its caller heard."""
+
+    def __init__(self, spark: SparkSession, settings: Settings) -> None:
+        self.warnings: list[TidegateError] = []
+        self.notes: list[str] = []
+        self.progress: list[Progress] = []
+        self.error: TidegateError | None = None
+        self.end: Progress | None = None
+        self._stop = threading.Event()
+        listener = Listener(
+            ready=self.progress.append,
+            report=self.progress.append,
+            warn=self.warnings.append,
+            note=self.notes.append,
+        )
+
+        def work() -> None:
+            try:
+                self.end = run(settings, self._stop.is_set, listener, spark)
+            except TidegateError as error:
+                self.error = error
+
+        self.thread = threading.Thread(target=work)
+        self.thread.start()
+
+    def until(self, true: Callable[[], object], what: str, seconds: float = 60) -> None:
+        deadline = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < deadline, f"{what}; heard {self.warnings}, {self.notes}, {self.error}"
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        self._stop.set()
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+
+@contextmanager
+def consumer(spark: SparkSession, source: str, target: Path, until: int | None = None) -> Iterator[Heard]:
+    """A consumer that ends with the block."""
+    settings = Settings(source, target, until=until, commit_s=0.2, commit_rows=500)
+    heard = Heard(spark, settings)
+    try:
+        yield heard
+    finally:
+        heard.stop()
+
+
+def ended(spark: SparkSession, source: str, target: Path, until: int | None) -> Heard:
+    """A consumer that has ended by itself."""
+    with consumer(spark, source, target, until) as heard:
+        heard.until(lambda: not heard.thread.is_alive(), "its end")
+    return heard
+
+
 @pytest.mark.slow
-def test_killed_at_random_moments_it_ends_equal_and_every_named_sum_is_right(
-    bank_source: str, tmp_path: Path
+def test_killed_and_interrupted_at_random_moments_it_ends_equal_and_every_named_sum_is_right(
+    bank_source: str, tmp_path: Path, spark: SparkSession
 ) -> None:
-    target, line, chance = tmp_path / "target", snapshots()[9], random.Random(7)
-    for _ in range(2):
-        process = start(bank_source, target, "--commit-interval", "0.05", "--commit-rows", "200")
+    target, line, chance = tmp_path / "target", snapshots()[LINE], random.Random(7)
+    for number in (signal.SIGKILL, signal.SIGINT):
+        process = start(bank_source, target, "--commit-interval", "0.05", "--commit-rows", "50")
         event(process, "ready")
-        time.sleep(chance.uniform(0.8, 4.0))
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    process = start(bank_source, target, "--until", str(line.ts), "--commit-rows", "2000")
-    event(process, "ready")
-    end = event(process, "stopped")
-    assert process.wait(30) == 0
-    assert end["ts"] == line.ts
+        if number == signal.SIGINT:
+            second = start(bank_source, target)
+            assert second.wait(60) == 2
+            assert second.stderr is not None
+            assert f"process {process.pid} holds its lock" in second.stderr.read()
+        else:
+            time.sleep(chance.uniform(0.3, 2.0))
+        process.send_signal(number)
+        if number == signal.SIGINT:
+            event(process, "stopped", 20)
+        assert process.wait(20) == (0 if number == signal.SIGINT else -number)
+    end = ended(spark, bank_source, target, line.ts).end
+    assert end is not None
+    assert end.ts == line.ts
     assert differences(target, line) == {}
     assert set(bank_sums(target)) == {TOTAL}
     bad = quarantine.read(target / "_tidegate" / "quarantine.jsonl")
@@ -97,26 +178,169 @@ def test_killed_at_random_moments_it_ends_equal_and_every_named_sum_is_right(
     assert bad[0]["where"]["partition"] == 1
 
 
-def test_it_ends_cleanly_on_sigterm_and_refuses_a_second_writer(bank_source: str, tmp_path: Path) -> None:
-    first = start(bank_source, tmp_path / "target")
-    event(first, "ready")
-    second = start(bank_source, tmp_path / "target")
-    assert second.wait(60) == 2
-    assert second.stderr is not None
-    assert "another consumer writes this target" in second.stderr.read()
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(20) == 0
+def test_an_undecodable_message_is_set_aside_with_its_place_and_the_rest_goes_on(
+    bank_source: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    target, line = tmp_path / "target", snapshots()[LINE]
+    heard = ended(spark, bank_source, target, line.ts)
+    assert differences(target, line) == {}
+    (warning,) = heard.warnings
+    (bad,) = quarantine.read(target / "_tidegate" / "quarantine.jsonl")
+    assert (bad["key"], bad["value"]) == (b"\x00key", b"\x00not open protocol")
+    assert "set aside" in warning.what
+    assert f"partition 1, offset {bad['where']['offset']}" in warning.where
+    assert warning.why == bad["why"] != ""
+    assert str(target / "_tidegate" / "quarantine.jsonl") in warning.fix
 
 
-def test_a_missing_topic_and_a_wrong_option_are_named(kafka: str, tmp_path: Path) -> None:
+def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
+    kafka_broker: Broker,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidegate.consumer.source.ADMIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("tidegate.consumer.job.BACK_OFF_S", (0.5,))
+    topic, messages, line = new_topic(3), bank_messages(), snapshots()[LINE]
+    middle = len(messages) // 2
+    publish(kafka_broker.bootstrap, topic, messages[:middle])
+    source = f"kafka://{kafka_broker.bootstrap}/{topic}?protocol=open-protocol"
+    with consumer(spark, source, tmp_path / "target", until=line.ts) as heard:
+        heard.until(lambda: heard.progress[-1:] and heard.progress[-1].rows, "the first rows")
+        kafka_broker.kill()
+        try:
+            heard.until(lambda: heard.warnings, "a warning")
+            heard.until(lambda: heard.progress[-1].trouble, "the trouble in the progress")
+        finally:
+            kafka_broker.start()
+        heard.until(lambda: heard.notes, "its recovery")
+        publish(kafka_broker.bootstrap, topic, messages[middle:])
+        heard.until(lambda: not heard.thread.is_alive(), "its end")
+    (warning,) = heard.warnings
+    assert isinstance(warning, Retryable)
+    assert (warning.what, warning.where) == ("the Kafka broker does not answer", kafka_broker.bootstrap)
+    assert "check that the broker runs" in warning.fix
+    assert f"topic {topic} is read again after" in heard.notes[0]
+    assert heard.end is not None
+    assert (heard.end.ts, heard.end.trouble) == (line.ts, "")
+    assert differences(tmp_path / "target", line) == {}
+
+
+def test_a_broker_that_is_down_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.consumer.job.START_S", 0.0)
+    monkeypatch.setattr("tidegate.consumer.source.ADMIN_TIMEOUT_S", 1.0)
+    settings = Settings("kafka://127.0.0.1:1/t?protocol=open-protocol", tmp_path / "target")
+    with pytest.raises(Retryable, match="does not answer") as caught:
+        run(settings, lambda: False, Listener())
+    assert caught.value.where == "127.0.0.1:1"
+    assert "check that the broker runs and that the address is right" in caught.value.fix
+
+
+def test_canal_json_without_the_extension_is_named_with_its_cure(
+    kafka: str, new_topic: Callable[..., str], tmp_path: Path, spark: SparkSession
+) -> None:
+    topic = new_topic(3)
+    publish(kafka, topic, bank_messages("canal-json", extension=False))
+    source = f"kafka://{kafka}/{topic}?protocol=canal-json"
+    with consumer(spark, source, tmp_path / "target") as heard:
+        heard.until(lambda: heard.warnings and heard.progress[-1].trouble, "a warning")
+    (warning,) = heard.warnings
+    assert "no watermarks" in warning.what
+    assert topic in warning.where
+    assert "without TiDB's extension" in warning.why
+    assert "enable-tidb-extension=true" in warning.fix
+    assert heard.progress[-1].trouble == warning.what
+    stopped = ended(spark, source, tmp_path / "target", until=snapshots()[LINE].ts)
+    assert isinstance(stopped.error, InvalidInput), "it must not wait for what can never come"
+    assert stopped.error.render() == warning.render()
+
+
+def test_the_wrong_protocol_is_refused_before_anything_is_set_aside(
+    bank_source: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    heard = ended(spark, bank_source.replace("open-protocol", "canal-json"), tmp_path / "target", None)
+    assert isinstance(heard.error, InvalidInput)
+    assert re.search("none of .* messages can be decoded as canal-json", heard.error.what)
+    assert "protocol=" in heard.error.fix
+    assert not (tmp_path / "target/_tidegate/quarantine.jsonl").exists()
+
+
+def test_topics_and_sources_that_cannot_be_read_are_named(kafka: str, new_topic: Callable[..., str]) -> None:
+    def refused(topic: str, options: str = "") -> str:
+        with pytest.raises(InvalidInput) as caught:
+            Offsets(Topic(f"kafka://{kafka}/{topic}?protocol=open-protocol{options}")).partitions()
+        return caught.value.render()
+
+    missing = refused("no-such-topic")
+    assert "the topic does not exist" in missing
+    assert f"topic no-such-topic at {kafka}" in missing
+    assert "a changefeed creates its topic when it starts" in missing
+    topic = new_topic(3)
+    assert "3 partitions, fewer than partition-num=5" in refused(topic, "&partition-num=5")
+    fewer = Topic(f"kafka://{kafka}/{topic}?protocol=open-protocol&partition-num=2")
+    assert Offsets(fewer).partitions() == [0, 1]
     with pytest.raises(InvalidInput, match="does not exist"):
-        Offsets(Topic(f"kafka://{kafka}/no-such-topic?protocol=open-protocol")).partitions()
-    with pytest.raises(InvalidInput):
-        Topic(f"kafka://{kafka}/t?protocol=open-protokol")
+        Offsets(Topic(f"kafka://{kafka}/no-such-topic?protocol=open-protocol")).ends([0])
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("bank", "The URI has no scheme"),
+        ("kafk://a/b?protocol=open-protocol", "did you mean 'kafka'?"),
+        ("mysql://a/b", "not supported yet"),
+        ("kafka://a/b", "add protocol=... to the source URI"),
+        ("kafka://a/b?protocol=open-protokol", "did you mean 'open-protocol'?"),
+        (
+            "kafka://a/b?protocol=canal-json&enable-tidb-extensio=true",
+            "did you mean 'enable-tidb-extension'?",
+        ),
+        ("kafka://a/b?protocol=open-protocol&enable-tidb-extension=true", "use protocol canal-json"),
+    ],
+)
+def test_a_wrong_source_is_refused_with_what_is_right(source: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        Topic(source)
+    assert words in caught.value.render()
+    assert caught.value.where == "source URI"
+    assert caught.value.fix
+
+
+def test_a_wrong_time_zone_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="no time zone 'Mars'") as caught:
+        Topic("kafka://a/b?protocol=open-protocol", "Mars")
+    assert caught.value.where == "--time-zone"
+
+
+def test_a_target_filled_from_another_number_of_partitions_is_not_touched(
+    kafka: str, new_topic: Callable[..., str], tmp_path: Path, spark: SparkSession
+) -> None:
+    topic, source = new_topic(3), f"kafka://{kafka}/%s?protocol=open-protocol"
+    publish(kafka, topic, bank_messages()[:200])
+    with consumer(spark, source % topic, tmp_path / "target") as heard:
+        heard.until(lambda: heard.progress[-1:] and heard.progress[-1].snapshots, "a snapshot")
+    again = ended(spark, (source % topic) + "&partition-num=2", tmp_path / "target", None)
+    assert isinstance(again.error, Fatal)
+    assert "has 2 partitions, the target was filled from 3" in again.error.what
+    assert "add partition-num=3 to --source" in again.error.fix
+    other = ended(spark, source % new_topic(3), tmp_path / "target", None)
+    assert isinstance(other.error, InvalidInput)
+    assert "the target belongs to another topic" in other.error.what
+
+
+def test_a_target_directory_that_cannot_be_made_is_refused() -> None:
+    settings = Settings("kafka://127.0.0.1:1/t?protocol=open-protocol", Path("/proc/no/target"))
+    with pytest.raises(InvalidInput, match="target directory cannot be used") as caught:
+        run(settings, lambda: False, Listener())
+    assert caught.value.where == "/proc/no/target"
+    assert "choose a --target directory" in caught.value.fix
 
 
 def test_messages_deleted_before_they_were_read_stop_it() -> None:
     topic = Topic("kafka://127.0.0.1:1/t?protocol=open-protocol")
     check_retained(topic, {0: 5}, {0: 5})
-    with pytest.raises(Fatal, match="no longer holds"):
+    with pytest.raises(Fatal, match="no longer holds") as caught:
         check_retained(topic, {0: 5}, {0: 6})
+    assert "partition 0: needed 5, oldest 6" in caught.value.where
+    assert "retention" in caught.value.why

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.consumer.logs import bank_topic, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
-from tidegate.spark.session import open_session
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +55,8 @@ def test_no_snapshot_says_so(target: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_spark_reads_the_same_rows(target: Path, tmp_path: Path) -> None:
-    spark = open_session("snapshots", "local[1]", tmp_path, "tidegate.consumer.daemon")
-    try:
-        for name, table in open_snapshot(target).tables.items():
-            assert table.to_spark(spark).count() == table.to_arrow().num_rows, name
-        accounts = open_snapshot(target).tables["bank.accounts"].to_spark(spark)
-        assert str(accounts.selectExpr("sum(balance)").first()[0]) == "3000000.0000"
-    finally:
-        spark.stop()
+def test_spark_reads_the_same_rows(target: Path, spark: SparkSession) -> None:
+    for name, table in open_snapshot(target).tables.items():
+        assert table.to_spark(spark).count() == table.to_arrow().num_rows, name
+    accounts = open_snapshot(target).tables["bank.accounts"].to_spark(spark)
+    assert str(accounts.selectExpr("sum(balance)").first()[0]) == "3000000.0000"

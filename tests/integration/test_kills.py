@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +13,7 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 
-from tests.fixtures.kafka import SERVICES
+from tests.fixtures.kafka import Broker
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.validators import validate
 from tidegate.consumer.snapshots import open_snapshot
@@ -28,30 +24,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 
 VICTIMS = ("driver", "puller", "worker", "server", "consumer", "broker", "upstream")
 KEYS = {"bank.accounts": ("id",), "bank.transfers": ("region", "id"), "bank.orders": ("id",)}
-
-
-class Broker:
-    """A Kafka of this test's own, to be killed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.bootstrap = self.start()
-
-    def start(self) -> str:
-        """Start it; after the first time on the same port with the same data."""
-        command = [SERVICES, "start", "kafka", "--dir", self.folder, "--json"]
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-        self.pid = json.loads(done.stdout)["kafka"]["pid"]
-        return str(json.loads(done.stdout)["kafka"]["bootstrap"])
-
-    def kill(self) -> None:
-        """kill -9, and start again."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.start()
-
-    def stop(self) -> None:
-        """End it."""
-        subprocess.run([SERVICES, "stop", "--dir", self.folder], check=True)
 
 
 @pytest.fixture
@@ -80,6 +52,7 @@ def strike(cluster: Cluster, broker: Broker, victim: str) -> None:
     """Kill one process and start again what nobody else restarts."""
     if victim == "broker":
         broker.kill()
+        broker.start()
         return
     if not cluster.kill(victim):
         return

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import sys
-from typing import Annotated
+import time
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.consumer.job import Progress
 
 app = typer.Typer(help="Read a topic back into a transactionally consistent target.", no_args_is_help=True)
 
@@ -37,20 +42,30 @@ def run(
     ] = "transaction",
     until: Annotated[
         int | None,
-        typer.Option(help="Apply everything up to this ts and nothing above, make it a snapshot, end."),
+        typer.Option(
+            min=1, help="Apply everything up to this ts and nothing above, make it a snapshot, end."
+        ),
     ] = None,
-    commit_interval: Annotated[float, typer.Option(help="Seconds between two commits at least.")] = 2.0,
-    commit_rows: Annotated[int, typer.Option(help="Row changes one commit takes at most, about.")] = 500_000,
+    commit_interval: Annotated[
+        float, typer.Option(min=0.0, help="Seconds between two commits at least.")
+    ] = 2.0,
+    commit_rows: Annotated[
+        int, typer.Option(min=1, help="Row changes one commit takes at most, about.")
+    ] = 500_000,
     time_zone: Annotated[str, typer.Option(help="Zone of the topic's TIMESTAMP texts: the feed's.")] = "UTC",
     old_values: Annotated[
         bool, typer.Option(help="--no-old-values when the topic's updates carry no old values.")
     ] = True,
-    retention_hours: Annotated[int, typer.Option(help="How long named snapshots stay readable.")] = 24,
+    retention_hours: Annotated[int, typer.Option(min=0, help="How long named snapshots stay readable.")] = 24,
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Apply a topic's rows and DDLs to Delta tables, exactly once, until stopped or --until is reached."""
-    from tidegate.consumer.job import Progress, Settings, run
+    """Apply a topic's rows and DDLs to Delta tables, exactly once, until stopped or --until is reached.
+
+    Prints one line when it runs and one at its end; on a terminal a live line in between, with --json one
+    line a second. Warnings and errors go to standard error.
+    """
+    from tidegate.consumer.job import Listener, Settings, run
     from tidegate.consumer.maintenance import Upkeep
     from tidegate.consumer.snapshots import target_directory
     from tidegate.consumer.watermark import Mode
@@ -58,17 +73,10 @@ def run(
     stopping: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: stopping.append(number))
-
-    def show(event: str, progress: Progress) -> None:
-        state = {"event": event, **dataclasses.asdict(progress)}
-        plain = f"{event}: " + ", ".join(
-            f"{name} {value}" for name, value in state.items() if name != "event"
-        )
-        print(json.dumps(state) if as_json else plain, flush=True)
-
+    if mode not in set(Mode):
+        raise typer.BadParameter(f"'{mode}' is not one of row, transaction", param_hint="--mode")
+    show = _JsonLines() if as_json else _Lines()
     try:
-        if mode not in set(Mode):
-            raise typer.BadParameter(f"'{mode}' is not one of row, transaction", param_hint="--mode")
         settings = Settings(
             source=source,
             target=target_directory(target),
@@ -81,16 +89,97 @@ def run(
             master=master,
             upkeep=Upkeep(retention_hours=retention_hours),
         )
-        end = run(
-            settings,
-            lambda progress: show("ready", progress),
-            lambda: bool(stopping),
-            report=lambda progress: show("progress", progress) if as_json else None,
-        )
-        show("stopped", end)
+        show.place = f"{settings.target}"
+        listener = Listener(ready=show.ready, report=show.report, warn=show.warn, note=show.note)
+        end = run(settings, lambda: bool(stopping), listener)
+        show.stopped(end)
     except TidegateError as error:
+        show.clear()
         print(error.render(), file=sys.stderr)
         raise typer.Exit(error.exit_code) from error
+
+
+class _Lines:
+    """For people: a line at the start and the end, a live one in between, warnings as they come."""
+
+    def __init__(self) -> None:
+        self.place = ""
+        self._live = sys.stderr.isatty()
+
+    def ready(self, progress: Progress) -> None:
+        at = f"goes on at snapshot {_moment(progress.ts)}" if progress.ts else "the target is new"
+        print(f"consumer ready: {self.place}, {at}", flush=True)
+
+    def report(self, progress: Progress) -> None:
+        if self._live:
+            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            print(
+                f"\r{status(progress, time.time_ns() // 1_000_000)[: width - 1]}\033[K",
+                end="",
+                file=sys.stderr,
+            )
+            sys.stderr.flush()
+
+    def warn(self, error: TidegateError) -> None:
+        self.note(f"warning: {error.render()}")
+
+    def note(self, text: str) -> None:
+        self.clear()
+        print(text, file=sys.stderr, flush=True)
+
+    def stopped(self, progress: Progress) -> None:
+        self.clear()
+        at = f"at snapshot {_moment(progress.ts)}" if progress.ts else "before any snapshot"
+        print(f"consumer stopped {at}: {_counts(progress)}", flush=True)
+
+    def clear(self) -> None:
+        """Take the live line away."""
+        if self._live:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+class _JsonLines(_Lines):
+    """For programs: every event a JSON object on standard output; warnings go to standard error, as text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._live = False
+
+    def ready(self, progress: Progress) -> None:
+        self._say("ready", progress)
+
+    def report(self, progress: Progress) -> None:
+        self._say("progress", progress)
+
+    def stopped(self, progress: Progress) -> None:
+        self._say("stopped", progress)
+
+    def _say(self, event: str, progress: Progress) -> None:
+        print(json.dumps({"event": event, **dataclasses.asdict(progress)}), flush=True)
+
+
+def status(progress: Progress, now_ms: int) -> str:
+    """The live line."""
+    from tidegate.model.timestamp import physical_ms
+
+    parts = ["no snapshot yet"]
+    if progress.ts:
+        behind = max(0, now_ms - physical_ms(progress.ts)) / 1000
+        parts = [f"snapshot {progress.ts}", f"{behind:.1f} s behind"]
+    parts.append(_counts(progress))
+    parts += [f"{progress.waiting_rows:,} rows wait"] if progress.waiting_rows else []
+    return (f"{progress.trouble} | " if progress.trouble else "") + ", ".join(parts)
+
+
+def _counts(progress: Progress) -> str:
+    text = f"{progress.rows:,} row changes and {progress.ddls:,} DDLs in {progress.snapshots:,} snapshots"
+    return text + (f", {progress.quarantined:,} messages set aside" if progress.quarantined else "")
+
+
+def _moment(ts: int) -> str:
+    from tidegate.model.timestamp import readable
+
+    return f"{ts} ({readable(ts)})"
 
 
 if __name__ == "__main__":

@@ -13,6 +13,10 @@ here is the schedule and the cores: ranges of any number of partitions on any nu
 is the driver alone, under the target's lock: when it dies no task can write after it.
 
 While the driver writes, the next ranges are already being fetched (one job ahead, never more).
+
+When the broker does not answer, the consumer says so once, asks again with growing pauses, and goes on where
+it was. What fails for another reason is given up after as many attempts. What never fails and yet leads
+nowhere is `suspicion`'s part.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,8 +40,9 @@ from tidegate.consumer.flow import Flow
 from tidegate.consumer.maintenance import Upkeep, tidy
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Offsets, Range, Topic, check_retained, fetch
+from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.watermark import Mode
-from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
+from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError, Undecodable
 from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
 from tidegate.spark.session import open_session
@@ -52,7 +58,13 @@ POLL_S: Final = 0.05
 REPORT_S: Final = 1.0
 """How often `report` is called at most."""
 BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
-"""Pauses between attempts while the broker does not answer; the last one repeats."""
+"""Pauses between attempts while something fails; the last one repeats."""
+GIVE_UP_S: Final = 8.0
+"""How long an error that is not Retryable is given to pass before it ends the run."""
+START_S: Final = 30.0
+"""How long the broker is asked at the start before the error goes to the user."""
+JVM_LOG: Final = "_tidegate/spark.log"
+"""Below the target: what the JVM and its workers print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,28 +104,49 @@ class Progress:
     ddls: int
     quarantined: int
     trouble: str
+    """Why nothing moves, in words; empty when nothing is known to be wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What a caller wants to hear; called by the driver's loop, so that each call should be short."""
+
+    ready: Callable[[Progress], None] = lambda progress: None
+    """Once, when the loop begins."""
+    report: Callable[[Progress], None] = lambda progress: None
+    """About every second."""
+    warn: Callable[[TidegateError], None] = lambda error: None
+    """Each trouble once, when it begins."""
+    note: Callable[[str], None] = lambda text: None
+    """A trouble is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """One round of fetching."""
+
+    ends: Mapping[int, int]
+    """Where each partition that was asked for ended when the round began."""
+    fetched: list[Fetched]
 
 
 def run(
-    settings: Settings,
-    ready: Callable[[Progress], None],
-    stop: Callable[[], bool],
-    spark: SparkSession | None = None,
-    report: Callable[[Progress], None] = lambda progress: None,
+    settings: Settings, stop: Callable[[], bool], listener: Listener, spark: SparkSession | None = None
 ) -> Progress:
-    """Consume until `stop()` or `settings.until`; `ready` is called once the loop runs, `report` each second.
+    """Consume until `stop()` or `settings.until`.
 
     `spark`: a session to use; None starts one and ends it. Raises InvalidInput for a wrong source or target,
-    Fatal when going on would make the target wrong.
+    and for a topic that can never bring the target to `settings.until`; Retryable when the broker does not
+    answer at the start, or Spark fails; Fatal when going on would make the target wrong.
     """
     topic = Topic(settings.source, settings.time_zone)
     with target_lock(settings.target), _staging(settings.target) as staging:
-        consumer = Consumer(settings, topic, staging)
+        consumer = Consumer(settings, topic, staging, stop, listener)
         try:
-            if not consumer.done:
+            if not consumer.done and not stop():
                 with nullcontext(spark) if spark is not None else _spark(topic, settings, staging) as session:
-                    ready(consumer.progress())
-                    consumer.loop(session, stop, report)
+                    listener.ready(consumer.progress())
+                    consumer.loop(session)
             return consumer.progress()
         finally:
             consumer.close()
@@ -122,40 +155,50 @@ def run(
 class Consumer:
     """The driver's side: asks, lets tasks fetch, applies, publishes."""
 
-    def __init__(self, settings: Settings, topic: Topic, staging: Path) -> None:
+    def __init__(
+        self, settings: Settings, topic: Topic, staging: Path, stop: Callable[[], bool], listener: Listener
+    ) -> None:
         self._settings, self._topic, self._staging = settings, topic, staging
+        self._stop, self._listener = stop, listener
         self._applier = Applier(settings.target, settings.time_zone, settings.trust_inserts)
         self._offsets = Offsets(topic)
         file = settings.target / "_tidegate" / "quarantine.jsonl"
-        self._quarantine, self._known_bad = Quarantine(file), _known_bad(file)
-        self._trouble, self._failures = "", 0
+        self._quarantine, self._known_bad, self._bad_file = Quarantine(file), _known_bad(file), file
+        self._trouble, self._failures, self._failing_since = "", 0, 0.0
+        self._told_bad = self._told_failure = False
+        self._doubtful_since: float | None = None
         position = self._start()
         ddl_partition = 0 if topic.options.protocol == CANAL_JSON else None
         self._flow = Flow(position, settings.mode, ddl_partition, settings.until)
         self._committer = Committer(
             self._flow, self._applier, position, settings.commit_rows, settings.idle_s
         )
-        self._applied_at = self._tidied_at = time.monotonic()
+        self._applied_at = self._tidied_at = self._reported_at = time.monotonic()
+        known = {number: part.watermark for number, part in position.partitions.items()}
+        self._suspicion = Suspicion(topic.name, position.protocol, known, settings.until, self._applied_at)
 
-    def loop(self, spark: SparkSession, stop: Callable[[], bool], report: Callable[[Progress], None]) -> None:
+    def loop(self, spark: SparkSession) -> None:
         """Fetch and apply until done or told to stop."""
-        reported = time.monotonic()
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as ahead:
             coming = ahead.submit(self._fetch, spark, self._flow.wanted())
-            while not self.done and not stop():
-                fetched = self._arrived(coming)
-                self._take(fetched)
-                coming = ahead.submit(self._fetch, spark, self._flow.wanted())
-                if self._due():
-                    self._applied_at = time.monotonic()
-                    self._committer.commit(self._applied_at)
-                    self._tidy()
-                elif not fetched:
-                    time.sleep(POLL_S)
-                if time.monotonic() - reported >= REPORT_S:
-                    reported = time.monotonic()
-                    report(self.progress())
-            coming.cancel()
+            try:
+                while not self.done and not self._stop():
+                    news = self._arrived(coming)
+                    if news is not None:
+                        self._take(news)
+                    if self._stop():
+                        break
+                    coming = ahead.submit(self._fetch, spark, self._flow.wanted())
+                    if self._due():
+                        self._applied_at = time.monotonic()
+                        self._committer.commit(self._applied_at)
+                        self._tidy()
+                    elif news is not None and not news.fetched:
+                        time.sleep(POLL_S)
+                    self._report()
+            finally:
+                coming.cancel()
+                spark.sparkContext.cancelAllJobs()
 
     @property
     def done(self) -> bool:
@@ -165,6 +208,7 @@ class Consumer:
     def progress(self) -> Progress:
         """For status lines."""
         stats, flow = self._applier.stats, self._flow
+        signs = "; ".join(sign.what for sign in self._suspicion.standing.values())
         return Progress(
             ts=self._committer.position.ts,
             watermark=flow.watermarks.lowest,
@@ -173,7 +217,7 @@ class Consumer:
             snapshots=stats.snapshots,
             ddls=stats.ddls,
             quarantined=len(self._known_bad),
-            trouble=self._trouble,
+            trouble=self._trouble or signs,
         )
 
     def close(self) -> None:
@@ -185,8 +229,8 @@ class Consumer:
     def _start(self) -> Position:
         """Where to go on: the target's own position, or the topic's beginning."""
         held = self._applier.recover()
-        partitions = _patiently(self._offsets.partitions)
-        first = _patiently(lambda: self._offsets.first(partitions))
+        partitions = self._patiently(self._offsets.partitions)
+        first = self._patiently(lambda: self._offsets.first(partitions))
         if held is None:
             begin = {p: PartitionPosition(first[p], 0, 0) for p in partitions}
             return Position(
@@ -196,53 +240,134 @@ class Consumer:
         check_retained(self._topic, {p: held.partitions[p].offset for p in partitions}, first)
         return held
 
-    def _fetch(self, spark: SparkSession, wanted: Mapping[int, int]) -> list[Fetched]:
+    def _patiently(self, ask: Callable[[], T]) -> T:
+        """Ask the broker at the start: for `START_S`, then the error goes to the user."""
+        began = time.monotonic()
+        while True:
+            try:
+                answer = ask()
+            except Retryable as error:
+                if self._stop() or time.monotonic() - began > START_S:
+                    raise
+                self._failed(error)
+            else:
+                self._recovered()
+                return answer
+
+    def _fetch(self, spark: SparkSession, wanted: Mapping[int, int]) -> News:
         """One Spark job: every partition with news, one task each. Runs beside the writing driver."""
         ends = self._offsets.ends(list(wanted))
+        _check_whole(self._topic, wanted, ends)
         ranges = [Range(p, start, ends[p]) for p, start in wanted.items() if start < ends[p]]
         if not ranges:
-            return []
+            return News(ends, [])
         topic, staging = self._topic, self._staging
 
         def task(wanted: Range) -> Fetched:
             return fetch(topic, wanted, staging)
 
-        return list(spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect())
+        return News(ends, list(spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect()))
 
-    def _arrived(self, coming: Future[list[Fetched]]) -> list[Fetched]:
-        try:
-            fetched = coming.result()
-        except (
-            Exception
-        ) as error:  # whatever a broker, a worker or the JVM died of: asked again, then given up
-            self._trouble = error.what if isinstance(error, TidegateError) else str(error)[:500]
-            self._failures += 1
-            if not isinstance(error, Retryable) and self._failures > len(BACK_OFF_S):
-                raise
-            time.sleep(BACK_OFF_S[min(self._failures, len(BACK_OFF_S)) - 1])
-            return []
-        self._failures = 0
-        self._trouble = "; ".join(part.trouble for part in fetched if part.trouble)
-        return fetched
+    def _arrived(self, coming: Future[News]) -> News | None:
+        """What the round brought; None when it failed, after a pause, or when it is time to stop."""
+        while True:
+            try:
+                news = coming.result(timeout=0.1)
+                break
+            except NotYet:
+                if self._stop():
+                    return None
+                self._report()
+            except Exception as error:  # whatever a broker, a worker or the JVM died of
+                self._failed(_translated(error, self._settings.target))
+                self._suspicion.unreachable(time.monotonic())
+                return None
+        silent = next((part.trouble for part in news.fetched if part.trouble), "")
+        if silent:
+            # What came all the same is taken; the rest is asked for again after a pause.
+            self._failed(self._offsets.unreachable(silent))
+            self._suspicion.unreachable(time.monotonic())
+        else:
+            self._recovered()
+        return news
 
-    def _take(self, fetched: list[Fetched]) -> None:
-        for part in fetched:
-            bad = [message for message in part.bad if (part.partition, message.offset) not in self._known_bad]
-            self._known_bad |= {(part.partition, message.offset) for message in bad}
-            self._quarantine.append(
-                {
-                    "where": {
-                        "topic": self._topic.name,
-                        "partition": part.partition,
-                        "offset": message.offset,
-                    },
-                    "why": message.why,
-                    "key": message.key,
-                    "value": message.value,
-                }
-                for message in bad
+    def _failed(self, error: TidegateError) -> None:
+        """An attempt failed: say so once, and wait. Raises what a few more attempts have not mended.
+
+        What a further attempt seldom mends is not told before: right after its start a broker may say that
+        a topic is missing, or shorter than it is.
+        """
+        now = time.monotonic()
+        self._failing_since = self._failing_since if self._failures else now
+        if isinstance(error, Retryable) and not self._told_failure:
+            self._told_failure = True
+            self._listener.warn(error)
+        self._failures += 1
+        self._trouble = error.what
+        if isinstance(error, Retryable):
+            self._doubtful_since = None
+        else:
+            self._doubtful_since = now if self._doubtful_since is None else self._doubtful_since
+            if now - self._doubtful_since >= GIVE_UP_S:
+                raise error
+        until = now + BACK_OFF_S[min(self._failures, len(BACK_OFF_S)) - 1]
+        while time.monotonic() < until and not self._stop():
+            time.sleep(POLL_S)
+            self._report()
+
+    def _recovered(self) -> None:
+        if self._told_failure:
+            seconds = time.monotonic() - self._failing_since
+            self._listener.note(f"topic {self._topic.name} is read again after {seconds:.0f} s")
+        self._failures, self._trouble, self._told_failure, self._doubtful_since = 0, "", False, None
+
+    def _report(self) -> None:
+        if time.monotonic() - self._reported_at >= REPORT_S:
+            self._reported_at = time.monotonic()
+            self._listener.report(self.progress())
+
+    def _take(self, news: News) -> None:
+        now = time.monotonic()
+        at_end = [p for p, end in news.ends.items() if self._reached(p, news) >= end]
+        self._suspicion.saw(news.fetched, at_end, now)
+        signs = self._suspicion.news(now)
+        hopeless = self._suspicion.hopeless
+        if hopeless is not None and (self._settings.until is not None or self._suspicion.unreadable):
+            raise hopeless
+        for sign in signs:
+            self._listener.warn(sign)
+        for part in news.fetched:
+            self._set_aside(part)
+        self._flow.take(news.fetched)
+
+    def _reached(self, partition: int, news: News) -> int:
+        read = [part.next_offset for part in news.fetched if part.partition == partition]
+        return max([self._flow.next_offsets()[partition], *read])
+
+    def _set_aside(self, part: Fetched) -> None:
+        """Keep messages that nobody can decode, with their bytes and where they stood."""
+        bad = [message for message in part.bad if (part.partition, message.offset) not in self._known_bad]
+        self._known_bad |= {(part.partition, message.offset) for message in bad}
+        where = {"topic": self._topic.name, "partition": part.partition}
+        self._quarantine.append(
+            {
+                "where": where | {"offset": message.offset},
+                "why": message.why,
+                "key": message.key,
+                "value": message.value,
+            }
+            for message in bad
+        )
+        if bad and not self._told_bad:
+            self._told_bad = True
+            self._listener.warn(
+                Undecodable(
+                    "a message cannot be decoded and is set aside; the rest goes on",
+                    where=f"topic {self._topic.name}, partition {part.partition}, offset {bad[0].offset}",
+                    why=bad[0].why,
+                    fix=f"its bytes, and those of any further one, are in {self._bad_file}",
+                )
             )
-        self._flow.take(fetched)
 
     def _due(self) -> bool:
         now, flow, settings = time.monotonic(), self._flow, self._settings
@@ -257,7 +382,8 @@ class Consumer:
             time.monotonic() - self._tidied_at >= self._settings.upkeep.every_s
             and not self._committer.unpublished
         ):
-            tidy(self._applier.lake, self._committer.position, self._settings.upkeep)
+            applier = self._applier
+            tidy(applier.lake, self._committer.position, self._settings.upkeep, applier.dropped_versions)
             self._tidied_at = time.monotonic()
 
 
@@ -266,14 +392,30 @@ def _known_bad(file: Path) -> set[tuple[int, int]]:
     return {(entry["where"]["partition"], entry["where"]["offset"]) for entry in quarantine.read(file)}
 
 
-def _patiently(ask: Callable[[], T]) -> T:
-    """Ask the broker at the start: a few attempts, then the error goes to the user."""
-    for pause in BACK_OFF_S:
-        try:
-            return ask()
-        except Retryable:
-            time.sleep(pause)
-    return ask()
+def _translated(error: Exception, target: Path) -> TidegateError:
+    """Spark's and the JVM's errors as one of ours."""
+    if isinstance(error, TidegateError):
+        return error
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return Fatal(
+        "Spark cannot read the topic",
+        where=f"its log is {target / JVM_LOG}",
+        why=f"{type(error).__name__}: {' '.join(lines[:3])[:500]}",
+        fix="start the consumer again: it goes on where the target stands",
+    )
+
+
+def _check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
+    """Fatal when a partition ends before what has been read of it."""
+    short = [p for p, offset in wanted.items() if ends[p] < offset]
+    if short:
+        raise Fatal(
+            "the topic ends before what the target has read of it",
+            where=f"topic {topic.name}, partition {short[0]}: read to {wanted[short[0]]}, "
+            f"it ends at {ends[short[0]]}",
+            why="the topic was deleted and created again, or its broker has lost data",
+            fix="start a new target directory from a new changefeed",
+        )
 
 
 def _check_same(held: Position, topic: Topic, partitions: list[int], settings: Settings) -> None:
@@ -286,10 +428,11 @@ def _check_same(held: Position, topic: Topic, partitions: list[int], settings: S
         )
     if sorted(held.partitions) != partitions:
         raise Fatal(
-            "the topic's partitions changed",
-            where=f"topic {topic.name}",
-            why=f"the target knows {len(held.partitions)}, the topic has {len(partitions)}",
-            fix="start a new target; a topic must keep its partitions while it is consumed",
+            f"the topic has {len(partitions)} partitions, the target was filled from {len(held.partitions)}",
+            where=f"topic {topic.name}, target {settings.target}",
+            why="partitions were added, or the topic was deleted and created again",
+            fix=f"add partition-num={len(held.partitions)} to --source if the changefeed still writes only "
+            "those; else start a new target directory from a new changefeed",
         )
     if settings.until is not None and settings.until < held.ts:
         raise InvalidInput(
@@ -315,7 +458,10 @@ def _staging(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _spark(topic: Topic, settings: Settings, staging: Path) -> Iterator[SparkSession]:
-    spark = open_session(f"tidegate consumer {topic.name}", settings.master, staging / "spark", DAEMON)
+    log = settings.target / JVM_LOG
+    spark = open_session(
+        f"tidegate consumer {topic.name}", settings.master, staging / "spark", DAEMON, log=log
+    )
     try:
         yield spark
     finally:

@@ -12,10 +12,12 @@ its task with what it has.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +25,15 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tidegate.codec import registry
-from tidegate.codec.base import BadMessage, CodecOptions, DdlMessage, Decoded, DecodedTable, Decoder
+from tidegate.codec.base import (
+    CANAL_JSON,
+    BadMessage,
+    CodecOptions,
+    DdlMessage,
+    Decoded,
+    DecodedTable,
+    Decoder,
+)
 from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri
 from tidegate.consumer.assembler import Segment
 from tidegate.errors import Fatal, InvalidInput, Retryable
@@ -32,7 +42,8 @@ from tidegate.sink.kafka import client_settings
 MAX_BYTES: Final = 48 << 20
 CONSUME_MESSAGES: Final = 10_000
 STALL_S: Final = 5.0
-ADMIN_TIMEOUT_S: Final = 10.0
+ADMIN_TIMEOUT_S: Final = 4.0
+"""How long the broker may take for an answer: short, since whoever wants to end waits for it too."""
 META: Final = ("_op", "_commit_ts", "_offset", "_seq")
 """First columns of a staged batch; then `n.NAME` of the after image and `o.NAME` of the before image."""
 
@@ -58,6 +69,8 @@ class Fetched:
     """(ts, offset), in offset order."""
     ddls: tuple[DdlMessage, ...] = ()
     bad: tuple[BadMessage, ...] = ()
+    plain: bool = False
+    """Canal-json without TiDB's extension: nothing in it can be a watermark."""
     trouble: str = ""
     """Why the broker gave nothing, when it did not; the range stays to be read."""
 
@@ -68,15 +81,19 @@ class Topic:
     def __init__(self, text: str, time_zone: str = "UTC") -> None:
         """Raises InvalidInput for a wrong URI, protocol or option."""
         self.text, self.time_zone = text, time_zone
-        self.uri: SinkUri = parse_sink_uri(text)
-        self.config: ReplicaConfig = load_config(None, self.uri)
+        check_zone(time_zone)
+        with _about_the_source():
+            self.uri: SinkUri = parse_sink_uri(text)
+            self.config: ReplicaConfig = load_config(None, self.uri)
+            self.options: CodecOptions = registry.codec_options(self._codec_settings())
+
+    def _codec_settings(self) -> dict[str, str | int | bool]:
         codec = self.config.sink.kafka_config.codec_config
-        settings: dict[str, str | int | bool] = {
+        return {
             "protocol": self.config.sink.protocol,
-            "time-zone": time_zone,
+            "time-zone": self.time_zone,
             "enable-tidb-extension": codec.enable_tidb_extension,
         }
-        self.options: CodecOptions = registry.codec_options(settings)
 
     def __reduce__(self) -> tuple[type[Topic], tuple[str, str]]:
         return Topic, (self.text, self.time_zone)
@@ -99,29 +116,59 @@ class Topic:
         }
 
 
+@contextmanager
+def _about_the_source() -> Iterator[None]:
+    """The settings of a feed's sink are read by the same code: say that it is the source that is wrong."""
+    try:
+        yield
+    except InvalidInput as error:
+        fix = error.fix.replace("sink URI", "source URI")
+        raise InvalidInput(error.what, where="source URI", why=error.why, fix=fix) from None
+
+
+def check_zone(name: str) -> None:
+    """Raises InvalidInput unless it is a time zone of this machine's database."""
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise InvalidInput(
+            f"there is no time zone '{name[:100]}'",
+            where="--time-zone",
+            why="it is not in this machine's time zone database",
+            fix="use a name such as UTC or Asia/Shanghai: the one the changefeed writes TIMESTAMPs in",
+        ) from None
+
+
 class Offsets:
     """The topic's partitions and their ends, asked of the broker by the driver."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
+        self._where = f"topic {topic.name} at {topic.uri.bootstrap}"
         self._admin = AdminClient(client_settings(topic.uri, topic.config.sink.kafka_config))
 
     def partitions(self) -> list[int]:
-        """The topic's partition numbers; InvalidInput: no such topic; Retryable: no broker."""
+        """The partitions to read: all, or the first `partition-num` of the URI.
+
+        Raises InvalidInput when there is no such topic or it has fewer, Retryable when no broker answers.
+        """
         try:
             found = self._admin.list_topics(self._topic.name, timeout=ADMIN_TIMEOUT_S).topics[
                 self._topic.name
             ]
         except KafkaException as error:
-            raise self._unreachable(error) from error
+            raise self.unreachable(error.args[0].str()) from error
         if found.error is not None or not found.partitions:
+            raise self._missing()
+        wanted = self._topic.config.sink.kafka_config.partition_num
+        if len(found.partitions) < wanted:
             raise InvalidInput(
-                "the topic does not exist",
-                where=f"topic {self._topic.name} at {self._topic.uri.bootstrap}",
-                why=str(found.error),
-                fix="check the name in --source; the changefeed creates the topic when it starts",
+                f"the topic has {len(found.partitions)} partitions, fewer than partition-num={wanted}",
+                where=self._where,
+                why="the source URI asks for more than there are",
+                fix="leave partition-num out, or check that it is the topic the changefeed writes",
             )
-        return sorted(found.partitions)
+        return sorted(found.partitions)[: wanted or None]
 
     def first(self, partitions: Sequence[int]) -> dict[int, int]:
         """The oldest offset of each partition that is still there."""
@@ -139,14 +186,25 @@ class Offsets:
             )
             return {at.partition: future.result().offset for at, future in asked.items()}
         except KafkaException as error:
-            raise self._unreachable(error) from error
+            if error.args[0].code() in (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART):
+                self.partitions()  # raises when it is the topic that is gone
+            raise self.unreachable(error.args[0].str()) from error
 
-    def _unreachable(self, error: KafkaException) -> Retryable:
+    def _missing(self) -> InvalidInput:
+        return InvalidInput(
+            "the topic does not exist",
+            where=self._where,
+            why="the broker knows no topic of this name",
+            fix="check the topic's name; a changefeed creates its topic when it starts",
+        )
+
+    def unreachable(self, why: str) -> Retryable:
+        """The broker does not answer, or does not give what it has."""
         return Retryable(
             "the Kafka broker does not answer",
             where=self._topic.uri.bootstrap,
-            why=str(error.args[0]),
-            fix="check that the broker runs and the address is right; the consumer goes on by itself",
+            why=why,
+            fix="check that the broker runs and that the address is right",
         )
 
 
@@ -197,8 +255,21 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
         resolved=tuple(decoded.resolved),
         ddls=tuple(decoded.ddls),
         bad=tuple(decoded.bad),
+        plain=is_plain(topic.options.protocol, values, decoded),
         trouble=taken.trouble,
     )
+
+
+def is_plain(protocol: str, values: Sequence[bytes | None], decoded: Decoded) -> bool:
+    """Whether canal-json rows or DDLs were written without TiDB's extension; told by the first message.
+
+    A member `_tidb` cannot stand inside a text of the message: its quotes would be escaped there.
+    """
+    if protocol != CANAL_JSON or decoded.resolved or not (decoded.rows or decoded.ddls):
+        return False
+    bad = {message.value for message in decoded.bad}
+    first = next((value for value in values if value is not None and value not in bad), b"")
+    return b'"_tidb":' not in first
 
 
 def _reader(topic: Topic) -> tuple[Consumer, Decoder]:

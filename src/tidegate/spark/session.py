@@ -6,15 +6,20 @@ A setting stands here only if Spark's semantics need it or an interleaved A/B ru
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 import tidegate
+from tidegate.errors import Retryable
 from tidegate.java import spark_java_home
 
 ALWAYS: Final = {
@@ -66,10 +71,13 @@ def open_session(
     daemon: str,
     driver_memory: str = "512m",
     trial: Mapping[str, str] = MappingProxyType({}),
+    log: Path | None = None,
 ) -> SparkSession:
     """Start Spark with its temporary files under `work_dir`. Takes 5-10 s and 0.5 GB.
 
     `daemon`: the module that starts its Python workers. `trial`: settings of an A/B run, laid over ours.
+    `log`: where the JVM and its workers print; None: where this process prints its errors. The handler of
+    SIGINT stays the caller's. Raises Retryable when the JVM does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     os.environ["JAVA_HOME"] = str(spark_java_home(work_dir))
@@ -93,4 +101,34 @@ def open_session(
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        with _errors_to(log):
+            return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise Retryable(
+            "Spark's JVM does not start",
+            where=str(log or work_dir),
+            why=" ".join(str(error).split())[:500],
+            fix="see the log; check JAVA_HOME and that half a GB of memory is free",
+        ) from error
+    finally:
+        # Spark puts its own in its place, which raises KeyboardInterrupt wherever the program stands.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)
+
+
+@contextmanager
+def _errors_to(log: Path | None) -> Iterator[None]:
+    """What is started within inherits `log` as its standard error."""
+    if log is None:
+        yield
+        return
+    ours = os.dup(2)
+    try:
+        with log.open("wb") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(ours, 2)
+        os.close(ours)

@@ -1,0 +1,226 @@
+"""What a topic should bring and does not: nothing fails, and yet nothing will ever be applied. Pure.
+
+The consumer applies a row only when a watermark covers it, so a topic that is read without any error can
+still leave the target standing for ever. Each sign is told once, as an error that says what to do:
+
+| sign | told when |
+|---|---|
+| canal-json without TiDB's extension: no message of it can be a watermark | at the first such rows |
+| partitions without a watermark beside others that have one | `PATIENCE_S` after they were read to the end |
+| no watermark in any partition | `PATIENCE_S` after rows were read to the end of the topic |
+| an empty topic | after `STALL_S` |
+| the lowest watermark stands still | after `STALL_S`; again when it has moved in between |
+| nothing decodable in `MANY_BAD` messages: the wrong protocol | at once |
+
+The first two and the last can never pass by themselves: `hopeless`. They end a run that was to end, and the
+last ends any run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.codec.base import CANAL_JSON
+from tidegate.consumer.source import Fetched
+from tidegate.errors import InvalidInput
+from tidegate.model.timestamp import readable
+
+PATIENCE_S: Final = 10.0
+"""A running changefeed sends a watermark to every partition many times in this time."""
+STALL_S: Final = 30.0
+MANY_BAD: Final = 20
+EXTENSION: Final = "enable-tidb-extension=true"
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one partition has brought in this run."""
+
+    watermark: int
+    end_since: float | None = None
+    """When it was first read to its end."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    messages: int = 0
+    rows: int = 0
+    bad: int = 0
+    why: str = ""
+    """Why the first bad message is one."""
+    plain: bool = False
+    """Canal-json rows without TiDB's extension were among them."""
+
+
+@dataclass(slots=True)
+class Suspicion:
+    """Watches one topic on its way into one target; times are monotonic seconds given by the caller."""
+
+    topic: str
+    protocol: str
+    watermarks: Mapping[int, int]
+    """As the target's position has them, 0 for a fresh target."""
+    until: int | None
+    began: float
+    hopeless: InvalidInput | None = None
+    """A sign that cannot pass by itself."""
+    standing: dict[str, InvalidInput] = field(default_factory=dict)
+    """The signs that hold now, by kind."""
+    _told: set[str] = field(default_factory=set)
+    _partitions: dict[int, _Seen] = field(init=False)
+    _counts: _Counts = field(default_factory=_Counts)
+    _fresh: bool = field(init=False)
+    _moved: float = field(init=False)
+    _lowest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._partitions = {number: _Seen(ts) for number, ts in self.watermarks.items()}
+        self._fresh = not any(self.watermarks.values())
+        self._moved, self._lowest = self.began, min(self.watermarks.values())
+
+    def saw(self, fetched: Iterable[Fetched], at_end: Iterable[int], now: float) -> None:
+        """Take what one round of fetching brought; `at_end`: the partitions that are read to their ends."""
+        counts = self._counts
+        for part in fetched:
+            seen = self._partitions[part.partition]
+            seen.watermark = max([seen.watermark, *(ts for ts, _ in part.resolved)])
+            counts.messages += part.messages
+            counts.rows += sum(segment.rows for segment in part.segments) + len(part.ddls)
+            counts.bad += len(part.bad)
+            counts.why = counts.why or next((message.why for message in part.bad), "")
+            counts.plain = counts.plain or part.plain
+        for number in at_end:
+            seen = self._partitions[number]
+            seen.end_since = now if seen.end_since is None else seen.end_since
+        lowest = min(seen.watermark for seen in self._partitions.values())
+        if lowest > self._lowest:
+            self._lowest, self._moved = lowest, now
+            self._told.discard("stalled")
+
+    def unreachable(self, now: float) -> None:
+        """The broker does not answer: what it does not bring is no sign of anything."""
+        self._moved = now
+        for seen in self._partitions.values():
+            seen.end_since = None
+
+    def news(self, now: float) -> list[InvalidInput]:
+        """The signs that have newly appeared; also brings `standing` and `hopeless` up to date."""
+        self.standing = {}
+        for kind, sign in _SIGNS.items():
+            found = sign(self, now)
+            if found is not None:
+                self.standing[kind] = found
+        self.hopeless = next((self.standing[kind] for kind in _HOPELESS if kind in self.standing), None)
+        fresh = [found for kind, found in self.standing.items() if kind not in self._told]
+        self._told |= self.standing.keys()
+        return fresh
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether the topic's protocol is another one: nothing of it belongs into a quarantine."""
+        return "unreadable" in self.standing
+
+    # --- the signs
+
+    def _unreadable(self, now: float) -> InvalidInput | None:
+        counts = self._counts
+        if not self._fresh or counts.bad < MANY_BAD or counts.bad < counts.messages:
+            return None
+        return InvalidInput(
+            f"none of {counts.bad} messages can be decoded as {self.protocol}",
+            where=f"topic {self.topic}",
+            why=counts.why,
+            fix="check protocol=... in --source; `tidegate peek SOURCE --from-beginning` shows the messages",
+        )
+
+    def _plain(self, now: float) -> InvalidInput | None:
+        if not self._counts.plain or any(seen.watermark for seen in self._partitions.values()):
+            return None
+        return InvalidInput(
+            "the topic has no watermarks, so nothing can be applied",
+            where=f"topic {self.topic}, {self._counts.messages} messages read",
+            why="its canal-json was written without TiDB's extension, which carries commit ts and watermarks",
+            fix=f"create a changefeed with {EXTENSION} in its sink URI, into a new topic, and read that one",
+        )
+
+    def _silent_partitions(self, now: float) -> InvalidInput | None:
+        silent = [number for number, seen in self._partitions.items() if not seen.watermark]
+        if not silent or len(silent) == len(self._partitions):
+            return None
+        if not all(self._read_for(number, PATIENCE_S, now) for number in silent):
+            return None
+        others = len(self._partitions) - len(silent)
+        tail = min(silent) == others
+        return InvalidInput(
+            f"partition {_listed(silent)} of the topic has no watermark, so nothing can be applied",
+            where=f"topic {self.topic} of {len(self._partitions)} partitions",
+            why="the other partitions have watermarks: "
+            + (
+                "the changefeed writes fewer partitions than the topic has"
+                if tail
+                else "messages are missing"
+            ),
+            fix=f"add partition-num={others} to --source, as in the changefeed's sink URI"
+            if tail
+            else "read a topic that one changefeed has written from its beginning",
+        )
+
+    def _no_watermark(self, now: float) -> InvalidInput | None:
+        waiting = not any(seen.watermark for seen in self._partitions.values())
+        if not waiting or not self._counts.rows or self._counts.plain:
+            return None
+        if not all(self._read_for(number, PATIENCE_S, now) for number in self._partitions):
+            return None
+        canal = f", with {EXTENSION} in its sink URI" if self.protocol == CANAL_JSON else ""
+        return InvalidInput(
+            "the topic has no watermark yet, so nothing can be applied",
+            where=f"topic {self.topic}, {self._counts.messages} messages read",
+            why="a running changefeed sends watermarks to every partition many times a second",
+            fix=f"check that the changefeed runs (`tidegate changefeed list`){canal}",
+        )
+
+    def _empty(self, now: float) -> InvalidInput | None:
+        if self._counts.messages or not self._fresh or now - self._moved < STALL_S:
+            return None
+        return InvalidInput(
+            "the topic has no messages",
+            where=f"topic {self.topic}",
+            why=f"nothing came in {STALL_S:.0f} s, and a running changefeed sends watermarks all the time",
+            fix="check --source, and that the changefeed runs (`tidegate changefeed list`)",
+        )
+
+    def _stalled(self, now: float) -> InvalidInput | None:
+        if not self._lowest or now - self._moved < STALL_S:
+            return None
+        behind = [number for number, seen in self._partitions.items() if seen.watermark == self._lowest]
+        short = f"; --until is {self.until}" if self.until is not None else ""
+        return InvalidInput(
+            f"no new watermark in {STALL_S:.0f} s",
+            where=f"topic {self.topic}, partition {_listed(behind)} at {self._lowest} "
+            f"({readable(self._lowest)}){short}",
+            why="the changefeed has stopped, waits for something, or its sink is in trouble",
+            fix="see `tidegate changefeed list`; the consumer goes on as soon as watermarks come",
+        )
+
+    def _read_for(self, number: int, seconds: float, now: float) -> bool:
+        """Whether a partition was read to its end so long ago."""
+        since = self._partitions[number].end_since
+        return since is not None and now - since >= seconds
+
+
+def _listed(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5]))
+    return shown if len(numbers) <= 5 else f"{shown} and {len(numbers) - 5} more"
+
+
+_SIGNS: Final[Mapping[str, Callable[[Suspicion, float], InvalidInput | None]]] = {
+    "unreadable": Suspicion._unreadable,
+    "no extension": Suspicion._plain,
+    "silent partitions": Suspicion._silent_partitions,
+    "no watermark": Suspicion._no_watermark,
+    "empty": Suspicion._empty,
+    "stalled": Suspicion._stalled,
+}
+_HOPELESS: Final = ("unreadable", "no extension", "silent partitions")

@@ -1,0 +1,107 @@
+"""Signs that a topic will never move the target: each told once, each with what to do."""
+
+from __future__ import annotations
+
+from tests.consumer.test_assembler import segment
+from tidegate.codec.base import BadMessage
+from tidegate.consumer.source import Fetched
+from tidegate.consumer.suspicion import MANY_BAD, PATIENCE_S, STALL_S, Suspicion
+
+ROWS = (segment(0, 3, 5, 0),)
+
+
+def suspicion(protocol: str = "open-protocol", partitions: int = 2, watermark: int = 0) -> Suspicion:
+    return Suspicion("t", protocol, dict.fromkeys(range(partitions), watermark), None, began=0.0)
+
+
+def kinds(found: Suspicion, now: float) -> list[str]:
+    """What is newly told."""
+    before = {id(sign) for sign in found.standing.values()}
+    told = found.news(now)
+    assert all(sign.what and sign.where and sign.why and sign.fix for sign in told)
+    assert not before & {id(sign) for sign in told}
+    return [kind for kind, sign in found.standing.items() if sign in told]
+
+
+def test_rows_without_any_watermark_are_told_once_after_the_topics_end_was_read() -> None:
+    found = suspicion()
+    found.saw([Fetched(0, 5, 5, ROWS)], [0, 1], 1.0)
+    assert kinds(found, 1.0) == []
+    assert kinds(found, 1.0 + PATIENCE_S) == ["no watermark"]
+    assert kinds(found, 2.0 + PATIENCE_S) == []
+    assert found.hopeless is None, "the changefeed may only be slow"
+    found.saw([Fetched(0, 6, 1, resolved=((6, 5),)), Fetched(1, 1, 1, resolved=((6, 0),))], [0, 1], 20.0)
+    assert kinds(found, 20.0) == []
+    assert found.standing == {}
+
+
+def test_a_long_backlog_is_no_sign() -> None:
+    found = suspicion()
+    for second in range(100):
+        found.saw([Fetched(0, second + 1, 10, ROWS)], [], float(second))
+        assert kinds(found, float(second)) == []
+
+
+def test_canal_json_without_the_extension_is_told_at_once_and_hopeless() -> None:
+    found = suspicion("canal-json")
+    found.saw([Fetched(0, 5, 5, ROWS, plain=True)], [0, 1], 1.0)
+    assert kinds(found, 1.0) == ["no extension"]
+    assert found.hopeless is not None
+    assert "enable-tidb-extension=true" in found.hopeless.fix
+    assert kinds(found, 100.0) == []
+
+
+def test_partitions_the_changefeed_does_not_write_are_named_with_the_cure() -> None:
+    found = suspicion(partitions=3)
+    found.saw([Fetched(0, 5, 5, ROWS, resolved=((6, 5),))], [0, 1, 2], 1.0)
+    found.saw([Fetched(1, 5, 5, resolved=((6, 5),))], [0, 1, 2], 1.1)
+    assert kinds(found, 2.0) == []
+    assert kinds(found, 1.0 + PATIENCE_S) == ["silent partitions"]
+    assert found.hopeless is not None
+    assert "partition 2 " in found.hopeless.what
+    assert "partition-num=2" in found.hopeless.fix
+
+
+def test_a_watermark_that_stands_still_is_told_again_only_after_it_has_moved() -> None:
+    found = suspicion(watermark=100)
+    assert kinds(found, STALL_S - 1) == []
+    assert kinds(found, STALL_S) == ["stalled"]
+    assert kinds(found, STALL_S * 3) == []
+    marks = [Fetched(p, 9, 1, resolved=((200, 8),)) for p in (0, 1)]
+    found.saw(marks, [0, 1], STALL_S * 4)
+    assert kinds(found, STALL_S * 4) == []
+    assert kinds(found, STALL_S * 5) == ["stalled"]
+    assert "partition 0, 1 at 200" in found.standing["stalled"].where
+
+
+def test_time_without_the_broker_does_not_count() -> None:
+    found = suspicion(watermark=100)
+    found.unreachable(STALL_S)
+    assert kinds(found, STALL_S + 1) == []
+    silent = suspicion()
+    silent.saw([Fetched(0, 5, 5, ROWS)], [0, 1], 1.0)
+    silent.unreachable(PATIENCE_S)
+    assert kinds(silent, PATIENCE_S + 2) == []
+
+
+def test_an_empty_topic_is_told() -> None:
+    found = suspicion()
+    found.saw([], [0, 1], 1.0)
+    assert kinds(found, STALL_S) == ["empty"]
+
+
+def test_only_undecodable_messages_mean_another_protocol_and_only_for_a_fresh_target() -> None:
+    def bad(count: int) -> Fetched:
+        messages = tuple(BadMessage(at, None, b"x", "no JSON") for at in range(count))
+        return Fetched(0, count, count, bad=messages)
+
+    for watermark, told in ((0, ["unreadable"]), (100, [])):
+        found = suspicion("canal-json", watermark=watermark)
+        found.saw([bad(MANY_BAD - 1)], [], 1.0)
+        assert kinds(found, 1.0) == []
+        found.saw([bad(1)], [], 1.0)
+        assert kinds(found, 1.0) == told
+        assert found.unreadable == bool(told)
+    mixed = suspicion()
+    mixed.saw([bad(MANY_BAD * 2), Fetched(1, 1, 1, ROWS)], [], 1.0)
+    assert kinds(mixed, 1.0) == []
