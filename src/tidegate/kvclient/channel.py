@@ -6,8 +6,9 @@ reconnect by themselves; a message may be as large as 256 MiB.
 
 from __future__ import annotations
 
+import queue
 import threading
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -63,6 +64,44 @@ class ChannelPool:
             channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             channel.close()
+
+
+class Requests:
+    """The requests of one streaming call, as the iterator gRPC takes them from in a thread of its own.
+
+    `join` after `end` waits for that thread. A thread that the interpreter's end freezes in the middle of a
+    call may hold the call's lock, which the interpreter then waits for to clear the call away.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._begun = threading.Event()
+        self._taker: threading.Thread | None = None
+
+    def put(self, request: Any) -> None:
+        """Send a request."""
+        self._queue.put(request)
+
+    def end(self) -> None:
+        """Send no more."""
+        self._queue.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until gRPC's thread has ended, for at most twice `timeout_s`."""
+        if self._begun.wait(timeout_s) and self._taker is not None:
+            self._taker.join(timeout_s)
+
+    def __iter__(self) -> Requests:
+        return self
+
+    def __next__(self) -> Any:
+        if self._taker is None:
+            self._taker = threading.current_thread()
+            self._begun.set()
+        request = self._queue.get()
+        if request is None:
+            raise StopIteration
+        return request
 
 
 def address_of(url: str) -> str:

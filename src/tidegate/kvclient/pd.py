@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -18,7 +18,7 @@ import grpc
 
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.backoff import Backoff, Cause
-from tidegate.kvclient.channel import ChannelPool, address_of, is_transient, unavailable
+from tidegate.kvclient.channel import ChannelPool, Requests, address_of, is_transient, unavailable
 from tidegate.kvclient.region_cache import RegionCache, RegionInfo
 from tidegate.model import timestamp
 from tidegate.proto import pdpb_pb2 as pdpb
@@ -260,7 +260,7 @@ class _TsoStream:
     """One Tso stream, kept open; callers take turns. A broken one is reopened by the next caller."""
 
     def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[Any] | None = None
+        self._requests: Requests | None = None
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
         self._channel: grpc.Channel | None = None
@@ -286,28 +286,21 @@ class _TsoStream:
 
     def _open(self, channel: grpc.Channel) -> None:
         self.close()
-        requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        call = pdpb_pb2_grpc.PDStub(channel).Tso(_until_none(requests))
-        self._requests, self._answers, self._call, self._channel = requests, answers, call, channel
+        requests, answers = Requests(), self._answers
+        call = pdpb_pb2_grpc.PDStub(channel).Tso(requests)
+        self._requests, self._call, self._channel = requests, call, channel
         self._reader = threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True)
         self._reader.start()
 
     def close(self) -> None:
-        """End the stream. On return nothing refers to the call any more: one left to the interpreter's
-        end takes its lock there, which a thread frozen by then may hold for ever.
-        """
-        if self._requests is not None:
-            self._requests.put(None)
+        """End the stream. On return no thread works on the call and nothing here refers to it."""
+        if self._requests is not None and self._reader is not None:
+            self._requests.end()
             self._call.cancel()
-        self._requests, self._call, self._channel = None, None, None
-        if self._reader is not None:
             self._reader.join()
-            self._reader = None
-
-
-def _until_none(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
-    return iter(requests.get, None)
+            self._requests.join(CALL_TIMEOUT_S)
+        self._requests, self._call, self._channel, self._reader = None, None, None, None
+        self._answers = queue.SimpleQueue()
 
 
 def _pump(call: Any, answers: queue.SimpleQueue[Any]) -> None:
@@ -317,7 +310,8 @@ def _pump(call: Any, answers: queue.SimpleQueue[Any]) -> None:
             answers.put(answer)
         answers.put(Retryable("PD closed the timestamp stream"))
     except grpc.RpcError as error:
-        answers.put(error)
+        # The error is the call itself: with its traceback it would refer to itself and outlive `close`.
+        answers.put(error.with_traceback(None))
 
 
 def _raise_pd_error(method: str, address: str, header: Any) -> None:

@@ -9,15 +9,15 @@ the reason, the worker first finishes what was received and then calls `lost`, o
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import grpc
 
 from tidegate.errors import Fatal, TidegateError
+from tidegate.kvclient.channel import Requests
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
@@ -94,13 +94,13 @@ class Stream:
         self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
         self.matcher = BlockMatcher()
         self.messages = self.bytes = self.rows = 0
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._requests = Requests()
         self._queue = MessageQueue()
         self._why = ""
         call = channel.stream_stream(
             METHOD, request_serializer=cdcpb.ChangeDataRequest.SerializeToString, response_deserializer=None
         )
-        self._call = call(_until_none(self._requests), metadata=FEATURES)
+        self._call = call(self._requests, metadata=FEATURES)
         name = f"feed-{store_id}"
         self._threads = [
             threading.Thread(target=self._read, name=f"{name}-read", daemon=True),
@@ -143,13 +143,14 @@ class Stream:
 
     def close(self) -> None:
         """End the stream; `lost` follows from the worker unless it was called before."""
-        self._requests.put(None)
+        self._requests.end()
         self._call.cancel()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the threads to end."""
         for thread in self._threads:
             thread.join(timeout_s)
+        self._requests.join(timeout_s)
 
     def _header(self) -> Any:
         return cdcpb.Header(cluster_id=self._cluster_id, ticdc_version=VERSION)
@@ -163,6 +164,7 @@ class Stream:
             self._why = "the store ended the stream"
         except grpc.RpcError as error:
             self._why = str(error.details() if isinstance(error, grpc.Call) else error)
+            error.__traceback__ = None  # the error is the call itself, which would refer to itself
         self._queue.close()
 
     def _work(self) -> None:
@@ -177,13 +179,9 @@ class Stream:
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
             error = Fatal("the change feed's worker failed", where=f"store {self.store_id}", why=repr(raised))
         self._call.cancel()
-        self._requests.put(None)
+        self._requests.end()
         self._queue.close()
         self._owner.lost(self, error, self._why)
-
-
-def _until_none(requests: queue.SimpleQueue[Any]) -> Iterator[Any]:
-    return iter(requests.get, None)
 
 
 OpenStream = Callable[[int, Owner], Stream]
