@@ -183,12 +183,12 @@ def plan(
     definition = from_info(event.schema, after, event.finished_ts, table=event.table)
     if event.action == RECOVER_TABLE:
         return [_restored(definition, dropped or {})]
+    if event.action == EXCHANGE:
+        return _exchanged(event, after, definition, known)
     if before is None or (before["id"] != after["id"] and event.action not in REPARTITION):
         return [Create(definition)]
     if event.action in (DROP_PARTITION, TRUNCATE_PARTITION):
         return [*_pruned(event, before, known), *_altered(event, before, definition, known)]
-    if event.action == EXCHANGE:
-        return [*_exchanged(event, before, after, known), *_altered(event, before, definition, known)]
     return _altered(event, before, definition, known)
 
 
@@ -216,19 +216,15 @@ def _pruned(event: DdlEvent, before: dict[str, Any], known: Known) -> list[Step]
         return [Refuse(f"the partition's rows are removed without row events, and {error}")]
 
 
-_WITH_TABLE: Final = re.compile(r"\bWITH TABLE `((?:[^`]|``)+)`\.`((?:[^`]|``)+)`", re.IGNORECASE)
-"""As the mounter writes the statement."""
-
-
-def _exchanged(event: DdlEvent, before: dict[str, Any], after: dict[str, Any], known: Known) -> list[Step]:
-    moved = table_info.physical_ids(before)
-    gone = set(moved) - set(table_info.physical_ids(after))
-    named = _WITH_TABLE.search(event.query)
-    other = known.get((_plain(named.group(1)), _plain(named.group(2)))) if named is not None else None
-    held = known.get((event.schema, event.table))
+def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: Known) -> list[Step]:
+    """The event has the plain table as it was on its old side, the partitioned as it is on its new one."""
+    other, held = known.get((event.old_schema, event.old_table)), known.get((event.schema, event.table))
     why = "rows move between two tables without row events, and "
-    if held is None or other is None or len(gone) != 1:
+    if held is None or other is None or held.info is None:
         return [Refuse(f"{why}one of the two is not at the target: it is filtered out, or had no row yet")]
+    gone = set(table_info.physical_ids(held.info)) - set(table_info.physical_ids(after))
+    if len(gone) != 1:
+        return [Refuse(f"{why}{len(gone)} partitions of {held.name} have left it, not one")]
     if [(c.name, c.type) for c in held.columns] != [(c.name, c.type) for c in other.columns]:
         return [Refuse(f"{why}their columns differ at the target")]
     if bool(held.keys) != bool(other.keys):
@@ -237,9 +233,10 @@ def _exchanged(event: DdlEvent, before: dict[str, Any], after: dict[str, Any], k
     info = other.info | {"id": new_id} if other.info is not None else None
     other = replace(other, table_id=new_id, version=event.finished_ts, info=info)
     try:
-        return [Exchange(held.schema, held.table, members(before, held, gone), other)]
+        chosen = members(held.info, held, gone)
     except Unknowable as error:
         return [Refuse(f"{why}{error}")]
+    return [Exchange(held.schema, held.table, chosen, other), Redefine(made, "columns are as before")]
 
 
 def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: Known) -> list[Step]:
