@@ -13,7 +13,7 @@ from tidegate.errors import InvalidInput, TidegateError, Undecodable
 from tidegate.mounter import ddl
 from tidegate.mounter.ddl import Told
 from tidegate.mounter.ddl_admission import admit, concerned
-from tidegate.mounter.ddl_jobs import jobs_in
+from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.ddl_rules import EARLY, RULES, TOLD_BY_TICDC, Handling, Outcome, Spans
 from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_store import Applied, SchemaStore
@@ -374,6 +374,16 @@ def test_odd_arguments_are_undecodable(args: object) -> None:
         ddl.transition(replace(job, args=args), store)
 
 
+def test_a_job_that_is_not_as_tidb_writes_it_stops_those_who_follow_its_table() -> None:
+    store, job = job_of("basic", "create table t1")
+    for odd in (None, {"id": 1}, {"id": 1, "name": {"O": "t1"}, "cols": "x"}):
+        refusal = store.apply(replace(job, table_info=odd)).refusal
+        assert refusal is not None
+        assert concerned(refusal, TableFilter(["d1.*"]))
+        assert not concerned(refusal, TableFilter(["d2.*"]))
+    assert store.apply(job).told
+
+
 def test_a_batch_of_new_tables_is_split_into_one_event_each() -> None:
     store, first = job_of("basic", "create table t1")
     second = {**first.table_info, "id": 999, "name": {"O": "t;2", "L": "t;2"}}  # type: ignore[dict-item]
@@ -434,7 +444,7 @@ def test_jobs_in_finds_the_jobs_of_a_change_log(log: str) -> None:
         for line in lines(f"changelog/{log}_schema", ours=True)
         if line["type"] == "txn"
         for job in jobs_in(entries(line), columns)
-        if not job.from_history
+        if isinstance(job, DdlJob) and not job.from_history
     ]
     assert found == [
         (line["commit_ts"], line["job_id"], line["query"], line["schema_version"])
@@ -454,6 +464,7 @@ def test_new_tables_that_stand_only_in_the_history_are_found_there(case: str) ->
         mutation = {"op": "put", "key": record["key"], "value": record["value"]}
         block = entries({**record, "mutations": [mutation]})
         for job in jobs_in(block, columns):
+            assert isinstance(job, DdlJob)
             last = job.finished_ts if job.from_history else last
             applied = both.apply(job)
             assert not (job.from_history and applied.told)
@@ -465,8 +476,12 @@ def test_new_tables_that_stand_only_in_the_history_are_found_there(case: str) ->
 def test_a_damaged_job_row_is_not_passed_over() -> None:
     columns = base_store("bank").job_meta_columns()
     mutation = {"op": "put", "key": keys.int_record(keys.DDL_JOB_TABLE_ID, 1).hex(), "value": "80ff"}
-    with pytest.raises(Undecodable):
-        jobs_in(entries({"commit_ts": 2, "start_ts": 1, "mutations": [mutation]}), columns)
+    (job,) = jobs_in(entries({"commit_ts": 2, "start_ts": 1, "mutations": [mutation]}), columns)
+    assert isinstance(job, UnreadableJob)
+    refusal = SchemaStore().apply(job).refusal
+    assert refusal is not None
+    assert concerned(refusal, TableFilter(["a.b"]))
+    assert "create it again" in str(refusal.error())
     with pytest.raises(Undecodable, match="no column job_meta"):
         jobs_in(entries({"commit_ts": 2, "start_ts": 1, "mutations": [mutation]}), {})
 

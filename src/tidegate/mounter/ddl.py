@@ -151,6 +151,11 @@ def _refusal(job: DdlJob, name: str, fix: str, schema: str = "") -> Refusal:
     )
 
 
+def unreadable(error: Undecodable, schema: str = "", table: str = "") -> Refusal:
+    """A job that is not as TiDB writes it."""
+    return Refusal(error.what, error.where, error.why, error.fix or RECREATE, schema, table)
+
+
 def _schema_name(job: DdlJob, catalog: Catalog, schema_id: int) -> str:
     return catalog.schema_name(schema_id) or job.schema_name
 

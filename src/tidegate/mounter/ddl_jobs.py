@@ -8,7 +8,7 @@ table creation writes such a job nowhere else (facts 6.7); the catalogue knows t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import pyarrow as pa
@@ -24,27 +24,38 @@ _NEW_TABLES: Final = (3, 60)
 """Create table, create tables."""
 
 
-def jobs_in(block: pa.RecordBatch, meta_columns: Mapping[int, int]) -> list[DdlJob]:
+@dataclass(frozen=True, slots=True)
+class UnreadableJob:
+    """The row of a job that cannot be read: rows after it could be decoded wrongly."""
+
+    finished_ts: int
+    error: Undecodable
+
+
+def jobs_in(block: pa.RecordBatch, meta_columns: Mapping[int, int]) -> list[DdlJob | UnreadableJob]:
     """The jobs among entries of the DDL span that may take effect, by commit ts; rows of both formats.
 
     `meta_columns`: id of column `job_meta` by table id (`SchemaStore.job_meta_columns`). Entries of other
-    tables are passed over. Undecodable if a job cannot be read: without it rows would be decoded wrongly.
+    tables are passed over.
     """
     if keys.DDL_JOB_TABLE_ID not in meta_columns:
         raise Undecodable("mysql.tidb_ddl_job has no column job_meta")
     prefixes = {keys.record_prefix(table_id): table_id for table_id in meta_columns}
     size = len(keys.record_prefix(keys.DDL_JOB_TABLE_ID))
-    jobs = []
+    jobs: list[DdlJob | UnreadableJob] = []
     for entry in block.select(["commit_ts", "start_ts", "op", "key", "value"]).to_pylist():
         table_id = prefixes.get(entry["key"][:size])
         if entry["op"] != PUT or table_id is None:
             continue
-        meta = _job_meta(entry["value"], meta_columns[table_id])
-        if meta is None:
+        try:
+            meta = _job_meta(entry["value"], meta_columns[table_id])
+            job = ddl_job.parse(meta, entry["start_ts"], entry["commit_ts"]) if meta is not None else None
+        except Undecodable as error:
+            jobs.append(UnreadableJob(entry["commit_ts"], error))
             continue
-        job = ddl_job.parse(meta, entry["start_ts"], entry["commit_ts"])
-        job = _from_history(job) if table_id == keys.DDL_HISTORY_TABLE_ID else job
-        if takes_effect(job) and (job.schema_version or not job.is_done):
+        if job is not None and table_id == keys.DDL_HISTORY_TABLE_ID:
+            job = _from_history(job)
+        if job is not None and takes_effect(job) and (job.schema_version or not job.is_done):
             jobs.append(job)
     return sorted(jobs, key=lambda job: job.finished_ts)
 

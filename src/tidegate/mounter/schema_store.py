@@ -24,6 +24,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl, schema_image
 from tidegate.mounter.ddl import Refusal, Told
+from tidegate.mounter.ddl_jobs import UnreadableJob
 from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.schema_image import Dropped, Image
 from tidegate.mounter.table_version import Packed, Parsed, TableVersion
@@ -272,17 +273,22 @@ class SchemaStore:
 
     # --- advanced ------------------------------------------------------------------------------------
 
-    def apply(self, job: DdlJob) -> Applied:
+    def apply(self, job: DdlJob | UnreadableJob) -> Applied:
         """Take a job in; jobs come in order of FinishedTS.
 
-        A job at or before what is settled, without a schema version, or met before does nothing. Undecodable
-        if it is not as TiDB writes it; the store is then unchanged. A refused job leaves tables as they are.
+        A job at or before what is settled, without a schema version, or met before does nothing. One that is
+        refused, or not as TiDB writes it, leaves tables as they are: whoever follows them must stop there.
         """
+        if isinstance(job, UnreadableJob):
+            return Applied(job.finished_ts, refusal=ddl.unreadable(job.error))
         reason = self._skip(job)
         if reason:
             self.ignored[reason] += 1
             return Applied(job.finished_ts)
-        change = ddl.transition(job, self)
+        try:
+            change = ddl.transition(job, self)
+        except Undecodable as error:
+            return Applied(job.finished_ts, refusal=ddl.unreadable(error, job.schema_name, job.table_name))
         if change.ignored:
             self.ignored[change.ignored] += 1
         self._change_schemas(job, change.schemas)

@@ -1,0 +1,122 @@
+"""docs/formats/ddl.md, written from the rules the code goes by.
+
+python -m tools.ddl_page        writes the page; a test says when it is out of date
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tidegate.mounter.ddl_rules import RULES, TOLD_BY_TICDC, Outcome, Rule
+
+PAGE: Final = Path(__file__).parents[1] / "docs" / "formats" / "ddl.md"
+
+HEAD: Final = """\
+# DDL
+
+<!-- Written by tools/ddl_page.py from src/tidegate/mounter/ddl_rules.py: change those, not this page. -->
+
+What becomes of every DDL job of TiDB: what targets are told, which key ranges are followed from when on, and what
+it means for rows.
+
+## Where jobs are found
+
+TiDB keeps a job as one row of `mysql.tidb_ddl_job` and rewrites it at every step; afterwards the job stands in
+`mysql.tidb_ddl_history`. Both tables lie in one span of keys, which is followed like any table:
+
+```
+74                        't'
+80 00 ff ff ff ff ff fe   table id 2^48 - 2 (the history: 2^48 - 4) as a comparable integer
+5f 72                     '_r'
+80 00 00 00 00 00 00 d5   job id 213 as a comparable integer
+```
+
+The value is a row in format v1 or v2; column 5 (`job_meta`; in the history column 2) holds the job as JSON. Of it
+we read `id`, `type` (the code below), `state`, `schema_state`, `schema_id`, `table_id`, `schema_name`, `table_name`,
+`query`, `start_ts`, `raw_args` (a list in version 1, an object in version 2) and of `binlog` `SchemaVersion`,
+`DBInfo`, `TableInfo`, `MultipleTableInfos`.
+
+- **F**, the FinishedTS, is the commit ts of the write with state *done* (4). Rows with commit_ts <= F have the schema
+  before the job, later ones the schema after it.
+- **E** is F, but for the kinds marked so: they take effect for rows when they reach the schema state *delete only*
+  (1), from which they cannot go back. From then on sessions write to the partitions as they will be, while the job
+  may still clean global indexes for hours. The event is sent with FinishedTS E, once; what is written to a partition
+  after E although it goes away is not sent.
+- Rows in the history count only for *create table* and *create tables*, in case they were never in the job table
+  (TiDB 8.2 with fast table creation).
+- A job without a schema version, and one met before (by id), changes nothing.
+
+## In which order
+
+Everything up to a job's ts is delivered, then the event, then rows above it; jobs go by their ts. New spans are
+followed from the job's ts on before it is let through. The files of spans that have ended are removed when the
+durable checkpoint of every changefeed is past them, `retention` included.
+
+## The jobs
+
+"As written" is the user's statement. A target that needs more finds the table's definition before and after in the
+Kafka header `tidegate-ddl`.
+
+"""
+
+ROWS: Final = """\
+
+## What stops a changefeed
+
+Each of these lets everything before it through first; the changefeed is then *failed* with what to do. Tables and
+schemas that the filter excludes stop nobody.
+
+| what | why |
+|---|---|
+| a refused job | see above |
+| a rename into the filter | the table's rows from before were never sent |
+| the loss of a table's last key | its rows could not be addressed any more; `force-replicate = true` goes on |
+| an exchange between a table in the filter and one outside | rows would come or go unseen |
+| *recover schema* when it is not known which tables come back | the schema was dropped before the changefeed began |
+| an action this version does not know | a newer TiDB may mean anything by it |
+| a job that cannot be read | rows after it might be decoded wrongly |
+
+## Where we differ from TiCDC
+
+| what | TiCDC | here |
+|---|---|---|
+| rows written to new partitions before *truncate partition* is done | lost | sent after the event |
+| *recover schema* | discarded; the next DDL in the schema fails | told, tables followed again |
+| *drop indexes* (before TiDB 6.2) | discarded | told |
+| *rename tables* with tables that have no key | all or none, by one of them | each by itself |
+| a rename to a schema that the filter excludes | may fail | told, the table ends |
+| a backtick inside a name, in rebuilt statements | left as it is | doubled |
+| an error | at once, or in the next DDL | after everything before it was delivered |
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    lines = ["| code | job | what targets are told | spans | rows |", "|---|---|---|---|---|"]
+    lines += [_line(action, rule) for action, rule in sorted(RULES.items())]
+    counts = [(o, sum(r.handling.outcome is o for r in RULES.values())) for o in Outcome]
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in counts)
+    beyond = ", ".join(str(a) for a in sorted(_told() - TOLD_BY_TICDC))
+    note = f"\n{summary}. Told here and not by TiCDC: {beyond}. There is no action 66.\n"
+    return HEAD + "\n".join(lines) + "\n" + note + ROWS
+
+
+def _told() -> set[int]:
+    return {action for action, rule in RULES.items() if rule.handling.outcome is Outcome.EVENT}
+
+
+def _line(action: int, rule: Rule) -> str:
+    match rule.handling.outcome:
+        case Outcome.EVENT:
+            told = rule.handling.query
+            spans = str(rule.spans)
+        case Outcome.IGNORED:
+            told, spans = f"nothing: {rule.note}", ""
+        case Outcome.REFUSED:
+            told, spans = f"**refused**: {rule.note}", ""
+    return f"| {action} | {rule.name} | {told} | {spans} | {rule.rows} |"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
