@@ -81,7 +81,14 @@ class Cluster:
         next_ts = self.tso.get if mode is TsoMode.SYSTEM else None
         raw = RawKv(api_version, self.raftstore, scheduler, self.concurrency, next_ts, self.clock)
         parts = Parts(
-            self.regions, self.raftstore, scheduler, self.concurrency, waiting, self.endpoint.announced, raw
+            self.regions,
+            self.raftstore,
+            scheduler,
+            self.concurrency,
+            waiting,
+            self.endpoint.announced,
+            raw,
+            next_ts,
         )
         self.store = Store(parts)
         self.raftstore.start()

@@ -11,6 +11,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.mvcc import Change, Lock, Write
+from tidegate.tikv.reader import Reader
 
 
 class MemoryView:
@@ -49,7 +50,7 @@ class MemoryView:
         return None if stored is None else mvcc.decode_lock(stored)
 
     def writes(self, raw: bytes) -> list[tuple[int, Write]]:
-        return list(mvcc.Reader(self).writes(keys.encode(raw)))
+        return list(Reader(self).writes(keys.encode(raw)))
 
 
 class MemoryCursor:

@@ -13,7 +13,8 @@ from tests.tikv.support import MemoryView, commit, delete, pessimistic_lock, pre
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc, percolator
 from tidegate.tikv.concurrency import ConcurrencyManager
-from tidegate.tikv.mvcc import Lock, Reader, Write
+from tidegate.tikv.mvcc import Lock, Write
+from tidegate.tikv.reader import Reader
 
 LONG = b"x" * 300
 P = pb.PrewriteRequest
@@ -189,7 +190,7 @@ def test_reads_and_one_phase_commits_from_many_threads_never_contradict(make: Ca
         for i in range(40):
             start_ts = cluster.tso.get()
             value = b"%d-%d" % (number, i)
-            kind = {"try_one_pc": True} if i % 2 else {"use_async_commit": True}
+            kind: dict[str, Any] = {"try_one_pc": True} if i % 2 else {"use_async_commit": True}
             answer = cluster.call(prewrite(start_ts, put(b"k", value), **kind), b"k")
             if answer.min_commit_ts:
                 cluster.call(commit(start_ts, answer.min_commit_ts, b"k"), b"k")
@@ -214,3 +215,18 @@ def test_reads_and_one_phase_commits_from_many_threads_never_contradict(make: Ca
             problems.append(f"at {ts}: {value!r} became {now!r}")
     assert not problems
     assert len({value for _, value in seen}) > 5
+
+
+def test_a_ts_far_ahead_of_pd_is_refused_and_moves_nothing(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    far = cluster.tso.get() + (61_000 << 18)
+    for request, raw in (
+        (pb.GetRequest(key=b"k", version=far), b"k"),
+        (pb.ScanLockRequest(max_version=far), b"k"),
+        (pb.CheckSecondaryLocksRequest(keys=[b"k"], start_version=far), b"k"),
+    ):
+        assert "is more than 60 s ahead of PD's time" in cluster.call(request, raw).error.abort
+    assert "ahead of PD" in cluster.call(prewrite(far, put(b"k"), try_one_pc=True), b"k").errors[0].abort
+    assert cluster.concurrency.max_ts < far
+    newest = pb.GetRequest(key=b"k", version=keys.TS_MAX)
+    assert cluster.call(newest, b"k").not_found, "the newest of all is no time"

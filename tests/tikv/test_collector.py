@@ -15,7 +15,8 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.api_version import keyspace_prefix
 from tidegate.tikv.collector import Collector
 from tidegate.tikv.gc import SafePoints
-from tidegate.tikv.mvcc import Reader, Write
+from tidegate.tikv.mvcc import Write
+from tidegate.tikv.reader import Reader
 from tidegate.tikv.tso import TsoMode
 
 LONG = b"L" * 300

@@ -9,7 +9,7 @@ import pytest
 from tidegate.errors import Fatal
 from tidegate.tikv import mvcc
 from tidegate.tikv.engine import META, Engine
-from tidegate.tikv.mvcc import Cursor
+from tidegate.tikv.reader import Cursor
 
 
 def entries(cursor: Cursor, start: bytes = b"") -> list[tuple[bytes, bytes]]:

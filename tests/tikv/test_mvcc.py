@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tests.tikv.support import MemoryView
 from tidegate.errors import Undecodable
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.mvcc import Lock, Reader, Write
+from tidegate.tikv.mvcc import Lock, Write
+from tidegate.tikv.reader import Reader
 
 U64 = st.integers(0, keys.TS_MAX)
 LOCKS = st.builds(

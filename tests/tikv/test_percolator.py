@@ -20,8 +20,9 @@ from tests.tikv.support import (
 from tidegate.model import timestamp
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc, percolator
-from tidegate.tikv.mvcc import Lock, Reader, Write
+from tidegate.tikv.mvcc import Lock, Write
 from tidegate.tikv.percolator import Outcome
+from tidegate.tikv.reader import Reader
 
 LONG = b"x" * 256
 P = pb.PrewriteRequest

@@ -252,7 +252,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=15)
+@settings(max_examples=15, deadline=None)
 @given(steps=st.lists(STEPS, max_size=12))
 def test_it_behaves_like_a_dict(tmp_path_factory: Any, steps: list[tuple[str, bytes, bytes]]) -> None:
     cluster = Cluster(tmp_path_factory.mktemp("raw"), [], TsoMode.SYSTEM, 2)

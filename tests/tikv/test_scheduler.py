@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.tikv.latches import Latches
-from tidegate.tikv.mvcc import Reader
 from tidegate.tikv.percolator import Outcome
+from tidegate.tikv.reader import Reader
 from tidegate.tikv.scheduler import Task
 
 

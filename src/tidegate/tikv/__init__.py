@@ -1,7 +1,9 @@
 """The embedded upstream: a small TiKV and PD in one process, for development, tests and the demo.
 
-Read in this order: `keys` (encodings), `mvcc` (records and the reader over them), `percolator` (commands
-in, write batch out; pure), `engine` (ordered, durable column families), `region`, `raftstore` (ordered
-apply, observers), `scheduler` (latches), `tso`, `gc`, `pd`, `cdc/` (change data capture), and `server`:
-the gRPC face and the only network edge of this folder. `tikv` does not know its clients.
+Read in this order: `keys` (encodings), `mvcc` (records), `reader` (over them), `concurrency` (max_ts and
+in-memory locks), `percolator/` (commands in, write batch out; pure), `engine` (ordered, durable column
+families), `region`, `raftstore` (ordered apply, observers), `latches`, `deadlock`, `lock_waiting`,
+`scheduler` (who may write when), `api_version`, `rawkv`, `snapshot` (reads), `store` (requests to handlers),
+`tso`, `gc`, `collector`, `keyspace`, `pd`, `cdc/` (change data capture), `services` and `server`: the gRPC
+face, the only network edge of this folder. `tikv` does not know its clients.
 """

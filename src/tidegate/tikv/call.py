@@ -15,13 +15,16 @@ answer."""
 
 
 class Call(NamedTuple):
-    """One request type. `keys` or `range` give what it names, as the client spells it."""
+    """One request type. `keys` or `range` give what it names, as the client spells it; `stamps` are its
+    fields that raise max_ts.
+    """
 
     response: Callable[..., Any]
     serve: Serve
     keys: Callable[[Any], Sequence[bytes]] | None = None
     range: Callable[[Any], tuple[bytes, bytes]] | None = None
     raw: bool = False
+    stamps: tuple[str, ...] = ()
 
 
 class RefusalError(Exception):

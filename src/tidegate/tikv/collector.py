@@ -21,9 +21,10 @@ from tidegate.tikv import keys, mvcc, snapshot
 from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.engine import META
 from tidegate.tikv.gc import SafePoints
-from tidegate.tikv.mvcc import Change, Reader
+from tidegate.tikv.mvcc import Change
 from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.rawkv import decode_value
+from tidegate.tikv.reader import Reader
 
 POLL_S: Final = 1.0
 BATCH_CHANGES: Final = 4096

@@ -18,7 +18,8 @@ from typing import Any, Final
 from rocksdict import DBCompressionType, Options, Rdict, ReadOptions, WriteBatch
 
 from tidegate.errors import Fatal
-from tidegate.tikv.mvcc import Change, Cursor
+from tidegate.tikv.mvcc import Change
+from tidegate.tikv.reader import Cursor
 
 Range = tuple[int, bytes, bytes]
 """Column family, first key, end (exclusive; empty: no end)."""

@@ -23,7 +23,12 @@ _MARKERS: Final = tuple(bytes([0xFF - pad]) for pad in range(_GROUP + 1))
 _QUICK: Final = 32
 """Groups of a key for which the splitting is prepared; longer keys take the plain way."""
 _GROUPS: Final = tuple(Struct("8s" * (n + 1)).unpack for n in range(_QUICK))
-_STORED_GROUPS: Final = tuple(Struct("8sx" * n).unpack for n in range(_QUICK))
+_SHAPES: Final = {
+    b"\xff" * (n - 1) + bytes([0xFF - pad]): (Struct("8sx" * n).unpack, _STORED * n, _ZEROS[pad], -pad)
+    for n in range(1, _QUICK)
+    for pad in range(1, _GROUP + 1)
+}
+"""Marker bytes -> how keys with just these markers are taken apart."""
 _U64: Final = Struct(">Q")
 _pack = _U64.pack
 _unpack = _U64.unpack
@@ -43,15 +48,23 @@ def encode(key: bytes) -> bytes:
 
 def decode(encoded: bytes) -> bytes:
     """The user key of an encoded key without timestamp; raises `Undecodable` when it is none."""
-    count, rest = divmod(len(encoded), _STORED)
+    shape = _SHAPES.get(encoded[_GROUP::_STORED])
+    if shape is not None:
+        groups, length, zeros, end = shape
+        if len(encoded) == length:
+            padded = b"".join(groups(encoded))
+            if padded.endswith(zeros):
+                return padded[:end]
+    return _decode(encoded)
+
+
+def _decode(encoded: bytes) -> bytes:
+    """The same for long keys and for what is no key."""
     markers = encoded[_GROUP::_STORED]
     pad = 0xFF - markers[-1] if markers else 0
-    if rest or not 1 <= pad <= _GROUP or markers[:-1].strip(b"\xff"):
+    if len(encoded) % _STORED or not 1 <= pad <= _GROUP or markers[:-1].strip(b"\xff"):
         raise Undecodable("not a memcomparable key", where=encoded.hex())
-    if count < _QUICK:
-        padded = b"".join(_STORED_GROUPS[count](encoded))
-    else:
-        padded = b"".join([encoded[at : at + _GROUP] for at in range(0, len(encoded), _STORED)])
+    padded = b"".join([encoded[at : at + _GROUP] for at in range(0, len(encoded), _STORED)])
     if not padded.endswith(_ZEROS[pad]):
         raise Undecodable("a memcomparable key with a padding that is not zero", where=encoded.hex())
     return padded[:-pad]

@@ -94,6 +94,9 @@ class LockWaiting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._time_out, name="lock-waiting", daemon=True)
                 self._thread.start()
+            if len(self._deadlines) > 2 * WAITERS_MAX:
+                self._deadlines = [each for each in self._deadlines if not each[2].gone]
+                heapq.heapify(self._deadlines)
             self._changed.notify_all()
         return True
 

@@ -23,9 +23,10 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.call import Call, RefusalError, Serve, scan_range, the_key, the_keys, the_range
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.engine import Engine
-from tidegate.tikv.mvcc import Change, View
+from tidegate.tikv.mvcc import Change
 from tidegate.tikv.percolator import Outcome
 from tidegate.tikv.raftstore import Command, Raftstore
+from tidegate.tikv.reader import View
 from tidegate.tikv.region import Region
 from tidegate.tikv.scheduler import Answer, Scheduler, Task
 

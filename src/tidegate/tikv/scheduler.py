@@ -18,9 +18,10 @@ from tidegate.tikv import mvcc
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.latches import Latches
 from tidegate.tikv.lock_waiting import LockWaiting, Waiter
-from tidegate.tikv.mvcc import Change, Reader
+from tidegate.tikv.mvcc import Change
 from tidegate.tikv.percolator import Outcome
 from tidegate.tikv.raftstore import Command, Raftstore
+from tidegate.tikv.reader import Reader
 
 Answer = Callable[[Any, Exception | None], None]
 """Called once with the response, or with the error that prevented one."""

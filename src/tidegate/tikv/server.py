@@ -133,6 +133,7 @@ class EmbeddedUpstream:
                 self._waiting,
                 self._endpoint.announced,
                 raw,
+                self._tso.get if self._tso.mode is TsoMode.SYSTEM else None,
             )
         )
         self._collector = Collector(self._raftstore, self._safe_points, self.api_version, clock)

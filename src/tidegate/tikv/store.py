@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tidegate.model import timestamp
 from tidegate.proto import errorpb_pb2
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import api_version, keys, mvcc, percolator, snapshot
@@ -27,15 +28,20 @@ from tidegate.tikv.call import (
 )
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.lock_waiting import LockWaiting
-from tidegate.tikv.mvcc import Reader
 from tidegate.tikv.percolator import Announced, Outcome
 from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.rawkv import RawKv
+from tidegate.tikv.reader import Reader
 from tidegate.tikv.region import Region, RegionTable, key_not_in_region
 from tidegate.tikv.scheduler import Answer, Patience, Scheduler, Task
 
+MAX_TS_DRIFT_MS: Final = 60_000
+"""A request may not name a ts further ahead of PD than this (TiKV's storage.max-ts.max-drift)."""
 RESOLVE_LOCKS_MAX: Final = 4096
 """Locks that one round of a ResolveLock over a whole region takes; rounds follow until none is left."""
+
+_VERSION: Final = ("version",)
+_PREWRITTEN: Final = ("start_version", "for_update_ts", "min_commit_ts")
 
 Announcements = Callable[[int], Announced]
 """Region id -> what CDC has announced for its keys."""
@@ -52,6 +58,8 @@ class Parts:
     waiting: LockWaiting
     announced: Announcements
     raw: RawKv
+    pd_ts: Callable[[], int] | None = None
+    """PD's present ts; None when its time stands still, and any ts may be named."""
 
 
 class Store:
@@ -67,6 +75,8 @@ class Store:
         self._announced = parts.announced
         self._raw = parts.raw
         self._api_version = parts.raw.api_version
+        self._pd_ts = parts.pd_ts
+        self._ts_limit = 0
         self._calls = self._table()
 
     def submit(self, request: Any, answer: Answer) -> None:
@@ -81,6 +91,12 @@ class Store:
             refusal = self._refusal(call, request, named)
             if refusal:
                 answer(refused(call.response(), refusal), None)
+                return
+        for name in call.stamps:
+            ts = getattr(request, name)
+            if ts > self._ts_limit and self._is_ahead(ts):
+                text = f"{name} {ts} is more than {MAX_TS_DRIFT_MS // 1000} s ahead of PD's time"
+                answer(refused(call.response(), text), None)
                 return
         stored = [*map(self._raw.physical if call.raw else keys.encode, named)]
         if stored:
@@ -102,6 +118,15 @@ class Store:
             start, end = call.range(request)
             modes.append((api_version.range_mode(start, end), start))
         return api_version.refusal(self._api_version, request.context, call.raw, modes)
+
+    def _is_ahead(self, ts: int) -> bool:
+        """Whether a ts would move max_ts where PD's timestamps come only much later: it would hide what is
+        committed with a ts of its own until then.
+        """
+        if self._pd_ts is None or ts == keys.TS_MAX:
+            return False
+        self._ts_limit = self._pd_ts() + timestamp.compose(MAX_TS_DRIFT_MS)
+        return ts > self._ts_limit
 
     # --- kinds of handlers ---
 
@@ -249,15 +274,19 @@ class Store:
     def _table(self) -> dict[type[Any], Call]:
         concurrency = self._concurrency
         return self._raw.calls() | {
-            pb.GetRequest: Call(pb.GetResponse, self._reads(self._get), the_key),
-            pb.BatchGetRequest: Call(pb.BatchGetResponse, self._reads(self._batch_get), the_keys),
+            pb.GetRequest: Call(pb.GetResponse, self._reads(self._get), the_key, stamps=_VERSION),
+            pb.BatchGetRequest: Call(
+                pb.BatchGetResponse, self._reads(self._batch_get), the_keys, stamps=_VERSION
+            ),
             pb.BufferBatchGetRequest: Call(
                 pb.BufferBatchGetResponse, self._reads(self._buffer_batch_get), the_keys
             ),
-            pb.ScanRequest: Call(pb.ScanResponse, self._reads(self._scan), range=scan_range),
-            pb.ScanLockRequest: Call(pb.ScanLockResponse, self._reads(self._scan_locks)),
+            pb.ScanRequest: Call(pb.ScanResponse, self._reads(self._scan), range=scan_range, stamps=_VERSION),
+            pb.ScanLockRequest: Call(
+                pb.ScanLockResponse, self._reads(self._scan_locks), stamps=("max_version",)
+            ),
             pb.MvccGetByKeyRequest: Call(pb.MvccGetByKeyResponse, self._reads(self._mvcc_by_key), the_key),
-            pb.PrewriteRequest: Call(pb.PrewriteResponse, self._prewrite, mutated),
+            pb.PrewriteRequest: Call(pb.PrewriteResponse, self._prewrite, mutated, stamps=_PREWRITTEN),
             pb.FlushRequest: Call(pb.FlushResponse, self._flush, mutated),
             pb.CommitRequest: Call(pb.CommitResponse, self._commit, the_keys),
             pb.PessimisticLockRequest: Call(pb.PessimisticLockResponse, self._pessimistic_lock, mutated),
@@ -272,11 +301,13 @@ class Store:
                 pb.CheckTxnStatusResponse,
                 self._writes(lambda r, q, keys: percolator.check_txn_status(r, q, keys, concurrency)),
                 _primary_key,
+                stamps=("lock_ts", "caller_start_ts", "current_ts"),
             ),
             pb.CheckSecondaryLocksRequest: Call(
                 pb.CheckSecondaryLocksResponse,
                 self._writes(lambda r, q, keys: percolator.check_secondary_locks(r, q, keys, concurrency)),
                 the_keys,
+                stamps=("start_version",),
             ),
             pb.TxnHeartBeatRequest: Call(
                 pb.TxnHeartBeatResponse, self._writes(percolator.heart_beat), _primary_lock

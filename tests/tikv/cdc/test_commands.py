@@ -249,7 +249,7 @@ def test_rows_that_a_downstream_does_not_want_are_dropped(make: Make, one_pc: bo
     client, feed = subscribe(cluster, filter_loop=True)
 
     def write(raw: bytes, source: int) -> None:
-        more = {"try_one_pc": True} if one_pc else {}
+        more: dict[str, Any] = {"try_one_pc": True} if one_pc else {}
         start_ts = cluster.tso.get()
         request = prewrite(start_ts, put(raw), context=pb.Context(txn_source=source), **more)
         answer = cluster.call(request, raw)
@@ -405,7 +405,7 @@ def test_self_chosen_timestamps_and_raw_writes_keep_the_promises(make: Make, see
             start_ts = cluster.tso.get()
             name = b"t%d" % rng.randrange(6)
             value = rng.choice([b"%d" % start_ts, LONG + b"%d" % start_ts])
-            kind = rng.choice([{"try_one_pc": True}, {"use_async_commit": True}, {}])
+            kind: dict[str, Any] = rng.choice([{"try_one_pc": True}, {"use_async_commit": True}, {}])
             answer = cluster.call(prewrite(start_ts, put(name, value), **kind), name)
             if answer.errors:
                 continue

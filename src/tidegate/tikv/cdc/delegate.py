@@ -24,7 +24,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterable, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final
 
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
@@ -107,17 +107,9 @@ class Downstream(Subscription):
         )
 
 
-class Seen(NamedTuple):
-    """What a command did to one key: a row for it or none, and the data lock it has afterwards.
-
-    `lock_ts` is 0 when it has none, None when the command did not touch the lock.
-    """
-
-    key: bytes
-    row: bytes | None
-    lock_ts: int | None
-    txn_source: int = 0
-    raw: bool = False
+Seen = tuple[bytes, bytes | None, int | None, int, bool]
+"""What a command did to one key: the key, a row for it or none, the data lock it has afterwards (its
+start_ts; 0: none; None: not touched), the row's txn_source, and whether it is a raw key."""
 
 
 class Announced:
@@ -218,7 +210,7 @@ class Delegate:
     def _seen(self, command: Command, old_values: OldValues) -> Iterable[Seen]:
         long_values: dict[bytes, bytes] = {}
         unlocked: list[bytes] = []
-        shapes = mvcc.LockShapes()
+        shapes, records = mvcc.LockShapes(), mvcc.WriteShapes()
         seen: dict[bytes, Seen] = {}
         for cf, key, value in command.changes:
             if cf == mvcc.LOCK:
@@ -231,20 +223,20 @@ class Delegate:
             elif cf == mvcc.WRITE:
                 user = key[: -keys.TS_BYTES]
                 if command.one_pc:
-                    found = _on_one_pc(user, key, value, long_values, old_values)
+                    found = _on_one_pc(user, key, *records.split(value), long_values, old_values)
                 else:
-                    found = _on_write(user, key, value)
+                    found = _on_write(user, key, *records.split(value))
                 if found is not None:
                     seen[user] = found
             elif cf == mvcc.DEFAULT:
                 user = key[: -keys.TS_BYTES]
                 if self.has_raw and key[0] == _RAW:
-                    seen[user] = Seen(user, raw_row(user, keys.version_of(key), value), None, raw=True)
+                    seen[user] = (user, raw_row(user, keys.version_of(key), value), None, 0, True)
                 else:
                     long_values[user] = value
         for key in unlocked:
             before = seen.get(key)
-            seen[key] = Seen(key, None, 0) if before is None else before._replace(lock_ts=0)
+            seen[key] = (key, None if before is None else before[1], 0, before[3] if before else 0, False)
         return seen.values()
 
 
@@ -256,45 +248,44 @@ def _on_lock(
     old_values: OldValues,
 ) -> Seen:
     if not lock.is_data():
-        return Seen(key, None, 0)
+        return key, None, 0, 0, False
     new = b""
     if lock.kind == mvcc.PUT:
         found = long_values.get(key) if short is None else short
         if found is None:
-            return Seen(key, None, lock.start_ts)
+            return key, None, lock.start_ts, 0, False
         new = found
     old = old_values.before(key, max(lock.start_ts, lock.for_update_ts))
-    return Seen(key, prewrite_row(key, lock, new, old), lock.start_ts, lock.txn_source)
+    return key, prewrite_row(key, lock, new, old), lock.start_ts, lock.txn_source, False
 
 
-def _on_write(user: bytes, key: bytes, value: bytes) -> Seen | None:
-    write = mvcc.decode_write(value)
+def _on_write(user: bytes, key: bytes, write: mvcc.Write, short: bytes | None) -> Seen | None:
     raw, ts = keys.decode(user), keys.version_of(key)
     if write.gc_fence is not None:
-        return Seen(user, wire.row(wire.ROLLBACK, 0, ts, 0, raw), None)
+        return user, wire.row(wire.ROLLBACK, 0, ts, 0, raw), None, 0, False
     if write.kind == mvcc.ROLLBACK:
-        return Seen(user, wire.row(wire.ROLLBACK, 0, write.start_ts, 0, raw), None)
+        return user, wire.row(wire.ROLLBACK, 0, write.start_ts, 0, raw), None, 0, False
     if not write.is_data():
         return None
     source = write.txn_source
-    row = wire.row(
-        wire.COMMIT, OPS[write.kind], write.start_ts, ts, raw, write.short_value or b"", txn_source=source
-    )
-    return Seen(user, row, None, source)
+    row = wire.row(wire.COMMIT, OPS[write.kind], write.start_ts, ts, raw, short or b"", txn_source=source)
+    return user, row, None, source, False
 
 
 def _on_one_pc(
-    user: bytes, key: bytes, value: bytes, long_values: dict[bytes, bytes], old_values: OldValues
+    user: bytes,
+    key: bytes,
+    write: mvcc.Write,
+    short: bytes | None,
+    long_values: dict[bytes, bytes],
+    old_values: OldValues,
 ) -> Seen | None:
-    write = mvcc.decode_write(value)
     if not write.is_data():
         return None
     commit_ts = keys.version_of(key)
-    new = write.short_value
-    if new is None:
-        new = long_values.get(user, b"")
+    new = long_values.get(user, b"") if short is None else short
     old = old_values.before(user, commit_ts - 1)
-    return Seen(user, committed_row(user, commit_ts, write, new, old), None, write.txn_source)
+    return user, committed_row(user, commit_ts, write, new, old), None, write.txn_source, False
 
 
 def prewrite_row(key: bytes, lock: mvcc.Lock, value: bytes, old_value: bytes) -> bytes:

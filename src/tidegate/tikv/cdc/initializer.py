@@ -17,7 +17,8 @@ from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.delegate import Downstream, committed_row, prewrite_row, raw_row
 from tidegate.tikv.engine import EngineSnapshot, Range
-from tidegate.tikv.mvcc import Reader, Write
+from tidegate.tikv.mvcc import Write
+from tidegate.tikv.reader import Reader
 
 EVENT_BYTES: Final = 32 << 10
 _AFTER_RAW: Final = bytes([RAW_PREFIX[0] + 1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tidegate.tikv.mvcc import Reader, View
+from tidegate.tikv.reader import Reader, View
 
 
 class OldValues:

@@ -24,6 +24,8 @@ OP_DELETE: Final = int(pb.Event.Row.DELETE)
 _KINDS: Final = tuple(
     tuple(b"\x18%c" % kind + (b"\x20%c" % op if op else b"") for op in range(3)) for kind in range(6)
 )
+_SIZES_END: Final = 1024
+_SIZES: Final = tuple(var_u64(size) for size in range(_SIZES_END))
 INITIALIZED: Final = b"\x0a\x02\x18%c" % int(pb.Event.INITIALIZED)
 """The row that ends a scan."""
 
@@ -51,11 +53,11 @@ def row(
     """One row; `key` is raw, `expires` in unix seconds."""
     parts = [_head(kind, op, start_ts, commit_ts)]
     if key:
-        parts += (b"\x2a", var_u64(len(key)), key)
+        parts += (b"\x2a", _size(len(key)), key)
     if value:
-        parts += (b"\x32", var_u64(len(value)), value)
+        parts += (b"\x32", _size(len(value)), value)
     if old_value:
-        parts += (b"\x3a", var_u64(len(old_value)), old_value)
+        parts += (b"\x3a", _size(len(old_value)), old_value)
     if expires:
         parts += (b"\x40", var_u64(expires))
     if txn_source:
@@ -63,7 +65,11 @@ def row(
     if generation:
         parts += (b"\x50", var_u64(generation))
     body = b"".join(parts)
-    return b"\x0a" + var_u64(len(body)) + body
+    return b"\x0a" + _size(len(body)) + body
+
+
+def _size(length: int) -> bytes:
+    return _SIZES[length] if length < _SIZES_END else var_u64(length)
 
 
 def event(region_id: int, request_id: int, rows: Sequence[bytes], index: int = 0) -> bytes:

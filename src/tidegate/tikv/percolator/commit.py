@@ -11,8 +11,9 @@ from typing import Final
 from tidegate.model import timestamp
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.mvcc import Change, Lock, Reader, Record, Write
+from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.percolator.outcome import Announced, Outcome, RefusedError, locked
+from tidegate.tikv.reader import Reader, Record
 
 
 class _Silence:

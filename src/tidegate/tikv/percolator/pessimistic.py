@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
-from tidegate.tikv.mvcc import Change, Lock, Reader, Write
+from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.percolator.outcome import Blocked, Outcome, RefusedError, abort, conflict, locked
+from tidegate.tikv.reader import Reader
 
 
 class _Held(NamedTuple):

@@ -11,13 +11,14 @@ above the client's max_commit_ts, both fall back to two-phase commit, which the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.concurrency import Choice, ConcurrencyManager
-from tidegate.tikv.mvcc import Change, Lock, Reader, Write
+from tidegate.tikv.mvcc import Change, Lock, Write
 from tidegate.tikv.percolator.outcome import Outcome, RefusedError, abort, conflict, locked
+from tidegate.tikv.reader import Reader
 
 Newest = tuple[int, Write]
 """commit_ts and record."""
@@ -97,14 +98,8 @@ class CommittedBeforeError(Exception):
         self.response = response
 
 
-class _Entry(NamedTuple):
-    """A key that passed the checks: what will be written, and the pessimistic lock it replaces."""
-
-    key: bytes
-    raw: bytes
-    kind: int
-    value: bytes
-    held: Lock | None
+_Entry = tuple[bytes, bytes, int, bytes, Lock | None]
+"""A key that passed the checks: encoded and raw, what will be written, the pessimistic lock it replaces."""
 
 
 class _Prewriter:
@@ -154,7 +149,7 @@ class _Prewriter:
         ):  # what mostly is
             if self._want_old_values:
                 self._old_values[key] = None
-            self._entries.append(_Entry(key, mutation.key, _KINDS_PLAIN[mutation.op], mutation.value, None))
+            self._entries.append((key, mutation.key, _KINDS_PLAIN[mutation.op], mutation.value, None))
             return
         raw: bytes = mutation.key
         action = self._actions[index] if index < len(self._actions) else _SKIP
@@ -178,7 +173,7 @@ class _Prewriter:
         if checked or asserted or self._want_old_values:
             self._check_versions(raw, key, mutation, action, checked, asserted)
         if op != pb.CheckNotExists:
-            self._entries.append(_Entry(key, raw, _KINDS[op], mutation.value, held))
+            self._entries.append((key, raw, _KINDS[op], mutation.value, held))
         elif self._concurrency is not None:
             self._concurrency.update_max_ts(self._start_ts)
 
@@ -313,9 +308,9 @@ class _Prewriter:
             secondaries=secondaries,
         )
         by_kind = {kind: shown._replace(kind=kind) for kind in (mvcc.PUT, mvcc.DELETE, mvcc.LOCK_ONLY)}
-        floor = max([floor, *(each.held.min_commit_ts for each in self._entries if each.held is not None)])
+        floor = max([floor, *(held.min_commit_ts for *_, held in self._entries if held is not None)])
         return self._concurrency.publish(
-            ((each.key, by_kind[each.kind]) for each in self._entries), floor, request.max_commit_ts
+            ((key, by_kind[kind]) for key, _, kind, *_ in self._entries), floor, request.max_commit_ts
         )
 
     def _put_locks(self, common: Lock) -> None:
