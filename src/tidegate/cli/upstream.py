@@ -52,6 +52,15 @@ def run(
             help="system: timestamps follow the clock; manual: they stand until `load` or `tso` moves them."
         ),
     ] = "system",
+    api_version: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=2, help="Of a new store; 2 has raw keys with versions, captured, and keyspaces."
+        ),
+    ] = None,
+    keyspace: Annotated[
+        list[str] | None, typer.Option(help="A keyspace to have beside DEFAULT; may be repeated.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Serve PD, TiKV and its change feed on one address until SIGTERM or Ctrl-C."""
@@ -61,7 +70,9 @@ def run(
         raise typer.BadParameter(f"'{tso}' is not one of system, manual", param_hint="--tso")
     stop = _stop_on_signals()
     with _reported():
-        upstream = EmbeddedUpstream(data_dir, pd, regions=regions, tso=tso)
+        upstream = EmbeddedUpstream(
+            data_dir, pd, regions=regions, tso=tso, api_version=api_version, keyspaces=keyspace or ()
+        )
         try:
             addresses = upstream.start()
             ready = {
@@ -70,6 +81,7 @@ def run(
                 "store": addresses.store,
                 "cluster_id": addresses.cluster_id,
                 "tso": tso,
+                "api_version": upstream.api_version,
                 "data_dir": str(data_dir),
                 "pid": os.getpid(),
             }
