@@ -96,6 +96,7 @@ class EmbeddedUpstream:
         self._engine = Engine(Path(data_dir))
         try:
             self.api_version = load_api_version(self._engine, api_version)
+            self._keyspaces = Keyspaces(self._engine, clock, keyspaces)
         except InvalidInput:
             self._engine.close()
             raise
@@ -103,7 +104,6 @@ class EmbeddedUpstream:
         self._regions = load_regions(self._engine, split_keys(regions) if boundaries is None else boundaries)
         self._tso = Tso(self._engine, clock, TsoMode(tso))
         self._safe_points = SafePoints(self._engine)
-        self._keyspaces = Keyspaces(self._engine, clock, keyspaces)
         self._pool = ThreadPoolExecutor(SCHEDULER_THREADS, thread_name_prefix="scheduler")
         concurrency = ConcurrencyManager()
         concurrency.update_max_ts(self._tso.present())
