@@ -230,3 +230,11 @@ def test_a_ts_far_ahead_of_pd_is_refused_and_moves_nothing(make: Callable[..., C
     assert cluster.concurrency.max_ts < far
     newest = pb.GetRequest(key=b"k", version=keys.TS_MAX)
     assert cluster.call(newest, b"k").not_found, "the newest of all is no time"
+
+
+def test_a_mutation_that_is_none_of_a_prewrite_is_refused() -> None:
+    kv = Kv()
+    for op in (pb.Rollback, pb.PessimisticLock, pb.SharedLock):
+        error = kv.prewrite(10, put(b"a"), pb.Mutation(op=op, key=b"b")).errors[0]
+        assert error.abort == f"a prewrite cannot have a mutation of kind {op}"
+    assert kv.view.lock(b"a") is None

@@ -168,6 +168,8 @@ class _Prewriter:
         elif action == _HELD:
             self._amend(raw, key)
         op = mutation.op
+        if op not in _KINDS and op != pb.CheckNotExists:
+            raise abort(f"a prewrite cannot have a mutation of kind {op}")
         asserted = self._strict and mutation.assertion != _NO_ASSERTION
         checked = held is None and not self._skips_constraints(action)
         if checked or asserted or self._want_old_values:
