@@ -1,5 +1,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
+GOLDEN ?= tests/golden
+GOLDEN_TESTS := tests/tidb tests/mounter tests/codec tests/dispatcher $(wildcard tests/filter)
 
 help: ## what one can do here
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +25,12 @@ check: setup ## format, lint, types, imports, spelling
 	@.venv/bin/lint-imports
 	@.venv/bin/codespell
 
+golden: setup ## rows, keys, DDL and filters recorded from TiDB: make golden GOLDEN=DIR, default tests/golden
+	@$(PY) -m pytest $(GOLDEN_TESTS) --golden $(GOLDEN) $(PYTEST_ARGS)
+
+fuzz: setup ## a million damaged rows through the decoders; each at the end of readable memory
+	@$(PY) -m tests.tidb.row_fuzz $(FUZZ_ARGS)
+
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
@@ -36,4 +44,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check kills bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills bench lock clean

@@ -8,11 +8,11 @@ import mmap
 PAGE = mmap.PAGESIZE
 
 
-class Guarded:
-    """A copy of bytes whose end is the end of readable memory."""
+class GuardedRoom:
+    """Room for up to `capacity` bytes, again and again; whatever is put there ends where memory ends."""
 
-    def __init__(self, data: bytes) -> None:
-        size = -(-max(len(data), 1) // PAGE) * PAGE
+    def __init__(self, capacity: int) -> None:
+        size = -(-max(capacity, 1) // PAGE) * PAGE
         self._map = mmap.mmap(-1, size + PAGE)
         anchor = ctypes.c_char.from_buffer(self._map)
         base = ctypes.addressof(anchor)
@@ -20,8 +20,22 @@ class Guarded:
         protect = ctypes.CDLL(None).mprotect
         protect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
         assert protect(base + size, PAGE, 0) == 0
-        self.address = base + size - len(data)
-        ctypes.memmove(self.address, data, len(data))
+        self.capacity, self._end = size, base + size
+
+    def put(self, data: bytes) -> int:
+        """Copy bytes there; returns their address. What was there before is gone."""
+        assert len(data) <= self.capacity
+        address = self._end - len(data)
+        ctypes.memmove(address, data, len(data))
+        return address
 
     def close(self) -> None:
         self._map.close()
+
+
+class Guarded(GuardedRoom):
+    """A copy of bytes whose end is the end of readable memory."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(len(data))
+        self.address = self.put(data)

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pytest
 
+from tests.golden_folder import count
 from tests.mounter.golden_rows import CASES, GoldenRow, OneTable, block_of, golden_rows, store_of
 from tidegate.model.block import DELETE, PUT
 from tidegate.model.row import RowChange
@@ -55,6 +56,7 @@ def assert_same(found: list[RowChange], wanted: list[RowChange | None]) -> None:
     assert [fields(row) for row in found] == [fields(row) for row in wanted if row is not None]
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("zone", ["UTC", "America/New_York"])
 @pytest.mark.parametrize("case", CASES)
 def test_golden_rows_mount_as_the_plain_mounter_mounts_them(case: str, zone: str) -> None:
@@ -63,6 +65,7 @@ def test_golden_rows_mount_as_the_plain_mounter_mounts_them(case: str, zone: str
     assert failed == []
     plain = [mount_row(row.entry, row.table, ZoneInfo(zone)) for row in rows]
     assert_same(in_block_order(blocks, ZoneInfo(zone)), plain)
+    count("rows", f"row changes, kernels as the plain mounter in {zone}", len(rows))
 
 
 def test_many_tables_in_one_block_come_out_one_block_per_table_version() -> None:

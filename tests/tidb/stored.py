@@ -6,6 +6,8 @@ import struct
 from typing import Any
 
 from tidegate.model.schema import Kind
+from tidegate.tidb import row
+from tidegate.tidb.datum import NULL, Datum
 from tidegate.tidb.row import Stored
 from tidegate.tidb.types import decimal, string, temporal
 
@@ -26,17 +28,27 @@ _KINDS = {
     "bit": Kind.BIT,
     "null": Kind.INT,
 }
-_COLLATIONS = ("ascii_bin", "binary", "latin1_bin", "utf8_bin", "utf8mb4_0900_bin", "utf8mb4_bin")
+UNKNOWN_WEIGHTS = ("gb18030_chinese_ci", "utf8mb4_0900_ai_ci")
+"""Collations whose tables we do not have: keys under them can be read, not made."""
 
 
 def known(item: dict[str, Any]) -> bool:
-    """Whether our encoder can make it: no collation with weights."""
-    return item["t"] != "string" or item["collation"] in _COLLATIONS
+    """Whether our encoder can make its key."""
+    return item.get("collation") not in UNKNOWN_WEIGHTS
 
 
 def kind_of(item: dict[str, Any]) -> Kind:
     """The kind of a column that would hold it."""
     return _KINDS[item["t"]]
+
+
+def key_datum(item: dict[str, Any]) -> Datum:
+    """What a key holds for it."""
+    if item["t"] == "null":
+        return NULL
+    stored = stored_of(item, in_key=True)
+    assert stored is not None
+    return row.to_key_datum(stored, kind_of(item))
 
 
 def stored_of(item: dict[str, Any], *, in_key: bool = False) -> Stored:

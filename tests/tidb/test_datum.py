@@ -1,36 +1,47 @@
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden import lines
-from tests.tidb.stored import kind_of, known, stored_of
+from tests.golden_folder import count, lines
+from tests.tidb.stored import key_datum, kind_of, known, stored_of
 from tidegate.errors import InvalidInput, Undecodable
 from tidegate.tidb import datum, row
-from tidegate.tidb.datum import NULL, Datum, Flag
+from tidegate.tidb.datum import Datum, Flag
+from tidegate.tidb.types import temporal
 
 
-def test_golden_key_datums_are_tidbs_bytes_and_come_back() -> None:
-    seen = 0
+def in_zone(item: dict[str, Any], zone: str) -> dict[str, Any]:
+    """The datum as a session of that zone stores it."""
+    if item["t"] != "timestamp" or zone == item["time_zone"]:
+        return item
+    utc = temporal.to_utc(temporal.parse(item["v"]), temporal.zone(zone))
+    return item | {"v": temporal.datetime_text(utc, item["fsp"])}
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai"])
+def test_golden_key_datums_are_tidbs_bytes_and_come_back(zone: str) -> None:
+    suffix = "" if zone == "UTC" else f"_{zone}"
     for case in lines("keys/datums"):
-        if case.get("key_error") or not all(known(item) for item in case["datums"]):
+        if f"key{suffix}" not in case:
             continue
-        made = [
-            NULL if item["t"] == "null" else row.to_key_datum(stored_of(item, in_key=True), kind_of(item))
-            for item in case["datums"]
-        ]
-        assert datum.encode_key(made).hex() == case["key"]
-        assert [d.value for d in datum.read_all(bytes.fromhex(case["key"]))] == [d.value for d in made]
-        seen += 1
-    assert seen > 900
-
-
-def test_golden_values_are_read_to_their_end() -> None:
-    for case in lines("keys/datums"):
-        read = datum.read_all(bytes.fromhex(case["value"]))
+        key = bytes.fromhex(case[f"key{suffix}"])
+        if not all(map(known, case["datums"])):
+            assert b"".join(map(datum.encode, datum.read_all(key))) == key
+            count("keys", "datums, key read only: no weights")
+        else:
+            made = [key_datum(in_zone(item, zone)) for item in case["datums"]]
+            assert datum.encode_key(made) == key
+            assert [d.value for d in datum.read_all(key)] == [d.value for d in made]
+        read = datum.read_all(bytes.fromhex(case[f"value{suffix}"]))
         assert len(read) == len(case["datums"])
-        assert b"".join(map(datum.encode, read)).hex() == case["value"]
+        for one, item in zip(read, case["datums"], strict=True):
+            assert row.from_datum(one, kind_of(item)) == stored_of(in_zone(item, zone))
+        assert b"".join(map(datum.encode, read)).hex() == case[f"value{suffix}"]
+        count("keys", f"datums, {zone}")
 
 
 @given(st.binary(max_size=60))

@@ -4,13 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden import lines
+from tests.golden_folder import count, lines
+from tests.tidb.stored import key_datum, known
 from tidegate.errors import Undecodable
-from tidegate.tidb import keys, memcomparable
+from tidegate.tidb import datum, keys, memcomparable
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 
 
+@pytest.mark.golden
 def test_golden_record_keys_and_spans() -> None:
     for case in lines("keys/table_keys"):
         if case["kind"] != "int_handle":
@@ -24,9 +26,11 @@ def test_golden_record_keys_and_spans() -> None:
         span = keys.record_span(table_id)
         assert (span.start.hex(), span.end.hex()) == (case["cdc_span_start"], case["cdc_span_end"])
         assert memcomparable.encode_bytes(key).hex() == case["region_key"]
+        count("keys", "table keys, int handle")
 
 
-def test_golden_common_handles_are_padded() -> None:
+@pytest.mark.golden
+def test_golden_common_handles_are_made_of_their_datums_and_padded() -> None:
     for case in lines("keys/table_keys"):
         if case["kind"] != "common_handle":
             continue
@@ -34,8 +38,32 @@ def test_golden_common_handles_are_padded() -> None:
         key = keys.common_record(int(case["table_id"]), handle)
         assert key.hex() == case["key"]
         assert keys.parse_record(key).is_int is case["decoded_is_int"]
+        nulls = [i for i, item in enumerate(case["datums"]) if item["t"] == "null"]
+        assert case["handle_columns"] == (nulls[0] if nulls else len(case["datums"]))
+        if not all(map(known, case["datums"])):
+            count("keys", "table keys, common handle, read only: no weights")
+            continue
+        made = datum.encode_key(map(key_datum, case["datums"]))
+        assert keys.common_record(int(case["table_id"]), made) == key
+        count("keys", "table keys, common handle")
 
 
+@pytest.mark.golden
+def test_golden_index_keys_are_made_of_their_datums() -> None:
+    for case in lines("keys/table_keys"):
+        if case["kind"] != "index_prefix":
+            continue
+        read = datum.encode_key(datum.read_all(bytes.fromhex(case["key"])[19:]))
+        assert keys.index_prefix(int(case["table_id"]), case["index_id"], read).hex() == case["key"]
+        if not all(map(known, case["datums"])):
+            count("keys", "table keys, index, read only: no weights")
+            continue
+        made = datum.encode_key(map(key_datum, case["datums"]))
+        assert keys.index_prefix(int(case["table_id"]), case["index_id"], made).hex() == case["key"]
+        count("keys", "table keys, index")
+
+
+@pytest.mark.golden
 def test_golden_meta_keys() -> None:
     for case in lines("keys/table_keys"):
         if case["kind"] == "meta_hash_key":
@@ -45,6 +73,7 @@ def test_golden_meta_keys() -> None:
             assert keys.parse_meta(key) == keys.MetaKey(
                 case["name"].encode(), keys.HASH_DATA, case["field"].encode()
             )
+            count("keys", "table keys, meta")
 
 
 @given(INT64, st.integers(0, 2**64 - 1))

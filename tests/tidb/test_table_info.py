@@ -1,15 +1,31 @@
 import pytest
 
-from tests.codec.golden import lines
+from tests.golden_folder import count, lines
 from tests.tidb.golden_rows import case_names, tables
 from tidegate.errors import Undecodable
 from tidegate.tidb import table_info
+from tidegate.tidb.table_info import PUBLIC
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("name", case_names())
 def test_golden_tables_have_ticdcs_columns_flags_and_eligibility(name: str) -> None:
     for table, seen in tables(name):
+        count("rows", "table versions")
         emitted = [c for c in seen["columns"] if c["visible"]]
+        stored = table.info["cols"]
+        public = [c for c in stored if c["state"] == PUBLIC]
+        assert [(c["id"], c["name"]["O"]) for c in public] == [(c["id"], c["name"]) for c in seen["columns"]]
+        by_offset = {c["offset"]: c["name"]["O"] for c in stored}
+        assert [
+            (index.id, index.name, index.unique, index.primary, [by_offset[at] for at in index.columns])
+            for index in table.indexes
+        ] == [
+            (i["id"], i["name"], i["unique"], i["primary"], i["columns"])
+            for i in seen["indexes"] or []
+            if i["state"] == "public"
+        ]
+        assert (table.schema, table.table, table.id) == (seen["schema"], seen["table"], seen["table_id"])
         assert [(c.id, c.name, c.mysql_type, c.flag) for c in table.columns] == [
             (c["id"], c["name"], c["type"], c["mysql_flag"]) for c in emitted
         ]
@@ -22,7 +38,7 @@ def test_golden_tables_have_ticdcs_columns_flags_and_eligibility(name: str) -> N
 
 
 def test_the_handle_key_is_the_smallest_not_null_unique_index() -> None:
-    table, _ = next(iter(tables("key_uk_notnull")))
+    table, _ = next(iter(tables("key_uk_notnull", ours=True)))
     handle = [table.columns[at] for at in table.handle_key]
     assert handle
     assert not any(column.nullable for column in handle)
@@ -31,7 +47,7 @@ def test_the_handle_key_is_the_smallest_not_null_unique_index() -> None:
 
 
 def test_a_clustered_key_is_in_the_record_key() -> None:
-    table, _ = next(iter(tables("key_common_three")))
+    table, _ = next(iter(tables("key_common_three", ours=True)))
     assert table.is_common_handle
     assert table.handle_columns == table.primary_key == table.handle_key
     assert len(table.handle_columns) == 3
@@ -40,7 +56,7 @@ def test_a_clustered_key_is_in_the_record_key() -> None:
 def test_views_and_sequences_are_no_base_tables() -> None:
     infos = [
         event["table_info"]
-        for done in lines("ddl/views_sequences")
+        for done in lines("ddl/views_sequences", ours=True)
         if done["kind"] == "ddl_done"
         for event in done["events"] or []
     ]

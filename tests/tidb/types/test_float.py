@@ -5,17 +5,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden import lines
+from tests.golden_folder import count, lines
 from tidegate.errors import Undecodable
 from tidegate.tidb.types import float as floats
 
 
+@pytest.mark.golden
 def test_golden_comparable_floats() -> None:
     for case in lines("keys/primitives"):
         if case["kind"] == "float":
             value = struct.unpack(">d", bytes.fromhex(case["bits"]))[0]
             assert floats.encode(value).hex() == case["comparable"]
             assert floats.decode(bytes.fromhex(case["comparable"])) == value
+            assert bytes(0xFF - byte for byte in floats.encode(value)).hex() == case["comparable_desc"]
+            count("keys", "primitives, float")
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden import lines
+from tests.golden_folder import count, lines
 from tidegate.errors import InvalidInput, Undecodable
+from tidegate.tidb import datum
+from tidegate.tidb.datum import Datum, Flag
 from tidegate.tidb.types import json
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=8)
@@ -17,15 +19,20 @@ DOCUMENTS = st.recursive(
 )
 
 
+@pytest.mark.golden
 def test_golden_documents_decode_and_encode_as_tidb_does() -> None:
     for case in lines("keys/json"):
         if "error" in case:
             with pytest.raises(InvalidInput):
                 json.encode(case["text"])
+            count("keys", "json, refused")
             continue
         data = bytes([case["type_code"]]) + bytes.fromhex(case["binary"])
         assert json.decode(data) == case["string"]
         assert json.encode(case["text"]) == data
+        read, end = datum.read(bytes.fromhex(case["codec_value"]), 0)
+        assert (read, end) == (Datum(Flag.JSON, data), len(data) + 1)
+        count("keys", "json")
 
 
 @given(DOCUMENTS)

@@ -4,16 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden import lines
+from tests.golden_folder import count, lines
 from tidegate.errors import InvalidInput, Undecodable
 from tidegate.tidb.types import vector
 
 
+@pytest.mark.golden
 def test_golden_vectors() -> None:
     for case in lines("keys/vectors"):
         data = bytes.fromhex(case["binary"])
         assert vector.decode(data) == case["string"]
         assert vector.encode(case["text"]) == data
+        count("keys", "vectors")
 
 
 @given(st.binary(max_size=40))

@@ -16,6 +16,7 @@ from tidegate.errors import InvalidInput, Undecodable
 
 MAX_PRECISION: Final = 81
 """Digits that TiDB's nine words hold; columns have at most 65."""
+MAX_SCALE: Final = 30
 
 _BYTES_OF: Final = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 
@@ -100,10 +101,13 @@ def encode(text: str, precision: int = 0, frac: int = 0) -> bytes:
 
 
 def natural_size(text: str) -> tuple[int, int]:
-    """Precision and scale of a number as it is written: leading zeros do not count."""
+    """Precision and scale of a number as it is written: leading zeros do not count.
+
+    The scale is at most MAX_SCALE, as in TiDB; the digits beyond it still count for the precision.
+    """
     _, whole, frac = _split(text)
     whole = whole.lstrip("0")
-    return max(len(whole) + len(frac), 1), len(frac)
+    return max(len(whole) + len(frac), 1), min(len(frac), MAX_SCALE)
 
 
 def encode_binary(text: str, precision: int, frac: int) -> bytes:

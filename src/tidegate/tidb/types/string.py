@@ -1,4 +1,4 @@
-"""Strings: which ones their own key cannot give back, and the sort keys of the binary collations.
+"""Strings: which ones their own key cannot give back, and the sort keys of collations.
 
 TiDB keeps text of every charset as UTF-8 in its rows, binary strings as they are. A key holds the
 collation's *sort key* instead of the text; where that loses something the row holds the text again
@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.errors import InvalidInput
+from tidegate.tidb.types import weights
 
 VARCHAR: Final = 15
 _EXACT: Final = frozenset({"binary", "utf8mb4_0900_bin"})
 _PADDED: Final = frozenset({"ascii_bin", "latin1_bin", "utf8_bin", "utf8mb4_bin"})
+_ENCODED: Final = {"gbk_bin": "gbk", "gb18030_bin": "gb18030"}
 
 
 def needs_restored_data(mysql_type: int, charset: str, collate: str) -> bool:
@@ -28,14 +30,19 @@ def needs_restored_data(mysql_type: int, charset: str, collate: str) -> bool:
 
 
 def sort_key(data: bytes, collate: str) -> bytes:
-    """What a key holds for a string, for collations whose sort key is made of the text's own bytes.
+    """What a key holds for a string of UTF-8 (or binary) under a collation.
 
-    InvalidInput for the others: their weights are tables we do not carry, and decoding needs none.
+    InvalidInput for collations whose weights are not here (`weights`); decoding needs none.
     """
     if collate in _EXACT or collate == "":
         return data
     if collate in _PADDED:
         return data.rstrip(b" ")
+    if collate in _ENCODED:
+        text = data.rstrip(b" ").decode(errors="surrogateescape")
+        return text.encode(_ENCODED[collate], "replace")
+    if collate in weights.KNOWN:
+        return weights.of(collate).key(data.rstrip(b" ").decode(errors="surrogateescape"))
     raise InvalidInput(
         f"keys under collation {collate} cannot be made",
         why="its weights are not known here",
