@@ -217,6 +217,12 @@ class ReplicaConfig:
         """As TiCDC's API writes it (snake_case, durations in nanoseconds); `redact` hides secrets."""
         return _dump(self, redact)
 
+    @property
+    def carries_watermarks(self) -> bool:
+        """Whether a reader of the topic can know up to when it is complete."""
+        extended = self.sink.kafka_config.codec_config.enable_tidb_extension
+        return self.sink.protocol != "canal-json" or extended
+
     def codec_settings(self) -> dict[str, str | int | bool]:
         """The options of the protocol, as `codec.registry.codec_options` takes them."""
         sink, kafka = self.sink, self.sink.kafka_config

@@ -26,6 +26,7 @@ from tidegate.api.serve import address_of, listen, run
 from tidegate.cli.main import app as command_line
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.capture import Capture, Options
+from tidegate.server.processor import OpenSink
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -45,14 +46,14 @@ def wait_for(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
 class Running:
     """A capture in a thread of its own, driven over HTTP."""
 
-    def __init__(self, pd: str, data_dir: Path, out: Path) -> None:
+    def __init__(self, pd: str, data_dir: Path, out: Path, open_sink: OpenSink | None = None) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
         self._options = Options(
             pd,
             data_dir,
             pipeline_command=lambda spec: [sys.executable, str(STAND_IN), str(out), str(spec)],
-            open_sink=opener(out),
+            open_sink=open_sink or opener(out),
         )
         self.address = ""
         self._up = threading.Event()
@@ -70,10 +71,10 @@ class Running:
         self.capture = capture
         self._up.set()
 
-    def stop(self) -> None:
+    def stop(self, within_s: float = 30) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
-            self._thread.join(30)
+            self._thread.join(within_s)
             assert not self._thread.is_alive()
 
     def call(self, method: str, path: str, body: Any = None, **query: str) -> Any:
@@ -284,7 +285,9 @@ def test_a_start_below_the_gc_safepoint_names_the_least_that_is_possible(
     pd.update_service_gc_safepoint("other", 1000, late)
     refused = capture.create("one", start_ts=early)
     assert (refused["http"], refused["error_code"]) == (400, "CDC:ErrStartTsBeforeGC")
-    assert f"at least {late + 1}" in refused["error_msg"]
+    assert f"start-ts {early} is not above the GC safepoint {late}" in refused["error_msg"]
+    assert "upstream has dropped old versions" in refused["error_msg"]
+    assert f"use a start-ts of at least {late + 1}" in refused["error_msg"]
     assert capture.create("one", start_ts=late + 1)["http"] == 200
     held = pd.update_service_gc_safepoint("probe", 10, late + (1 << 30))
     assert held <= late

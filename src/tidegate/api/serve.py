@@ -76,9 +76,11 @@ def stop_on_signals() -> asyncio.Event:
 async def run(
     options: Options, listener: socket.socket, ready: Ready, stop: asyncio.Event
 ) -> TidegateError | None:
-    """Serve until `stop`; the error that ended it, or None. Raises TidegateError when it cannot start."""
+    """Serve until `stop`; the error that ended it, or None. Raises TidegateError when it cannot start.
+
+    A PD that does not answer is waited for.
+    """
     capture = Capture(dataclasses.replace(options, address=address_of(listener)))
-    await capture.start()
     config = uvicorn.Config(
         create_app(capture),
         log_config=None,
@@ -87,14 +89,31 @@ async def run(
         timeout_graceful_shutdown=CLOSE_S,
     )
     server = _Server(config)
+    # It listens before the capture is open: while that waits for PD, its status can be asked for.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        ready(capture)
-        capture.lost.add_done_callback(lambda lost: stop.set())
-        serving.add_done_callback(lambda served: stop.set())
-        await stop.wait()
+        if await _started(capture, stop):
+            ready(capture)
+            capture.lost.add_done_callback(lambda lost: stop.set())
+            serving.add_done_callback(lambda served: stop.set())
+            await stop.wait()
         return capture.lost.result() if capture.lost.done() else None
     finally:
         server.should_exit = True
         await serving
         await capture.stop()
+
+
+async def _started(capture: Capture, stop: asyncio.Event) -> bool:
+    """Open the capture; False when it is told to stop before that is done."""
+    starting = asyncio.create_task(capture.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await starting
+        return False
+    await starting
+    return True

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tidegate import __version__, metrics
+from tidegate.errors import Retryable
 from tidegate.model import timestamp
 from tidegate.server.capture import Capture
 
@@ -17,24 +18,38 @@ VERSION = f"v8.5.0-tidegate-{__version__}"
 
 
 def capture_of(request: Request) -> Capture:
-    """The capture this API belongs to."""
+    """The capture this API belongs to; raises Retryable while it is not open."""
+    capture = starting_capture_of(request)
+    if not capture.ready:
+        raise Retryable(
+            "The capture is not ready yet.",
+            where=capture.options.address,
+            why=f"it waits for {capture.waiting_for or 'its own start or end'}",
+            fix="try again later; GET /status says what it waits for",
+        )
+    return capture
+
+
+def starting_capture_of(request: Request) -> Capture:
+    """The capture this API belongs to, perhaps without reactor and node yet."""
     capture = request.app.state.capture
     assert isinstance(capture, Capture)
     return capture
 
 
 async def show(request: Request) -> Response:
-    """GET /status."""
-    capture = capture_of(request)
+    """GET /status: also while the capture waits for PD."""
+    capture = starting_capture_of(request)
     return JSONResponse(
         {
             "version": VERSION,
             "git_hash": "",
             "id": capture.id,
-            "cluster_id": str(capture.cluster),
+            "cluster_id": str(capture.cluster) if capture.cluster else "",
             "pid": os.getpid(),
-            "is_owner": True,
+            "is_owner": capture.ready,
             "liveness": 0,
+            "waiting_for": capture.waiting_for,
         }
     )
 

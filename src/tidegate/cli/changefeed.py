@@ -20,6 +20,10 @@ IdOption = Annotated[str, typer.Option("--changefeed-id", "-c", help="The change
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The changefeed's namespace.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
+NO_WATERMARKS = (
+    "note: canal-json without enable-tidb-extension=true carries no watermarks and no commit timestamps; "
+    "`tidegate consumer` cannot read this topic"
+)
 DEFAULT_SERVER = "127.0.0.1:8300"
 TIMEOUT_S = 30.0
 
@@ -64,6 +68,8 @@ def create(
             print(f"left out, since they have no primary or unique key: {names}", file=sys.stderr)
             body["replica_config"]["ignore_ineligible_table"] = True
         made = _call(server, "POST", "/changefeeds", body)
+        if not merged.carries_watermarks:
+            print(NO_WATERMARKS, file=sys.stderr)
         text = f"created changefeed {made['namespace']}/{made['id']}, start-ts {made['start_ts']}"
         _show(made, text, as_json)
 
@@ -79,10 +85,7 @@ def show_all(
     with _reported():
         found = _call(server, "GET", "/changefeeds", query={"namespace": namespace, "state": "all"})["items"]
         items = [f for f in found if everything or f["state"] not in ("finished", "removed")]
-        lines = [
-            f"{f['namespace']}/{f['id']}  {f['state']}  {f['checkpoint_tso']}  {_cause(f)}" for f in items
-        ]
-        _show(items, "\n".join(lines) or "no changefeeds", as_json)
+        _show(items, _table(items) if items else "no changefeeds", as_json)
 
 
 @app.command()
@@ -162,6 +165,19 @@ def _call(
 
 def _show(found: Any, text: str, as_json: bool) -> None:
     print(json.dumps(found) if as_json else text)
+
+
+def _table(feeds: list[dict[str, Any]]) -> str:
+    """One line a feed, columns aligned."""
+    rows = [("CHANGEFEED", "STATE", "CHECKPOINT", "AT (UTC)", "ERROR")]
+    for feed in feeds:
+        name = f"{feed['namespace']}/{feed['id']}"
+        rows.append((name, feed["state"], str(feed["checkpoint_tso"]), feed["checkpoint_time"], _cause(feed)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = (
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+    return "\n".join(padded)
 
 
 def _cause(feed: dict[str, Any]) -> str:

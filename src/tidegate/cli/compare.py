@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
 
-from tidegate.cli.peek import plain
+from tidegate.cli.peek import cell, cells, plain
 from tidegate.errors import InvalidInput, TidegateError
 
 
@@ -20,7 +21,7 @@ def compare(
     rules: Annotated[
         list[str] | None, typer.Option("--filter", help="Table rule as in the changefeed, may be repeated.")
     ] = None,
-    limit: Annotated[int, typer.Option(help="Differing rows shown per table.")] = 20,
+    limit: Annotated[int, typer.Option(min=0, help="Differing rows shown per table.")] = 20,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare every table at one timestamp. Exit 0: equal; 1: they differ, and the rows are shown."""
@@ -35,8 +36,9 @@ def compare(
         snapshot = open_snapshot(target, wanted)
         ts = snapshot.ts if wanted is None else wanted
         table_filter = TableFilter(rules, case_sensitive=False) if rules else None
-        source = Source(PdClient(pd), ts)
-        results = list(verdicts(source, snapshot, table_filter, limit))
+        with PdClient(pd) as client:
+            source = Source(client, ts)
+            results = list(verdicts(source, snapshot, table_filter, limit))
     except TidegateError as error:
         print(error.render(), file=sys.stderr)
         raise typer.Exit(error.exit_code) from error
@@ -48,7 +50,7 @@ def compare(
         "undecodable_source_rows": source.undecodable,
         "tables": [dataclasses.asdict(result) | {"equal": result.equal} for result in results],
     }
-    print(json.dumps(outcome, default=plain) if as_json else _text(outcome))
+    print(json.dumps(outcome, default=plain) if as_json else text_of(outcome))
     raise typer.Exit(0 if equal else 1)
 
 
@@ -58,20 +60,42 @@ def _ts(text: str) -> int:
     return int(text)
 
 
-def _text(outcome: dict[str, Any]) -> str:
+def text_of(outcome: dict[str, Any]) -> str:
+    """The outcome as a table for people, with the differing rows below their table."""
     lines = [f"{'table':40} {'source':>10} {'target':>10}"]
     for result in outcome["tables"]:
-        verdict = "equal" if result["equal"] else result["note"] or f"{result['differing']} rows differ"
+        verdict = "equal" if result["equal"] else result["note"] or "NOT equal"
         lines.append(
             f"{result['table']:40} {result['source_rows']:>10} {result['target_rows']:>10}  {verdict}"
         )
-        lines += [f"    {found['side']}: {found['row']}" for found in result["differences"]]
+        lines += [f"    {line}" for line in _differences(result["differences"], result["key"])]
+        shown = len(result["differences"])
+        if shown < result["differing"]:
+            lines.append(f"    {shown} of {result['differing']} differing rows shown; see --limit")
     if outcome["undecodable_source_rows"]:
         lines.append(f"{outcome['undecodable_source_rows']} source rows could not be decoded")
     if outcome["snapshot_ts"] != outcome["ts"]:
         lines.append(f"the target's snapshot is at {outcome['snapshot_ts']}, below {outcome['ts']}")
     lines.append(f"{'equal' if outcome['equal'] else 'NOT equal'} at ts {outcome['ts']}")
     return "\n".join(lines)
+
+
+def _differences(found: Sequence[dict[str, Any]], key: Sequence[str]) -> Iterator[str]:
+    """A row on one side only, or what differs in a row that both sides have."""
+    left = list(found)
+    while left:
+        one, row = left[0]["side"], left[0]["row"]
+        name = cells({column: row[column] for column in key})
+        same = len(left) > 1 and left[1]["side"] != one and all(left[1]["row"][k] == row[k] for k in key)
+        if key and same and one == "source":
+            other = left[1]["row"]
+            changed = [column for column in row if row[column] != other[column]]
+            texts = (f"{column}: {cell(row[column])} -> {cell(other[column])}" for column in changed)
+            yield f"source -> target  {name}  {', '.join(texts)}"
+            del left[:2]
+            continue
+        yield f"only at the {one}  {cells(row)}"
+        del left[0]
 
 
 if __name__ == "__main__":

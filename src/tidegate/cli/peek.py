@@ -22,7 +22,7 @@ def peek(
     from_beginning: Annotated[
         bool, typer.Option(help="Start with the oldest message instead of the next one.")
     ] = False,
-    limit: Annotated[int | None, typer.Option(help="Stop after so many rows, marks and DDLs.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many rows, marks and DDLs.")] = None,
     follow: Annotated[
         bool | None, typer.Option(help="Wait for more at the end; the default unless --from-beginning.")
     ] = None,
@@ -38,14 +38,15 @@ def peek(
         signal.signal(number, lambda number, _frame: stopping.append(number))
     try:
         keep_on = not from_beginning if follow is None else follow
-        found = messages(
-            Topic(source, time_zone),
-            from_beginning=from_beginning,
-            follow=keep_on,
-            stop=lambda: bool(stopping),
-        )
+        topic, shown, bad = Topic(source, time_zone), 0, 0
+        found = messages(topic, from_beginning=from_beginning, follow=keep_on, stop=lambda: bool(stopping))
         for item in islice(found, limit):
             print(json.dumps(item, default=plain) if as_json else readable(item), flush=True)
+            shown, bad = shown + 1, bad + (item["kind"] == "bad")
+        if not shown and from_beginning and not stopping:
+            print(f"topic {topic.name} has no messages", file=sys.stderr)
+        elif shown == bad > 1:
+            print(f"nothing here is {topic.options.protocol}: is protocol=... right?", file=sys.stderr)
     except BrokenPipeError:
         sys.stderr.close()
     except TidegateError as error:
@@ -85,15 +86,23 @@ def readable(item: dict[str, Any]) -> str:
 
 def _images(old: dict[str, Any] | None, new: dict[str, Any] | None) -> str:
     if old is None or new is None:
-        return _cells(new if new is not None else old or {})
+        return cells(new if new is not None else old or {})
     changed = {name: value for name, value in new.items() if old.get(name) != value}
     same = {name: value for name, value in new.items() if name not in changed}
-    moved = " ".join(f"{name}: {old.get(name)!r} -> {value!r}" for name, value in changed.items())
-    return f"{_cells(same)}  {moved}".strip()
+    moved = " ".join(f"{name}: {cell(old.get(name))} -> {cell(value)}" for name, value in changed.items())
+    return f"{cells(same)}  {moved}".strip()
 
 
-def _cells(row: dict[str, Any]) -> str:
-    return " ".join(f"{name}={value!r}" for name, value in row.items())
+def cells(row: dict[str, Any]) -> str:
+    """A row as `name=value` texts."""
+    return " ".join(f"{name}={cell(value)}" for name, value in row.items())
+
+
+def cell(value: Any) -> str:
+    """A value for people: text in quotes, NULL, numbers and times as SQL writes them."""
+    if value is None:
+        return "NULL"
+    return str(value) if isinstance(value, Decimal | date | datetime) else repr(value)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -16,7 +14,13 @@ from tidegate import __version__
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
+    import socket
+
     from tidegate.server.capture import Capture, Options
+
+
+LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
+"""As TiCDC names them, and as Python does."""
 
 
 def server(
@@ -25,19 +29,31 @@ def server(
     addr: Annotated[
         str, typer.Option("--addr", help="Address of the HTTP API; port 0 takes a free one.")
     ] = "127.0.0.1:8300",
-    log_level: Annotated[str, typer.Option(help="debug, info, warn or error.")] = "info",
+    log_level: Annotated[str, typer.Option(help=", ".join(LEVELS) + ".")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
     ] = False,
 ) -> None:
-    """Run a capture: follow the upstream, deliver its changefeeds, until SIGTERM or Ctrl-C."""
+    """Run a capture: follow the upstream, deliver its changefeeds, until SIGTERM or Ctrl-C.
+
+    A PD that does not answer yet is waited for. Prints one line when it is ready; the log goes to standard
+    error.
+    """
+    if log_level.lower() not in LEVELS:
+        raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")
+    import asyncio
+
     from tidegate import log
     from tidegate.api.serve import listen
     from tidegate.server.capture import Options
 
-    log.setup(json_lines=as_json, level="WARNING" if log_level == "warn" else log_level)
+    log.setup(json_lines=as_json, level=LEVELS[log_level.lower()])
     try:
         listener = listen(addr)
+    except TidegateError as error:
+        print(error.render(), file=sys.stderr)
+        raise typer.Exit(error.exit_code) from error
+    try:
         failure = asyncio.run(_run(Options(pd=pd, data_dir=data_dir.absolute()), listener, as_json))
     except TidegateError as error:
         failure = error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.errors import TidegateError
+from tidegate.errors import InvalidInput, TidegateError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -64,12 +64,15 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Serve PD, TiKV and its change feed on one address until SIGTERM or Ctrl-C."""
+    # gRPC prints its own view of an address that is taken; ours follows.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from tidegate.tikv.server import EmbeddedUpstream
 
     if tso not in ("system", "manual"):
         raise typer.BadParameter(f"'{tso}' is not one of system, manual", param_hint="--tso")
     stop = _stop_on_signals()
     with _reported():
+        _make_folder(data_dir)
         upstream = EmbeddedUpstream(
             data_dir, pd, regions=regions, tso=tso, api_version=api_version, keyspaces=keyspace or ()
         )
@@ -174,6 +177,8 @@ def dump(
                 f"no such table at {snapshot.ts}: {', '.join(unknown)}; there are: {there}",
                 param_hint="--table",
             )
+        if not tables:
+            print(f"no tables at {snapshot.ts}", file=sys.stderr)
         for found in tables:
             if table and found.name not in table:
                 continue
@@ -274,6 +279,18 @@ def check_log_command(
             _say(dataclasses.asdict(verdict), text, as_json)
     _say({"event": "done", "equal": equal}, "equal" if equal else "NOT equal", as_json)
     raise typer.Exit(0 if equal else 1)
+
+
+def _make_folder(data_dir: Path) -> None:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            "the data directory cannot be used",
+            where=str(data_dir),
+            why=error.strerror or str(error),
+            fix="choose a --data-dir that can be made and written",
+        ) from error
 
 
 @contextmanager

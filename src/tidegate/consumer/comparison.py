@@ -44,6 +44,8 @@ class TableVerdict:
     differences: tuple[dict[str, Any], ...]
     """Some of them: {"side": "source" or "target", "row": {column: value}}, by key."""
     note: str = ""
+    key: tuple[str, ...] = ()
+    """The columns that identify a row."""
 
     @property
     def equal(self) -> bool:
@@ -132,9 +134,9 @@ def _verdict(
         note = f"columns differ: {here} at the source, {there} at the target"
         return TableVerdict(name, rows.num_rows, found.num_rows, 0, (), note)
     found = found.select(rows.column_names)
-    order = [table.columns[at].name for at in table.handle_key]
-    differing, shown = differences(rows, found, order, limit)
-    return TableVerdict(name, rows.num_rows, found.num_rows, differing, shown)
+    key = tuple(table.columns[at].name for at in table.handle_key)
+    differing, shown = differences(rows, found, key, limit)
+    return TableVerdict(name, rows.num_rows, found.num_rows, differing, shown, key=key)
 
 
 def differences(

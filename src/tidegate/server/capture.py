@@ -2,9 +2,10 @@
 
     async with capture(options) as node: ...      opens everything, ends everything
 
-One capture a data folder (a lock on `DATA_DIR/lock`). At start it rewrites the cluster's owner key; the
-key's new revision is the first part of every token it grants and guards every write it makes, so that a
-capture that was replaced can store nothing. Children die with this process.
+One capture a data folder (a lock on `DATA_DIR/lock`). At start it waits until PD answers, however long that
+takes: `waiting_for` says so. Then it rewrites the cluster's owner key; the key's new revision is the first
+part of every token it grants and guards every write it makes, so that a capture that was replaced can store
+nothing. Children die with this process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Final
 from tidegate import metrics
 from tidegate.clock import Clock, SystemClock
 from tidegate.control.metadata import FeedError, FeedId, Put, owner_key
-from tidegate.errors import Fatal, InvalidInput, TidegateError
+from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
 from tidegate.server.feed import Node
@@ -38,6 +39,8 @@ from tidegate.server.supervisor import Child, Connection, ControlSocket, Message
 
 LOG: Final = logging.getLogger(__name__)
 
+PD_WAITS_S: Final = (0.5, 1.0, 2.0, 5.0)
+"""Pauses between the attempts at the start; the last one repeats."""
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
 HEALTHY_S: Final = 30.0
@@ -70,21 +73,25 @@ class Capture:
         self.id = str(uuid.uuid4())
         self.lost: asyncio.Future[TidegateError] = asyncio.get_running_loop().create_future()
         """Resolves when the capture cannot go on."""
+        self.cluster = 0
+        self.waiting_for = ""
+        """What the start waits for, in words; empty once that is over."""
         self._stack = contextlib.AsyncExitStack()
         self._puller: Child | None = None
-        self._stopping = False
+        self._ready = False
 
     async def start(self) -> None:
-        """Open everything; raises TidegateError and leaves nothing behind when that fails."""
+        """Open everything; raises TidegateError. Leaves nothing behind when it fails or is cancelled."""
         try:
             await self._open()
+            self._ready = True
         except BaseException:
             await self.stop()
             raise
 
     async def stop(self) -> None:
         """End feeds and children, close everything; takes a few seconds at most."""
-        self._stopping = True
+        self._ready = False
         await self._stack.aclose()
 
     async def _open(self) -> None:
@@ -92,7 +99,7 @@ class Capture:
         stack.callback(os.close, lock_folder(options.data_dir))
         self.pd = PdClient(options.pd, retry_s=5.0)
         stack.callback(self.pd.close)
-        self.cluster = await asyncio.to_thread(lambda: self.pd.cluster_id)
+        self.cluster = await self._wait_for_pd()
         paths = Paths(options.data_dir, store_dir(options.data_dir, self.cluster))
         paths.store.mkdir(parents=True, exist_ok=True)
         disk = ThreadPoolExecutor(1, thread_name_prefix="metadata")
@@ -122,6 +129,33 @@ class Capture:
         stack.push_async_callback(self._end_puller, keeper)
         await self.reactor.start()
         stack.push_async_callback(self.reactor.stop)
+
+    async def _wait_for_pd(self) -> int:
+        """The cluster's id, as soon as PD tells it. Raises InvalidInput when what answers is no PD."""
+        failures, began = 0, self.options.clock.monotonic()
+        probe = PdClient(self.options.pd, retry_s=0.0)
+        self._stack.callback(probe.close)
+        while True:
+            try:
+                cluster = await asyncio.to_thread(lambda: probe.cluster_id)
+            except Retryable as error:
+                if failures == 0:
+                    self.waiting_for = f"PD at {self.options.pd} to answer"
+                    told = {"pd": error.where, "why": error.why, "fix": error.fix}
+                    event(LOG, logging.WARNING, "waiting for PD", **told, api=self.options.address)
+                await asyncio.sleep(PD_WAITS_S[min(failures, len(PD_WAITS_S) - 1)])
+                failures += 1
+                continue
+            if failures:
+                seconds = self.options.clock.monotonic() - began
+                event(LOG, logging.INFO, "PD answers", pd=self.options.pd, waited_s=round(seconds))
+            self.waiting_for = ""
+            return cluster
+
+    @property
+    def ready(self) -> bool:
+        """Whether the start is over: only then there are a reactor and a node."""
+        return self._ready
 
     def _on_lost(self, error: TidegateError) -> None:
         if not self.lost.done():
@@ -190,7 +224,10 @@ def lock_folder(data_dir: Path) -> int:
         descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise InvalidInput(
-            "The data folder cannot be used.", where=str(data_dir), why=error.strerror or str(error)
+            "The data folder cannot be used.",
+            where=str(data_dir),
+            why=error.strerror or str(error),
+            fix="choose a --data-dir that can be made and written",
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,7 @@ starting Spark), then the process is started. Blocking sink calls run in one thr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import ReplicaConfig, SinkUri
@@ -26,6 +27,9 @@ from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
 from tidegate.server.supervisor import Child, spawn
 from tidegate.sink.kafka import progress_topic, transactional_id
 from tidegate.sink.kafka_owner import OwnerSink
+
+CLOSE_S: Final = 2.0
+"""How long the end of a sink's last call is waited for."""
 
 PipelineCommand = Callable[[Path], Sequence[str]]
 """The command line of a pipeline process, given its spec.json."""
@@ -119,10 +123,15 @@ class Incarnation:
         await self._call(lambda: self._sink.send_resolved(ts, _now_ms()))
 
     async def stop(self, grace_s: float) -> None:
-        """End the process, then the sink; returns when both are gone."""
+        """End the process, then the sink.
+
+        A sink call that waits for a broker may take its time: after `CLOSE_S` it is left behind, and whatever
+        it still does is fenced by the next sink.
+        """
         await self.child.stop(grace_s)
-        await self._call(self._sink.close)
-        self._pool.shutdown(wait=False)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._call(self._sink.close), CLOSE_S)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _send_events(self, events: Iterable[DdlEvent]) -> None:
         for event in events:

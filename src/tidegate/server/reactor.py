@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tidegate import metrics
+from tidegate.codec.registry import codec_options
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.control.changefeed import Command, State
 from tidegate.control.gc import HELD, GcGuard, Hold, creating_id, earliest_start, service_id
@@ -78,6 +79,7 @@ def check_new(
     uri = parse_sink_uri(sink_uri)
     checked = merge_config(config, uri)
     TableFilter(checked.filter.rules, checked.case_sensitive)
+    codec_options(checked.codec_settings())
     if target_ts and start_ts and target_ts <= start_ts:
         raise Refused(
             "CDC:ErrTargetTsBeforeStartTs",

@@ -126,6 +126,7 @@ class ControlSocket:
         self._path, self._handler = path, handler
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
+        self._closing = False
 
     async def open(self) -> None:
         """Start listening; a socket file left behind is replaced."""
@@ -135,6 +136,7 @@ class ControlSocket:
 
     async def close(self) -> None:
         """Stop listening and close all connections."""
+        self._closing = True
         if self._server is not None:
             self._server.close()
             for connection in list(self._connections):
@@ -154,7 +156,8 @@ class ControlSocket:
             while (message := await _read(reader)) is not None:
                 await self._handler(connection, message)
         except (OSError, ValueError) as error:
-            event(LOG, logging.WARNING, "control connection broken", reason=str(error))
+            if not self._closing:
+                event(LOG, logging.WARNING, "control connection broken", reason=str(error))
         finally:
             if connection is not None:
                 self._connections.discard(connection)

@@ -30,6 +30,7 @@ from tidegate.model.message import MessageBlock
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 QUEUE_BYTES: Final = 64 << 20
 CALL_TIMEOUT_S: Final = 15.0
+DELETE_TIMEOUT_S: Final = 3.0
 DEFAULT_PARTITIONS: Final = 3
 PROGRESS_READ_S: Final = 60.0
 TAKE_BACKS: Final = 5
@@ -137,10 +138,14 @@ def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
 
 
 def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
-    """Delete a topic of ours (a removed feed's progress); a missing one is no error."""
+    """Delete a topic of ours (a removed feed's progress); a missing one is no error.
+
+    Takes `DELETE_TIMEOUT_S` at most: the user waits for it, and so does the end of the process.
+    """
     admin = AdminClient(client_settings(uri, kafka))
+    limits = {"operation_timeout": DELETE_TIMEOUT_S, "request_timeout": DELETE_TIMEOUT_S}
     try:
-        admin.delete_topics([topic], operation_timeout=CALL_TIMEOUT_S)[topic].result(CALL_TIMEOUT_S)
+        admin.delete_topics([topic], **limits)[topic].result(DELETE_TIMEOUT_S + 1)
     except KafkaException as error:
         if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
             raise unreachable(uri, error) from error

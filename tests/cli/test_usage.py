@@ -1,0 +1,147 @@
+"""Wrong usage of every command ends with one clear message and the right exit code; help starts nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tidegate.cli.main import app
+
+HEAVY = (
+    "asyncio",
+    "confluent_kafka",
+    "deltalake",
+    "grpc",
+    "httpx",
+    "numba",
+    "numpy",
+    "pyarrow",
+    "pyspark",
+    "rich",
+)
+NOBODY = "127.0.0.1:1"
+SOURCE = f"kafka://{NOBODY}/t?protocol=open-protocol"
+
+
+def used(*words: str | Path) -> tuple[int, str]:
+    """Exit code and everything printed; an exception that nobody has caught fails the test."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.output
+
+
+def test_help_of_every_command_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from typer.main import get_command\n"
+        "from tidegate.cli.main import app\n"
+        "def walk(command, words):\n"
+        "    result = CliRunner().invoke(app, [*words, '--help'])\n"
+        "    assert result.exit_code == 0 and result.output.startswith('Usage: '), result.output\n"
+        "    for name, one in getattr(command, 'commands', {}).items():\n"
+        "        walk(one, [*words, name])\n"
+        "before = set(sys.modules)\n"
+        "walk(get_command(app), [])\n"
+        f"print(sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize("words", ["", "upstream", "changefeed", "consumer"])
+def test_a_group_alone_shows_its_commands(words: str) -> None:
+    code, text = used(*words.split())
+    assert code == 2
+    assert "Commands:" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "frob",
+        "upstream frob",
+        "changefeed create",
+        "changefeed query",
+        "peek",
+        "consumer run",
+        "compare",
+        "server",
+        "server --pd x --data-dir y --log-level loud",
+        f"consumer run --source {SOURCE} --target /tmp/x --mode both",
+        f"consumer run --source {SOURCE} --target /tmp/x --until 0",
+        f"peek {SOURCE} --limit 0",
+        f"compare --pd {NOBODY} --target /tmp/x --limit -1",
+        "upstream run --data-dir x --tso sundial",
+        "changefeed create --sink-uri x --start-ts soon",
+    ],
+)
+def test_wrong_usage_says_what_is_wrong_and_where_the_help_is(words: str) -> None:
+    code, text = used(*words.split())
+    assert code == 2
+    assert text.startswith("Usage: ")
+    assert "--help' for help." in text
+    assert "Error: " in text
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        ("peek t", "The URI has no scheme.", "write kafka://HOST:PORT"),
+        ("peek kafka://a/t", "A Kafka topic needs a protocol.", "add protocol=... to the source URI"),
+        (f"peek {SOURCE} --time-zone Mars", "there is no time zone 'Mars'", "Asia/Shanghai"),
+        (
+            f"consumer run --source {SOURCE} --target s3://b/x",
+            "this target cannot be used",
+            "delta:///absolute",
+        ),
+        (
+            f"consumer run --source {SOURCE} --target /proc/no",
+            "target directory cannot be used",
+            "choose a --target",
+        ),
+        (
+            f"consumer run --source {SOURCE} --target /tmp/a%b",
+            "holds a character",
+            "choose another directory",
+        ),
+        (f"compare --pd {NOBODY} --target /no/such", "there is no such snapshot", "wait until the consumer"),
+        (f"compare --pd {NOBODY} --target /no/such --at soon", "--at is not a timestamp", "or 'latest'"),
+        ("changefeed create --sink-uri kafk://a/b", "Unknown scheme 'kafk'.", "did you mean 'kafka'?"),
+        (
+            "changefeed create --sink-uri kafka://a/b?protocol=open&acks=1",
+            "Unknown option 'acks'.",
+            "required-acks",
+        ),
+        (
+            "changefeed create --sink-uri kafka://a/b?protocol=open --config /no/such.toml",
+            "Cannot read the changefeed configuration.",
+            "",
+        ),
+        ("server --pd x --data-dir /tmp/x --addr 8300", "'8300' is not an address.", "write HOST:PORT"),
+        (
+            "upstream run --data-dir /proc/no --pd 127.0.0.1:0",
+            "data directory cannot be used",
+            "choose a --data-dir",
+        ),
+    ],
+)
+def test_what_cannot_work_is_named_with_what_would(words: str, what: str, fix: str) -> None:
+    code, text = used(*words.split())
+    assert code == 2
+    assert what in text
+    assert fix in text
+    assert "Traceback" not in text
+
+
+def test_a_capture_that_is_not_there_is_named() -> None:
+    code, text = used("changefeed", "list", "--server", NOBODY)
+    assert code == 1
+    assert "No capture answers." in text
+    assert f"where: http://{NOBODY}" in text
+    assert "start one with `tidegate server`" in text
