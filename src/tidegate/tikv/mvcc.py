@@ -314,24 +314,25 @@ class WriteShapes:
     __slots__ = ("_known",)
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[bytes, Write]] = {}
+        self._known: dict[bytes, tuple[bytes, int, Write]] = {}
 
     def split(self, data: bytes) -> tuple[Write, bytes | None]:
         """Raises `Undecodable` as `decode_write` does."""
-        known = self._known.get(data[0]) if data else None
+        known = self._known.get(data[:1])
         if known is not None:
-            head, write = known
+            head, at, write = known
             if data.startswith(head):
-                at = len(head)
-                if len(data) == at:
+                size = len(data)
+                if size == at:
                     return write, None
-                if data[at] == SHORT_VALUE_TAG and len(data) > at + 1 and len(data) == at + 2 + data[at + 1]:
+                if data[at] == SHORT_VALUE_TAG and size > at + 1 and size == at + 2 + data[at + 1]:
                     return write, data[at + 2 :]
         write = decode_write(data)
         short = write.short_value
         bare = write if short is None else write._replace(short_value=None)
         if bare == Write(write.kind, write.start_ts):
-            self._known[write.kind] = (write_head(write.kind, write.start_ts), bare)
+            head = write_head(write.kind, write.start_ts)
+            self._known[data[:1]] = (head, len(head), bare)
         return bare, short
 
 

@@ -89,9 +89,9 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
     checkpoint = downstream.checkpoint_ts
     reader = Reader(view)
     split = mvcc.WriteShapes().split
-    version_of = keys.version_of
     waiting: tuple[int, Write, bytes] | None = None
     now, done = b"", False
+    stamp, commit_ts = b"", 0
     for stored, record in view.entries:
         key = stored[: -keys.TS_BYTES]
         if key != now:
@@ -101,7 +101,8 @@ def _committed(downstream: Downstream, view: EngineSnapshot) -> Iterator[bytes]:
             now, done = key, False
         elif done:
             continue
-        commit_ts = version_of(stored)
+        if stored[-keys.TS_BYTES :] != stamp:  # the keys of a transaction share it
+            stamp, commit_ts = stored[-keys.TS_BYTES :], keys.version_of(stored)
         if waiting is None and commit_ts <= checkpoint:
             done = True
             continue

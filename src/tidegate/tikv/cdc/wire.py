@@ -52,10 +52,13 @@ def row(
 ) -> bytes:
     """One row; `key` is raw, `expires` in unix seconds."""
     parts = [_head(kind, op, start_ts, commit_ts)]
-    if key:
-        parts += (b"\x2a", _size(len(key)), key)
-    if value:
-        parts += (b"\x32", _size(len(value)), value)
+    if 0 < len(key) < _SIZES_END and 0 < len(value) < _SIZES_END:  # what mostly is
+        parts += (b"\x2a", _SIZES[len(key)], key, b"\x32", _SIZES[len(value)], value)
+    else:
+        if key:
+            parts += (b"\x2a", _size(len(key)), key)
+        if value:
+            parts += (b"\x32", _size(len(value)), value)
     if old_value:
         parts += (b"\x3a", _size(len(old_value)), old_value)
     if expires:
