@@ -21,7 +21,7 @@ from tidegate.tidb import keys
 from tidegate.tidb.ddl_job import DdlJob, JobState
 
 VIEWS = (21, 24)
-DROP_PARTITION, TRUNCATE_PARTITION = 20, 23
+DROP_PARTITION, TRUNCATE_PARTITION, FLASHBACK_CLUSTER = 20, 23, 62
 
 
 def job_of(case: str, text: str) -> tuple[SchemaStore, DdlJob]:
@@ -198,6 +198,7 @@ def test_an_unknown_action_is_refused_for_those_whom_it_concerns() -> None:
     assert refusal is not None
     assert "action 999" in str(refusal.error())
     assert "use a Tidegate that knows" in str(refusal.error())
+    assert f"ignore-txn-start-ts = [{job.job_start_ts}]" in str(refusal.error())
     assert concerned(refusal, TableFilter(["d1.*"]))
     assert not concerned(refusal, TableFilter(["d2.*"]))
     assert not concerned(refusal, TableFilter(["d1.other"]))
@@ -205,11 +206,15 @@ def test_an_unknown_action_is_refused_for_those_whom_it_concerns() -> None:
 
 def test_a_flashback_of_the_cluster_concerns_everybody() -> None:
     store, job = job_of("basic", "create table t1")
-    flashback = replace(job, action=62, schema_id=0, schema_name="", table_name="", table_info=None)
-    refusal = store.apply(flashback).refusal
-    assert refusal is not None
-    assert concerned(refusal, TableFilter(["nothing.here"]))
-    assert "create it again" in refusal.error().fix
+    done = replace(job, action=FLASHBACK_CLUSTER, schema_id=0, schema_name="", table_name="", table_info=None)
+    running = replace(done, state=JobState.RUNNING, schema_version=0)
+    for early in (1, 2):
+        assert store.apply(replace(running, schema_state=early)).refusal is None
+    for job in (replace(running, schema_state=3), done):
+        refusal = store.apply(job).refusal
+        assert refusal is not None
+        assert concerned(refusal, TableFilter(["nothing.here"]))
+        assert "create it again" in refusal.error().fix
 
 
 def test_a_recovered_schema_comes_back_with_its_tables() -> None:
@@ -334,11 +339,12 @@ def test_a_step_with_odd_arguments_is_undecodable(args: object) -> None:
         ddl.transition(replace(step, args=args), store)
 
 
-def test_only_these_two_kinds_take_effect_before_they_are_done() -> None:
-    assert {DROP_PARTITION, TRUNCATE_PARTITION} == EARLY
+def test_only_these_kinds_take_effect_before_they_are_done() -> None:
+    assert {DROP_PARTITION: 1, TRUNCATE_PARTITION: 1, FLASHBACK_CLUSTER: 3} == EARLY
     for case in OURS:
         for job in written(case):
-            assert ddl.takes_effect(job) == (job.is_done or (job.action in EARLY and job.schema_state == 1))
+            early = job.action in (DROP_PARTITION, TRUNCATE_PARTITION) and job.schema_state == 1
+            assert ddl.takes_effect(job) == (job.is_done or early)
 
 
 # --- jobs of many tables --------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ from tidegate.errors import InvalidInput, Retryable
 from tidegate.eventstore import outlook, reader
 from tidegate.ipc import ControlClient
 from tidegate.model.ddl import DdlEvent
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.schemas import SchemaReader
 from tidegate.server.processor import FeedPlan
+from tidegate.tidb.keys import parse_record
 
 
 def append(path: Path, lines: list[dict[str, Any]]) -> None:
@@ -67,6 +72,10 @@ class FileSink:
         append(self._path, [{"resolved": ts}])
         self.journal.resolved_ts = ts
 
+    def forget(self, spans: Iterable[str]) -> None:
+        self._check()
+        append(self._path, [{"forgotten": sorted(spans)}])
+
     def close(self) -> None:
         pass
 
@@ -80,12 +89,19 @@ def opener(folder: Path) -> Any:
     return open_sink
 
 
+def table_of(schemas: SchemaStore, key: bytes, commit_ts: int) -> str:
+    """Whose row it is."""
+    table = schemas.version_at(parse_record(key).table_id, commit_ts - 1)
+    return table.name if table is not None else ""
+
+
 def main(out: Path, spec_path: Path) -> None:
     spec = json.loads(spec_path.read_text())
     feed, grant = f"{spec['namespace']}/{spec['id']}", {k: spec[k] for k in ("token", "incarnation")}
     control = ControlClient(Path(spec["socket_path"]), {"role": "pipeline", "changefeed": feed, **grant})
     path = out / f"{spec['sink_uri'].partition('?')[0].rpartition('/')[2]}.jsonl"
     store, barrier_path = Path(spec["store_dir"]), spec_path.parent / "barrier.json"
+    schemas = SchemaReader(FeedSpec.load(spec_path))
     done = {name: span["start_ts"] for name, span in json.loads(barrier_path.read_text())["spans"].items()}
     for line in lines_of(path):
         for name, ts in line.get("progress", {}).items():
@@ -101,9 +117,13 @@ def main(out: Path, spec_path: Path) -> None:
             upto = min(frontier.get(name, 0), frontier.get(barrier["ddl_span"], 0), barrier["barrier_ts"])
             if upto <= after or not outlook.pending(outlook.read_manifest(store, name), after, upto)[0]:
                 continue
+            known = schemas.upto(upto)
             for block in reader.read(store, name, after, upto):
                 keys, stamps = block.column("key").to_pylist(), block.column("commit_ts").to_pylist()
-                rows += [{"row": ts, "key": key.hex()} for ts, key in zip(stamps, keys, strict=True)]
+                rows += [
+                    {"row": ts, "key": key.hex(), "table": table_of(known, key, ts)}
+                    for ts, key in zip(stamps, keys, strict=True)
+                ]
             moved[name] = upto
         if moved:
             append(path, [*rows, {"progress": moved}])

@@ -5,12 +5,13 @@ targets must be told; `ddl_rules.RULES` has a rule for every action of TiDB. Que
 them: as the user wrote them, but drop table, rename tables and exchange partition rebuilt with full names
 (facts 6.7). Called by `schema_store`.
 
-Two kinds take effect before they are done. Once *drop partition* and *truncate partition* have reached the
+Some kinds take effect before they are done. Once *drop partition* and *truncate partition* have reached the
 state *delete only*, sessions write to the partitions as they will be, and neither can be rolled back any
 more; the job may stay there for as long as global indexes take to be cleaned. Rows of that time would come
 before the event that makes room for them, or be lost with partitions nobody follows yet. So the event's
 FinishedTS is that of the step, and the write that finishes the job tells nothing more. (TiCDC waits for the
-end of the job and loses what was written to new partitions before.) Source: TiDB `pkg/ddl/partition.go`.
+end of the job and loses what was written to new partitions before.) And *flashback cluster* must be refused
+before it takes rows and definitions back. Source: TiDB `pkg/ddl/partition.go`, `pkg/ddl/cluster.go`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tidegate.mounter.ddl_rules import EARLY, RECREATE, RULES, Handling, Rule
 from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.table_version import Parsed, TableVersion
 from tidegate.tidb import table_info
-from tidegate.tidb.ddl_job import DELETE_ONLY, DdlJob, JobState
+from tidegate.tidb.ddl_job import DdlJob, JobState
 
 CREATE_TABLE: Final = 3
 RENAME_TABLE: Final = 14
@@ -84,10 +85,13 @@ class Refusal:
     fix: str
     schema: str
     table: str
+    start_ts: int = 0
+    """The job's: what `ignore-txn-start-ts` must name to get past it; 0 where it is not known."""
 
     def error(self) -> Fatal:
         """As the changefeed fails with it."""
-        return Fatal(self.what, where=self.where, why=self.why, fix=self.fix)
+        passing = f"; to pass over it, set ignore-txn-start-ts = [{self.start_ts}]" if self.start_ts else ""
+        return Fatal(self.what, where=self.where, why=self.why, fix=self.fix + passing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ def takes_effect(job: DdlJob) -> bool:
     """Whether this write of a job may change the catalogue: it is done, or far enough to count as done."""
     if job.is_done:
         return True
-    return job.state == JobState.RUNNING and job.action in EARLY and job.schema_state == DELETE_ONLY
+    return job.state == JobState.RUNNING and job.schema_state == EARLY.get(job.action)
 
 
 def transition(job: DdlJob, catalog: Catalog) -> Transition:
@@ -148,12 +152,14 @@ def _refusal(job: DdlJob, name: str, fix: str, schema: str = "") -> Refusal:
         fix,
         schema or job.schema_name,
         job.table_name,
+        job.job_start_ts,
     )
 
 
-def unreadable(error: Undecodable, schema: str = "", table: str = "") -> Refusal:
-    """A job that is not as TiDB writes it."""
-    return Refusal(error.what, error.where, error.why, error.fix or RECREATE, schema, table)
+def unreadable(error: Undecodable, job: DdlJob | None = None) -> Refusal:
+    """A job that is not as TiDB writes it; without `job` nobody knows whom it concerns."""
+    named = (job.schema_name, job.table_name, job.job_start_ts) if job is not None else ("", "", 0)
+    return Refusal(error.what, error.where, error.why, error.fix or RECREATE, *named)
 
 
 def _schema_name(job: DdlJob, catalog: Catalog, schema_id: int) -> str:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from tidegate.tidb.ddl_job import DELETE_ONLY, WRITE_REORGANIZATION
+
 
 class Handling(StrEnum):
     """What a kind of job does to the catalogue, and what its event says."""
@@ -85,11 +87,11 @@ class Rule:
     """What it means for rows, in words; empty: nothing."""
     note: str = ""
     """Why it is ignored, or what to do when it is refused."""
-    early: bool = False
-    """The job takes effect for rows before it is done: at E, when it reaches the state *delete only*."""
+    early: int = 0
+    """The schema state at which the job takes effect for rows, at E; 0: when it is done."""
 
 
-def _replace(name: str, rows: str = "", spans: Spans = Spans.SAME, *, early: bool = False) -> Rule:
+def _replace(name: str, rows: str = "", spans: Spans = Spans.SAME, *, early: int = 0) -> Rule:
     return Rule(name, Handling.REPLACE, spans, rows, early=early)
 
 
@@ -97,8 +99,8 @@ def _ignore(name: str, why: str) -> Rule:
     return Rule(name, Handling.IGNORE, note=why)
 
 
-def _refuse(name: str, fix: str, rows: str) -> Rule:
-    return Rule(name, Handling.REFUSE, rows=rows, note=fix)
+def _refuse(name: str, fix: str, rows: str, *, early: int = 0) -> Rule:
+    return Rule(name, Handling.REFUSE, rows=rows, note=fix, early=early)
 
 
 _RENAMED: Final = "later ones have the new name; a rename into the filter stops the feed"
@@ -135,10 +137,10 @@ RULES: Final[dict[int, Rule]] = {
     17: _replace("modify table comment"),
     18: _replace("rename index"),
     19: _replace("add partition", spans=Spans.PARTS_NEW),
-    20: _replace("drop partition", _NO_ROW_EVENTS, Spans.PARTS_GONE, early=True),
+    20: _replace("drop partition", _NO_ROW_EVENTS, Spans.PARTS_GONE, early=DELETE_ONLY),
     21: Rule("create view", Handling.VIEW, rows="views hold none"),
     22: _replace("modify table charset and collate"),
-    23: _replace("truncate partition", _NO_ROW_EVENTS, Spans.PARTS_REPLACED, early=True),
+    23: _replace("truncate partition", _NO_ROW_EVENTS, Spans.PARTS_REPLACED, early=DELETE_ONLY),
     24: Rule("drop view", Handling.VIEW, rows="views hold none"),
     25: _replace("recover table", _BACK, Spans.BACK),
     26: Rule("modify schema charset and collate", Handling.ALTER_SCHEMA),
@@ -182,7 +184,12 @@ RULES: Final[dict[int, Rule]] = {
     59: _ignore("nocache table", _UPSTREAM),
     60: Rule("create tables", Handling.CREATE_TABLES, Spans.NEW),
     61: _replace("multi-schema change", _COLUMNS),
-    62: _refuse("flashback cluster", RECREATE, "all go back in time without row events"),
+    62: _refuse(
+        "flashback cluster",
+        RECREATE,
+        "all go back in time, and so do the tables: the feed stops at E, before that",
+        early=WRITE_REORGANIZATION,
+    ),
     63: Rule("recover schema", Handling.RECOVER_SCHEMA, Spans.BACK, _BACK),
     64: _replace("reorganize partition", _COPIES, Spans.REPLACED),
     65: _replace("alter TTL", "what TTL deletes later are ordinary deletes"),
@@ -206,4 +213,5 @@ TOLD_BY_TICDC: Final = frozenset(
 """What classic TiCDC's whitelist lets through (facts 7.5). Besides these we tell 48 and 63: its own next
 step after a *recover schema* fails, since it has forgotten the schema."""
 
-EARLY: Final = frozenset(action for action, rule in RULES.items() if rule.early)
+EARLY: Final = {action: rule.early for action, rule in RULES.items() if rule.early}
+"""Actions that take effect before they are done, and the schema state at which they do."""

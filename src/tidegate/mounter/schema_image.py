@@ -26,6 +26,7 @@ MAGIC: Final = b"TGSS"
 FORMAT: Final = 2
 _HEAD: Final = 20
 _ELIGIBLE, _VIEW = 1, 2
+_FIX: Final = "pause the changefeed, remove its schema.bin and resume it: upstream is asked again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +102,19 @@ def parse(data: Packed, cache: Parsed) -> Image:
     """
     view = memoryview(data)
     if len(view) < _HEAD or view[:4].tobytes() != MAGIC:
-        raise Undecodable("a schema snapshot is damaged", why="it does not begin as one")
+        raise Undecodable("a schema snapshot is damaged", why="it does not begin as one", fix=_FIX)
     version = int.from_bytes(view[4:8], "little")
     if version != FORMAT:
-        raise Undecodable("a schema snapshot has an unknown format", why=f"version {version}")
+        raise Undecodable("a schema snapshot has an unknown format", why=f"version {version}", fix=_FIX)
     size = int.from_bytes(view[12:_HEAD], "little")
     if size > len(view) - _HEAD or crc32c(view[12 : _HEAD + size]) != int.from_bytes(view[8:12], "little"):
-        raise Undecodable("a schema snapshot is damaged", why="its checksum does not match")
+        raise Undecodable("a schema snapshot is damaged", why="its checksum does not match", fix=_FIX)
     try:
         return _image(orjson.loads(view[_HEAD : _HEAD + size]), view[_HEAD + size :], cache)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise Undecodable("a schema snapshot is damaged", why=f"{type(error).__name__}: {error}") from None
+        raise Undecodable(
+            "a schema snapshot is damaged", why=f"{type(error).__name__}: {error}", fix=_FIX
+        ) from None
 
 
 def _image(index: dict[str, Any], packed: memoryview, cache: Parsed) -> Image:

@@ -288,7 +288,7 @@ class SchemaStore:
         try:
             change = ddl.transition(job, self)
         except Undecodable as error:
-            return Applied(job.finished_ts, refusal=ddl.unreadable(error, job.schema_name, job.table_name))
+            return Applied(job.finished_ts, refusal=ddl.unreadable(error, job))
         if change.ignored:
             self.ignored[change.ignored] += 1
         self._change_schemas(job, change.schemas)

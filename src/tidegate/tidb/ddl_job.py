@@ -32,7 +32,8 @@ class JobState(IntEnum):
 
 
 DELETE_ONLY: Final = 1
-"""The schema state of a running job (`schema_state`) in which nothing new is written to what goes away."""
+WRITE_REORGANIZATION: Final = 3
+"""Schema states (`schema_state`) of a running job: how far it has come."""
 
 
 @dataclass(frozen=True, slots=True)

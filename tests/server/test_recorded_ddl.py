@@ -1,0 +1,98 @@
+"""Every recorded DDL job through a whole capture: what is told, what is followed, whose rows are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.mounter.golden_ddl import unescaped
+from tests.server.recorded_ddl import Recorded
+from tests.server.test_capture import Running, check_order, wait_for
+
+from tidegate.eventstore import outlook
+from tidegate.kvclient.pd import PdClient
+from tidegate.server import feed, reactor
+from tidegate.server.schema_tracker import DDL_SPAN_ID
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.load import Loader
+
+pytestmark = pytest.mark.integration
+
+CASES = ("basic", "multi_schema_change", "partitions", "views_sequences", "table_options")
+RECOVER_SCHEMA = "flashback database d_vs"
+AFTER_RECOVERY = "create table d_vs.after_flash (id int primary key)"
+
+
+@pytest.fixture(autouse=True)
+def quick_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catalogues are saved and files removed within seconds, not minutes."""
+    for name, seconds in (("FLOOR_S", 0.2), ("DROP_AFTER_S", 0.4), ("SAVE_REST", 1)):
+        monkeypatch.setattr(feed, name, seconds)
+    monkeypatch.setattr(reactor, "SWEEP_S", 0.4)
+
+
+@pytest.fixture
+def capture(manual_upstream: EmbeddedUpstream, tmp_path: Path) -> Iterator[Running]:
+    running = Running(manual_upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    yield running
+    running.stop()
+
+
+def test_events_spans_and_rows_of_every_recorded_job(
+    capture: Running, manual_pd: PdClient, manual_upstream: EmbeddedUpstream
+) -> None:
+    log = Recorded(CASES)
+    Loader(manual_pd).load([log.base])
+    made = capture.create("one", start_ts=log.base.commit_ts)
+    assert made["http"] == 200, made
+    cut = len(log.txns) // 3
+    Loader(manual_pd).load(log.txns[:cut])
+    capture.wait_checkpoint("one", log.txns[cut - 1].commit_ts)
+    Loader(manual_pd).load(log.txns[cut : 2 * cut])
+    capture.stop()  # in the midst of DDL that is not delivered yet
+    Loader(manual_pd).load(log.txns[2 * cut :])
+    again = Running(manual_upstream.pd_addr, capture.data_dir, capture.out)
+    try:
+        end = manual_pd.advance_tso(log.txns[-1].commit_ts + 10)
+        again.wait_checkpoint("one", end)
+        delivered = again.lines("one")
+        check_order(delivered)
+        check_rows(log, delivered)
+        told = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
+        beyond = [query for ts, query in told if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
+        assert beyond == [RECOVER_SCHEMA, AFTER_RECOVERY]
+        expected = [(ts, unescaped(query)) for ts, query in log.told]
+        assert [item for item in told if item[1] not in beyond] == expected
+        check_spans(again)
+    finally:
+        again.stop()
+
+
+def check_rows(log: Recorded, delivered: list[dict[str, Any]]) -> None:
+    """Each row that counts once, as its table's; none of the others."""
+    found = {line["key"]: line["table"] for line in delivered if "row" in line}
+    expected = {row.key.hex(): row.table for row in log.rows if row.table}
+    by_key = {row.key.hex(): row for row in log.rows}
+    wrong = [
+        (by_key[key], found.get(key, "not delivered"))
+        for key in found.keys() | expected.keys()
+        if found.get(key) != expected.get(key)
+    ]
+    assert not wrong, sorted(wrong, key=lambda pair: pair[0].ts)[:10]
+
+
+def check_spans(running: Running) -> None:
+    """Nothing is followed but the tables there are and the DDL; soon nothing else is kept."""
+    (one,) = running.capture.reactor.feeds.values()
+    held = running.capture.spans.held
+    assert one.owner is not None
+    assert held == {*one.owner.spans, DDL_SPAN_ID}
+    store = one.node.paths.store
+
+    def stored() -> bool:
+        return {path.name for path in store.iterdir() if path.is_dir()} == held
+
+    wait_for(stored, "files of ended spans removed")
+    assert set(outlook.read_frontier(store)) == held

@@ -1,0 +1,110 @@
+"""What the puller is told about spans, whatever feeds come and go."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.control.metadata import FeedId
+from tidegate.model.span import span_id
+from tidegate.model.timestamp import MAX
+from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.spans import SpanRegistry
+from tidegate.tidb import keys
+
+ONE, TWO = FeedId("default", "one"), FeedId("default", "two")
+SPAN = keys.record_span(100)
+NAME = span_id(SPAN)
+
+
+class Heard:
+    """The puller's end of the socket."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+
+    def take(self) -> list[tuple[str, int | None]]:
+        found = [(m["type"], m.get("start_ts", m.get("ts"))) for m in self.messages]
+        assert all(m["start"] == SPAN.start.hex() for m in self.messages)
+        self.messages = []
+        return found
+
+
+def connected() -> tuple[SpanRegistry, Heard]:
+    registry, puller = SpanRegistry(), Heard()
+    registry.connect(puller)  # type: ignore[arg-type]
+    return registry, puller
+
+
+def test_a_span_is_followed_from_the_least_start_until_nobody_holds_it() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(TWO, SPAN, 30)
+    registry.hold(TWO, SPAN, 60)
+    assert puller.take() == [("watch", 50), ("watch", 30)]
+    again = Heard()
+    registry.connect(again)  # type: ignore[arg-type]
+    assert again.take() == [("watch", 30)]
+    registry.drop(TWO, NAME)
+    assert again.take() == []
+    registry.drop(ONE, NAME)
+    assert again.take() == [("unwatch", None)]
+    assert registry.held == frozenset()
+
+
+def test_a_table_that_is_dropped_and_comes_back_while_the_feed_lags_stays_followed() -> None:
+    """Both DDLs were read before the first was delivered: held from 50, and needed again from 90."""
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(ONE, SPAN, 90)
+    assert puller.take() == [("watch", 50)]
+    registry.drop(ONE, NAME, again_from=90)
+    assert puller.take() == []
+    again = Heard()
+    registry.connect(again)  # type: ignore[arg-type]
+    assert again.take() == [("watch", 90)]
+    registry.drop(ONE, NAME)
+    assert again.take() == [("unwatch", None)]
+
+
+def test_a_feed_that_is_removed_takes_its_files_along_unless_another_needs_them() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(TWO, SPAN, 50)
+    registry.release(ONE, forget=True)
+    assert puller.take() == [("watch", 50)]
+    registry.release(TWO, forget=True)
+    assert puller.take() == [("unwatch", None), ("remove", None)]
+
+
+def test_rows_go_only_below_what_every_holder_is_done_with() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(TWO, SPAN, 50)
+    puller.take()
+    registry.drop_below({ONE: (70, 60)})
+    assert puller.take() == []
+    registry.drop_below({ONE: (70, 60), TWO: (65, 40)})
+    registry.drop_below({ONE: (80, 60), TWO: (65, 40)})
+    assert puller.take() == [("drop_below", 65)]
+
+
+def test_files_of_a_span_go_when_nobody_holds_it_and_every_feed_is_past_it() -> None:
+    registry, puller = connected()
+    stored = {NAME: (SPAN, 70)}
+    registry.hold(ONE, SPAN, 50)
+    assert registry.sweep(stored, 100) == []
+    registry.drop(ONE, NAME)
+    puller.take()
+    assert registry.sweep(stored, 69) == []
+    assert registry.sweep(stored, 70) == [NAME]
+    assert puller.take() == [("remove", None)]
+
+
+def test_the_files_of_the_ddl_span_go_with_the_last_feed_only() -> None:
+    registry, _ = connected()
+    stored = {DDL_SPAN_ID: (DDL_SPAN, 70)}
+    assert registry.sweep(stored, 1 << 60) == []
+    assert registry.sweep(stored, MAX) == [DDL_SPAN_ID]
