@@ -16,8 +16,8 @@ from tests.golden_folder import count, lines, names
 from tests.tidb.golden_rows import expected
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.tidb import datum, keys, record
-from tidegate.tidb.table_info import physical_ids, table_schema
+from tidegate.tidb import datum, keys, memcomparable, record
+from tidegate.tidb.table_info import PUBLIC, physical_ids, table_schema
 from tidegate.tidb.text import value_text
 from tidegate.tidb.types import enum, temporal
 
@@ -45,9 +45,14 @@ class Tables:
 
     schema: str = ""
     infos: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
+    unique: list[tuple[int, bytes]] = field(default_factory=list)
+    """What entries of unique indexes point at, by transaction."""
     rows: dict[bytes, bytes] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
     seq: int = -1
+    commits: dict[int, int] = field(default_factory=dict)
+    written: dict[int, set[bytes]] = field(default_factory=dict)
+    """Handles of the rows that each transaction wrote."""
 
     def learn(self, line: dict[str, Any]) -> None:
         """A table definition, under its meta key."""
@@ -74,7 +79,9 @@ class Tables:
         assert line["start_ts"] < line["commit_ts"]
         self.seq = line["seq"]
         key, value = bytes.fromhex(line["key"]), bytes.fromhex(line["value"] or "")
-        assert (line["op"] == "put") == bool(value)
+        assert line["op"] == ("put" if value else "delete")
+        assert self.commits.setdefault(line["start_ts"], line["commit_ts"]) == line["commit_ts"]
+        assert line["commit_ts"] >= max(self.commits.values())
         assert self.rows.get(key, b"") == bytes.fromhex(line["old_value"] or ""), line["seq"]
         assert self.owner(line["physical_table_id"]) or line["is"] == "index"
         if value:
@@ -83,8 +90,12 @@ class Tables:
             self.rows.pop(key, None)
         if line["is"] == "index":
             _check_index_key(line, key)
+            if len(value) == 8:  # a unique index of an integer handle
+                self.unique.append((line["start_ts"], value))
         elif line["mounted"]:
             _check_mounted(line, key)
+        if line["is"] == "row":
+            self.written.setdefault(line["start_ts"], set()).add(key[11:])
 
     def table(self, name: str, ts: int) -> TableSchema:
         """The public version of a table at a timestamp."""
@@ -127,6 +138,8 @@ def _check_mounted(line: dict[str, Any], key: bytes) -> None:
 
 def _compare(tables: Tables, line: dict[str, Any]) -> None:
     table = tables.table(line["table"], line["ts"])
+    visible = [c for c in table.info["cols"] if c["state"] == PUBLIC and not c.get("hidden")]
+    assert line["columns"] == [c["name"]["O"] for c in sorted(visible, key=lambda c: c["offset"])]
     position = {column.name: at for at, column in enumerate(table.columns)}
     # Virtual columns are computed by who reads a row: no store holds them, and no change carries them.
     shown = [(i, position[name]) for i, name in enumerate(line["columns"]) if name in position]
@@ -168,3 +181,8 @@ def test_recorded_tables_hold_what_select_shows(name: str) -> None:
                 selects.append(line)
     for line in selects:
         _compare(tables, line)
+    for start_ts, value in tables.unique:
+        backfilled = start_ts not in tables.written
+        handle = memcomparable.encode_int(int.from_bytes(value, "big", signed=True))
+        assert backfilled or handle in tables.written[start_ts]
+        count("rows", "index entries that point at a row")

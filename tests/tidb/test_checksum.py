@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.golden_folder import count, lines
-from tests.tidb.golden_rows import Change, case_names, changes
+from tests.tidb.golden_rows import Change, case_names, changes, expected, shown
 from tidegate.errors import InvalidInput, Undecodable
 from tidegate.model.schema import Kind
 from tidegate.tidb import checksum, keys, record, row
@@ -30,10 +30,12 @@ def test_golden_rows_match_their_checksums_and_give_ticdcs(name: str) -> None:
         theirs = change.mounted.get("checksum")
         for data, old, member in ((change.value, False, "current"), (change.old_value, True, "previous")):
             if not data:
+                assert not theirs or theirs[member] == 0
                 continue
             found = checksum.check(change.table, change.key, data, old=old)
             assert found.outcome in (Outcome.MATCHED, Outcome.UNCHECKED)
             if theirs is not None:
+                assert theirs["corrupted"] is False
                 assert sent(change, data, found) == theirs[member]
                 assert found.outcome is Outcome.UNCHECKED or found.version == theirs["version"]
             count("rows", f"row images, checksum {found.outcome.name.lower()}")
@@ -57,6 +59,7 @@ def test_golden_altered_rows_are_judged_as_ticdc_judges_them(name: str) -> None:
         if case["kind"] != "checksum_case":
             continue
         change = rows[case["of_seq"]]
+        assert (case["key"], case["commit_ts"]) == (change.record["key"], change.record["commit_ts"])
         count("rows", f"checksum cases, {case['what']}")
         if case.get("error"):
             try:
@@ -69,8 +72,9 @@ def test_golden_altered_rows_are_judged_as_ticdc_judges_them(name: str) -> None:
         theirs = case["checksum"]
         wanted = theirs and (theirs["corrupted"], theirs["current"], theirs["version"])
         assert judged(change, case) == wanted, case
-        shown = record.decode(change.table, keys.parse_record(change.key), bytes.fromhex(case["value"]))
-        assert len(shown) == len(case["values"])
+        values = record.decode(change.table, keys.parse_record(change.key), bytes.fromhex(case["value"]))
+        pairs = zip(change.table.columns, values, strict=True)
+        assert [shown(column, value) for column, value in pairs] == list(map(expected, case["values"]))
 
 
 def a_row() -> tuple[Change, bytes]:
