@@ -12,7 +12,7 @@ from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import load_config, parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.ddl import DdlEvent
-from tidegate.sink.kafka import transactional_id
+from tidegate.sink.kafka import SlotWriter, SpanProgress, read_progress, transactional_id
 from tidegate.sink.kafka_owner import OwnerSink
 
 pytestmark = pytest.mark.integration
@@ -99,3 +99,19 @@ def test_canal_json_sends_a_ddl_to_partition_zero_only(open_sink: Callable[..., 
     sink = open_sink("canal-json&enable-tidb-extension=true")
     sink.send_ddl(event(100))
     assert [p for p, (_, ddls) in marks_of(sink).items() if ddls] == [0]
+
+
+def test_the_progress_of_ended_spans_is_deleted_and_that_of_others_stays(
+    open_sink: Callable[..., OwnerSink],
+) -> None:
+    sink: Any = open_sink()
+    uri = parse_sink_uri(sink.source)
+    config = load_config(None, uri)
+    writer = SlotWriter(uri, config, transactional_id(1, "default", uri.topic, 0), lambda: None)
+    progress = {name: SpanProgress((1, 1), 1, ts).to_bytes() for name, ts in (("a", 5), ("b", 6), ("c", 7))}
+    writer.deliver(uri.topic, [], sink._topic, progress)
+    sink.forget(["a", "c"])
+    found = read_progress(uri, config.sink.kafka_config, sink._topic)
+    assert {name: one.ts for name, one in found.items()} == {"b": 6}
+    sink.send_resolved(70)
+    assert open_sink().journal.resolved_ts == 70

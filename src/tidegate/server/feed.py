@@ -185,6 +185,8 @@ class Feed:
         self._floors: list[tuple[float, int, int]] = []
         self._floor_at = 0.0
         self._catalogue_to = 0
+        self._ended: dict[str, int] = {}
+        """Spans whose progress is still kept at the sink, and the ts at which they ended."""
         self._saving: asyncio.Task[None] | None = None
         self._save_at = 0.0
         self._gone = asyncio.Event()
@@ -526,7 +528,7 @@ class Feed:
                 await incarnation.send_ddl(batch)
                 _, removed = owner.ddl_done(batch.finished_ts)
                 for name in removed:
-                    self._let_go(owner, name)
+                    self._let_go(owner, name, batch.finished_ts)
                 self._log_ddl(batch.finished_ts, [e.query for e in batch.events])
             case SendResolved(ts):
                 await incarnation.send_resolved(ts)
@@ -538,10 +540,12 @@ class Feed:
                 self._reached = True
         self._wake.set()
 
-    def _let_go(self, owner: Owner, span: str) -> None:
+    def _let_go(self, owner: Owner, span: str, ended: int) -> None:
         """A span has ended; a DDL that waits may bring it back (a table that is recovered)."""
         again = owner.barrier.start_of(span)
         self.node.spans.drop(self.id, span, again_from=again)
+        if again is None:
+            self._ended[span] = ended
 
     def _log_ddl(self, ts: int, queries: list[str]) -> None:
         self.totals.ddl_events += len(queries)
@@ -584,10 +588,19 @@ class Feed:
         if self._save_due(owner.persisted_ts, now):
             image = tracker.image(owner.persisted_ts)
             self._saving = asyncio.create_task(self._save(image), name=f"catalogue of {self.id}")
+        self._forget_progress(owner.persisted_ts)
         barrier.write(owner.barrier.bound, owner.spans, raise_starts=True)
         self._floors.append((now, owner.persisted_ts, self._catalogue_to))
         while self._floors and now - self._floors[0][0] >= DROP_AFTER_S:
             _, self._drop_rows, self._drop_ddl = self._floors.pop(0)
+
+    def _forget_progress(self, checkpoint: int) -> None:
+        """Of spans that a restart cannot want any more."""
+        incarnation, gone = self._incarnation, [s for s, ts in self._ended.items() if ts <= checkpoint]
+        if gone and incarnation is not None:
+            for span in gone:
+                del self._ended[span]
+            self._spawn(incarnation.forget(gone))
 
     def _save_due(self, checkpoint: int, now: float) -> bool:
         """When DDL has passed the checkpoint; else seldom, so that the catalogue is not far behind."""

@@ -52,6 +52,8 @@ class FeedSink(Protocol):
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None: ...
 
+    def forget(self, spans: Iterable[str]) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -121,6 +123,10 @@ class Incarnation:
     async def send_resolved(self, ts: int) -> None:
         """Broadcast a Resolved."""
         await self._call(lambda: self._sink.send_resolved(ts, _now_ms()))
+
+    async def forget(self, spans: Iterable[str]) -> None:
+        """Delete the progress of spans that have ended for good."""
+        await self._call(lambda: self._sink.forget(spans))
 
     async def stop(self, grace_s: float) -> None:
         """End the process, then the sink.

@@ -231,7 +231,9 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
                 if error is not None and not error.retriable():
                     raise unreachable(uri, error)
                 key, value = message.key(), message.value()
-                if error is None and key is not None and value is not None:
+                if error is None and key is not None and value is None:
+                    records.pop(key.decode(), None)
+                elif error is None and key is not None:
                     records[key.decode()] = value
     except KafkaException as error:
         raise unreachable(uri, error) from error

@@ -12,6 +12,8 @@ reads tells whether the interrupted call took effect.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
 
@@ -111,21 +113,36 @@ class OwnerSink:
         if message is not None:
             self._commit(message, range(self.partitions), replace(self.journal, resolved_ts=ts))
 
+    def forget(self, spans: Iterable[str]) -> None:
+        """Delete the progress of spans that have ended for good; durable on return.
+
+        For spans which no incarnation can want any more: a compacted topic keeps a record of each for ever.
+        """
+        with self._transaction():
+            for span in spans:
+                self._producer.produce(self._topic, None, span, 0)
+
     def close(self) -> None:
         """Release the producer."""
         self._producer.purge()
 
     def _commit(self, message: Message, partitions: range, journal: Journal) -> None:
         topic, headers = self._uri.topic, list(message.headers)
-        try:
-            self._producer.begin_transaction()
+        with self._transaction():
             for partition in partitions:
                 self._producer.produce(topic, message.value, message.key, partition, headers=headers)
             self._producer.produce(self._topic, journal.to_bytes(), JOURNAL_KEY, 0)
+        self.journal = journal
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Everything produced inside becomes visible at its end, or nothing does."""
+        try:
+            self._producer.begin_transaction()
+            yield
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as error:
             self._give_up(error)
-        self.journal = journal
 
     def _give_up(self, cause: KafkaException) -> None:
         """Make sure that nothing of the transaction stays, and say why."""
