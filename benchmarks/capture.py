@@ -27,7 +27,7 @@ from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span, span_id
-from tidegate.puller import kernels as puller_kernels
+from tidegate.puller import block_matcher
 from tidegate.puller.puller import Puller
 
 SIGN = 1 << 63
@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    puller_kernels.warm()
+    block_matcher.warm()
     store_kernels.warm()
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(options.log, options.rows, Path(folder))

@@ -17,7 +17,7 @@ from benchmarks.stage_clock import WRITE_S, StageClock
 
 from tidegate import log
 from tidegate.eventstore import kernels, segment, store
-from tidegate.puller import kernels as puller_kernels
+from tidegate.puller import block_matcher
 from tidegate.puller.block_matcher import BlockMatcher
 from tidegate.server.puller_process import run
 
@@ -60,7 +60,7 @@ def _tell(clock: StageClock, path: Path, done: threading.Event) -> None:
 
 def main() -> int:
     """Run the puller process."""
-    puller_kernels.warm()
+    block_matcher.warm()
     kernels.warm()
     clock, done = StageClock(), threading.Event()
     install(clock)

@@ -227,7 +227,10 @@ def warm() -> None:
 
 
 KERNEL_MODULES: Final = (
-    "tidegate.puller.kernels",
+    "tidegate.puller.scan_kernels",
+    "tidegate.puller.open_kernels",
+    "tidegate.puller.match_kernels",
+    "tidegate.puller.gather_kernels",
     "tidegate.eventstore.kernels",
     "tidegate.tidb.row_kernels",
     "tidegate.tidb.column_kernels",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from tests.eventstore.entries import entries
 from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import outlook, reader
+from tidegate.eventstore.manifest import Manifest, write_manifest
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
 from tidegate.eventstore.store import MERGE_COUNT, EventStore, SpanStore
 from tidegate.model.span import Span
@@ -124,6 +127,41 @@ def test_a_reader_that_began_before_a_merge_reads_to_its_end(tmp_path: Path) -> 
         span.seal(row.commit_ts)
     found += [e for block in opened for e in entries_of(block)]
     assert found == rows[: MERGE_COUNT - 1]
+
+
+def test_a_disk_that_is_full_at_a_merge_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(0)
+    rows = [put(ts) for ts in range(2, 2 + 2 * MERGE_COUNT)]
+    sealed = []
+    written = []
+
+    def full(folder: Path, manifest: Manifest, durable: bool) -> None:
+        # Only a merge makes the list of segments shorter.
+        if written and len(manifest.segments) < len(written[-1].segments):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(manifest)
+        write_manifest(folder, manifest, durable)
+
+    monkeypatch.setattr("tidegate.eventstore.store.write_manifest", full)
+
+    def fill() -> None:
+        for row in rows:
+            span.append(block_of([row]))
+            span.seal(row.commit_ts)
+            store.publish()
+            sealed.append(row)
+
+    with pytest.raises(OSError, match="No space left"):
+        fill()
+    store.close()
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    assert span.resolved == sealed[-1].commit_ts
+    assert read(store, span, 0, span.resolved) == sealed
 
 
 def test_dropping_removes_whole_segments_and_says_what_is_gone(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model.span import Span, span_id
-from tidegate.puller import kernels as puller_kernels
+from tidegate.puller import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -97,7 +97,7 @@ class World:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    puller_kernels.warm()
+    block_matcher.warm()
     store_kernels.warm()
 
 

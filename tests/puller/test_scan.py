@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from tidegate.kernel import address
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller import kernels as k
+from tidegate.puller import table_kernels as k
+from tidegate.puller.scan_kernels import scan as scan_kernel
 
 numbers = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1))
 small = st.binary(max_size=40)
@@ -69,7 +70,7 @@ def scan(data: bytes) -> tuple[int, np.ndarray, np.ndarray]:
     row_table = np.zeros((400, k.ROW_WORDS), dtype=np.uint64)
     counts = np.zeros(3, dtype=np.int64)
     places = np.array([[GUARDED.put(data), len(data)]], dtype=np.int64)
-    state = k.scan(places, address(event_table), 200, address(row_table), 400, address(counts))
+    state = scan_kernel(places, address(event_table), 200, address(row_table), 400, address(counts))
     return state, event_table[: counts[0]], row_table[: counts[1]]
 
 

@@ -1,4 +1,6 @@
-"""The matcher of one stream: messages of bytes in, blocks of committed changes out, over `puller.kernels`.
+"""The matcher of one stream: messages of bytes in, blocks of committed changes out.
+
+It drives the kernels: `scan`, `match`, `keep` what is open, `gather` what is complete.
 
 Holds the tables that the kernels work on and sees to their room; decides nothing about rows. One stream's
 worker calls `feed`; `register` and `stop` may come from another thread.
@@ -26,7 +28,8 @@ from tidegate.kernel import address, buffer
 from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller import kernels as k
+from tidegate.puller import gather_kernels, match_kernels, open_kernels, scan_kernels
+from tidegate.puller import table_kernels as k
 from tidegate.puller.matcher import Violation
 from tidegate.puller.recycler import Recycler
 
@@ -137,7 +140,7 @@ class BlockMatcher:
             line[k.S_TO], line[k.S_TO_SIZE] = address(held[1]), len(bounds.end)
             registration = Registration(slot, request_id, region_id, span, mark, bounds, held)
             self._owners[slot] = registration
-            k.index_slot(k.index_address(self._index), address(self._slots), slot)
+            match_kernels.index_slot(k.index_address(self._index), address(self._slots), slot)
             return registration
 
     def stop(self, registration: Registration) -> Timestamp:
@@ -171,7 +174,7 @@ class BlockMatcher:
         events, rows = self._scan(messages)
         self._make_room(events, rows, sum(map(len, messages)))
         counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
-        while not k.match(
+        while not match_kernels.match(
             address(self._events),
             events,
             address(self._rows),
@@ -188,9 +191,9 @@ class BlockMatcher:
             address(counts),
         ):
             table = k.hash_table(2 * (len(self._table) - 1))
-            k.rehash(k.table_address(self._table), k.table_address(table))
+            open_kernels.rehash(k.table_address(self._table), k.table_address(table))
             self._table = table
-        k.keep(
+        open_kernels.keep(
             address(self._rows),
             address(self._row_slots),
             address(self._slots),
@@ -209,7 +212,7 @@ class BlockMatcher:
         )
         counts = np.zeros(3, dtype=np.int64)
         while True:
-            state = k.scan(
+            state = scan_kernels.scan(
                 places,
                 address(self._events),
                 len(self._events),
@@ -252,7 +255,7 @@ class BlockMatcher:
         if size <= len(self._waiting) - k.RECORD:
             return
         fresh = buffer(_power(2 * size))
-        k.compact_waiting(
+        open_kernels.compact_waiting(
             address(self._waiting),
             address(fresh),
             address(self._slots),
@@ -270,7 +273,7 @@ class BlockMatcher:
         arena = buffer(_power(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
         table = k.hash_table(_power(max(_TABLE, 4 * int(counts[k.C_OPEN_ROWS]))))
         self._retired += [self._arena]
-        k.compact(
+        open_kernels.compact(
             address(self._arena),
             address(arena),
             k.table_address(table),
@@ -292,7 +295,7 @@ class BlockMatcher:
         """Take stopped slots back; when they are few, double the table."""
         self._compact(0)
         fresh = buffer(len(self._waiting))
-        k.compact_waiting(
+        open_kernels.compact_waiting(
             address(self._waiting),
             address(fresh),
             address(self._slots),
@@ -312,7 +315,7 @@ class BlockMatcher:
             self._free += range(2 * old - 1, old - 1, -1)
         self._index = k.slot_index(4 * len(self._slots))
         for slot in self._owners:
-            k.index_slot(k.index_address(self._index), address(self._slots), slot)
+            match_kernels.index_slot(k.index_address(self._index), address(self._slots), slot)
 
     # --- results -------------------------------------------------------------------------------------
 
@@ -326,7 +329,8 @@ class BlockMatcher:
     def _span_blocks(self, span: int, count: int) -> list[pa.RecordBatch]:
         blocks, first, sizes = [], 0, np.zeros(4, dtype=np.int64)
         while first < count:
-            end = k.measure(self._out, first, count, span, MAX_BLOCK_ROWS, MAX_BLOCK_BYTES, sizes)
+            most = MAX_BLOCK_ROWS, MAX_BLOCK_BYTES
+            end = gather_kernels.measure(self._out, first, count, span, *most, sizes)
             if sizes[0]:
                 blocks.append(self._gather(first, end, span, sizes.tolist()))
             first = end
@@ -338,7 +342,9 @@ class BlockMatcher:
         for size in sizes[1:]:
             widths += [4 * (rows + 1), size]
         buffers = self._memory.buffers(widths)
-        k.gather(self._out, first, end, span, np.array([address(b) for b in buffers], dtype=np.int64))
+        gather_kernels.gather(
+            self._out, first, end, span, np.array([address(b) for b in buffers], dtype=np.int64)
+        )
         arrays = [
             pa.Array.from_buffers(ENTRY_SCHEMA.field(i).type, rows, [None, buffers[i]]) for i in range(3)
         ]
@@ -392,3 +398,9 @@ def _longer(table: k.U64, rows: int) -> k.U64:
 def _power(n: int) -> int:
     """The least power of two that is not below n."""
     return 1 << max(0, n - 1).bit_length()
+
+
+def warm() -> None:
+    """Compile the kernels, or load what was compiled."""
+    for kernels in (scan_kernels, match_kernels, open_kernels, gather_kernels):
+        kernels.warm()

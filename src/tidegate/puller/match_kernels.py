@@ -1,0 +1,606 @@
+"""The compiled matcher of a whole stream: prewrites and commits in, committed changes out.
+
+`match` runs the rules of `matcher.Matcher` over the events of a batch, for every registration ("slot") of the
+stream; completed changes come out as references in `out`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tidegate.kernel import (
+    address,
+    compare_bytes,
+    copy_exact,
+    inline,
+    kernel,
+    load_u64,
+    store_u64,
+)
+from tidegate.model.block import DELETE, PUT
+from tidegate.puller.open_kernels import (
+    find_open,
+    insert_open,
+    record_bytes,
+    record_word,
+    remove_open,
+    row_hash,
+)
+from tidegate.puller.scan_kernels import read_varint, skip_field
+from tidegate.puller.table_kernels import (
+    C_EVENT,
+    C_KEPT,
+    C_LIVE,
+    C_MOVED,
+    C_NOTES,
+    C_OPEN_ROWS,
+    C_OUT,
+    C_ROW,
+    C_WAITING,
+    COMMIT,
+    E_END,
+    E_FIRST,
+    E_KIND,
+    E_REGION,
+    E_REQUEST,
+    E_SIZE,
+    E_TS,
+    ERROR,
+    GENERATION,
+    HASH,
+    IN_MESSAGE,
+    KEY,
+    KEY_SIZE,
+    KIND,
+    LIVE,
+    MIXER,
+    MOVED_ROOM,
+    MULTIPLIER,
+    N_A,
+    N_B,
+    N_KIND,
+    N_SLOT,
+    NOTE_ERROR,
+    NOTE_INITIALIZED,
+    NOTE_VIOLATED,
+    O_COMMIT,
+    O_KEY,
+    O_KEY_SIZE,
+    O_OLD,
+    O_OLD_SIZE,
+    O_OP,
+    O_SPAN,
+    O_START,
+    O_VALUE,
+    O_VALUE_SIZE,
+    OLD,
+    OLD_SIZE,
+    OP,
+    R_GENERATION,
+    R_KEY_SIZE,
+    R_LIVE,
+    R_OLD_SIZE,
+    R_SLOT,
+    R_VALUE_SIZE,
+    RECORD,
+    RESOLVED,
+    RESOLVED_MANY,
+    ROWS,
+    S_CHECKPOINT,
+    S_FROM,
+    S_FROM_SIZE,
+    S_HEAD,
+    S_OPEN,
+    S_REGION,
+    S_REQUEST,
+    S_RESOLVED,
+    S_SPAN,
+    S_STATE,
+    S_TAIL,
+    S_TO,
+    S_TO_SIZE,
+    S_WAITING,
+    SCANNING,
+    SLOT_WORDS,
+    START,
+    STOPPED,
+    VALUE,
+    VALUE_SIZE,
+    WAIT_RECORD,
+    event_word,
+    get_int,
+    get_word,
+    hash_table,
+    i64,
+    index_address,
+    put_int,
+    put_note_word,
+    put_out_word,
+    put_row_word,
+    put_slot_word,
+    put_word,
+    row_word,
+    slot_index,
+    slot_word,
+    table_address,
+    table_mask,
+)
+
+
+@inline
+def _slot_hash(region: Any, request: Any) -> Any:
+    h = (region ^ (request * MIXER)) * MULTIPLIER
+    return h ^ (h >> np.uint64(32))
+
+
+@inline
+def find_slot(index: int, slots: int, region: Any, request: Any) -> int:
+    """The slot registered last for (request, region), or -1."""
+    mask = table_mask(index)
+    at = i64(_slot_hash(region, request) & np.uint64(mask))
+    while get_int(index, at) >= 0:
+        slot: int = get_int(index, at)
+        if slot_word(slots, slot, S_REGION) == region and slot_word(slots, slot, S_REQUEST) == request:
+            return slot
+        at = (at + 1) & mask
+    return -1
+
+
+@kernel
+def index_slot(index: int, slots: int, slot: int) -> None:
+    """Let lookups of the slot's (request, region) find it, instead of an older slot of the same."""
+    mask = table_mask(index)
+    region, request = slot_word(slots, slot, S_REGION), slot_word(slots, slot, S_REQUEST)
+    at = i64(_slot_hash(region, request) & np.uint64(mask))
+    while get_int(index, at) >= 0:
+        other = get_int(index, at)
+        if slot_word(slots, other, S_REGION) == region and slot_word(slots, other, S_REQUEST) == request:
+            break
+        at = (at + 1) & mask
+    put_int(index, at, slot)
+
+
+@inline
+def _forget(table: int, at: int, rows: int, slots: int, arena: int, counts: int) -> None:
+    """Remove an entry; a row is marked by HASH 0, an arena record becomes dead."""
+    ref = get_word(table, 2 * at + 1)
+    if ref & IN_MESSAGE:
+        put_row_word(rows, i64(ref & ~IN_MESSAGE), HASH, np.uint64(0))
+    else:
+        size = record_bytes(arena, ref)
+        store_u64(arena + i64(ref) + 8 * R_LIVE, np.uint64(0))
+        put_int(counts, C_LIVE, get_int(counts, C_LIVE) - size)
+        put_word(
+            slots,
+            SLOT_WORDS * (i64(record_word(arena, ref, R_SLOT))) + S_OPEN,
+            get_word(slots, SLOT_WORDS * (i64(record_word(arena, ref, R_SLOT))) + S_OPEN) - np.uint64(size),
+        )
+    put_int(counts, C_OPEN_ROWS, get_int(counts, C_OPEN_ROWS) - 1)
+    remove_open(table, at)
+
+
+@inline
+def _violate(slots: int, slot: int, reason: int, commit: Any, notes: int, counts: int) -> None:
+    put_slot_word(slots, slot, S_STATE, np.uint64(STOPPED))
+    _note(notes, counts, NOTE_VIOLATED, slot, np.uint64(reason), commit)
+
+
+@inline
+def _note(notes: int, counts: int, kind: int, slot: int, a: Any, b: Any) -> None:
+    i = get_int(counts, C_NOTES)
+    put_note_word(notes, i, N_KIND, np.uint64(kind))
+    put_note_word(notes, i, N_SLOT, np.uint64(slot))
+    put_note_word(notes, i, N_A, a)
+    put_note_word(notes, i, N_B, b)
+    put_int(counts, C_NOTES, i + 1)
+
+
+@inline
+def _passes(slots: int, slot: int, commit: Any, notes: int, counts: int) -> bool:
+    """Whether a completed change is to come out: above the checkpoint, and above the resolved ts."""
+    if commit <= slot_word(slots, slot, S_CHECKPOINT):
+        return False
+    if commit <= slot_word(slots, slot, S_RESOLVED):
+        _violate(slots, slot, 1, commit, notes, counts)
+        return False
+    return True
+
+
+@inline
+def _emit(
+    out: int,
+    counts: int,
+    span: Any,
+    commit: Any,
+    start: Any,
+    op: Any,
+    key: int,
+    key_size: Any,
+    value: int,
+    value_size: Any,
+    old: int,
+    old_size: Any,
+) -> None:
+    i = get_int(counts, C_OUT)
+    put_out_word(out, i, O_COMMIT, commit)
+    put_out_word(out, i, O_START, start)
+    put_out_word(out, i, O_OP, op)
+    put_out_word(out, i, O_SPAN, span)
+    put_out_word(out, i, O_KEY, np.uint64(key))
+    put_out_word(out, i, O_KEY_SIZE, key_size)
+    put_out_word(out, i, O_VALUE, np.uint64(value))
+    put_out_word(out, i, O_VALUE_SIZE, value_size if op == np.uint64(PUT) else np.uint64(0))
+    put_out_word(out, i, O_OLD, np.uint64(old))
+    put_out_word(out, i, O_OLD_SIZE, old_size)
+    put_int(counts, C_OUT, i + 1)
+
+
+@inline
+def _emit_open(
+    out: int, counts: int, span: Any, commit: Any, start: Any, op: Any, ref: Any, rows: int, arena: int
+) -> None:
+    """Emit a commit with the values of its prewrite."""
+    if ref & IN_MESSAGE:
+        r = i64(ref & ~IN_MESSAGE)
+        _emit(
+            out,
+            counts,
+            span,
+            commit,
+            start,
+            op,
+            i64(row_word(rows, r, KEY)),
+            row_word(rows, r, KEY_SIZE),
+            i64(row_word(rows, r, VALUE)),
+            row_word(rows, r, VALUE_SIZE),
+            i64(row_word(rows, r, OLD)),
+            row_word(rows, r, OLD_SIZE),
+        )
+        return
+    key = arena + i64(ref) + RECORD
+    key_size, value_size = record_word(arena, ref, R_KEY_SIZE), record_word(arena, ref, R_VALUE_SIZE)
+    value = key + i64(key_size)
+    old, old_size = value + i64(value_size), record_word(arena, ref, R_OLD_SIZE)
+    _emit(out, counts, span, commit, start, op, key, key_size, value, value_size, old, old_size)
+
+
+@inline
+def _wait(slots: int, slot: int, row: int, rows: int, waiting: int, counts: int) -> None:
+    """Chain a commit or rollback that came before INITIALIZED."""
+    offset = get_int(counts, C_WAITING)
+    at = waiting + offset
+    size = i64(row_word(rows, row, KEY_SIZE))
+    store_u64(at, np.uint64(0))
+    store_u64(at + 8, row_word(rows, row, START))
+    store_u64(at + 16, row_word(rows, row, COMMIT))
+    store_u64(
+        at + 24,
+        (row_word(rows, row, KIND) << np.uint64(8)) | (row_word(rows, row, OP) & np.uint64(0xFF)),
+    )
+    store_u64(at + 32, np.uint64(size))
+    store_u64(at + 40, np.uint64(slot))
+    copy_exact(at + WAIT_RECORD, i64(row_word(rows, row, KEY)), size)
+    if slot_word(slots, slot, S_HEAD) == np.uint64(0):
+        put_slot_word(slots, slot, S_HEAD, np.uint64(offset + 1))
+    else:
+        store_u64(waiting + i64(slot_word(slots, slot, S_TAIL)) - 1, np.uint64(offset + 1))
+    put_slot_word(slots, slot, S_TAIL, np.uint64(offset + 1))
+    put_slot_word(slots, slot, S_WAITING, slot_word(slots, slot, S_WAITING) + np.uint64(1))
+    put_int(counts, C_WAITING, offset + ((size + WAIT_RECORD + 7) & ~7))
+
+
+@inline
+def _replay(
+    slots: int,
+    slot: int,
+    wanted: int,
+    rows: int,
+    row_slots: int,
+    table: int,
+    arena: int,
+    waiting: int,
+    out: int,
+    notes: int,
+    counts: int,
+) -> None:
+    """Apply the slot's waiting rows of one kind, in the order of arrival."""
+    link = slot_word(slots, slot, S_HEAD)
+    while link != np.uint64(0) and slot_word(slots, slot, S_STATE) != np.uint64(STOPPED):
+        at = waiting + i64(link) - 1
+        link = load_u64(at)
+        kind, op = load_u64(at + 24) >> np.uint64(8), load_u64(at + 24) & np.uint64(0xFF)
+        if kind != np.uint64(wanted):
+            continue
+        start, commit, size = load_u64(at + 8), load_u64(at + 16), i64(load_u64(at + 32))
+        h = row_hash(slot, start, at + WAIT_RECORD, size)
+        found = find_open(table, h, slot, start, at + WAIT_RECORD, size, rows, row_slots, arena)
+        if found < 0:
+            continue
+        if wanted == 2 and _passes(slots, slot, commit, notes, counts):
+            ref = get_word(table, 2 * found + 1)
+            _emit_open(out, counts, slot_word(slots, slot, S_SPAN), commit, start, op, ref, rows, arena)
+        _forget(table, found, rows, slots, arena, counts)
+
+
+@inline
+def _inside(slots: int, slot: int, key: int, size: int) -> bool:
+    low, low_size = (
+        i64(slot_word(slots, slot, S_FROM)),
+        i64(slot_word(slots, slot, S_FROM_SIZE)),
+    )
+    if compare_bytes(low, low_size, key, size) > 0:
+        return False
+    high, high_size = (
+        i64(slot_word(slots, slot, S_TO)),
+        i64(slot_word(slots, slot, S_TO_SIZE)),
+    )
+    return high_size == 0 or compare_bytes(key, size, high, high_size) < 0
+
+
+@inline
+def _prewrite(
+    slots: int,
+    slot: int,
+    row: int,
+    rows: int,
+    row_slots: int,
+    table: int,
+    arena: int,
+    kept: int,
+    counts: int,
+) -> None:
+    start, key, size = (
+        row_word(rows, row, START),
+        i64(row_word(rows, row, KEY)),
+        i64(row_word(rows, row, KEY_SIZE)),
+    )
+    h = row_hash(slot, start, key, size)
+    found = find_open(table, h, slot, start, key, size, rows, row_slots, arena)
+    if found >= 0:
+        ref = get_word(table, 2 * found + 1)
+        if ref & IN_MESSAGE:
+            generation = row_word(rows, i64(ref & ~IN_MESSAGE), GENERATION)
+        else:
+            generation = record_word(arena, ref, R_GENERATION)
+        if row_word(rows, row, VALUE_SIZE) == np.uint64(0) or row_word(rows, row, GENERATION) < generation:
+            return
+        _forget(table, found, rows, slots, arena, counts)
+    put_row_word(rows, row, HASH, h)
+    put_int(row_slots, row, slot)
+    insert_open(table, h, IN_MESSAGE | np.uint64(row))
+    put_int(counts, C_OPEN_ROWS, get_int(counts, C_OPEN_ROWS) + 1)
+    put_int(kept, get_int(counts, C_KEPT), row)
+    put_int(counts, C_KEPT, get_int(counts, C_KEPT) + 1)
+
+
+@inline
+def _commit(
+    slots: int,
+    slot: int,
+    row: int,
+    rows: int,
+    row_slots: int,
+    table: int,
+    arena: int,
+    waiting: int,
+    out: int,
+    notes: int,
+    counts: int,
+) -> None:
+    start, key, size = (
+        row_word(rows, row, START),
+        i64(row_word(rows, row, KEY)),
+        i64(row_word(rows, row, KEY_SIZE)),
+    )
+    h = row_hash(slot, start, key, size)
+    found = find_open(table, h, slot, start, key, size, rows, row_slots, arena)
+    scanning = slot_word(slots, slot, S_STATE) == np.uint64(SCANNING)
+    if found >= 0 and scanning:
+        ref = get_word(table, 2 * found + 1)
+        if ref & IN_MESSAGE:
+            r = i64(ref & ~IN_MESSAGE)
+            poor = row_word(rows, r, VALUE_SIZE) == np.uint64(0) or row_word(rows, r, GENERATION) > np.uint64(
+                0
+            )
+        else:
+            poor = record_word(arena, ref, R_VALUE_SIZE) == np.uint64(0) or record_word(
+                arena, ref, R_GENERATION
+            ) > np.uint64(0)
+        if poor:
+            found = -1
+    if found < 0:
+        if scanning:
+            _wait(slots, slot, row, rows, waiting, counts)
+        else:
+            _violate(slots, slot, 2, row_word(rows, row, COMMIT), notes, counts)
+        return
+    if _passes(slots, slot, row_word(rows, row, COMMIT), notes, counts):
+        _emit_open(
+            out,
+            counts,
+            slot_word(slots, slot, S_SPAN),
+            row_word(rows, row, COMMIT),
+            start,
+            row_word(rows, row, OP),
+            get_word(table, 2 * found + 1),
+            rows,
+            arena,
+        )
+    _forget(table, found, rows, slots, arena, counts)
+
+
+@inline
+def _match_row(
+    slots: int,
+    slot: int,
+    row: int,
+    rows: int,
+    row_slots: int,
+    table: int,
+    arena: int,
+    waiting: int,
+    out: int,
+    notes: int,
+    kept: int,
+    counts: int,
+) -> None:
+    kind = row_word(rows, row, KIND)
+    if kind == np.uint64(5):
+        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
+            put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
+            _note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
+            _replay(slots, slot, 2, rows, row_slots, table, arena, waiting, out, notes, counts)
+            _replay(slots, slot, 3, rows, row_slots, table, arena, waiting, out, notes, counts)
+            put_slot_word(slots, slot, S_HEAD, np.uint64(0))
+            put_slot_word(slots, slot, S_TAIL, np.uint64(0))
+            put_slot_word(slots, slot, S_WAITING, np.uint64(0))
+        return
+    if not _inside(slots, slot, i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))):
+        return
+    data = kind == np.uint64(1) or kind == np.uint64(2) or kind == np.uint64(4)
+    if data and row_word(rows, row, OP) != np.uint64(PUT) and row_word(rows, row, OP) != np.uint64(DELETE):
+        _violate(slots, slot, 4, row_word(rows, row, COMMIT), notes, counts)
+    elif kind == np.uint64(1):
+        _prewrite(slots, slot, row, rows, row_slots, table, arena, kept, counts)
+    elif kind == np.uint64(2):
+        _commit(slots, slot, row, rows, row_slots, table, arena, waiting, out, notes, counts)
+    elif kind == np.uint64(4):
+        if _passes(slots, slot, row_word(rows, row, COMMIT), notes, counts):
+            _emit_open(
+                out,
+                counts,
+                slot_word(slots, slot, S_SPAN),
+                row_word(rows, row, COMMIT),
+                row_word(rows, row, START),
+                row_word(rows, row, OP),
+                IN_MESSAGE | np.uint64(row),
+                rows,
+                arena,
+            )
+    elif kind == np.uint64(3):
+        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
+            _wait(slots, slot, row, rows, waiting, counts)
+            return
+        start, key, size = (
+            row_word(rows, row, START),
+            i64(row_word(rows, row, KEY)),
+            i64(row_word(rows, row, KEY_SIZE)),
+        )
+        h = row_hash(slot, start, key, size)
+        found = find_open(table, h, slot, start, key, size, rows, row_slots, arena)
+        if found >= 0:
+            _forget(table, found, rows, slots, arena, counts)
+    else:
+        _violate(slots, slot, 3, row_word(rows, row, COMMIT), notes, counts)
+
+
+@inline
+def _resolve(slots: int, slot: int, ts: Any, moved: int, counts: int) -> None:
+    if (
+        slot < 0
+        or slot_word(slots, slot, S_STATE) != np.uint64(LIVE)
+        or ts <= slot_word(slots, slot, S_RESOLVED)
+    ):
+        return
+    put_slot_word(slots, slot, S_RESOLVED, ts)
+    put_int(moved, get_int(counts, C_MOVED) % MOVED_ROOM, slot)
+    put_int(counts, C_MOVED, get_int(counts, C_MOVED) + 1)
+
+
+@inline
+def _resolve_many(events: int, e: int, index: int, slots: int, moved: int, counts: int) -> None:
+    at = i64(event_word(events, e, E_FIRST))
+    end = at + i64(event_word(events, e, E_SIZE))
+    ts, request = event_word(events, e, E_TS), event_word(events, e, E_REQUEST)
+    while at < end:
+        tag, at = read_varint(at, end)
+        wire = i64(tag & np.uint64(7))
+        if tag == np.uint64(10):
+            size, at = read_varint(at, end)
+            stop = at + i64(size)
+            while at < stop:
+                region, at = read_varint(at, stop)
+                _resolve(slots, find_slot(index, slots, region, request), ts, moved, counts)
+        elif tag == np.uint64(8):
+            region, at = read_varint(at, end)
+            _resolve(slots, find_slot(index, slots, region, request), ts, moved, counts)
+        else:
+            at = skip_field(wire, at, end)
+
+
+@kernel
+def match(
+    events: int,
+    event_count: int,
+    rows: int,
+    row_slots: int,
+    slots: int,
+    index: int,
+    table: int,
+    arena: int,
+    waiting: int,
+    out: int,
+    notes: int,
+    moved: int,
+    kept: int,
+    counts: int,
+) -> bool:
+    """Apply scanned events in order. See COUNT_WORDS for `counts`. False: the table is half full.
+
+    It stays small as long as few prewrites are open, which keeps it in the cache; the caller doubles it with
+    `rehash` and calls again, and the work goes on where it stopped.
+
+    Room that the caller provides: `out` rows + waiting rows, `notes` events + slots, `kept` rows; the
+    waiting arena for all rows' keys and headers; the table at least twice its entries and the rows. When
+    `moved` overflows (counts[C_MOVED] > its length) every slot may have moved.
+    """
+    room = (table_mask(table) + 1) // 2
+    for e in range(get_int(counts, C_EVENT), event_count):
+        kind = i64(event_word(events, e, E_KIND))
+        if kind == RESOLVED_MANY:
+            _resolve_many(events, e, index, slots, moved, counts)
+            continue
+        slot = find_slot(
+            index,
+            slots,
+            event_word(events, e, E_REGION),
+            event_word(events, e, E_REQUEST),
+        )
+        if slot < 0:
+            continue
+        if kind == RESOLVED:
+            _resolve(slots, slot, event_word(events, e, E_TS), moved, counts)
+        elif kind == ERROR:
+            if slot_word(slots, slot, S_STATE) != np.uint64(STOPPED):
+                put_slot_word(slots, slot, S_STATE, np.uint64(STOPPED))
+                _note(
+                    notes,
+                    counts,
+                    NOTE_ERROR,
+                    slot,
+                    event_word(events, e, E_FIRST),
+                    event_word(events, e, E_SIZE),
+                )
+        elif kind == ROWS:
+            for row in range(
+                max(i64(event_word(events, e, E_FIRST)), get_int(counts, C_ROW)),
+                i64(event_word(events, e, E_END)),
+            ):
+                if slot_word(slots, slot, S_STATE) == np.uint64(STOPPED):
+                    break
+                if get_int(counts, C_OPEN_ROWS) >= room:
+                    put_int(counts, C_EVENT, e)
+                    put_int(counts, C_ROW, row)
+                    return False
+                _match_row(slots, slot, row, rows, row_slots, table, arena, waiting, out, notes, kept, counts)
+    return True
+
+
+def warm() -> None:
+    """Compile every kernel with the types it is called with."""
+    spare, index, table = np.zeros(1024, np.uint64), slot_index(4), hash_table(4)
+    at = address(spare)
+    index_slot(index_address(index), at, 0)
+    match(at, 0, at, at, at, index_address(index), table_address(table), at, at, at, at, at, at, at)
