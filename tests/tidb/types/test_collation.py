@@ -1,0 +1,39 @@
+"""Keys of texts against those recorded from TiDB's collators."""
+
+import pytest
+
+from tests.golden_folder import count, lines
+from tidegate.tidb.types import collation
+
+RECORDED = list(lines("keys/collation"))
+NAMES = sorted({name for record in RECORDED for name in record["sort_key"]})
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_equal_when_tidb_says_so_and_in_its_order_where_one_is_promised(name: str) -> None:
+    assert name in collation.KNOWN
+    ours = [collation.key(bytes.fromhex(record["hex"]), name) for record in RECORDED]
+    theirs = [bytes.fromhex(record["sort_key"][name]) for record in RECORDED]
+    count("keys", "collation keys", len(ours))
+    if collation.is_ordered(name):
+        assert ours == theirs
+    for i, (one, wanted) in enumerate(zip(ours, theirs, strict=True)):
+        same = [other == one for other in ours[:i]]
+        assert same == [other == wanted for other in theirs[:i]], RECORDED[i]["text"]
+
+
+def test_general_ci_leaves_case_and_accents_of_living_letters_out() -> None:
+    def key(text: str) -> bytes:
+        return collation.key(text.encode(), "utf8mb4_general_ci")
+
+    assert key("Ünïcödé ÀÇ") == key("unicode ac")
+    assert key("Ёлка") == key("елка")
+    assert key("йод") != key("иод")
+    assert key("Ἀθῆναι") == key("ΑΘΗΝΑΙ")
+    assert key("straße") == key("strase")
+    assert key("😀") == key("🎉")
+
+
+def test_text_that_is_not_utf8_is_its_own_key() -> None:
+    assert collation.key(b"\xff\xfe", "utf8mb4_general_ci") == b"\xff\xfe"
