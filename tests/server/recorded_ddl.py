@@ -56,7 +56,7 @@ class Recorded:
         self.rows: list[Row] = []
         self.told: list[tuple[int, str]] = []
         """(FinishedTS, query) of every event, as TiCDC sends it; where a job takes effect early, that ts."""
-        self.base = _base(min(self._stamps) - 10)
+        self.base = fresh_cluster(min(self._stamps) - 10)
         done = sorted((r for r in found if r["kind"] == "ddl_done"), key=lambda r: r["finished_ts"])
         self._write_rows(done, _steps(writes))
         rows = [Txn(ts - 1, ts, puts[0].key, tuple(puts)) for ts, puts in self._puts.items()]
@@ -120,7 +120,7 @@ class Recorded:
         self._puts.setdefault(ts, []).append(LogMutation("put", key, ROW))
 
 
-def _base(ts: int) -> Txn:
+def fresh_cluster(ts: int) -> Txn:
     """What a fresh cluster has, and the schema `test`."""
     found = [LogMutation("put", m.key, m.value) for m in bootstrap()]
     test = orjson.dumps(db_info(TEST_SCHEMA_ID, "test"))
