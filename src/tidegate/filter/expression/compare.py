@@ -1,0 +1,158 @@
+"""Comparisons: what two values are compared as (TiDB `GetAccurateCmpType`, `refineArgs`)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from typing import Final
+
+from tidegate.filter.expression import constants
+from tidegate.filter.expression.fold import collation_of, folded, null, number, real, refuse
+from tidegate.filter.expression.syntax import Refusal
+from tidegate.filter.expression.typed import BOOLEAN, NUMBERS, Domain, Typed
+from tidegate.tidb.types import collation
+
+COMPARISONS: Final = frozenset({"=", "<=>", "<>", "<", "<=", ">", ">="})
+_EQUALITIES: Final = frozenset({"=", "<=>", "<>"})
+_MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+def compare(op: str, left: Typed, right: Typed, at: int, collate: str = "") -> Typed:
+    """A comparison, a constant to the right; raises Refusal where the two cannot be compared.
+
+    `collate`: what texts are compared by, where that is decided already.
+    """
+    if left.is_const and not right.is_const:
+        return compare(_MIRRORED.get(op, op), right, left, at, collate)
+    for side in (left, right):
+        if side.domain is Domain.OPAQUE:
+            raise refuse(side, "but for IS NULL")
+    if left.is_null or right.is_null:
+        if op != "<=>":
+            return null(at)
+        other = right if left.is_null else left
+        return folded(Typed("is_null", Domain.INT, at, (other,), None, *BOOLEAN))
+    domains = {left.domain, right.domain}
+    if Domain.JSON in domains:
+        return _json(op, left, right, at)
+    if Domain.DATETIME in domains:
+        return _made(op, _moment(left, right), _moment(right, left), at)
+    if Domain.TIME in domains:
+        return _made(op, _duration(left, right), _duration(right, left), at)
+    if domains == {Domain.STRING}:
+        return _texts(op, left, right, at, collate or collation_of([left, right]))
+    return _numbers(op, left, right, at)
+
+
+def _made(op: str, left: Typed, right: Typed, at: int, collate: str = "") -> Typed:
+    return folded(Typed(op, Domain.INT, at, (left, right), None, *BOOLEAN, collate=collate))
+
+
+def _json(op: str, left: Typed, right: Typed, at: int) -> Typed:
+    """By TiDB's order of JSON kinds: numbers below texts, and so on; a constant text is a JSON text."""
+    if not right.is_const or right.domain not in (*NUMBERS, Domain.STRING):
+        raise refuse(left, "beside anything but a constant number or text")
+    return _made(op, left, right, at)
+
+
+def _moment(side: Typed, other: Typed) -> Typed:
+    if side.domain is Domain.DATETIME:
+        return side
+    if side.is_const and side.domain is Domain.STRING:
+        return constants.moment(side.value.decode(errors="replace"), side.at)
+    if side.is_const and side.domain is Domain.INT:
+        return constants.moment_of_number(side.value, not other.is_date, side.at)
+    raise refuse(side, "beside a date; constants are")
+
+
+def _duration(side: Typed, other: Typed) -> Typed:
+    if side.domain is Domain.TIME:
+        return side
+    if side.is_const and side.domain is Domain.STRING:
+        return constants.duration(side.value.decode(errors="replace"), side.at)
+    raise refuse(side, "beside a time; constant texts are")
+
+
+def _texts(op: str, left: Typed, right: Typed, at: int, collate: str) -> Typed:
+    if collate not in collation.KNOWN:
+        raise Refusal(f"collation {collate} is not known here", at)
+    if op not in _EQUALITIES and not collation.is_ordered(collate):
+        raise Refusal(f"order by collation {collate} is not in the subset, equality is", at)
+    return _made(op, left, right, at, collate)
+
+
+def _numbers(op: str, left: Typed, right: Typed, at: int) -> Typed:
+    """Numbers, and a number beside a text or an enum."""
+    where = "beside a number"
+    if right.is_const and right.domain is Domain.STRING:
+        right = _number_of_text(left, right)
+    if left.is_year and right.is_const and right.domain is Domain.INT:
+        right = constants.integer(constants.year(right.value), right.at)
+    left, right = number(left, where), number(right, where)
+    domains = {left.domain, right.domain}
+    if domains == {Domain.INT, Domain.REAL}:
+        if left.domain is Domain.INT and right.is_const:
+            # TiDB turns such a constant into the integer that decides alike: as exact as a decimal.
+            right = constants.decimal(Decimal(repr(right.value)), right.at)
+        else:
+            left, right = real(left), real(right)
+    return _made(op, left, right, at)
+
+
+def _number_of_text(column: Typed, text: Typed) -> Typed:
+    """A constant text beside a number: an integer or a decimal where the column is one, else floating."""
+    if column.domain is Domain.INT and text.collate == "binary":
+        return constants.integer(int.from_bytes(text.value, "big"), text.at)
+    whole = constants.whole_number(text)
+    if column.domain is Domain.INT and whole is not None:
+        return constants.integer(whole, text.at)
+    if column.domain is Domain.DECIMAL:
+        exact = constants.whole_decimal(text)
+        return real(text) if exact is None else constants.decimal(exact, text.at)
+    return real(text)
+
+
+def membership(value: Typed, items: list[Typed], at: int) -> list[Typed] | Typed:
+    """IN: one look into a set where all items are constants compared alike, else its comparisons.
+
+    NULLs among the items are for the caller; `items` holds none.
+    """
+    everyone = [value, *items]
+    texts = all(one.domain is Domain.STRING for one in everyone)
+    collate = collation_of(everyone) if texts else ""
+    tests = [compare("=", value, item, item.at, collate) for item in items]
+    pairs = [test.args for test in tests if test.op == "=" and test.args[1].is_const]
+    if len(pairs) < len(tests) or not pairs or len({_form(left) for left, _ in pairs}) > 1:
+        return tests
+    left = pairs[0][0]
+    exact = NUMBERS - {Domain.REAL}
+    for _, right in pairs:
+        if right.domain is not left.domain and not {left.domain, right.domain} <= exact:
+            return tests
+    return Typed(
+        "in",
+        Domain.INT,
+        at,
+        (left,),
+        tuple(right.value for _, right in pairs),
+        *BOOLEAN,
+        scale=max(left.scale, *(right.scale for _, right in pairs)),
+        collate=tests[0].collate,
+    )
+
+
+def _form(left: Typed) -> tuple[object, ...]:
+    """Tells whether the same value was compared: each comparison may have cast it anew."""
+    if left.op in ("real", "index"):
+        return left.op, left.value, *(id(arg) for arg in left.args)
+    return (id(left),)
+
+
+def is_in(value: Typed, items: list[Typed], at: int) -> tuple[list[Typed], bool]:
+    """The tests an IN is the OR of, and whether one of the items is NULL."""
+    known = [item for item in items if not item.is_null]
+    nulls = len(known) < len(items)
+    found = membership(value, known, at) if known else []
+    if isinstance(found, list):
+        return found, nulls
+    return [folded(replace(found, nulls=nulls))], False

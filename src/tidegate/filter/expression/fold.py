@@ -1,0 +1,122 @@
+"""What every maker of typed nodes needs: constants computed at once, operands as truth values and numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+from tidegate.filter.expression import constants, plain
+from tidegate.filter.expression.syntax import Refusal
+from tidegate.filter.expression.typed import (
+    BOOLEAN,
+    EXACT,
+    INT64,
+    NUMBERS,
+    UINT64,
+    Domain,
+    Typed,
+    Uncomputable,
+)
+
+
+def folded(node: Typed) -> Typed:
+    """The node, or its value when all its arguments are constants."""
+    if not all(arg.is_const for arg in node.args):
+        return node
+    try:
+        value = plain.evaluate(node, (), ())
+    except Uncomputable as error:
+        raise Refusal(error.why, node.at) from None
+    if isinstance(value, Decimal):
+        return constants.decimal(value, node.at)
+    if node.domain is Domain.INT and value is not None:
+        return constants.integer(int(value), node.at)
+    return replace(node, op="const", args=(), value=value)
+
+
+def null(at: int) -> Typed:
+    """The constant NULL."""
+    return constants.boolean(None, at)
+
+
+def refuse(node: Typed, where: str) -> Refusal:
+    """The refusal of an operand that has no business there."""
+    return Refusal(f"a {node.domain} is not in the subset {where}", node.at)
+
+
+def number(node: Typed, where: str) -> Typed:
+    """An operand as a number: enums and sets count as theirs, texts as the number they begin with."""
+    if node.domain in NUMBERS:
+        return node
+    if node.hybrid is not None:
+        return Typed("index", Domain.INT, node.at, value=node.hybrid, low=0, high=UINT64[1], unsigned=True)
+    if node.domain is Domain.STRING:
+        return real(node)
+    raise refuse(node, where)
+
+
+def real(node: Typed) -> Typed:
+    """A number or a text as a floating number."""
+    return node if node.domain is Domain.REAL else folded(Typed("real", Domain.REAL, node.at, (node,)))
+
+
+def truth(node: Typed) -> Typed:
+    """An operand of AND, OR, NOT and IF."""
+    value = node if node.is_null else number(node, "where true or false is wanted")
+    if value.domain is Domain.INT:
+        return value
+    return folded(Typed("truth", Domain.INT, node.at, (value,), None, *BOOLEAN))
+
+
+def connect(op: str, args: list[Typed], at: int) -> Typed:
+    """AND, OR."""
+    if len(args) == 1:
+        return args[0]
+    return folded(Typed(op, Domain.INT, at, tuple(truth(arg) for arg in args), None, *BOOLEAN))
+
+
+def integer_result(op: str, args: tuple[Typed, ...], low: int, high: int, at: int) -> Typed:
+    """An integer operation: unsigned when an operand is, as in TiDB; a row beyond its 64 bits fails."""
+    unsigned = any(arg.unsigned for arg in args)
+    least, most = UINT64 if unsigned else INT64
+    checked = low < least or high > most
+    low, high = max(low, least), min(high, most)
+    return folded(Typed(op, Domain.INT, at, args, None, low, high, unsigned=unsigned, checked=checked))
+
+
+def common(args: list[Typed], where: str) -> tuple[Domain, str]:
+    """The domain, and the collation, of a value that may be any of these."""
+    known = [arg for arg in args if not arg.is_null]
+    if not known:
+        return Domain.INT, ""
+    domains = {arg.domain for arg in known}
+    if domains <= NUMBERS:
+        order = (Domain.REAL, Domain.DECIMAL, Domain.INT)
+        return next(domain for domain in order if domain in domains), ""
+    if len(domains) > 1 or domains & {Domain.OPAQUE, Domain.JSON}:
+        raise Refusal(f"values of different kinds {where} are not in the subset", known[0].at)
+    domain = domains.pop()
+    return domain, collation_of(known) if domain is Domain.STRING else ""
+
+
+def collation_of(args: list[Typed]) -> str:
+    """The collation texts meet under: a column's beats a constant's, binary beats all, `_bin` beats `_ci`."""
+    named = {arg.collate for arg in args if not arg.is_const} or {arg.collate for arg in args}
+    if len(named) == 1:
+        return named.pop()
+    if "binary" in named:
+        return "binary"
+    plain_ones = {name for name in named if name.endswith("_bin")}
+    charsets = {name.partition("_")[0].replace("utf8mb4", "utf8") for name in named}
+    if len(charsets) == 1 and len(plain_ones) == 1:
+        return plain_ones.pop()
+    raise Refusal("texts of different collations meet: " + ", ".join(sorted(named)), args[0].at)
+
+
+def spread(args: list[Typed], scale: int) -> tuple[int, int]:
+    """Between which numbers of units of 10**-scale any of these lies; REAL and others: no matter."""
+    exact = [arg for arg in args if arg.domain in EXACT and not arg.is_null]
+    if not exact:
+        return INT64
+    low = min(arg.low * 10 ** (scale - arg.scale) for arg in exact)
+    return low, max(arg.high * 10 ** (scale - arg.scale) for arg in exact)

@@ -1,0 +1,87 @@
+"""LIKE and REGEXP: patterns that are constants, made ready once.
+
+A LIKE pattern is a tuple of sign keys (`collation.sign_key`), None for `_` and True for `%`; trailing spaces
+count, as in TiDB. REGEXP is RE2, without case where the column's collation has none.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.errors import InvalidInput
+from tidegate.filter.expression.fold import folded, null
+from tidegate.filter.expression.syntax import Refusal
+from tidegate.filter.expression.typed import BOOLEAN, Domain, Typed
+from tidegate.tidb.table_filter import found
+from tidegate.tidb.types import collation
+
+Part = bytes | bool | None
+ONE: Final = None
+ANY: Final = True
+
+
+def like(text: Typed, pattern: Typed, escape: Typed, at: int) -> Typed:
+    """`text LIKE pattern ESCAPE escape`."""
+    if text.is_null or pattern.is_null:
+        return null(at)
+    written = _constant(pattern, "a LIKE pattern")
+    stop = _constant(escape, "ESCAPE")
+    if len(stop) > 1:
+        raise Refusal("ESCAPE takes one character", escape.at)
+    collate = _collation(text, "LIKE")
+    signs = _signs(written, collate)
+    value = tuple(_parts(signs, stop, collate))
+    return folded(Typed("like", Domain.INT, at, (text,), value, *BOOLEAN, collate=collate))
+
+
+def _signs(written: str, collate: str) -> list[str]:
+    """Characters; of a binary column bytes, one character each."""
+    return list(written.encode().decode("latin-1") if collate == "binary" else written)
+
+
+def _parts(signs: list[str], stop: str, collate: str) -> list[Part]:
+    key = (lambda sign: sign.encode("latin-1")) if collate == "binary" else collation.sign_key(collate)
+    parts: list[Part] = []
+    at = 0
+    while at < len(signs):
+        sign = signs[at]
+        if stop and sign == stop and at + 1 < len(signs):
+            at += 1
+            parts.append(key(signs[at]))
+        elif sign == "%":
+            parts += [] if parts and parts[-1] is ANY else [ANY]
+        else:
+            parts.append(ONE if sign == "_" else key(sign))
+        at += 1
+    return parts
+
+
+def regexp(text: Typed, pattern: Typed, at: int) -> Typed:
+    """`text REGEXP pattern`."""
+    if text.is_null or pattern.is_null:
+        return null(at)
+    written = _constant(pattern, "a REGEXP pattern")
+    collate = _collation(text, "REGEXP")
+    if collate == "binary":
+        raise Refusal("REGEXP over binary columns is not in the subset", at)
+    regex = ("(?i)" if collation.ignores_case(collate) else "") + written
+    try:
+        found(regex, [""])
+    except InvalidInput as error:
+        raise Refusal(f"the regular expression cannot be read: {error.why}", pattern.at) from None
+    return folded(Typed("regexp", Domain.INT, at, (text,), regex, *BOOLEAN))
+
+
+def _constant(node: Typed, what: str) -> str:
+    if not node.is_const or node.domain is not Domain.STRING:
+        raise Refusal(f"{what} must be a constant text", node.at)
+    data: bytes = node.value
+    return data.decode(errors="replace")
+
+
+def _collation(text: Typed, where: str) -> str:
+    if text.domain is not Domain.STRING:
+        raise Refusal(f"{where} is for texts; this is a {text.domain}", text.at)
+    if text.collate not in collation.KNOWN:
+        raise Refusal(f"collation {text.collate} is not known here", text.at)
+    return text.collate

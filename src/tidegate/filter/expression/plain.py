@@ -1,0 +1,370 @@
+"""Expressions row by row: the oracle of `vector`, and its way out where a block is beyond it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import orjson
+
+from tidegate.errors import Undecodable
+from tidegate.filter.expression.typed import Domain, Typed, Uncomputable
+from tidegate.model.row import Value
+from tidegate.model.schema import Column, Kind
+from tidegate.tidb.table_filter import found
+from tidegate.tidb.types import collation, enum, temporal
+
+Plain = Any
+"""A value as `typed` lists them, or None."""
+
+_EXACT: Final = Context(prec=1200, Emax=999_999, Emin=-999_999)
+_NUMBER: Final = re.compile(rb"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|)\s*")
+
+
+def inner(column: Column, value: Value) -> Plain:
+    """A row's value (`model.row`) as expressions compute with it; an enum's or set's number stays one."""
+    if value is None:
+        return None
+    match column.kind:
+        case Kind.DECIMAL:
+            return Decimal(str(value))
+        case Kind.DATE | Kind.DATETIME | Kind.TIMESTAMP:
+            return temporal.pack(temporal.parse(str(value)))
+        case Kind.TIME:
+            return temporal.parse_duration(str(value))
+        case _:
+            return value
+
+
+def is_true(value: Plain, node: Typed) -> bool:
+    """Whether a whole expression says "drop": TiCDC asks for the integer 1, as comparisons give it."""
+    return node.domain is Domain.INT and value == 1
+
+
+def evaluate(node: Typed, row: Sequence[Plain], columns: Sequence[Column]) -> Plain:
+    """The value for a row of `inner` values; raises Uncomputable."""
+    match node.op:
+        case "const":
+            return node.value
+        case "column":
+            return _named(columns[node.value], row[node.value])
+        case "index":
+            return row[node.value]
+        case "or" | "and":
+            return _connected(node, row, columns)
+        case "if":
+            chosen = node.args[1] if evaluate(node.args[0], row, columns) else node.args[2]
+            return _as(node, evaluate(chosen, row, columns))
+        case "coalesce":
+            for arg in node.args:
+                if (value := evaluate(arg, row, columns)) is not None:
+                    return _as(node, value)
+            return None
+    values = [evaluate(arg, row, columns) for arg in node.args]
+    if node.op in _ON_NULL:
+        return _ON_NULL[node.op](*values)
+    if any(value is None for value in values):
+        return int(values == [None, None]) if node.op == "<=>" else None
+    return _checked(node, _FUNCTIONS[node.op](node, *values))
+
+
+def _named(column: Column, value: Plain) -> Plain:
+    return value if value is None or column.kind not in (Kind.ENUM, Kind.SET) else names(column, value)
+
+
+def names(column: Column, number: int) -> bytes:
+    """The text of an enum's or set's number; empty where it has none."""
+    name_of = enum.enum_name if column.kind is Kind.ENUM else enum.set_names
+    try:
+        return name_of(number, column.elems).encode()
+    except Undecodable:
+        return b""
+
+
+def _connected(node: Typed, row: Sequence[Plain], columns: Sequence[Column]) -> int | None:
+    """AND, OR of three values; what decides ends it, as in TiDB, so that the rest cannot fail."""
+    decisive = node.op == "or"
+    seen_null = False
+    for arg in node.args:
+        value = evaluate(arg, row, columns)
+        if value is None:
+            seen_null = True
+        elif bool(value) is decisive:
+            return int(decisive)
+    return None if seen_null else int(not decisive)
+
+
+def _as(node: Typed, value: Plain) -> Plain:
+    """A branch's value in the domain of the whole."""
+    if value is None:
+        return None
+    return float(value) if node.domain is Domain.REAL else value
+
+
+def _checked(node: Typed, value: Plain) -> Plain:
+    """What TiDB's result type holds, else Uncomputable; `Typed.low` and `high` are within it."""
+    if node.domain is Domain.INT and value is not None and not node.low <= value <= node.high:
+        raise Uncomputable(f"the result of {node.op} is out of range")
+    if node.domain is Domain.REAL and value is not None and not math.isfinite(value):
+        raise Uncomputable(f"the result of {node.op} is out of range")
+    return value
+
+
+# --- comparison -----------------------------------------------------------------------------------------
+
+
+def _order(node: Typed, left: Plain, right: Plain) -> int:
+    """Below, equal, above: -1, 0, 1."""
+    domains = [arg.domain for arg in node.args]
+    if domains[0] is Domain.JSON:
+        return json_order(left, right)
+    if domains[0] is Domain.STRING:
+        left, right = collation.key(left, node.collate), collation.key(right, node.collate)
+    elif Domain.DECIMAL in domains and Domain.REAL in domains:
+        left, right = exact(left), exact(right)
+    elif Domain.REAL in domains:
+        left, right = float(left), float(right)
+    return int(left > right) - int(left < right)
+
+
+def exact(number: float | int | Decimal) -> Decimal:
+    """A number as TiDB makes a decimal of it: a floating one by its shortest text."""
+    return Decimal(repr(number)) if isinstance(number, float) else Decimal(number)
+
+
+_JSON_RANKS: Final = {"n": 0, '"': 2, "{": 3, "[": 4, "t": 5, "f": 5}
+"""By the first sign of the text: null, text, object, array, boolean; 1 is for numbers."""
+_JSON_EPSILON: Final = 1e-8
+
+
+def units(number: int | Decimal, scale: int) -> int:
+    """An exact number in units of 10**-scale; it has no more digits than that."""
+    return int(Fraction(number) * 10**scale)
+
+
+def json_order(text: str, constant: int | float | Decimal | bytes) -> int:
+    """How a JSON value stands to a constant number or text (TiDB `json_binary_functions.go`)."""
+    rank = _JSON_RANKS.get(text[0], 1)
+    wanted = 2 if isinstance(constant, bytes) else 1
+    if rank != wanted:
+        return -1 if rank < wanted else 1
+    value = orjson.loads(text)
+    if isinstance(constant, bytes):
+        data = value.encode()
+        return int(data > constant) - int(data < constant)
+    number = float(constant) if isinstance(constant, Decimal) else constant
+    if isinstance(value, float) != isinstance(number, float) and abs(value - number) < _JSON_EPSILON:
+        return 0
+    return int(value > number) - int(value < number)
+
+
+def real(text: bytes) -> float:
+    """The number a text is. TiCDC's expressions are strict: Uncomputable where something else is in it."""
+    found_number = _NUMBER.fullmatch(text)
+    number = float(found_number[1] or 0) if found_number else math.inf
+    if not math.isfinite(number):
+        raise Uncomputable(f"{text[:40].decode(errors='replace')!r} is not a number")
+    return number
+
+
+def like(node: Typed, data: bytes) -> int:
+    """Whether a text matches `node.value`, a pattern of signs: literals, and None and True for _ and %."""
+    if node.collate == "binary":
+        signs: list[bytes] = [bytes([byte]) for byte in data]
+    else:
+        weigh = collation.sign_key(node.collate)
+        signs = [weigh(sign) for sign in _text(data)]
+    return int(_matches(signs, node.value))
+
+
+def _matches(signs: Sequence[bytes], pattern: Sequence[bytes | bool | None]) -> bool:
+    """Greedy, with one place to come back to: linear in signs times pattern."""
+    at = p = 0
+    star, back = -1, 0
+    while at < len(signs):
+        if p < len(pattern) and pattern[p] is True:
+            star, back, p = p, at, p + 1
+        elif p < len(pattern) and (pattern[p] is None or pattern[p] == signs[at]):
+            at, p = at + 1, p + 1
+        elif star >= 0:
+            back += 1
+            at, p = back, star + 1
+        else:
+            return False
+    return all(part is True for part in pattern[p:])
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------
+
+
+def _add(node: Typed, left: Plain, right: Plain) -> Plain:
+    return _computed(node, left, right, lambda a, b: a + b, _EXACT.add)
+
+
+def _subtract(node: Typed, left: Plain, right: Plain) -> Plain:
+    return _computed(node, left, right, lambda a, b: a - b, _EXACT.subtract)
+
+
+def _multiply(node: Typed, left: Plain, right: Plain) -> Plain:
+    return _computed(node, left, right, lambda a, b: a * b, _EXACT.multiply)
+
+
+def _computed(
+    node: Typed,
+    left: Plain,
+    right: Plain,
+    simple: Callable[[Any, Any], Any],
+    exactly: Callable[[Decimal, Decimal], Decimal],
+) -> Plain:
+    if node.domain is Domain.DECIMAL:
+        return exactly(Decimal(left), Decimal(right))
+    if node.domain is Domain.REAL:
+        return simple(float(left), float(right))
+    return simple(left, right)
+
+
+def _divide(node: Typed, left: Plain, right: Plain) -> Plain:
+    if not right:
+        return None
+    if node.domain is Domain.REAL:
+        return float(left) / float(right)
+    units = _truncated(Fraction(left) / Fraction(right) * 10**node.scale)
+    return _EXACT.scaleb(Decimal(units), -node.scale)
+
+
+def _integer_divide(node: Typed, left: Plain, right: Plain) -> Plain:
+    return _truncated(Fraction(left) / Fraction(right)) if right else None
+
+
+def _truncated(number: Fraction) -> int:
+    return int(number)
+
+
+def _remainder(node: Typed, left: Plain, right: Plain) -> Plain:
+    if not right:
+        return None
+    if node.domain is Domain.REAL:
+        return math.fmod(float(left), float(right))
+    whole = _truncated(Fraction(left) / Fraction(right))
+    rest = Fraction(left) - whole * Fraction(right)
+    if node.domain is Domain.INT:
+        return int(rest)
+    return _EXACT.scaleb(Decimal(int(rest * 10**node.scale)), -node.scale)
+
+
+_WORD: Final = (1 << 64) - 1
+
+
+def _shift_left(node: Typed, left: int, right: int) -> int:
+    amount = right & _WORD
+    return (left & _WORD) << amount & _WORD if amount < 64 else 0
+
+
+def _shift_right(node: Typed, left: int, right: int) -> int:
+    amount = right & _WORD
+    return (left & _WORD) >> amount if amount < 64 else 0
+
+
+# --- texts and times ------------------------------------------------------------------------------------
+
+
+def lower(data: bytes) -> bytes:
+    """A text in lower case, sign by sign."""
+    return "".join(sign.lower()[:1] for sign in _text(data)).encode()
+
+
+def upper(data: bytes) -> bytes:
+    """A text in upper case, sign by sign; a sign that would become several stays."""
+    return "".join(sign.upper() if len(sign.upper()) == 1 else sign for sign in _text(data)).encode()
+
+
+def _text(data: bytes) -> str:
+    """What is not UTF-8 becomes U+FFFD."""
+    return data.decode(errors="replace")
+
+
+def _hours(node: Typed, value: int) -> int:
+    if node.args[0].domain is Domain.TIME:
+        return abs(value) // 3_600_000_000_000
+    return value >> 36 & 31
+
+
+def _minutes(node: Typed, value: int) -> int:
+    if node.args[0].domain is Domain.TIME:
+        return abs(value) // 60_000_000_000 % 60
+    return value >> 30 & 63
+
+
+def _seconds(node: Typed, value: int) -> int:
+    if node.args[0].domain is Domain.TIME:
+        return abs(value) // 1_000_000_000 % 60
+    return value >> 24 & 63
+
+
+def _round(node: Typed, value: Plain) -> Decimal:
+    """Half up, away from zero, to the scale."""
+    units = Fraction(value) * 10**node.scale
+    rounded = math.floor(abs(units) + Fraction(1, 2))
+    return _EXACT.scaleb(Decimal(rounded if units >= 0 else -rounded), -node.scale)
+
+
+def _in(node: Typed, value: Plain) -> int | None:
+    if any(_order(node, value, item) == 0 for item in node.value):
+        return 1
+    return None if node.nulls else 0
+
+
+_ON_NULL: Final[dict[str, Callable[..., Plain]]] = {
+    "is_null": lambda value: int(value is None),
+    "is_true": lambda value: int(bool(value)),
+    "is_false": lambda value: int(value is not None and not value),
+}
+"""Operators that say something of NULL."""
+
+_FUNCTIONS: Final[dict[str, Callable[..., Plain]]] = {
+    "=": lambda node, a, b: int(_order(node, a, b) == 0),
+    "<=>": lambda node, a, b: int(_order(node, a, b) == 0),
+    "<>": lambda node, a, b: int(_order(node, a, b) != 0),
+    "<": lambda node, a, b: int(_order(node, a, b) < 0),
+    "<=": lambda node, a, b: int(_order(node, a, b) <= 0),
+    ">": lambda node, a, b: int(_order(node, a, b) > 0),
+    ">=": lambda node, a, b: int(_order(node, a, b) >= 0),
+    "in": _in,
+    "like": like,
+    "regexp": lambda node, text: int(found(node.value, [_text(text)])[0]),
+    "not": lambda node, value: int(not value),
+    "xor": lambda node, a, b: int(bool(a) != bool(b)),
+    "truth": lambda node, value: int(value != 0),
+    "real": lambda node, value: real(value) if isinstance(value, bytes) else float(value),
+    "+": _add,
+    "-": _subtract,
+    "*": _multiply,
+    "/": _divide,
+    "div": _integer_divide,
+    "%": _remainder,
+    "neg": lambda node, value: value.copy_negate() if isinstance(value, Decimal) else -value,
+    "abs": lambda node, value: value.copy_abs() if isinstance(value, Decimal) else abs(value),
+    "round": _round,
+    "&": lambda node, a, b: a & b & _WORD,
+    "|": lambda node, a, b: (a | b) & _WORD,
+    "^": lambda node, a, b: (a ^ b) & _WORD,
+    "~": lambda node, value: ~value & _WORD,
+    "<<": _shift_left,
+    ">>": _shift_right,
+    "length": lambda node, text: len(text),
+    "char_length": lambda node, text: len(_text(text)),
+    "lower": lambda node, text: lower(text),
+    "upper": lambda node, text: upper(text),
+    "concat": lambda node, *texts: b"".join(texts),
+    "year": lambda node, value: (value >> 46) // 13,
+    "month": lambda node, value: (value >> 46) % 13,
+    "day": lambda node, value: value >> 41 & 31,
+    "date": lambda node, value: value >> 41 << 41,
+    "hour": _hours,
+    "minute": _minutes,
+    "second": _seconds,
+}

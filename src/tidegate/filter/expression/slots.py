@@ -1,0 +1,150 @@
+"""The slots that an expression reads: columns of some rows of one image, as numpy and Arrow.
+
+Each column is taken once, however often the expressions of a table name it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.filter.expression import plain
+from tidegate.filter.expression.typed import Beyond
+from tidegate.kernel import address, buffer
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import NULL, Image
+from tidegate.tidb import column_kernels
+from tidegate.tidb.column_kernels import Text
+from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.types import temporal
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+class Cells:
+    """The cells of `rows` (int64[n], or all when None) of an image; every one of them valid."""
+
+    def __init__(self, table: TableSchema, image: Image, rows: Int64s | None, time_zone: str) -> None:
+        self._table, self._image, self._rows, self._zone = table, image, rows, time_zone
+        self._known: dict[tuple[str, int], Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._image.a) if self._rows is None else len(self._rows)
+
+    def column(self, position: int) -> Column:
+        """A column of the table."""
+        return self._table.columns[position]
+
+    def _words(self, position: int) -> tuple[Int64s, npt.NDArray[np.int32]]:
+        """The two words of a column's slots, contiguous."""
+        key = ("words", position)
+        if key not in self._known:
+            a, sizes = self._image.a[:, position], self._image.l[:, position]
+            if self._rows is not None:
+                a, sizes = a[self._rows], sizes[self._rows]
+            self._known[key] = np.ascontiguousarray(a), np.ascontiguousarray(sizes)
+        found: tuple[Int64s, npt.NDArray[np.int32]] = self._known[key]
+        return found
+
+    def nulls(self, position: int) -> Bools:
+        """Where a column is NULL."""
+        return np.equal(self._words(position)[1], NULL)
+
+    def integers(self, position: int, *, unsigned: bool = False) -> npt.NDArray[Any]:
+        """Integers, numbers of enums, masks of sets, nanoseconds: int64 or uint64."""
+        words = self._words(position)[0]
+        return words.view(np.uint64) if unsigned else words
+
+    def floats(self, position: int) -> npt.NDArray[np.float64]:
+        """FLOAT and DOUBLE."""
+        words = np.where(self.nulls(position), 0, self._words(position)[0])
+        return words.view(np.float64)
+
+    def decimals(self, position: int, scale: int) -> npt.NDArray[Any]:
+        """Units of 10**-scale: int64 where all fit it, else Python ints. Beyond: some have more digits."""
+        key = ("decimals", position)
+        if key not in self._known:
+            self._known[key] = self._decimals(position, scale)
+        found: npt.NDArray[Any] = self._known[key]
+        return found
+
+    def _decimals(self, position: int, scale: int) -> npt.NDArray[Any]:
+        a, sizes = self._words(position)
+        n = len(a)
+        numbers, valid = buffer(16 * n), np.empty(n, dtype=np.uint8)
+        if column_kernels.decimals(n, address(a), address(sizes), scale, address(numbers), address(valid)):
+            raise Beyond
+        pairs = numbers[: 16 * n].view(np.int64).reshape(n, 2)
+        low, high = pairs[:, 0], np.where(valid == 0, pairs[:, 0] >> 63, pairs[:, 1])
+        if (high == low >> 63).all():
+            return np.where(valid == 0, 0, low)
+        units: npt.NDArray[Any] = high.astype(np.object_) * (1 << 64) + low.view(np.uint64).astype(np.object_)
+        units[valid == 0] = 0
+        return units
+
+    def texts(self, position: int) -> pa.Array:
+        """Texts, binaries and the names of enums and sets; empty where NULL."""
+        key = ("texts", position)
+        if key not in self._known:
+            column = self.column(position)
+            made = self._names if column.kind in (Kind.ENUM, Kind.SET) else self._bytes
+            self._known[key] = made(position)
+        return self._known[key]
+
+    def raw(self, position: int) -> pa.Array:
+        """The bytes a slot points to, as they are stored; empty where NULL."""
+        return self._bytes(position)
+
+    def json(self, position: int) -> pa.Array:
+        """The texts of JSON values; empty where NULL."""
+        key = ("json", position)
+        if key not in self._known:
+            self._known[key] = self._written(position, Text.JSON, JSON_GROWTH)
+        return self._known[key]
+
+    def _bytes(self, position: int) -> pa.Array:
+        return self._written(position, Text.BYTES, 1)
+
+    def _written(self, position: int, what: Text, growth: int) -> pa.Array:
+        a, sizes = self._words(position)
+        n = len(a)
+        room = int(sizes[sizes != NULL].sum(dtype=np.int64)) * growth
+        if room > np.iinfo(np.int32).max:
+            raise Beyond
+        out, ends = buffer(room), np.empty(n + 1, dtype=np.int32)
+        valid, stack = np.empty(n, dtype=np.uint8), np.empty(STACK_WORDS, dtype=np.int64)
+        used = column_kernels.texts(
+            int(what), 0, n, address(a), address(sizes), 1, address(out), address(ends),
+            address(valid), address(stack), 0,
+        )  # fmt: skip
+        held = [None, pa.py_buffer(ends), pa.py_buffer(out[:used])]
+        return pa.Array.from_buffers(pa.binary(), n, held)
+
+    def _names(self, position: int) -> pa.Array:
+        """Each distinct number once."""
+        column = self.column(position)
+        numbers = np.where(self.nulls(position), 0, self._words(position)[0]).view(np.uint64)
+        different, at = np.unique(numbers, return_inverse=True)
+        names = pa.array([plain.names(column, int(number)) for number in different], pa.binary())
+        return names.take(pa.array(at))
+
+    def moments(self, position: int) -> Int64s:
+        """Packed times; TIMESTAMP as the feed's clock shows it, each distinct one once."""
+        key = ("moments", position)
+        if key not in self._known:
+            self._known[key] = self._moments(position)
+        found: Int64s = self._known[key]
+        return found
+
+    def _moments(self, position: int) -> Int64s:
+        packed = self._words(position)[0]
+        if self.column(position).kind is not Kind.TIMESTAMP or self._zone.upper() == "UTC":
+            return packed
+        zone = temporal.zone(self._zone)
+        different, at = np.unique(np.where(self.nulls(position), 0, packed), return_inverse=True)
+        moved = [temporal.pack(temporal.in_zone(int(word), zone)) for word in different]
+        return np.array(moved, dtype=np.int64)[at]

@@ -1,0 +1,216 @@
+"""Columns of texts, as Arrow binaries: compared by collation, matched, changed.
+
+ASCII goes through Arrow's own functions. Other text under a collation with weights of its own is computed
+once for each distinct value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.filter.expression import plain
+from tidegate.filter.expression.patterns import ANY, ONE
+from tidegate.filter.expression.typed import Typed
+from tidegate.tidb.types import collation
+
+Bools = npt.NDArray[np.bool_]
+
+_COMPARE: Final = {
+    "=": pc.equal,
+    "<=>": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+
+
+def spread(array: pa.Array, n: int) -> pa.Array:
+    """An array of n rows; one row stands for all."""
+    return array if len(array) == n else pa.repeat(array[0], n)
+
+
+def _as_text(array: pa.Array) -> pa.Array:
+    """The same bytes as Arrow strings, unchecked: for functions that look at bytes only."""
+    return pa.Array.from_buffers(pa.string(), len(array), array.buffers(), array.null_count, array.offset)
+
+
+def is_ascii(array: pa.Array) -> bool:
+    """Whether every text is."""
+    data = array.buffers()[2]
+    if data is None:
+        return True
+    ends = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    used = np.frombuffer(data, np.uint8)[ends[0] : ends[-1]] if len(ends) else np.empty(0, np.uint8)
+    return not bool((used & 0x80).any())
+
+
+def distinct(array: pa.Array, work: Callable[[bytes], Any], dtype: Any) -> npt.NDArray[Any]:
+    """`work` of every text, done once for each distinct one."""
+    coded = array.dictionary_encode()
+    made = np.array([work(text) for text in coded.dictionary.to_pylist()], dtype)
+    indices = coded.indices.to_numpy(zero_copy_only=False)
+    found: npt.NDArray[Any] = made[indices]
+    return found
+
+
+def _distinct_texts(array: pa.Array, work: Callable[[bytes], bytes]) -> pa.Array:
+    coded = array.dictionary_encode()
+    made = pa.array([work(text) for text in coded.dictionary.to_pylist()], pa.binary())
+    return made.take(coded.indices)
+
+
+# --- comparison -----------------------------------------------------------------------------------------
+
+
+def keys(array: pa.Array, collate: str) -> pa.Array:
+    """The collation's keys (`collation.key`)."""
+    plain_bytes = collate in ("binary", "utf8mb4_0900_bin", "")
+    if plain_bytes:
+        return array
+    weighted = collation.ignores_case(collate)
+    if weighted and collation.is_ordered(collate):
+        # Two bytes a sign, in order: for ASCII the capital letters are in the same order.
+        weighted = not is_ascii(array)
+    elif weighted:
+        weighted = not is_ascii(array) or _has_control(array)
+    elif collate in ("gbk_bin", "gb18030_bin"):
+        weighted = not is_ascii(array)
+    if weighted:
+        raise ValueError("keys that do not compare with those of ASCII")
+    found = _as_text(array)
+    if collation.pads(collate):
+        found = pc.ascii_rtrim(found, characters=" ")
+    if collation.ignores_case(collate):
+        found = pc.ascii_upper(found)
+    return found.view(pa.binary())
+
+
+def _has_control(array: pa.Array) -> bool:
+    """Signs below the space weigh nothing in some collations."""
+    data = array.buffers()[2]
+    return data is not None and bool((np.frombuffer(data, np.uint8) < 0x20).any())
+
+
+def _weighed(arrays: Sequence[pa.Array], collate: str) -> list[pa.Array]:
+    """The keys of arrays that are compared with each other: of one kind."""
+    try:
+        return [keys(array, collate) for array in arrays]
+    except ValueError:
+        return [_distinct_texts(array, lambda text: collation.key(text, collate)) for array in arrays]
+
+
+def compare(op: str, left: pa.Array, right: pa.Array, collate: str) -> Bools:
+    """A comparison of two columns, or of a column and a constant of one row."""
+    one, other = _weighed([left, right], collate)
+    n = max(len(one), len(other))
+    if len(other) == 1 and n > 1:
+        return _bools(_COMPARE[op](one, other[0]))
+    return _bools(_COMPARE[op](spread(one, n), other))
+
+
+def _bools(array: pa.Array) -> Bools:
+    found: Bools = array.to_numpy(zero_copy_only=False)
+    return found.astype(np.bool_)
+
+
+def is_in(array: pa.Array, wanted: Sequence[bytes], collate: str) -> Bools:
+    """Which texts are equal to one of the constants."""
+    held, constants = _weighed([array, pa.array(wanted, pa.binary())], collate)
+    return _bools(pc.is_in(held, value_set=constants))
+
+
+# --- patterns -------------------------------------------------------------------------------------------
+
+
+def like(node: Typed, array: pa.Array) -> Bools:
+    """LIKE: through RE2 where signs are ASCII or stand for themselves, else by distinct text."""
+    by_sign = collation.ignores_case(node.collate) or node.collate == "binary"
+    if is_ascii(array) and not (_has_control(array) and by_sign):
+        written = _ascii_pattern(node)
+        if written is not None:
+            return regexp(written, array)
+    elif not by_sign and _is_utf8(array):
+        return regexp(_regex(node.value, lambda part: part.decode()), array)
+    return distinct(array, lambda text: plain.like(node, text), np.bool_)
+
+
+def _ascii_pattern(node: Typed) -> str | None:
+    """The RE2 expression for ASCII texts; None when a literal has no ASCII form."""
+    signs = {_weight(node.collate, chr(code)): chr(code) for code in range(127, 31, -1)}
+    if any(isinstance(part, bytes) and part not in signs for part in node.value):
+        return None
+    fold = "(?i)" if collation.ignores_case(node.collate) else ""
+    return fold + _regex(node.value, lambda part: signs[part])
+
+
+def _weight(collate: str, sign: str) -> bytes:
+    return sign.encode() if collate == "binary" else collation.sign_key(collate)(sign)
+
+
+def _regex(parts: Sequence[bytes | bool | None], text_of: Callable[[bytes], str]) -> str:
+    out = "(?s)\\A"
+    for part in parts:
+        if part is ANY:
+            out += ".*"
+        elif part is ONE:
+            out += "."
+        else:
+            assert isinstance(part, bytes), "a literal"
+            out += re.sub(r"([^\w\u0080-\U0010ffff])", r"\\\1", text_of(part))
+    return out + "\\z"
+
+
+def _is_utf8(array: pa.Array) -> bool:
+    try:
+        _as_text(array).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def regexp(regex: str, array: pa.Array) -> Bools:
+    """REGEXP by RE2; text that is not UTF-8 by distinct value, its bad bytes replaced."""
+    if not is_ascii(array) and not _is_utf8(array):
+        repaired = _distinct_texts(array, lambda text: text.decode(errors="replace").encode())
+        return regexp(regex, repaired)
+    return _bools(pc.match_substring_regex(_as_text(array), regex))
+
+
+# --- functions ------------------------------------------------------------------------------------------
+
+
+def lengths(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each text."""
+    found: npt.NDArray[np.int64] = pc.binary_length(array).to_numpy(zero_copy_only=False)
+    return found.astype(np.int64)
+
+
+def signs(array: pa.Array) -> npt.NDArray[np.int64]:
+    """Characters of each text."""
+    if is_ascii(array):
+        return lengths(array)
+    return distinct(array, lambda text: len(text.decode(errors="replace")), np.int64)
+
+
+def cased(array: pa.Array, *, upper: bool) -> pa.Array:
+    """Each text in upper or lower case."""
+    if is_ascii(array):
+        change = pc.ascii_upper if upper else pc.ascii_lower
+        return change(_as_text(array)).view(pa.binary())
+    return _distinct_texts(array, plain.upper if upper else plain.lower)
+
+
+def concat(arrays: Sequence[pa.Array]) -> pa.Array:
+    """The texts of each row, joined."""
+    n = max(len(array) for array in arrays)
+    spread_out = [spread(array, n) for array in arrays]
+    return pc.binary_join_element_wise(*spread_out, pa.scalar(b"", pa.binary()))
