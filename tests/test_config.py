@@ -122,6 +122,63 @@ def test_a_wrong_file_is_refused_with_what_is_right(data: dict[str, object], wor
     assert words in refused(PLAIN, data)
 
 
+def test_filters_and_column_selectors_are_read_as_ticdc_writes_them(tmp_path: Path) -> None:
+    path = tmp_path / "feed.toml"
+    path.write_text(
+        """
+        force-replicate = true
+        [filter]
+        rules = ["bank.*"]
+        ignore-txn-start-ts = [439432134171947040]
+        [[filter.event-filters]]
+        matcher = ["bank.accounts"]
+        ignore-event = ["drop table", "delete"]
+        ignore-sql = ["^drop"]
+        ignore-insert-value-expr = "balance < 0"
+        [[filter.event-filters]]
+        matcher = ["bank.orders"]
+        ignore-update-only-columns = ["seen_at"]
+        [[sink.column-selectors]]
+        matcher = ["bank.*"]
+        columns = ["*", "!note"]
+        """
+    )
+    config = load_config(path, parse_sink_uri(PLAIN))
+    first, second = config.filter.event_filters
+    assert (first.matcher, first.ignore_event) == (("bank.accounts",), ("drop table", "delete"))
+    assert (first.ignore_sql, first.ignore_insert_value_expr) == (("^drop",), "balance < 0")
+    assert second.ignore_update_only_columns == ("seen_at",)
+    assert config.filter.ignore_txn_start_ts == (439432134171947040,)
+    assert config.sink.column_selectors[0].columns == ("*", "!note")
+    assert config.force_replicate
+    assert ReplicaConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            {"force-replicate": True, "sink": {"delete-only-output-handle-key-columns": True}},
+            "does not go with delete-only-output-handle-key-columns = true",
+        ),
+        (
+            {"force-replicate": True, "sink": {"open": {"output-old-value": False}}},
+            "does not go with [sink.open] output-old-value = false",
+        ),
+        (
+            {
+                "sink": {"column-selectors": [{"matcher": ["*.*"], "columns": ["*"]}]},
+                "integrity": {"integrity-check-level": "correctness"},
+            },
+            "Column selectors and integrity checks exclude each other",
+        ),
+        ({"filter": {"event-filters": [{"ignore-events": ["insert"]}]}}, "did you mean 'ignore-event'?"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(data: dict[str, object], words: str) -> None:
+    assert words in refused(PLAIN, data)
+
+
 def test_what_ticdc_sends_by_default_changes_nothing() -> None:
     sent = {
         "memory_quota": 1073741824, "case_sensitive": False, "force_replicate": False,

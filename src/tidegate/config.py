@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tidegate.errors import InvalidInput
@@ -88,11 +88,37 @@ class DispatchRule:
 
 
 @dataclass(frozen=True, slots=True)
+class EventFilterRule:
+    """One `[[filter.event-filters]]` entry: what of the tables it matches is left out (docs/filters.md)."""
+
+    matcher: tuple[str, ...] = ()
+    ignore_event: tuple[str, ...] = ()
+    ignore_sql: tuple[str, ...] = ()
+    """RE2 expressions, without case; a DDL whose text holds a match is not sent."""
+    ignore_insert_value_expr: str = ""
+    ignore_update_new_value_expr: str = ""
+    ignore_update_old_value_expr: str = ""
+    ignore_delete_value_expr: str = ""
+    ignore_update_only_columns: tuple[str, ...] = ()
+    """An update that changes no other column, and no key, is not sent."""
+
+
+@dataclass(frozen=True, slots=True)
 class FilterConfig:
-    """`[filter]`: which tables and transactions pass."""
+    """`[filter]`: which tables, transactions, DDLs and rows pass."""
 
     rules: tuple[str, ...] = ("*.*",)
     ignore_txn_start_ts: tuple[int, ...] = ()
+    event_filters: tuple[EventFilterRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSelector:
+    """One `[[sink.column-selectors]]` entry; the first that matches a table says which columns travel."""
+
+    matcher: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    """Patterns as in table rules, the last that matches wins; a column that none matches does not travel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +175,7 @@ class SinkConfig:
 
     protocol: str = ""
     dispatchers: tuple[DispatchRule, ...] = ()
+    column_selectors: tuple[ColumnSelector, ...] = ()
     only_output_updated_columns: bool = False
     delete_only_output_handle_key_columns: bool = False
     content_compatible: bool = False
@@ -203,6 +230,8 @@ class ReplicaConfig:
     """One changefeed's settings: TOML, JSON and URI merged, checked once."""
 
     case_sensitive: bool = False
+    force_replicate: bool = False
+    """True: tables without a usable key are replicated too; a consumer compares their rows whole."""
     ignore_ineligible_table: bool = False
     """True: tables without a usable key are left out; False: they forbid creating the feed."""
     check_gc_safe_point: bool = True
@@ -277,20 +306,17 @@ TUNING: Final = frozenset(
 
 TO_COME: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
     {
-        "force_replicate": (False,),
         "enable_sync_point": (False,),
         "sync_point_interval": (),
         "sync_point_retention": (),
         "enable_table_monitor": (False,),
         "bdr_mode": (False,),
         "enable_active_active": (False,),
-        "filter.event_filters": ([], None),
         "mounter": (),
         "consistent": (),
         "consistent.level": ("none", ""),
         "scheduler": (),
         "scheduler.enable_table_across_nodes": (False,),
-        "sink.column_selectors": ([], None),
         "sink.transaction_atomicity": ("none", "", None),
         "sink.schema_registry": ("", None),
         "sink.safe_mode": (False, None),
@@ -575,9 +601,12 @@ def _value(hint: Any, f: dataclasses.Field[Any], value: Any, path: str) -> Any:
         return value if type(value) is hint else _refuse_type(path, value, hint.__name__)
     if not isinstance(value, list | tuple):
         _refuse_type(path, value, "list")
-    if hint == tuple[DispatchRule, ...]:
+    item, _ = get_args(hint)
+    if item is DispatchRule:
         return tuple(_dispatch_rule(v) for v in value)
-    item = int if hint == tuple[int, ...] else str
+    if dataclasses.is_dataclass(item):
+        assert isinstance(item, type)
+        return tuple(_load(item, v, path) for v in value)
     return tuple(v if type(v) is item else _refuse_type(path, v, item.__name__) for v in value)
 
 
@@ -685,6 +714,14 @@ def _check(config: ReplicaConfig) -> None:
     )
     for rule in config.sink.dispatchers:
         _one_of("sink.dispatchers.partition", rule.partition, PARTITION_RULES)
+    _check_force_replicate(config)
+    if config.sink.column_selectors and config.integrity.integrity_check_level != "none":
+        raise InvalidInput(
+            "Column selectors and integrity checks exclude each other.",
+            where="changefeed configuration",
+            why="a row's checksum covers columns that would not travel",
+            fix="remove [[sink.column-selectors]], or set integrity-check-level = 'none'",
+        )
     if kafka.required_acks != -1:
         raise InvalidInput(
             f"required-acks = {kafka.required_acks} would lose rows.",
@@ -698,6 +735,23 @@ def _check(config: ReplicaConfig) -> None:
     _at_least("max-batch-size", kafka.codec_config.max_batch_size, 1)
     _at_least("tidegate.slots", own.slots, 0)
     _at_least("tidegate.max-batch-bytes", own.max_batch_bytes, 1 << 16)
+
+
+def _check_force_replicate(config: ReplicaConfig) -> None:
+    """Rows of tables without a key are known by their whole content, so all of it must travel."""
+    sink = config.sink
+    lacking = (
+        "delete-only-output-handle-key-columns = true" if sink.delete_only_output_handle_key_columns else ""
+    )
+    if sink.protocol == "open-protocol" and not sink.open.output_old_value:
+        lacking = "[sink.open] output-old-value = false"
+    if config.force_replicate and lacking:
+        raise InvalidInput(
+            f"force-replicate = true does not go with {lacking}.",
+            where="changefeed configuration",
+            why="a row of a table without a key is found downstream by its whole old content",
+            fix="leave one of the two out",
+        )
 
 
 def _check_protocol(name: str) -> None:

@@ -4,15 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.codec.golden import lines
+from tests.golden_folder import count, lines
 from tidegate.errors import InvalidInput
 from tidegate.mounter.filter import TableFilter, is_system_schema
 
 CASES = list(lines("filters/table_rules"))
 
 
+@pytest.mark.golden
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['rules']}-{case['case_sensitive']}")
 def test_golden_rules_pass_the_tables_ticdc_passes(case: dict[str, object]) -> None:
+    count("filters", "table rules")
     if case.get("error"):
         with pytest.raises(InvalidInput):
             TableFilter(case["rules"], case["case_sensitive"])  # type: ignore[arg-type]

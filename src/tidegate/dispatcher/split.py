@@ -12,12 +12,11 @@ from itertools import groupby
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tidegate.dispatcher.kernels import changed_keys
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
+from tidegate.model.slots import DELETE, INSERT, RowBlock, take
 from tidegate.tidb.text import value_text
 
 KEY_FLAGS: Final = 2 | 16
@@ -76,18 +75,4 @@ def split_block(block: RowBlock) -> RowBlock:
     sorted_ones = np.isin(transaction, transaction[halved])
     rank = np.where(sorted_ones, DELETE - op.astype(np.int64), 0)
     order = np.lexsort((np.arange(len(source)), rank, transaction))
-    return _take(block, source[order], op[order])
-
-
-def _take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8]) -> RowBlock:
-    return replace(
-        block,
-        op=op,
-        commit_ts=block.commit_ts[rows],
-        start_ts=block.start_ts[rows],
-        physical_id=block.physical_id[rows],
-        handle=block.handle[rows],
-        position=block.position[rows],
-        new=Image(block.new.a[rows], block.new.l[rows]),
-        old=Image(block.old.a[rows], block.old.l[rows]),
-    )
+    return take(block, source[order], op[order])

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -59,6 +59,21 @@ class RowBlock:
 
     def __len__(self) -> int:
         return len(self.op)
+
+
+def take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8] | None = None) -> RowBlock:
+    """The rows numbered in `rows`, in that order; a row may occur twice, and have another operation."""
+    return replace(
+        block,
+        op=block.op[rows] if op is None else op,
+        commit_ts=block.commit_ts[rows],
+        start_ts=block.start_ts[rows],
+        physical_id=block.physical_id[rows],
+        handle=block.handle[rows],
+        position=block.position[rows],
+        new=Image(block.new.a[rows], block.new.l[rows]),
+        old=Image(block.old.a[rows], block.old.l[rows]),
+    )
 
 
 def stride_for(columns: int) -> int:

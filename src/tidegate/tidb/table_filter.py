@@ -120,7 +120,8 @@ class TableFilter:
 
     def matches(self, schema: str, table: str) -> bool:
         """Whether changes of a table pass."""
-        return self.matching([(schema, table)])[0]
+        known = self._known.get((schema, table))
+        return self.matching([(schema, table)])[0] if known is None else known
 
     def matching(self, names: Sequence[tuple[str, str]]) -> list[bool]:
         """The same of many tables (schema, table) at once; 100,000 new ones take about half a second."""

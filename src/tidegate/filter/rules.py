@@ -1,0 +1,185 @@
+"""Event filters of one changefeed, read once; and what they mean for one table version.
+
+Rules apply together: what any rule that matches the table ignores is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.config import EventFilterRule
+from tidegate.errors import InvalidInput
+from tidegate.filter.events import check_names, ignored_actions, ignored_operations
+from tidegate.filter.expression.bind import bind
+from tidegate.filter.expression.syntax import Refusal, parse
+from tidegate.filter.expression.typed import Typed
+from tidegate.model.schema import TableSchema
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.tidb.table_filter import TableFilter, found
+
+NEW, OLD = "new", "old"
+OPERATIONS: Final = {"insert": INSERT, "update": UPDATE, "delete": DELETE}
+_KEY_FLAGS: Final = 2 | 16
+"""TiCDC's flags of a handle key and of a unique key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """One expression as it is configured: for rows of `op`, over their `image`."""
+
+    option: str
+    text: str
+    op: int
+    image: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventRule:
+    """One `[[filter.event-filters]]` entry."""
+
+    where: str
+    """Which one, for messages."""
+    matcher: TableFilter
+    operations: frozenset[int]
+    """Rows to ignore: INSERT, UPDATE, DELETE of `model.slots`."""
+    actions: frozenset[int]
+    """DDLs to ignore: TiDB's action codes."""
+    sql: str
+    """RE2: DDLs to ignore; empty: none."""
+    expressions: tuple[Expression, ...]
+    only_columns: frozenset[str]
+    """Columns whose changes alone make no update."""
+    case_sensitive: bool
+
+    @property
+    def concerns_rows(self) -> bool:
+        """Whether any row may be ignored."""
+        return bool(self.operations or self.expressions or self.only_columns)
+
+    def ignores_ddl(self, action: int, query: str) -> bool:
+        """Whether it ignores a DDL, about a table or schema it matches."""
+        return action in self.actions or bool(self.sql and found(self.sql, [query])[0])
+
+
+@dataclass(slots=True)
+class Condition:
+    """An expression for the rows of one table version.
+
+    It is bound when a row first needs it: as in TiCDC, an expression that does not fit a table hurts only
+    when there is a row of its operation.
+    """
+
+    expression: Expression
+    where: str
+    _node: Typed | None = None
+
+    def node(self, table: TableSchema) -> Typed:
+        """The expression bound to its table, always the same one; InvalidInput where it does not fit it."""
+        if self._node is None:
+            try:
+                self._node = bind(self.expression.text, table)
+            except Refusal as refusal:
+                raise refusal.as_input(self.expression.text, self.where, table.name) from None
+        return self._node
+
+
+@dataclass(frozen=True, slots=True)
+class TableRules:
+    """What all rules mean for rows of one table version."""
+
+    operations: frozenset[int]
+    conditions: tuple[Condition, ...]
+    watched: tuple[tuple[int, ...], ...]
+    """Per rule with `only_columns`: the columns one of which must change, else an update is ignored."""
+
+    def __bool__(self) -> bool:
+        return bool(self.operations or self.conditions or self.watched)
+
+    def check(self, table: TableSchema) -> None:
+        """Raise InvalidInput for the first expression that does not fit the table."""
+        for condition in self.conditions:
+            condition.node(table)
+
+
+def read_rules(rules: Sequence[EventFilterRule], *, case_sensitive: bool) -> tuple[EventRule, ...]:
+    """The rules, every name, pattern and expression checked; raises InvalidInput."""
+    return tuple(_read(rule, f"filter.event-filters[{i}]", case_sensitive) for i, rule in enumerate(rules))
+
+
+def _read(rule: EventFilterRule, where: str, case_sensitive: bool) -> EventRule:
+    if not rule.matcher:
+        raise InvalidInput(
+            "an event filter matches no table", where=where, fix='add matcher = ["schema.table"], or ["*.*"]'
+        )
+    check_names(rule.ignore_event, f"{where}.ignore-event")
+    return EventRule(
+        where=where,
+        matcher=_matcher(rule.matcher, where, case_sensitive),
+        operations=frozenset(OPERATIONS[name] for name in ignored_operations(rule.ignore_event)),
+        actions=ignored_actions(rule.ignore_event),
+        sql=_sql(rule.ignore_sql, f"{where}.ignore-sql"),
+        expressions=tuple(_expressions(rule, where)),
+        only_columns=frozenset(
+            name if case_sensitive else name.lower() for name in rule.ignore_update_only_columns
+        ),
+        case_sensitive=case_sensitive,
+    )
+
+
+def _matcher(patterns: Sequence[str], where: str, case_sensitive: bool) -> TableFilter:
+    try:
+        return TableFilter(patterns, case_sensitive)
+    except InvalidInput as error:
+        raise InvalidInput(error.what, where=f"{where}.matcher", why=error.why, fix=error.fix) from None
+
+
+def _sql(patterns: Sequence[str], where: str) -> str:
+    """One expression for all, without case; each is checked alone, so that the message names it."""
+    for i, pattern in enumerate(patterns):
+        try:
+            found(pattern, [""])
+        except InvalidInput as error:
+            raise InvalidInput(error.what, where=f"{where}[{i}]", why=error.why, fix=error.fix) from None
+    return "(?i)" + "|".join(patterns) if patterns else ""
+
+
+def _expressions(rule: EventFilterRule, where: str) -> list[Expression]:
+    options = [
+        Expression("ignore-insert-value-expr", rule.ignore_insert_value_expr, INSERT, NEW),
+        Expression("ignore-update-old-value-expr", rule.ignore_update_old_value_expr, UPDATE, OLD),
+        Expression("ignore-update-new-value-expr", rule.ignore_update_new_value_expr, UPDATE, NEW),
+        Expression("ignore-delete-value-expr", rule.ignore_delete_value_expr, DELETE, OLD),
+    ]
+    given = [expression for expression in options if expression.text.strip()]
+    for expression in given:
+        try:
+            parse(expression.text)
+        except Refusal as refusal:
+            raise refusal.as_input(expression.text, f"{where}.{expression.option}") from None
+    return given
+
+
+def table_rules(rules: Sequence[EventRule], table: TableSchema) -> TableRules:
+    """What the rules mean for rows of a table; holds no reference to it."""
+    mine = [rule for rule in rules if rule.concerns_rows and rule.matcher.matches(table.schema, table.table)]
+    return TableRules(
+        operations=frozenset().union(*(rule.operations for rule in mine)),
+        conditions=tuple(
+            Condition(expression, f"{rule.where}.{expression.option}")
+            for rule in mine
+            for expression in rule.expressions
+        ),
+        watched=tuple(_watched(rule, table) for rule in mine if rule.only_columns),
+    )
+
+
+def _watched(rule: EventRule, table: TableSchema) -> tuple[int, ...]:
+    """Columns the rule does not name, and all key columns."""
+    return tuple(
+        at
+        for at, (column, flag) in enumerate(zip(table.columns, table.ticdc_flags, strict=True))
+        if flag & _KEY_FLAGS
+        or (column.name if rule.case_sensitive else column.name.lower()) not in rule.only_columns
+    )
