@@ -1,0 +1,131 @@
+"""Which columns travel: the column selectors of one changefeed (facts 7.6).
+
+The first selector that matches a table applies. Columns it leaves out are taken out of blocks before they are
+dispatched and encoded, and out of the definitions that accompany DDL events, so that a target never knows
+them. Columns of a primary or unique key must stay: without them no row could be found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from tidegate.config import ColumnSelector
+from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.schema import TableSchema
+from tidegate.model.slots import Image, RowBlock, stride_for
+from tidegate.tidb.table_filter import ColumnFilter, TableFilter
+
+KEY_FLAGS: Final = 2 | 16
+"""TiCDC's handle key and unique key flags."""
+_ABSENT: Final = 0
+"""TiDB's state of a column nobody sees."""
+
+
+class _Selected(NamedTuple):
+    """A table with some of its columns, and their positions in the whole one."""
+
+    table: TableSchema
+    kept: tuple[int, ...]
+
+
+class ColumnSelectors:
+    """Selectors in file order; raises InvalidInput for what cannot be read."""
+
+    def __init__(self, selectors: Sequence[ColumnSelector], *, case_sensitive: bool = False) -> None:
+        self._selectors = [
+            (TableFilter(selector.matcher, case_sensitive), ColumnFilter(selector.columns))
+            for selector in selectors
+        ]
+        self._known: WeakKeyDictionary[TableSchema, _Selected | None] = WeakKeyDictionary()
+
+    def __bool__(self) -> bool:
+        return bool(self._selectors)
+
+    def of_table(self, table: TableSchema) -> TableSchema:
+        """The table with the columns that travel; itself when all do. InvalidInput when a key would not."""
+        selected = self._selected(table)
+        return table if selected is None else selected.table
+
+    def _selected(self, table: TableSchema) -> _Selected | None:
+        """What is left of a table; None when all of it is. Holds no reference to the table it is kept for."""
+        if table not in self._known:
+            kept = self._kept(table)
+            whole = len(kept) == len(table.columns)
+            self._known[table] = None if whole else _Selected(_narrowed(table, kept), kept)
+        return self._known[table]
+
+    def _kept(self, table: TableSchema) -> tuple[int, ...]:
+        columns = self._columns(table.schema, table.table)
+        if columns is None:
+            return tuple(range(len(table.columns)))
+        kept = tuple(at for at, column in enumerate(table.columns) if columns.matches(column.name))
+        for at, column in enumerate(table.columns):
+            if at not in kept and table.ticdc_flags[at] & KEY_FLAGS:
+                raise InvalidInput(
+                    "[CDC:ErrColumnSelectorFailed]primary key or unique key cannot be filtered out, "
+                    f"table: {table.name}, column: {column.name}",
+                    where="sink.column-selectors",
+                    why="rows are found by their keys downstream",
+                    fix=f'let the selector of this table keep it: add "{column.name}" to columns',
+                )
+        return kept
+
+    def _columns(self, schema: str, table: str) -> ColumnFilter | None:
+        return next((columns for matcher, columns in self._selectors if matcher.matches(schema, table)), None)
+
+    def of_block(self, block: RowBlock) -> RowBlock:
+        """The block without the columns that do not travel. Fatal when a key is among them now."""
+        try:
+            selected = self._selected(block.table)
+        except InvalidInput as error:
+            raise Fatal(error.what, where=error.where, why=error.why, fix=error.fix) from None
+        if selected is None:
+            return block
+        new, old = (_columns_of(image, selected.kept) for image in (block.new, block.old))
+        return replace(block, table=selected.table, new=new, old=old)
+
+    def of_event(self, event: DdlEvent) -> DdlEvent:
+        """The event with definitions that a target of these selectors is to have."""
+        if not self._selectors or not event.table:
+            return event
+        before = self._definition(event.before, event.old_schema, event.old_table)
+        after = self._definition(event.after, event.schema, event.table)
+        return replace(event, before=before, after=after)
+
+    def _definition(self, info: dict[str, Any] | None, schema: str, table: str) -> dict[str, Any] | None:
+        columns = self._columns(schema, table)
+        if info is None or columns is None:
+            return info
+        hidden = [
+            entry if columns.matches(entry["name"]["O"]) else entry | {"state": _ABSENT}
+            for entry in info.get("cols") or []
+        ]
+        return info | {"cols": hidden}
+
+
+def _narrowed(table: TableSchema, kept: tuple[int, ...]) -> TableSchema:
+    """The table with some of its columns; keys are among them."""
+    position = {old: new for new, old in enumerate(kept)}
+    return replace(
+        table,
+        columns=tuple(table.columns[at] for at in kept),
+        ticdc_flags=tuple(table.ticdc_flags[at] for at in kept),
+        handle_key=tuple(position[at] for at in table.handle_key),
+        primary_key=tuple(position[at] for at in table.primary_key),
+        handle_columns=tuple(position[at] for at in table.handle_columns),
+    )
+
+
+def _columns_of(image: Image, kept: tuple[int, ...]) -> Image:
+    """The columns of an image, contiguous, with a stride of their own."""
+    stride = stride_for(len(kept))
+    a = np.empty((len(image.a), stride), image.a.dtype)
+    sizes = np.empty((len(image.l), stride), image.l.dtype)
+    a[:, : len(kept)], sizes[:, : len(kept)] = image.a[:, kept], image.l[:, kept]
+    return Image(a, sizes)
