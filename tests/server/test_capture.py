@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.stand_in_pipeline import lines_of, opener
+from tests.small_tables import ID, SmallTables, number, text
 from typer.testing import CliRunner
 
 from tidegate.api.serve import address_of, listen, run
@@ -312,6 +313,54 @@ def test_requests_that_make_no_sense_are_answered_with_what_would(
     twice = capture.create("one")
     assert twice["error_code"] == "CDC:ErrChangeFeedAlreadyExists"
     assert capture.call("POST", "/changefeeds/none/pause")["error_code"] == "CDC:ErrChangeFeedNotExists"
+
+
+def test_rules_are_checked_against_the_tables_and_what_is_left_out_is_named(
+    capture: Running, pd: PdClient, tmp_path: Path
+) -> None:
+    SmallTables(pd, "shop", {"orders": [ID, number("total")], "log": [number("a"), text("b")]})
+
+    def refused(**config: Any) -> str:
+        answer = capture.create("one", replica_config={"ignore_ineligible_table": True, **config})
+        assert answer["http"] == 400, answer
+        return f"{answer['error_code']} {answer['error_msg']}"
+
+    def event_filter(**rule: Any) -> dict[str, Any]:
+        return {"event_filters": [{"matcher": ["shop.*"], **rule}]}
+
+    unknown = refused(filter=event_filter(ignore_insert_value_expr="age > 3"))
+    assert "CDC:ErrExpressionColumnNotFound" in unknown
+    assert "there is no column 'age'; the table has id, total" in unknown
+    beyond = refused(filter=event_filter(ignore_delete_value_expr="rand() > 1"))
+    assert "CDC:ErrExpressionParseFailed" in beyond
+    assert "rand() is not in the subset" in beyond
+    hidden = refused(sink={"column_selectors": [{"matcher": ["shop.orders"], "columns": ["total"]}]})
+    assert "CDC:ErrColumnSelectorFailed" in hidden
+    kinds = refused(filter=event_filter(ignore_event=["inserts"]))
+    assert "CDC:ErrInvalidIgnoreEventType" in kinds
+    assert "did you mean 'insert'?" in kinds
+    no_key = "shop.log: it has no primary key and no unique key"
+    strict = refused(ignore_ineligible_table=False)
+    assert "CDC:ErrTableIneligible" in strict
+    assert no_key in strict
+    assert "force-replicate = true to send them without a key" in strict
+
+    def tidegate(*words: str) -> str:
+        result = CliRunner().invoke(command_line, ["changefeed", *words, "--server", capture.address])
+        assert result.exit_code == 0, result.output
+        return str(result.output)
+
+    uri = "kafka://127.0.0.1:1/one?protocol=open-protocol"
+    assert f"  {no_key}" in tidegate("create", "-c", "one", "--sink-uri", uri)
+    capture.wait_checkpoint("one", pd.tso())
+    assert no_key in tidegate("query", "-c", "one")
+    assert capture.feed("one")["tidegate"]["ineligible"] == 1
+    forced = tmp_path / "forced.toml"
+    forced.write_text("force-replicate = true")
+    tidegate("create", "-c", "two", "--sink-uri", uri, "--config", str(forced))
+    capture.wait_checkpoint("two", pd.tso())
+    assert "left out" not in tidegate("query", "-c", "two")
+    assert len(capture.feed("two")["tidegate"]["spans"]) == 2
 
 
 def test_the_command_line_drives_a_capture(bank: BankWorkload, capture: Running, pd: PdClient) -> None:

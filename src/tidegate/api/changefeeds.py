@@ -20,10 +20,11 @@ from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.changefeed import Command, State
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedError, FeedId
 from tidegate.errors import InvalidInput
+from tidegate.filter.tables import why_ineligible
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.feed import Feed
-from tidegate.server.reactor import Refused, check_new
+from tidegate.server.reactor import SHOWN_TABLES, Refused, check_new
 
 MAX_BODY: Final = 4 << 20
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
@@ -141,28 +142,26 @@ async def remove(request: Request) -> Response:
 
 
 async def verify_table(request: Request) -> Response:
-    """POST /verify_table, /get_all_tables: which tables a feed would replicate."""
+    """POST /verify_table, /get_all_tables: which tables a feed would replicate, and why not the others."""
     body = await body_of(request)
     uri = parse_sink_uri(str(body.get("sink_uri") or ""))
     config = merge_config(body.get("replica_config") or {}, uri)
     reactor = capture_of(request).reactor
     good, bad = await reactor.tables(config, _number(body, "start_ts") or await reactor.now())
-    eligible, ineligible = _tables(good), _tables(bad)
+    eligible = [_table(table) for table in good]
+    ineligible = [_table(table) | {"reason": why_ineligible(table)} for table in bad]
     return JSONResponse(
         {"eligible_tables": eligible, "ineligible_tables": ineligible, "all_tables": eligible + ineligible}
     )
 
 
-def _tables(tables: list[TableVersion]) -> list[dict[str, Any]]:
-    return [
-        {
-            "database_name": t.schema,
-            "table_name": t.table,
-            "table_id": t.id,
-            "is_partition": t.is_partitioned,
-        }
-        for t in tables
-    ]
+def _table(table: TableVersion) -> dict[str, Any]:
+    return {
+        "database_name": table.schema,
+        "table_name": table.table,
+        "table_id": table.id,
+        "is_partition": table.is_partitioned,
+    }
 
 
 def error_json(error: FeedError | None) -> dict[str, Any] | None:
@@ -222,6 +221,7 @@ def full(feed: Feed, request: Request) -> dict[str, Any]:
 def own(feed: Feed, request: Request) -> dict[str, Any]:
     """What TiCDC has no field for: what is waited for, totals, spans."""
     totals = feed.totals
+    left_out, some = feed.left_out(SHOWN_TABLES)
     return {
         "waiting_for": feed.waits_for(),
         "persisted_checkpoint_ts": feed.persisted,
@@ -245,6 +245,8 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
             {"id": t.id, "physical_id": t.physical_id, "checkpoint_ts": t.start_ts}
             for t in (feed.owner.spans.values() if feed.owner else ())
         ],
+        "ineligible": left_out,
+        "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
         "puller": puller_totals(feed),
     }
 

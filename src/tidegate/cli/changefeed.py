@@ -64,8 +64,10 @@ def create(
         }
         left_out = _call(server, "POST", "/verify_table", body)["ineligible_tables"]
         if left_out and not merged.ignore_ineligible_table:
-            names = ", ".join(f"{t['database_name']}.{t['table_name']}" for t in left_out)
-            print(f"left out, since they have no primary or unique key: {names}", file=sys.stderr)
+            print("left out; force-replicate = true in the configuration sends them too:", file=sys.stderr)
+            for table in left_out:
+                name = f"{table['database_name']}.{table['table_name']}"
+                print(f"  {name}: {table['reason']}", file=sys.stderr)
             body["replica_config"]["ignore_ineligible_table"] = True
         made = _call(server, "POST", "/changefeeds", body)
         if not merged.carries_watermarks:
@@ -200,6 +202,10 @@ def _described(feed: dict[str, Any]) -> str:
         "spans": len(own["spans"]),
         "waiting for": own["waiting_for"] or "-",
     }
+    if own["ineligible"]:
+        named = [f"{table['table']}: {table['reason']}" for table in own["ineligible_tables"]]
+        more = own["ineligible"] - len(named)
+        rows["left out"] = "\n             ".join([*named, *([f"and {more} more"] if more else [])])
     if feed["error"]:
         rows["error"] = "\n             ".join(feed["error"]["message"].splitlines())
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())

@@ -46,8 +46,8 @@ def check_log(
 ) -> Iterator[Verdict]:
     """Run the log through the product; a verdict per table of every `every`-th snapshot and of the last.
 
-    Tables without a primary or not-null unique key, which are not replicated, are missing in the target and
-    so found different. Raises Retryable when a child ends or does not get ready.
+    Tables without a primary or not-null unique key travel too, under `force-replicate`. Raises Retryable when
+    a child ends or does not get ready.
     """
     lines = list(read_log(file, until=until))
     base_ts = next(line.commit_ts for line in lines if isinstance(line, Txn))
@@ -64,8 +64,10 @@ def check_log(
         _finish(work, ["upstream", "load", "--pd", pd, str(file), "--until", str(base_ts)])
         serve = ["server", "--pd", pd, "--data-dir", str(work / "capture"), "--addr", "127.0.0.1:0", "--json"]
         server = stack.enter_context(_serving(work, serve))["addr"]
+        settings = work / "changefeed.toml"
+        settings.write_text("force-replicate = true\n")
         create = ["changefeed", "create", "--server", server, "-c", "check", "--sink-uri", topic]
-        _finish(work, [*create, "--start-ts", str(base_ts)])
+        _finish(work, [*create, "--start-ts", str(base_ts), "--config", str(settings)])
         limit = ["--until", str(until)] if until is not None else []
         _finish(work, ["upstream", "load", "--pd", pd, str(file), *limit])
         for snapshot in chosen:

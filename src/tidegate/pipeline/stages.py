@@ -1,6 +1,6 @@
 """The stages between event store and sink, as pure functions from block to block.
 
-    block of entries -> mount -> verify -> split -> dispatch -> encode -> blocks of messages
+    block of entries -> mount -> verify -> filter -> select columns -> split -> dispatch -> encode -> messages
 
 Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel.
 """
@@ -16,9 +16,12 @@ from tidegate.codec.base import CodecOptions
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.registry import codec_options
 from tidegate.config import ReplicaConfig
+from tidegate.dispatcher.columns import ColumnSelectors
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import split_block
+from tidegate.filter.event_filter import EventFilter
+from tidegate.filter.feed import FeedFilter
 from tidegate.model.message import MessageBlock
 from tidegate.model.slots import RowBlock
 from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
@@ -37,17 +40,23 @@ class Plan:
     mount: MountOptions
     verify: bool
     """Compare rows with the checksums they carry."""
+    rows: EventFilter | None
+    """Which rows are left out; None: no rule speaks of rows."""
+    columns: ColumnSelectors
 
 
 def plan(config: ReplicaConfig, topic: str, partitions: int) -> Plan:
     """The plan of a changefeed whose topic has that many partitions."""
+    verdicts = FeedFilter.of(config)
     return Plan(
         codec=codec_options(config.codec_settings()),
         router=Router(config.sink.dispatchers, topic, case_sensitive=config.case_sensitive),
         partitions=partitions,
         split_updates=not config.sink.kafka_config.output_raw_change_event,
-        mount=MountOptions(time_zone=config.tidegate.time_zone),
+        mount=MountOptions(config.tidegate.time_zone, config.force_replicate),
         verify=config.integrity.checks,
+        rows=verdicts.events if verdicts.events.concerns_rows else None,
+        columns=verdicts.columns,
     )
 
 
@@ -77,7 +86,11 @@ def run(block: pa.RecordBatch, schemas: SchemaStore, plan: Plan, build_ms: int) 
 
 
 def _messages(tables: list[RowBlock], plan: Plan, build_ms: int) -> Iterator[MessageBlock]:
-    for rows in tables:
+    for mounted in tables:
+        kept = mounted if plan.rows is None else plan.rows.remaining(mounted)
+        if len(kept) == 0:
+            continue
+        rows = plan.columns.of_block(kept) if plan.columns else kept
         routed = split_block(rows) if plan.split_updates else rows
         rule = plan.router.rule(rows.table)
         partition = partition_block(routed, rule, plan.partitions, plan.mount.time_zone)

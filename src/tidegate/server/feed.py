@@ -44,10 +44,11 @@ from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, Send
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import MANIFEST, Manifest
+from tidegate.filter.feed import FeedFilter
+from tidegate.filter.tables import why_ineligible
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
 from tidegate.model.timestamp import compose, physical_ms
-from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_image import Image
 from tidegate.server import processor
 from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation, OpenSink, Paths, PipelineCommand
@@ -172,7 +173,7 @@ class Feed:
         self.totals = Totals()
         self.owner: Owner | None = None
         self._drop_rows = self._drop_ddl = 0
-        self._filter = TableFilter(self.config.filter.rules, self.config.case_sensitive)
+        self._filter = FeedFilter.of(self.config)
         self._tracker: SchemaTracker | None = None
         self._barrier: BarrierFile | None = None
         self._incarnation: Incarnation | None = None
@@ -661,6 +662,11 @@ class Feed:
             return "resolved ts of the DDL span"
         name = self._tracker.name_of(slowest.physical_id) or f"table id {slowest.physical_id}"
         return f"span {slowest.id} ({name})"
+
+    def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
+        """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""
+        tables = self._tracker.left_out if self._tracker else ()
+        return len(tables), [(table.name, why_ineligible(table)) for table in tables[:limit]]
 
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the checkpoint's."""

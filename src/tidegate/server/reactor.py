@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,9 +33,11 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.eventstore import outlook
+from tidegate.filter.feed import FeedFilter
+from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
+from tidegate.filter.tables import why_ineligible
 from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms, readable
-from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.feed import Feed, Node
@@ -47,6 +50,8 @@ HOUSEKEEPING_S: Final = 1.0
 SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
 CREATING_TTL_S: Final = 3600
+SHOWN_TABLES: Final = 20
+"""How many tables without a key an error, or a changefeed's status, names."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
 
@@ -78,7 +83,8 @@ def check_new(
     """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
     uri = parse_sink_uri(sink_uri)
     checked = merge_config(config, uri)
-    TableFilter(checked.filter.rules, checked.case_sensitive)
+    with _named():
+        FeedFilter.of(checked)
     codec_options(checked.codec_settings())
     if target_ts and start_ts and target_ts <= start_ts:
         raise Refused(
@@ -208,15 +214,20 @@ class Reactor:
             event(LOG, logging.WARNING, "temporary safepoint stays until it expires", error=str(error))
 
     def _check_tables(self, new: NewFeed, catalogue: SchemaStore, ts: int) -> None:
-        _, ineligible = split_tables(catalogue, new.config, ts)
+        followed, ineligible = split_tables(catalogue, new.config, ts)
         if ineligible and not new.config.ignore_ineligible_table:
-            names = ", ".join(t.name for t in ineligible[:20])
+            shown = ineligible[:SHOWN_TABLES]
+            more = f", and {len(ineligible) - len(shown)} more" if len(ineligible) > len(shown) else ""
             raise Refused(
                 "CDC:ErrTableIneligible",
-                f"[CDC:ErrTableIneligible]some tables are not eligible to replicate: {names}",
-                why="they have no primary key and no unique key over NOT NULL columns",
-                fix="add a key, exclude them in [filter] rules, or set ignore-ineligible-table = true",
+                "[CDC:ErrTableIneligible]some tables are not eligible to replicate: "
+                + ", ".join(t.name for t in shown)
+                + more,
+                why="; ".join(f"{t.name}: {why_ineligible(t)}" for t in shown),
+                fix=MAKE_ELIGIBLE,
             )
+        with _named():
+            FeedFilter.of(new.config).check(followed)
 
     async def _store(self, new: NewFeed, start_ts: int, catalogue: SchemaStore) -> Feed:
         node = self.node
@@ -271,7 +282,8 @@ class Reactor:
     async def tables(self, config: ReplicaConfig, ts: int) -> tuple[list[TableVersion], list[TableVersion]]:
         """Eligible and ineligible tables that pass the filter at `ts`."""
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
-        return split_tables(catalogue, config, ts)
+        with _named():
+            return split_tables(catalogue, config, ts)
 
     async def now(self) -> int:
         """Upstream's time."""
@@ -354,7 +366,19 @@ class Reactor:
 def split_tables(
     catalogue: SchemaStore, config: ReplicaConfig, ts: int
 ) -> tuple[list[TableVersion], list[TableVersion]]:
-    """The tables at `ts` that pass the filter: those with a usable key, those without."""
-    rules = TableFilter(config.filter.rules, config.case_sensitive)
-    passing = [t for t in catalogue.entries(ts) if rules.matches(t.schema, t.table)]
-    return [t for t in passing if t.eligible], [t for t in passing if not t.eligible]
+    """The tables at `ts` that pass the filter: those that are followed, and those that have no usable key."""
+    verdicts = FeedFilter.of(config)
+    passing = verdicts.passing(catalogue.entries(ts))
+    return [t for t in passing if verdicts.follows(t)], [t for t in passing if not verdicts.follows(t)]
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[None]:
+    """An error whose first words are TiCDC's code is refused under that code."""
+    try:
+        yield
+    except InvalidInput as error:
+        code = re.match(r"\[(CDC:\w+)\]", error.what)
+        if code is None:
+            raise
+        raise Refused(code[1], error.what, where=error.where, why=error.why, fix=error.fix) from None

@@ -18,15 +18,15 @@ from typing import Final
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.errors import Fatal, TidegateError
 from tidegate.eventstore import outlook, reader
+from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span, span_id
-from tidegate.mounter.ddl_admission import admit, concerned, follows
 from tidegate.mounter.ddl_jobs import jobs_in
-from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_image import Image, chunks, map_file
 from tidegate.mounter.schema_store import Applied, SchemaStore
+from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb import keys
 
 DDL_SPAN: Final = keys.ddl_span()
@@ -80,25 +80,25 @@ class SchemaTracker:
         self,
         catalogue: SchemaStore,
         store: Path,
-        table_filter: TableFilter,
+        feed_filter: FeedFilter,
         *,
-        force_replicate: bool = False,
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        self._catalogue, self._store, self._filter = catalogue, store, table_filter
-        self._force, self._waiting_max = force_replicate, waiting_max
+        self._catalogue, self._store, self._filter = catalogue, store, feed_filter
+        self._waiting_max = waiting_max
         self._wanted: dict[int, SpanTask] = {}
         self._stopped = False
         self.initial: tuple[SpanTask, ...] = ()
         """The spans wanted at the checkpoint that `begin` was told."""
+        self.left_out: tuple[TableVersion, ...] = ()
+        """Tables that pass the rules and are not followed, for want of a key; by logical id. Never changed
+        in place, so that other threads may look."""
 
     @classmethod
-    def load(
-        cls, snapshot: Path, store: Path, table_filter: TableFilter, *, force_replicate: bool = False
-    ) -> SchemaTracker:
+    def load(cls, snapshot: Path, store: Path, feed_filter: FeedFilter) -> SchemaTracker:
         """From `schema.bin`; raises Undecodable when it is damaged, FileNotFoundError when there is none."""
         catalogue = SchemaStore.load(map_file(snapshot))
-        return cls(catalogue, store, table_filter, force_replicate=force_replicate)
+        return cls(catalogue, store, feed_filter)
 
     @property
     def resolved_ts(self) -> int:
@@ -114,12 +114,14 @@ class SchemaTracker:
         for _ in self._jobs(checkpoint):
             pass
         self._catalogue.advance(checkpoint)
+        passing = self._filter.passing(self._catalogue.entries(checkpoint))
         self._wanted = {
             physical_id: table_task(physical_id, checkpoint)
-            for table in self._catalogue.entries(checkpoint)
-            if follows(table, self._filter, force_replicate=self._force)
+            for table in passing
+            if self._filter.follows(table)
             for physical_id in table.physical_ids
         }
+        self.left_out = tuple(table for table in passing if self._filter.leaves_out(table))
         self.initial = tuple(self._wanted.values())
         return self.catch_up(resolved)
 
@@ -169,11 +171,9 @@ class SchemaTracker:
         error: TidegateError | None = None
         try:
             for one in applied:
-                if one.refusal is not None and concerned(one.refusal, self._filter):
+                if one.refusal is not None and self._filter.stopped_by(one.refusal):
                     raise one.refusal.error()
-                sent += [
-                    told.event for told in one.told if admit(told, self._filter, force_replicate=self._force)
-                ]
+                sent += [event for told in one.told if (event := self._filter.sent(told)) is not None]
         except TidegateError as stop:
             error = stop
         added, removed = self._follow(ts, frozenset().union(*(one.changed_ids for one in applied)))
@@ -184,9 +184,10 @@ class SchemaTracker:
     def _follow(self, ts: int, changed: frozenset[int]) -> tuple[tuple[SpanTask, ...], frozenset[str]]:
         """The spans that come and go at `ts`, when these physical ids belong to other tables or to none."""
         added, removed = [], set()
+        self._look_for_keys(ts, changed)
         for physical_id in sorted(changed):
             table = self._catalogue.version_at(physical_id, ts)
-            wanted = table is not None and follows(table, self._filter, force_replicate=self._force)
+            wanted = table is not None and self._filter.follows(table)
             known = self._wanted.get(physical_id)
             if wanted and known is None:
                 self._wanted[physical_id] = task = table_task(physical_id, ts)
@@ -194,6 +195,14 @@ class SchemaTracker:
             elif known is not None and not wanted:
                 removed.add(self._wanted.pop(physical_id).id)
         return tuple(added), frozenset(removed)
+
+    def _look_for_keys(self, ts: int, changed: frozenset[int]) -> None:
+        """Bring `left_out` to `ts`, when these physical ids belong to other tables or to none."""
+        found = (self._catalogue.version_at(physical_id, ts) for physical_id in changed)
+        lacking = {table.id: table for table in found if table is not None and self._filter.leaves_out(table)}
+        stay = {table.id: table for table in self.left_out if changed.isdisjoint(table.physical_ids)}
+        if lacking or len(stay) < len(self.left_out):
+            self.left_out = tuple(table for _, table in sorted((stay | lacking).items()))
 
 
 def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:

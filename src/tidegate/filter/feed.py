@@ -1,0 +1,94 @@
+"""Everything a changefeed lets pass: tables, DDLs, rows and columns, from its settings.
+
+Made once, and every rule checked then. The control process asks which tables are followed and which DDLs are
+sent; the pipeline's tasks ask about rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tidegate.config import ReplicaConfig
+from tidegate.dispatcher.columns import ColumnSelectors
+from tidegate.dispatcher.partitions import hashed_columns
+from tidegate.dispatcher.router import Router
+from tidegate.filter.event_filter import EventFilter
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.schema import TableSchema
+from tidegate.mounter import ddl_admission
+from tidegate.mounter.ddl import Refusal, Told
+from tidegate.mounter.table_version import TableVersion
+from tidegate.tidb.table_filter import TableFilter
+
+
+@dataclass(frozen=True, slots=True)
+class FeedFilter:
+    """The verdicts of one changefeed."""
+
+    tables: TableFilter
+    force_replicate: bool
+    events: EventFilter
+    columns: ColumnSelectors
+    router: Router
+
+    @classmethod
+    def of(cls, config: ReplicaConfig) -> FeedFilter:
+        """From a changefeed's settings; raises InvalidInput for a rule that cannot be read."""
+        case_sensitive, zone = config.case_sensitive, config.tidegate.time_zone
+        # No rules at all mean every table, as in TiCDC.
+        rules = config.filter.rules or ("*.*",)
+        return cls(
+            TableFilter(rules, case_sensitive),
+            config.force_replicate,
+            EventFilter(config.filter, case_sensitive=case_sensitive, time_zone=zone),
+            ColumnSelectors(config.sink.column_selectors, case_sensitive=case_sensitive),
+            Router(config.sink.dispatchers, "", case_sensitive=case_sensitive),
+        )
+
+    def passing(self, tables: Sequence[TableVersion]) -> list[TableVersion]:
+        """The tables whose names pass."""
+        verdicts = self.tables.matching([(table.schema, table.table) for table in tables])
+        return [table for table, passes in zip(tables, verdicts, strict=True) if passes]
+
+    def follows(self, table: TableVersion) -> bool:
+        """Whether rows of a table are replicated."""
+        return ddl_admission.follows(table, self.tables, force_replicate=self.force_replicate)
+
+    def leaves_out(self, table: TableVersion) -> bool:
+        """Whether a table passes the rules and is not replicated all the same: it has no usable key."""
+        lacking = not (table.is_view or table.eligible or self.force_replicate)
+        return lacking and self.tables.matches(table.schema, table.table)
+
+    def stopped_by(self, refusal: Refusal) -> bool:
+        """Whether the changefeed cannot go on after a job."""
+        return not self.events.skips(refusal.start_ts) and ddl_admission.concerned(refusal, self.tables)
+
+    def sent(self, told: Told) -> DdlEvent | None:
+        """The event to be sent, or None; InvalidInput where the changefeed must not go on.
+
+        `ignore-txn-start-ts` comes first: it is how a person gets past a DDL that stops the changefeed.
+        """
+        if self.events.skips(told.event.start_ts):
+            return None
+        admitted = ddl_admission.admit(told, self.tables, force_replicate=self.force_replicate)
+        if not admitted or self.events.ignores_ddl(told.event):
+            return None
+        return self.columns.of_event(told.event)
+
+    def check(self, tables: Iterable[TableVersion]) -> None:
+        """Raise InvalidInput where a rule does not fit one of the tables that will be replicated."""
+        for table in tables:
+            if not table.is_view and self._names_columns(table):
+                schema = table.parsed()
+                self.events.check(schema)
+                self._check_columns(schema)
+
+    def _names_columns(self, table: TableVersion) -> bool:
+        """Whether any rule says something about the table's columns: few tables need to be parsed."""
+        return bool(self.columns) or self.events.computes(table.schema, table.table)
+
+    def _check_columns(self, table: TableSchema) -> None:
+        selected = self.columns.of_table(table)
+        if self.columns:
+            hashed_columns(selected, self.router.rule(table))
