@@ -68,7 +68,7 @@ class MainPath:
         self.lake = folder / "lake"
         self.children: dict[str, Child] = {}
         self.stage = "starting"
-        self.server = self.pd = self.uri = ""
+        self.server = self.pd = self.uri = self._kafka_said = ""
         self.kafka_lag, self.table_lag = Lags(), Lags()
         self.kafka_rows = self.opened_ts = 0
         self.snapshots: dict[int, str] = {}
@@ -91,7 +91,7 @@ class MainPath:
         self.server = capture.wait_line(lambda line: "addr" in line)["addr"]
         broker.join()
         if not self.uri:
-            raise TimeoutError(f"The Kafka broker did not start; its log is in {self.folder / 'services'}")
+            raise TimeoutError(f"The Kafka broker did not start.\n{self._kafka_said}")
         self.stage = "Spark starts, for the changefeed and for the consumer"
         self._run("changefeed", "create", "--server", self.server, "-c", FEED, "--sink-uri", self.uri)
         target = f"delta://{self.lake}"
@@ -205,7 +205,8 @@ class MainPath:
 
     def _start_kafka(self) -> None:
         command = [ROOT / "tools/services", "start", "kafka", "--dir", self.folder / "services", "--json"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        done = subprocess.run(command, capture_output=True, text=True)
+        self._kafka_said = done.stderr
         if done.returncode == 0:
             bootstrap = json.loads(done.stdout)["kafka"]["bootstrap"]
             self.uri = f"kafka://{bootstrap}/bank?protocol=open-protocol&partition-num={PARTITIONS}"
