@@ -1,7 +1,17 @@
-import pyarrow as pa
+from __future__ import annotations
 
-from tidegate.cli.check_log import _differences
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from tests import golden_folder
+from tidegate.cli.check_log import _differences, check_log
 from tidegate.workload.changelog import SnapshotTable, sum_crc32
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROWS = (("1", "9917.3471"), ("2", None))
 EXPECTED = SnapshotTable(("id", "balance"), ("bigint(20)", "varchar(20)"), ROWS, *sum_crc32(ROWS), ())
@@ -17,3 +27,15 @@ def test_another_value_and_another_column_are_found() -> None:
     assert _differences(EXPECTED, changed) == ["missing: 1 | 9917.3471", "too many: 1 | 9917.3472"]
     renamed = pa.table({"id": [1, 2], "amount": ["9917.3471", None]})
     assert _differences(EXPECTED, renamed) == ["columns are id, amount; expected id, balance"]
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(300)
+def test_the_recorded_bank_arrives_as_sql_saw_it(kafka: str, spark: SparkSession, tmp_path: Path) -> None:
+    log = golden_folder.OURS / "changelog/bank.jsonl.gz"
+    target = f"delta://{tmp_path}/lake"
+    found = list(check_log(log, target, kafka, protocol="open-protocol", until=None, every=10, spark=spark))
+    assert [verdict for verdict in found if verdict.findings] == []
+    assert len({verdict.ts for verdict in found}) == 2
+    assert {"bank.accounts", "bank.transfers", "bank.orders"} <= {verdict.table for verdict in found}
+    assert sum(verdict.rows for verdict in found) > 5000

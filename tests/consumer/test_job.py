@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -228,13 +229,39 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
 
 
 def test_a_broker_that_is_down_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.consumer.job.START_S", 0.0)
+    monkeypatch.setattr("tidegate.consumer.job.START_S", 1.5)
     monkeypatch.setattr("tidegate.consumer.source.ADMIN_TIMEOUT_S", 1.0)
     settings = Settings("kafka://127.0.0.1:1/t?protocol=open-protocol", tmp_path / "target")
+    warnings: list[TidegateError] = []
     with pytest.raises(Retryable, match="does not answer") as caught:
-        run(settings, lambda: False, Listener())
+        run(settings, lambda: False, Listener(warn=warnings.append))
+    assert len(warnings) == 1, "said once, though asked again"
     assert caught.value.where == "127.0.0.1:1"
     assert "check that the broker runs and that the address is right" in caught.value.fix
+
+
+def test_a_topic_that_comes_a_little_later_is_waited_for(
+    kafka: str, new_topic: Callable[..., str], tmp_path: Path, spark: SparkSession
+) -> None:
+    topic = f"late-{uuid.uuid4().hex[:12]}"
+    source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
+    line = snapshots()[LINE]
+    with consumer(spark, source, tmp_path / "target", until=line.ts) as heard:
+        heard.until(lambda: heard.notes, "a note")
+        publish(kafka, new_topic(3, topic), bank_messages("open-protocol"))
+        heard.until(lambda: heard.end, "the end")
+    assert heard.notes == ["the topic does not exist; asking again for 15 s"]
+    assert differences(tmp_path / "target", line) == {}
+
+
+def test_a_topic_that_never_comes_is_named(
+    kafka: str, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.consumer.job.GIVE_UP_S", 1.0)
+    heard = ended(spark, f"kafka://{kafka}/no-such-topic?protocol=open-protocol", tmp_path / "target", None)
+    assert isinstance(heard.error, InvalidInput)
+    assert "the topic does not exist" in heard.error.what
+    assert "a changefeed creates its topic when it starts" in heard.error.fix
 
 
 def test_canal_json_without_the_extension_is_named_with_its_cure(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=600, help="row changes a second of the workload")
     parser.add_argument("--dir", type=Path, default=ROOT / "build" / "demo", help="where everything goes")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     options.dir = options.dir.absolute()
     shutil.rmtree(options.dir, ignore_errors=True)
     options.dir.mkdir(parents=True)

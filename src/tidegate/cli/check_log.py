@@ -1,7 +1,8 @@
-"""`tidegate upstream check-log`: a recorded log through the whole product, judged by the log's own snapshots.
+"""`tidegate upstream check-log`: a recorded log through the whole product, judged by its own snapshots.
 
-Starts an upstream with a manual TSO and a capture as child processes, loads the log, lets the consumer apply
-the topic up to each snapshot line, and compares the target's tables with what SQL read from the real TiDB.
+Starts an upstream with a manual TSO and a capture as child processes and loads the log; the consumer, in this
+process, applies the topic up to each snapshot line; then the target's tables are compared with what SQL read
+from the real TiDB.
 Needs a Kafka broker; everything else lies in a temporary folder that is removed at the end.
 """
 
@@ -14,16 +15,23 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
-from tidegate.consumer.snapshots import open_snapshot
+from tidegate.consumer.job import DAEMON, Listener, Settings, run
+from tidegate.consumer.snapshots import open_snapshot, target_directory
 from tidegate.consumer.sql_text import sql_rows
+from tidegate.consumer.watermark import Mode
 from tidegate.errors import Retryable
+from tidegate.spark.session import open_session
 from tidegate.workload.changelog import SnapshotLine, SnapshotTable, Txn, read_log, snapshot_diff
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 END_S: Final = 10
 CONSUMER_S: Final = 600
@@ -42,12 +50,20 @@ class Verdict:
 
 
 def check_log(
-    file: Path, target: str, kafka: str, *, protocol: str, until: int | None, every: int
+    file: Path,
+    target: str,
+    kafka: str,
+    *,
+    protocol: str,
+    until: int | None,
+    every: int,
+    spark: SparkSession | None = None,
 ) -> Iterator[Verdict]:
     """Run the log through the product; a verdict per table of every `every`-th snapshot and of the last.
 
-    Tables without a primary or not-null unique key travel too, under `force-replicate`. Raises Retryable when
-    a child ends or does not get ready.
+    Tables without a primary or not-null unique key travel too, under `force-replicate`. `spark`: a session to
+    use; None starts one and ends it. Raises Retryable when a child ends or does not get ready, or the target
+    does not reach a snapshot in CONSUMER_S.
     """
     lines = list(read_log(file, until=until))
     base_ts = next(line.commit_ts for line in lines if isinstance(line, Txn))
@@ -70,10 +86,31 @@ def check_log(
         _finish(work, [*create, "--start-ts", str(base_ts), "--config", str(settings)])
         limit = ["--until", str(until)] if until is not None else []
         _finish(work, ["upstream", "load", "--pd", pd, str(file), *limit])
+        session = spark or stack.enter_context(_session(work))
         for snapshot in chosen:
-            consume = ["consumer", "run", "--source", topic, "--target", target, "--mode", "transaction"]
-            _finish(work, [*consume, "--until", str(snapshot.ts)])
+            _consume(topic, target, snapshot.ts, session, work)
             yield from judge(target, snapshot)
+
+
+def _consume(topic: str, target: str, until: int, spark: SparkSession, work: Path) -> None:
+    deadline = time.monotonic() + CONSUMER_S
+    settings = Settings(topic, target_directory(target), Mode.TRANSACTION, until)
+    end = run(settings, lambda: time.monotonic() > deadline, Listener(), spark)
+    if end.ts < until:
+        raise Retryable(
+            f"The target did not reach the snapshot at {until} in {CONSUMER_S} s.",
+            where=f"{topic}, applied up to {end.ts}",
+            why=_tail(work / "server.log"),
+        )
+
+
+@contextmanager
+def _session(work: Path) -> Iterator[SparkSession]:
+    spark = open_session("tidegate check-log", "local[2]", work / "spark", DAEMON, log=work / "spark.log")
+    try:
+        yield spark
+    finally:
+        spark.stop()
 
 
 def judge(target: str, snapshot: SnapshotLine) -> Iterator[Verdict]:

@@ -21,6 +21,7 @@ nowhere is `suspicion`'s part.
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -59,7 +60,7 @@ REPORT_S: Final = 1.0
 """How often `report` is called at most."""
 BACK_OFF_S: Final = (0.5, 1.0, 2.0, 5.0)
 """Pauses between attempts while something fails; the last one repeats."""
-GIVE_UP_S: Final = 8.0
+GIVE_UP_S: Final = 15.0
 """How long an error that is not Retryable is given to pass before it ends the run."""
 START_S: Final = 30.0
 """How long the broker is asked at the start before the error goes to the user."""
@@ -167,6 +168,7 @@ class Consumer:
         self._trouble, self._failures, self._failing_since = "", 0, 0.0
         self._told_bad = self._told_failure = False
         self._doubtful_since: float | None = None
+        self._reported_at = math.inf  # nothing to report before the position is known
         position = self._start()
         ddl_partition = 0 if topic.options.protocol == CANAL_JSON else None
         self._flow = Flow(position, settings.mode, ddl_partition, settings.until)
@@ -241,7 +243,10 @@ class Consumer:
         return held
 
     def _patiently(self, ask: Callable[[], T]) -> T:
-        """Ask the broker at the start: for `START_S`, then the error goes to the user."""
+        """Ask the broker at the start: for `START_S`, then the error goes to the user.
+
+        A topic that is not there may be one whose changefeed has only just been created.
+        """
         began = time.monotonic()
         while True:
             try:
@@ -249,6 +254,12 @@ class Consumer:
             except Retryable as error:
                 if self._stop() or time.monotonic() - began > START_S:
                     raise
+                self._failed(error)
+            except InvalidInput as error:
+                if self._stop():
+                    raise
+                if not self._failures:
+                    self._listener.note(f"{error.what}; asking again for {GIVE_UP_S:.0f} s")
                 self._failed(error)
             else:
                 self._recovered()
