@@ -73,3 +73,13 @@ def test_a_data_directory_is_open_once(tmp_path: Path) -> None:
         Engine(tmp_path)
     assert str(tmp_path) in str(refused.value)
     engine.close()
+
+
+def test_a_cursor_keeps_the_bytes_of_its_bound(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    engine.write([(META, b"region/%d" % i, b"x") for i in range(3)] + [(META, b"tso", b"y")])
+    for _ in range(50):
+        cursor = engine.cursor(META, upper=b"region" + bytes([ord("/") + 1]))
+        assert [len(bytes(7)) for _ in range(50)], "what was freed is used again"
+        assert len(entries(cursor, b"region/")) == 3
+    engine.close()

@@ -50,12 +50,13 @@ class EngineSnapshot:
     as (key, value), at half the cost of a cursor.
     """
 
-    __slots__ = ("_cursors", "_points", "entries")
+    __slots__ = ("_cursors", "_points", "_upper", "entries")
 
     def __init__(self, families: Sequence[Any], scan: Range | None = None) -> None:
         self.entries: Iterator[tuple[bytes, bytes]] = iter(())
         if scan is not None:
             cf, start, end = scan
+            self._upper = end  # the iterator reads these very bytes
             options = ReadOptions()
             if end:
                 options.set_iterate_upper_bound(end)
@@ -162,9 +163,24 @@ class Engine:
         self._db.close()
 
 
+class _Bounded:
+    """A cursor with the bytes of its upper bound: RocksDB reads them where they are, and this binding does
+    not keep them (rocksdict 0.3.29).
+    """
+
+    __slots__ = ("_upper", "key", "next", "prev", "seek", "seek_for_prev", "seek_to_last", "valid", "value")
+
+    def __init__(self, cursor: Any, upper: bytes) -> None:
+        self._upper = upper
+        self.seek, self.seek_for_prev = cursor.seek, cursor.seek_for_prev
+        self.seek_to_last, self.valid = cursor.seek_to_last, cursor.valid
+        self.key, self.value, self.next, self.prev = cursor.key, cursor.value, cursor.next, cursor.prev
+
+
 def _cursor(source: Any, upper: bytes) -> Cursor:
     options = ReadOptions()
-    if upper:
-        options.set_iterate_upper_bound(upper)
-    cursor: Cursor = source.iter(options)
-    return cursor
+    if not upper:
+        plain: Cursor = source.iter(options)
+        return plain
+    options.set_iterate_upper_bound(upper)
+    return _Bounded(source.iter(options), upper)
