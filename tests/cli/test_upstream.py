@@ -137,3 +137,79 @@ def test_a_wrong_option_is_exit_code_2_and_says_what_is_wrong(args: list[str], s
     assert failed.returncode == 2
     assert said in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+def test_regions_of_several_stores_are_listed_split_merged_and_moved(tmp_path: Path) -> None:
+    with running(tmp_path / "up", "--stores", "3", "--regions", "2") as ready:
+        pd = ready["pd"]
+        assert len(set(ready["stores"])) == 3
+
+        def region(*args: str) -> list[dict[str, Any]]:
+            done = tidegate("region", *args, "--pd", pd, "--json")
+            assert done.returncode == 0, done.stderr
+            return [json.loads(line) for line in done.stdout.splitlines()]
+
+        first, last = region("list")
+        parts = region("split", str(first["id"]), "--key", "6d")
+        assert [part["version"] for part in parts] == [2, 2]
+        assert parts[1]["id"] == first["id"]
+        (moved,) = region("transfer", str(last["id"]), "--to-store", "3")
+        assert (moved["leader_store"], moved["term"]) == (3, 7)
+        (merged,) = region("merge", str(parts[0]["id"]))
+        assert (merged["id"], merged["version"]) == (first["id"], 4)
+        assert [line["id"] for line in region("list")] == [first["id"], last["id"]]
+        people = tidegate("region", "list", "--pd", pd)
+        assert f"region {first['id']}: [-inf, " in people.stdout
+        for args, text in (
+            (("split", str(first["id"])), "too few keys to have a middle"),
+            (("split", str(first["id"]), "--key", "ff"), "no valid key found for split"),
+            (("split",), "name a region, or at least one --key"),
+            (("split", "--key", "xyz"), "'xyz' is not hex"),
+            (("merge", "99"), "there is no region 99"),
+            (("transfer", str(first["id"]), "--to-store", "9"), "name one of these: 1, 2, 3"),
+            (("move", str(first["id"]), "--from-store", "1", "--to-store", "2"), "has a peer on store 2"),
+        ):
+            wrong = tidegate("region", *args, "--pd", pd)
+            assert wrong.returncode == 2, wrong
+            assert text in wrong.stderr, wrong.stderr
+
+
+def test_faults_are_switched_on_shown_and_cleared(tmp_path: Path) -> None:
+    with running(tmp_path / "up", "--stores", "3") as ready:
+        pd = ready["pd"]
+
+        def fault(*args: str) -> str:
+            done = tidegate("fault", *args, "--pd", pd)
+            assert done.returncode == 0, done.stderr
+            return done.stdout
+
+        assert fault("show") == "no faults\n"
+        assert fault("delay", "--apply-ms", "2", "--scan-ms", "1") == "apply-delay: 2 ms\nscan-delay: 1 ms\n"
+        assert "resolved-ts: frozen" in fault("resolved-ts", "freeze")
+        assert "pd: stale" in fault("stale-pd", "on")
+        assert "kv-error: server_is_busy, 10% of requests" in fault("kv-error", "server_is_busy")
+        assert "store: 2 is down" in fault("stop-store", "2")
+        assert "tso: frozen" in fault("tso", "freeze")
+        assert fault("cut-streams") == fault("congest")
+        assert fault("clear") == "no faults\n"
+        for args, text in (
+            (("stop-store", "9"), "name one of these: 1, 2, 3"),
+            (("kv-error", "nonsense"), "there is no kv error 'nonsense'"),
+            (("capture-error", "congested", "--share", "7"), "a share of 7 is out of range"),
+            (("delay", "--apply-ms", "99999999"), "out of range"),
+            (("tso", "melt"), "'melt' is not one of freeze, thaw"),
+            (("delay",), "name at least one"),
+        ):
+            wrong = tidegate("fault", *args, "--pd", pd)
+            assert wrong.returncode == 2, wrong
+            assert text in wrong.stderr, wrong.stderr
+
+
+def test_a_cluster_keeps_its_stores_and_their_addresses(tmp_path: Path) -> None:
+    with running(tmp_path / "up", "--stores", "3") as ready:
+        before = ready["stores"]
+    with running(tmp_path / "up") as ready:
+        assert ready["stores"] == before
+    wrong = tidegate("run", "--data-dir", str(tmp_path / "up"), "--pd", "127.0.0.1:0", "--stores", "2")
+    assert wrong.returncode == 2
+    assert "of a cluster of 3 stores, not 2" in wrong.stderr

@@ -12,19 +12,17 @@ from typing import Any
 from tests.tikv.support import commit, prewrite, taken
 from tidegate.clock import SystemClock
 from tidegate.proto import cdcpb_pb2 as cdc
-from tidegate.tikv import keys
+from tidegate.proto import metapb_pb2 as pb
+from tidegate.tikv import keys, region_meta
 from tidegate.tikv.cdc.channel import Channel
-from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.service import Connection
-from tidegate.tikv.concurrency import ConcurrencyManager
-from tidegate.tikv.deadlock import DeadlockDetector
 from tidegate.tikv.engine import Engine
-from tidegate.tikv.lock_waiting import LockWaiting
+from tidegate.tikv.faults import Faults
+from tidegate.tikv.node import Shared, StoreNode
+from tidegate.tikv.operators import Operators
 from tidegate.tikv.raftstore import Raftstore
-from tidegate.tikv.rawkv import RawKv
-from tidegate.tikv.region import Region, RegionTable, split
-from tidegate.tikv.scheduler import Scheduler
-from tidegate.tikv.store import Parts, Store
+from tidegate.tikv.region import Region
+from tidegate.tikv.stores import Stores
 from tidegate.tikv.tso import Tso, TsoMode
 
 CLUSTER = 99
@@ -59,44 +57,58 @@ class Pending:
 class Cluster:
     """A store with its CDC endpoint, without gRPC."""
 
-    def __init__(self, directory: Path, boundaries: list[bytes], mode: TsoMode, api_version: int = 1) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        boundaries: list[bytes],
+        mode: TsoMode,
+        api_version: int = 1,
+        stores: int = 1,
+    ) -> None:
         self.engine = Engine(directory)
-        self.raftstore = Raftstore(self.engine)
-        self.regions = RegionTable(split([keys.encode(bound) for bound in boundaries]))
         self.clock = SystemClock()
+        self.regions = region_meta.load(self.engine, [keys.encode(bound) for bound in boundaries], stores)
+        self.faults = Faults()
+        self.raftstore = Raftstore(self.engine, self.regions, self.faults)
         self.tso = Tso(self.engine, self.clock, mode)
         self.pool = ThreadPoolExecutor(2)
-        self.concurrency = ConcurrencyManager()
-        self.endpoint = Endpoint(
+        self.stores = Stores(self.engine, self.clock, stores)
+        self.ids = region_meta.Ids(self.engine, self.regions)
+        self.operators = Operators(self.raftstore, self.stores, self.ids.new)
+        self.shared = Shared(
             CLUSTER,
             self.regions,
             self.raftstore,
-            self.tso.get,
+            self.tso,
+            self.pool,
+            self.clock,
+            self.ids.new,
+            api_version,
             tick_s=0.002,
-            concurrency=self.concurrency,
-            api_version=api_version,
+            faults=self.faults,
         )
-        self.waiting = waiting = LockWaiting(DeadlockDetector())
-        scheduler = Scheduler(self.raftstore, self.pool, self.concurrency, waiting)
-        next_ts = self.tso.get if mode is TsoMode.SYSTEM else None
-        raw = RawKv(api_version, self.raftstore, scheduler, self.concurrency, next_ts, self.clock)
-        parts = Parts(
-            self.regions,
-            self.raftstore,
-            scheduler,
-            self.concurrency,
-            waiting,
-            self.endpoint.announced,
-            raw,
-            next_ts,
-        )
-        self.store = Store(parts)
         self.raftstore.start()
-        self.endpoint.start()
+        for each in self.stores.all():
+            self.start_store(each.id)
+        self.node = self.shared.nodes[1]
+        self.store, self.endpoint = self.node.store, self.node.endpoint
+        self.concurrency, self.waiting = self.node.concurrency, self.node.waiting
+
+    def start_store(self, store_id: int) -> None:
+        node = StoreNode(store_id, self.shared)
+        self.stores.started(store_id, f"store-{store_id}")
+        node.start()
+
+    def stop_store(self, store_id: int) -> None:
+        self.stores.stopped(store_id)
+        self.shared.nodes[store_id].stop()
+        self.operators.elect(store_id)
 
     def close(self) -> None:
-        self.waiting.stop()
-        self.endpoint.stop()
+        self.faults.clear()
+        self.faults.stopping.set()
+        for node in list(self.shared.nodes.values()):
+            node.stop()
         self.raftstore.stop()
         self.pool.shutdown()
         self.engine.close()
@@ -107,11 +119,18 @@ class Cluster:
 
     def begin(self, request: Any, raw: bytes) -> Pending:
         """One request to the region of `raw`, under way."""
-        region = self.regions.of_key(keys.encode(raw))
+        return self.at(self.regions.of_key(keys.encode(raw)), request)
+
+    def at(self, region: Region, request: Any, store_id: int = 0, **context: Any) -> Pending:
+        """One request to a region as it was, at its leader or another store, under way."""
+        store_id = store_id or region.leader
         request.context.region_id = region.id
         request.context.region_epoch.version = region.version
+        request.context.peer.CopyFrom(pb.Peer(store_id=store_id))
+        for name, value in context.items():
+            setattr(request.context, name, value)
         pending = Pending()
-        self.store.submit(request, pending.answer)
+        self.shared.nodes[store_id].store.submit(request, pending.answer)
         return pending
 
     def txn(self, *mutations: Any, raw: bytes = b"", **more: Any) -> int:
@@ -192,21 +211,27 @@ class Feed:
 class Client:
     """One multiplexed connection and its feeds, read on a thread of its own."""
 
-    def __init__(self, cluster: Cluster, channel: Channel | None = None, multiplexing: bool = True) -> None:
-        self.cluster = cluster
+    def __init__(
+        self,
+        cluster: Cluster,
+        channel: Channel | None = None,
+        multiplexing: bool = True,
+        store_id: int = 1,
+    ) -> None:
+        self.endpoint = cluster.shared.nodes[store_id].endpoint
         self.connection = Connection(multiplexing, channel)
         self.feeds: dict[tuple[int, int], Feed] = {}
         self.failure: BaseException | None = None
         self.messages: list[cdc.ChangeDataEvent] = []
         self._changed = threading.Condition()
-        cluster.endpoint.open(self.connection)
+        self.endpoint.open(self.connection)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def register(self, request_id: int, region: Region, checkpoint_ts: int = 0, **more: Any) -> Feed:
         feed = self.feeds[request_id, region.id] = Feed(checkpoint_ts, more.pop("live_committed", False))
         request = self.request(request_id, region, checkpoint_ts=checkpoint_ts, **more)
-        self.cluster.endpoint.request(self.connection, request)
+        self.endpoint.request(self.connection, request)
         return feed
 
     def request(self, request_id: int, region: Region, **more: Any) -> cdc.ChangeDataRequest:
@@ -227,7 +252,7 @@ class Client:
             raise self.failure
 
     def close(self) -> None:
-        self.cluster.endpoint.close(self.connection)
+        self.endpoint.close(self.connection)
         self._thread.join(WAIT_S)
         if self.failure is not None:
             raise self.failure

@@ -10,6 +10,8 @@ from tidegate.errors import Retryable
 from tidegate.tikv import mvcc
 from tidegate.tikv.engine import Engine, EngineSnapshot
 from tidegate.tikv.raftstore import Command, Raftstore
+from tidegate.tikv.region import split
+from tidegate.tikv.region_table import RegionTable
 
 WAIT_S = 10
 
@@ -20,17 +22,14 @@ class Recorder:
     def __init__(self, log: list[str]) -> None:
         self.log = log
 
-    def is_observing(self, region_id: int) -> bool:
-        return True
-
     def on_applied(self, commands: Sequence[Command]) -> None:
         self.log += [f"seen {command.changes[0][1].decode()}" for command in commands]
 
 
 def test_observers_see_a_command_before_its_client_and_a_capture_is_in_step(tmp_path: Path) -> None:
     log: list[str] = []
-    store = Raftstore(Engine(tmp_path))
-    store.observer = Recorder(log)
+    store = Raftstore(Engine(tmp_path), RegionTable(split([])))
+    store.observers[1] = Recorder(log)
     done = threading.Event()
 
     def propose(name: str) -> None:
@@ -67,7 +66,7 @@ def test_after_a_failure_nothing_is_applied_on_top_of_it(tmp_path: Path) -> None
         errors.append(error)
         told.release()
 
-    store = Raftstore(Engine(tmp_path))
+    store = Raftstore(Engine(tmp_path), RegionTable(split([])))
     store.start()
     store.propose(Command(2, [(77, b"no such family", b"")], on_applied=applied))
     assert told.acquire(timeout=WAIT_S)
@@ -81,7 +80,7 @@ def test_after_a_failure_nothing_is_applied_on_top_of_it(tmp_path: Path) -> None
 
 def test_what_was_proposed_before_the_stop_is_applied_and_later_proposals_are_refused(tmp_path: Path) -> None:
     errors: list[Exception | None] = []
-    store = Raftstore(Engine(tmp_path))
+    store = Raftstore(Engine(tmp_path), RegionTable(split([])))
     for name in (b"a", b"b"):
         store.propose(Command(2, [(mvcc.LOCK, name, b"")], on_applied=errors.append))
     store.start()

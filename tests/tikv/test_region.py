@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from tidegate.errors import InvalidInput
 from tidegate.proto import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
 from tidegate.tikv import keys
-from tidegate.tikv.region import Region, RegionTable, split, split_keys
+from tidegate.tikv.region import Region, split, split_keys
+from tidegate.tikv.region_table import RegionTable
 
 TABLE = RegionTable(split([b"d", b"k", b"t"]))
 BOUND = st.sampled_from([b"", b"a", b"d", b"e", b"k", b"m", b"t", b"z"])
@@ -61,8 +62,8 @@ def test_a_request_for_another_region_epoch_or_store_is_refused(
         region_epoch=metapb_pb2.RegionEpoch(version=version),
         peer=metapb_pb2.Peer(store_id=store),
     )
-    answer = TABLE.check(context)
+    answer = TABLE.check(context, 1)
     assert isinstance(answer, errorpb_pb2.Error)
     assert answer.HasField(field)
     context.region_id, context.region_epoch.version, context.peer.store_id = 3, 1, 1
-    assert TABLE.check(context) == TABLE.by_id[3]
+    assert TABLE.check(context, 1) == TABLE.by_id[3]

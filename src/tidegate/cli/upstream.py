@@ -18,7 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tidegate.errors import InvalidInput, TidegateError
+from tidegate.cli import upstream_fault, upstream_region
+from tidegate.cli.upstream_region import JsonOption, PdOption
+from tidegate.cli.upstream_region import reported as _reported
+from tidegate.errors import InvalidInput
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Run and poke the embedded upstream: a small PD and TiKV.", no_args_is_help=True)
 
-PdOption = Annotated[str, typer.Option("--pd", help="PD's address, host:port.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+app.add_typer(upstream_region.app, name="region")
+app.add_typer(upstream_fault.app, name="fault")
 
 
 @app.callback()
@@ -45,7 +48,28 @@ def run(
     pd: Annotated[
         str, typer.Option("--pd", help="Address to listen on; port 0 takes a free one.")
     ] = "127.0.0.1:2379",
-    regions: Annotated[int, typer.Option(min=1, help="Regions of a new store; a store keeps its own.")] = 3,
+    regions: Annotated[int, typer.Option(min=1, help="Regions of a new cluster; it keeps its own.")] = 3,
+    stores: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            help="TiKV stores of a new cluster, each with a server of its own; default 1. From 3 on each "
+            "region has 3 peers.",
+        ),
+    ] = None,
+    store_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Port of the first of several stores, the others follow; 0: free ones."
+        ),
+    ] = 0,
+    region_split_mib: Annotated[
+        int,
+        typer.Option(
+            min=0, help="Split regions into parts of this size when they have outgrown it; 0: never."
+        ),
+    ] = 256,
     tso: Annotated[
         str,
         typer.Option(
@@ -63,7 +87,10 @@ def run(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve PD, TiKV and its change feed on one address until SIGTERM or Ctrl-C."""
+    """Serve PD, TiKV and its change feed until SIGTERM or Ctrl-C.
+
+    One store shares PD's address; several have addresses of their own.
+    """
     # gRPC prints its own view of an address that is taken; ours follows.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from tidegate.tikv.server import EmbeddedUpstream
@@ -74,7 +101,15 @@ def run(
     with _reported():
         _make_folder(data_dir)
         upstream = EmbeddedUpstream(
-            data_dir, pd, regions=regions, tso=tso, api_version=api_version, keyspaces=keyspace or ()
+            data_dir,
+            pd,
+            regions=regions,
+            tso=tso,
+            api_version=api_version,
+            keyspaces=keyspace or (),
+            stores=stores,
+            store_port=store_port,
+            split_bytes=region_split_mib << 20,
         )
         try:
             addresses = upstream.start()
@@ -82,6 +117,7 @@ def run(
                 "event": "ready",
                 "pd": addresses.pd,
                 "store": addresses.store,
+                "stores": addresses.stores,
                 "cluster_id": addresses.cluster_id,
                 "tso": tso,
                 "api_version": upstream.api_version,
@@ -89,6 +125,8 @@ def run(
                 "pid": os.getpid(),
             }
             text = f"upstream ready: PD {addresses.pd}, cluster {addresses.cluster_id}, tso {tso}"
+            if len(addresses.stores) > 1:
+                text += f", stores {', '.join(addresses.stores)}"
             _say(ready, text, as_json)
             stop.wait()
         finally:
@@ -291,16 +329,6 @@ def _make_folder(data_dir: Path) -> None:
             why=error.strerror or str(error),
             fix="choose a --data-dir that can be made and written",
         ) from error
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """A TidegateError ends the command with its message on stderr and its exit code."""
-    try:
-        yield
-    except TidegateError as error:
-        print(error.render(), file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
 
 
 @contextmanager

@@ -69,6 +69,11 @@ class PdClient:
         return ",".join(self._endpoints)
 
     @property
+    def leader_address(self) -> str:
+        """`host:port` of the member that serves."""
+        return self._call("GetMembers", lambda address: address)
+
+    @property
     def cluster_id(self) -> int:
         """PD's cluster id; asked once."""
         if not self._cluster_id:

@@ -75,8 +75,22 @@ class MaxTimestampNotSynced(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class ProposalInMergingMode(_message.Message):
+    __slots__ = ("region_id",)
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    def __init__(self, region_id: _Optional[int] = ...) -> None: ...
+
+class MismatchPeerId(_message.Message):
+    __slots__ = ("request_peer_id", "store_peer_id")
+    REQUEST_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_PEER_ID_FIELD_NUMBER: _ClassVar[int]
+    request_peer_id: int
+    store_peer_id: int
+    def __init__(self, request_peer_id: _Optional[int] = ..., store_peer_id: _Optional[int] = ...) -> None: ...
+
 class Error(_message.Message):
-    __slots__ = ("message", "not_leader", "region_not_found", "key_not_in_region", "epoch_not_match", "server_is_busy", "stale_command", "store_not_match", "raft_entry_too_large", "max_timestamp_not_synced")
+    __slots__ = ("message", "not_leader", "region_not_found", "key_not_in_region", "epoch_not_match", "server_is_busy", "stale_command", "store_not_match", "raft_entry_too_large", "max_timestamp_not_synced", "proposal_in_merging_mode", "mismatch_peer_id")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NOT_LEADER_FIELD_NUMBER: _ClassVar[int]
     REGION_NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +101,8 @@ class Error(_message.Message):
     STORE_NOT_MATCH_FIELD_NUMBER: _ClassVar[int]
     RAFT_ENTRY_TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     MAX_TIMESTAMP_NOT_SYNCED_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_IN_MERGING_MODE_FIELD_NUMBER: _ClassVar[int]
+    MISMATCH_PEER_ID_FIELD_NUMBER: _ClassVar[int]
     message: str
     not_leader: NotLeader
     region_not_found: RegionNotFound
@@ -97,4 +113,6 @@ class Error(_message.Message):
     store_not_match: StoreNotMatch
     raft_entry_too_large: RaftEntryTooLarge
     max_timestamp_not_synced: MaxTimestampNotSynced
-    def __init__(self, message: _Optional[str] = ..., not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., key_not_in_region: _Optional[_Union[KeyNotInRegion, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., stale_command: _Optional[_Union[StaleCommand, _Mapping]] = ..., store_not_match: _Optional[_Union[StoreNotMatch, _Mapping]] = ..., raft_entry_too_large: _Optional[_Union[RaftEntryTooLarge, _Mapping]] = ..., max_timestamp_not_synced: _Optional[_Union[MaxTimestampNotSynced, _Mapping]] = ...) -> None: ...
+    proposal_in_merging_mode: ProposalInMergingMode
+    mismatch_peer_id: MismatchPeerId
+    def __init__(self, message: _Optional[str] = ..., not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., key_not_in_region: _Optional[_Union[KeyNotInRegion, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., stale_command: _Optional[_Union[StaleCommand, _Mapping]] = ..., store_not_match: _Optional[_Union[StoreNotMatch, _Mapping]] = ..., raft_entry_too_large: _Optional[_Union[RaftEntryTooLarge, _Mapping]] = ..., max_timestamp_not_synced: _Optional[_Union[MaxTimestampNotSynced, _Mapping]] = ..., proposal_in_merging_mode: _Optional[_Union[ProposalInMergingMode, _Mapping]] = ..., mismatch_peer_id: _Optional[_Union[MismatchPeerId, _Mapping]] = ...) -> None: ...

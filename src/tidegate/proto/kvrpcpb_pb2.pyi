@@ -1246,3 +1246,27 @@ class RawCASResponse(_message.Message):
     previous_not_exist: bool
     previous_value: bytes
     def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ..., succeed: _Optional[bool] = ..., previous_not_exist: _Optional[bool] = ..., previous_value: _Optional[bytes] = ...) -> None: ...
+
+class SplitRegionRequest(_message.Message):
+    __slots__ = ("context", "split_key", "split_keys", "is_raw_kv")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_KEY_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    IS_RAW_KV_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    split_key: bytes
+    split_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    is_raw_kv: bool
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., split_key: _Optional[bytes] = ..., split_keys: _Optional[_Iterable[bytes]] = ..., is_raw_kv: _Optional[bool] = ...) -> None: ...
+
+class SplitRegionResponse(_message.Message):
+    __slots__ = ("region_error", "left", "right", "regions")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    RIGHT_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    left: _metapb_pb2.Region
+    right: _metapb_pb2.Region
+    regions: _containers.RepeatedCompositeFieldContainer[_metapb_pb2.Region]
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., left: _Optional[_Union[_metapb_pb2.Region, _Mapping]] = ..., right: _Optional[_Union[_metapb_pb2.Region, _Mapping]] = ..., regions: _Optional[_Iterable[_Union[_metapb_pb2.Region, _Mapping]]] = ...) -> None: ...

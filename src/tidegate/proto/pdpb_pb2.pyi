@@ -29,6 +29,14 @@ class ServiceMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     UNKNOWN_SVC_MODE: _ClassVar[ServiceMode]
     PD_SVC_MODE: _ClassVar[ServiceMode]
     API_SVC_MODE: _ClassVar[ServiceMode]
+
+class OperatorStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SUCCESS: _ClassVar[OperatorStatus]
+    TIMEOUT: _ClassVar[OperatorStatus]
+    CANCEL: _ClassVar[OperatorStatus]
+    REPLACE: _ClassVar[OperatorStatus]
+    RUNNING: _ClassVar[OperatorStatus]
 OK: ErrorType
 UNKNOWN: ErrorType
 NOT_BOOTSTRAPPED: ErrorType
@@ -45,6 +53,11 @@ REGIONS_NOT_CONTAIN_ALL_KEY_RANGE: ErrorType
 UNKNOWN_SVC_MODE: ServiceMode
 PD_SVC_MODE: ServiceMode
 API_SVC_MODE: ServiceMode
+SUCCESS: OperatorStatus
+TIMEOUT: OperatorStatus
+CANCEL: OperatorStatus
+REPLACE: OperatorStatus
+RUNNING: OperatorStatus
 
 class RequestHeader(_message.Message):
     __slots__ = ("cluster_id", "sender_id", "caller_id", "caller_component")
@@ -420,3 +433,184 @@ class GetMinTSResponse(_message.Message):
     header: ResponseHeader
     timestamp: Timestamp
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., timestamp: _Optional[_Union[Timestamp, _Mapping]] = ...) -> None: ...
+
+class AllocIDRequest(_message.Message):
+    __slots__ = ("header",)
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ...) -> None: ...
+
+class AllocIDResponse(_message.Message):
+    __slots__ = ("header", "id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    id: int
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., id: _Optional[int] = ...) -> None: ...
+
+class StoreStats(_message.Message):
+    __slots__ = ("store_id", "capacity", "available", "region_count", "start_time", "is_busy")
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    REGION_COUNT_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    IS_BUSY_FIELD_NUMBER: _ClassVar[int]
+    store_id: int
+    capacity: int
+    available: int
+    region_count: int
+    start_time: int
+    is_busy: bool
+    def __init__(self, store_id: _Optional[int] = ..., capacity: _Optional[int] = ..., available: _Optional[int] = ..., region_count: _Optional[int] = ..., start_time: _Optional[int] = ..., is_busy: _Optional[bool] = ...) -> None: ...
+
+class StoreHeartbeatRequest(_message.Message):
+    __slots__ = ("header", "stats")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    stats: StoreStats
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., stats: _Optional[_Union[StoreStats, _Mapping]] = ...) -> None: ...
+
+class StoreHeartbeatResponse(_message.Message):
+    __slots__ = ("header", "cluster_version")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_VERSION_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    cluster_version: str
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., cluster_version: _Optional[str] = ...) -> None: ...
+
+class QueryRegionRequest(_message.Message):
+    __slots__ = ("header", "need_buckets", "ids", "keys", "prev_keys")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    NEED_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    PREV_KEYS_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    need_buckets: bool
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    prev_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., need_buckets: _Optional[bool] = ..., ids: _Optional[_Iterable[int]] = ..., keys: _Optional[_Iterable[bytes]] = ..., prev_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class RegionResponse(_message.Message):
+    __slots__ = ("region", "leader")
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    region: _metapb_pb2.Region
+    leader: _metapb_pb2.Peer
+    def __init__(self, region: _Optional[_Union[_metapb_pb2.Region, _Mapping]] = ..., leader: _Optional[_Union[_metapb_pb2.Peer, _Mapping]] = ...) -> None: ...
+
+class QueryRegionResponse(_message.Message):
+    __slots__ = ("header", "key_id_map", "prev_key_id_map", "regions_by_id")
+    class RegionsByIdEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: RegionResponse
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[RegionResponse, _Mapping]] = ...) -> None: ...
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    KEY_ID_MAP_FIELD_NUMBER: _ClassVar[int]
+    PREV_KEY_ID_MAP_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_BY_ID_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    key_id_map: _containers.RepeatedScalarFieldContainer[int]
+    prev_key_id_map: _containers.RepeatedScalarFieldContainer[int]
+    regions_by_id: _containers.MessageMap[int, RegionResponse]
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., key_id_map: _Optional[_Iterable[int]] = ..., prev_key_id_map: _Optional[_Iterable[int]] = ..., regions_by_id: _Optional[_Mapping[int, RegionResponse]] = ...) -> None: ...
+
+class SplitRegionsRequest(_message.Message):
+    __slots__ = ("header", "split_keys", "retry_limit")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    RETRY_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    split_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    retry_limit: int
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., split_keys: _Optional[_Iterable[bytes]] = ..., retry_limit: _Optional[int] = ...) -> None: ...
+
+class SplitRegionsResponse(_message.Message):
+    __slots__ = ("header", "finished_percentage", "regions_id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_PERCENTAGE_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_ID_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    finished_percentage: int
+    regions_id: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., finished_percentage: _Optional[int] = ..., regions_id: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class SplitAndScatterRegionsRequest(_message.Message):
+    __slots__ = ("header", "split_keys", "group", "retry_limit")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_KEYS_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    RETRY_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    split_keys: _containers.RepeatedScalarFieldContainer[bytes]
+    group: str
+    retry_limit: int
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., split_keys: _Optional[_Iterable[bytes]] = ..., group: _Optional[str] = ..., retry_limit: _Optional[int] = ...) -> None: ...
+
+class SplitAndScatterRegionsResponse(_message.Message):
+    __slots__ = ("header", "split_finished_percentage", "scatter_finished_percentage", "regions_id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    SPLIT_FINISHED_PERCENTAGE_FIELD_NUMBER: _ClassVar[int]
+    SCATTER_FINISHED_PERCENTAGE_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_ID_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    split_finished_percentage: int
+    scatter_finished_percentage: int
+    regions_id: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., split_finished_percentage: _Optional[int] = ..., scatter_finished_percentage: _Optional[int] = ..., regions_id: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ScatterRegionRequest(_message.Message):
+    __slots__ = ("header", "region_id", "region", "leader", "group", "regions_id", "retry_limit", "skip_store_limit")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    REGION_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    REGIONS_ID_FIELD_NUMBER: _ClassVar[int]
+    RETRY_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SKIP_STORE_LIMIT_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    region_id: int
+    region: _metapb_pb2.Region
+    leader: _metapb_pb2.Peer
+    group: str
+    regions_id: _containers.RepeatedScalarFieldContainer[int]
+    retry_limit: int
+    skip_store_limit: bool
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., region_id: _Optional[int] = ..., region: _Optional[_Union[_metapb_pb2.Region, _Mapping]] = ..., leader: _Optional[_Union[_metapb_pb2.Peer, _Mapping]] = ..., group: _Optional[str] = ..., regions_id: _Optional[_Iterable[int]] = ..., retry_limit: _Optional[int] = ..., skip_store_limit: _Optional[bool] = ...) -> None: ...
+
+class ScatterRegionResponse(_message.Message):
+    __slots__ = ("header", "finished_percentage")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_PERCENTAGE_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    finished_percentage: int
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., finished_percentage: _Optional[int] = ...) -> None: ...
+
+class GetOperatorRequest(_message.Message):
+    __slots__ = ("header", "region_id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    region_id: int
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., region_id: _Optional[int] = ...) -> None: ...
+
+class GetOperatorResponse(_message.Message):
+    __slots__ = ("header", "region_id", "desc", "status", "kind")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    DESC_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    region_id: int
+    desc: bytes
+    status: OperatorStatus
+    kind: bytes
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., region_id: _Optional[int] = ..., desc: _Optional[bytes] = ..., status: _Optional[_Union[OperatorStatus, str]] = ..., kind: _Optional[bytes] = ...) -> None: ...

@@ -114,6 +114,41 @@ class PDStub:
                 request_serializer=tidegate_dot_proto_dot_pdpb__pb2.GetMinTSRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.GetMinTSResponse.FromString,
                 _registered_method=True)
+        self.AllocID = channel.unary_unary(
+                '/pdpb.PD/AllocID',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.AllocIDRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.AllocIDResponse.FromString,
+                _registered_method=True)
+        self.StoreHeartbeat = channel.unary_unary(
+                '/pdpb.PD/StoreHeartbeat',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.StoreHeartbeatRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.StoreHeartbeatResponse.FromString,
+                _registered_method=True)
+        self.QueryRegion = channel.stream_stream(
+                '/pdpb.PD/QueryRegion',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.QueryRegionRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.QueryRegionResponse.FromString,
+                _registered_method=True)
+        self.SplitRegions = channel.unary_unary(
+                '/pdpb.PD/SplitRegions',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.SplitRegionsRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.SplitRegionsResponse.FromString,
+                _registered_method=True)
+        self.SplitAndScatterRegions = channel.unary_unary(
+                '/pdpb.PD/SplitAndScatterRegions',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.SplitAndScatterRegionsRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.SplitAndScatterRegionsResponse.FromString,
+                _registered_method=True)
+        self.ScatterRegion = channel.unary_unary(
+                '/pdpb.PD/ScatterRegion',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.ScatterRegionRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.ScatterRegionResponse.FromString,
+                _registered_method=True)
+        self.GetOperator = channel.unary_unary(
+                '/pdpb.PD/GetOperator',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.GetOperatorRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.GetOperatorResponse.FromString,
+                _registered_method=True)
 
 
 class PDServicer:
@@ -215,6 +250,48 @@ class PDServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AllocID(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StoreHeartbeat(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def QueryRegion(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SplitRegions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SplitAndScatterRegions(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ScatterRegion(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetOperator(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PDServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -297,6 +374,41 @@ def add_PDServicer_to_server(servicer, server):
                     servicer.GetMinTS,
                     request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.GetMinTSRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_pdpb__pb2.GetMinTSResponse.SerializeToString,
+            ),
+            'AllocID': grpc.unary_unary_rpc_method_handler(
+                    servicer.AllocID,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.AllocIDRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.AllocIDResponse.SerializeToString,
+            ),
+            'StoreHeartbeat': grpc.unary_unary_rpc_method_handler(
+                    servicer.StoreHeartbeat,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.StoreHeartbeatRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.StoreHeartbeatResponse.SerializeToString,
+            ),
+            'QueryRegion': grpc.stream_stream_rpc_method_handler(
+                    servicer.QueryRegion,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.QueryRegionRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.QueryRegionResponse.SerializeToString,
+            ),
+            'SplitRegions': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitRegions,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.SplitRegionsRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.SplitRegionsResponse.SerializeToString,
+            ),
+            'SplitAndScatterRegions': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitAndScatterRegions,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.SplitAndScatterRegionsRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.SplitAndScatterRegionsResponse.SerializeToString,
+            ),
+            'ScatterRegion': grpc.unary_unary_rpc_method_handler(
+                    servicer.ScatterRegion,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.ScatterRegionRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.ScatterRegionResponse.SerializeToString,
+            ),
+            'GetOperator': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetOperator,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.GetOperatorRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.GetOperatorResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -731,6 +843,195 @@ class PD:
             '/pdpb.PD/GetMinTS',
             tidegate_dot_proto_dot_pdpb__pb2.GetMinTSRequest.SerializeToString,
             tidegate_dot_proto_dot_pdpb__pb2.GetMinTSResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AllocID(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/AllocID',
+            tidegate_dot_proto_dot_pdpb__pb2.AllocIDRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.AllocIDResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StoreHeartbeat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/StoreHeartbeat',
+            tidegate_dot_proto_dot_pdpb__pb2.StoreHeartbeatRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.StoreHeartbeatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def QueryRegion(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/pdpb.PD/QueryRegion',
+            tidegate_dot_proto_dot_pdpb__pb2.QueryRegionRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.QueryRegionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitRegions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SplitRegions',
+            tidegate_dot_proto_dot_pdpb__pb2.SplitRegionsRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.SplitRegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitAndScatterRegions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SplitAndScatterRegions',
+            tidegate_dot_proto_dot_pdpb__pb2.SplitAndScatterRegionsRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.SplitAndScatterRegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ScatterRegion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/ScatterRegion',
+            tidegate_dot_proto_dot_pdpb__pb2.ScatterRegionRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.ScatterRegionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetOperator(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/GetOperator',
+            tidegate_dot_proto_dot_pdpb__pb2.GetOperatorRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.GetOperatorResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -11,6 +13,116 @@ class TsoMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MANUAL: _ClassVar[TsoMode]
 SYSTEM: TsoMode
 MANUAL: TsoMode
+
+class SplitRequest(_message.Message):
+    __slots__ = ("region_id", "keys")
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    keys: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, region_id: _Optional[int] = ..., keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class MergeRequest(_message.Message):
+    __slots__ = ("source_id", "target_id")
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_ID_FIELD_NUMBER: _ClassVar[int]
+    source_id: int
+    target_id: int
+    def __init__(self, source_id: _Optional[int] = ..., target_id: _Optional[int] = ...) -> None: ...
+
+class TransferRequest(_message.Message):
+    __slots__ = ("region_id", "store_id")
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    store_id: int
+    def __init__(self, region_id: _Optional[int] = ..., store_id: _Optional[int] = ...) -> None: ...
+
+class MoveRequest(_message.Message):
+    __slots__ = ("region_id", "from_store", "to_store")
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    FROM_STORE_FIELD_NUMBER: _ClassVar[int]
+    TO_STORE_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    from_store: int
+    to_store: int
+    def __init__(self, region_id: _Optional[int] = ..., from_store: _Optional[int] = ..., to_store: _Optional[int] = ...) -> None: ...
+
+class RegionStatus(_message.Message):
+    __slots__ = ("id", "start_key", "end_key", "version", "conf_ver", "leader_store", "term", "stores")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    CONF_VER_FIELD_NUMBER: _ClassVar[int]
+    LEADER_STORE_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    STORES_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    start_key: bytes
+    end_key: bytes
+    version: int
+    conf_ver: int
+    leader_store: int
+    term: int
+    stores: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, id: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., version: _Optional[int] = ..., conf_ver: _Optional[int] = ..., leader_store: _Optional[int] = ..., term: _Optional[int] = ..., stores: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class RegionsResponse(_message.Message):
+    __slots__ = ("regions",)
+    REGIONS_FIELD_NUMBER: _ClassVar[int]
+    regions: _containers.RepeatedCompositeFieldContainer[RegionStatus]
+    def __init__(self, regions: _Optional[_Iterable[_Union[RegionStatus, _Mapping]]] = ...) -> None: ...
+
+class FaultRequest(_message.Message):
+    __slots__ = ("clear", "apply_delay_ms", "scan_delay_ms", "tso_frozen", "resolved_frozen", "pd_stale", "stop_store", "start_store", "cut_streams", "kv_error", "capture_error", "congest")
+    CLEAR_FIELD_NUMBER: _ClassVar[int]
+    APPLY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    SCAN_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    TSO_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    RESOLVED_FROZEN_FIELD_NUMBER: _ClassVar[int]
+    PD_STALE_FIELD_NUMBER: _ClassVar[int]
+    STOP_STORE_FIELD_NUMBER: _ClassVar[int]
+    START_STORE_FIELD_NUMBER: _ClassVar[int]
+    CUT_STREAMS_FIELD_NUMBER: _ClassVar[int]
+    KV_ERROR_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_ERROR_FIELD_NUMBER: _ClassVar[int]
+    CONGEST_FIELD_NUMBER: _ClassVar[int]
+    clear: bool
+    apply_delay_ms: float
+    scan_delay_ms: float
+    tso_frozen: bool
+    resolved_frozen: bool
+    pd_stale: bool
+    stop_store: int
+    start_store: int
+    cut_streams: int
+    kv_error: InjectedError
+    capture_error: InjectedError
+    congest: int
+    def __init__(self, clear: _Optional[bool] = ..., apply_delay_ms: _Optional[float] = ..., scan_delay_ms: _Optional[float] = ..., tso_frozen: _Optional[bool] = ..., resolved_frozen: _Optional[bool] = ..., pd_stale: _Optional[bool] = ..., stop_store: _Optional[int] = ..., start_store: _Optional[int] = ..., cut_streams: _Optional[int] = ..., kv_error: _Optional[_Union[InjectedError, _Mapping]] = ..., capture_error: _Optional[_Union[InjectedError, _Mapping]] = ..., congest: _Optional[int] = ...) -> None: ...
+
+class InjectedError(_message.Message):
+    __slots__ = ("name", "share")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    share: float
+    def __init__(self, name: _Optional[str] = ..., share: _Optional[float] = ...) -> None: ...
+
+class Fault(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+
+class FaultResponse(_message.Message):
+    __slots__ = ("faults",)
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedCompositeFieldContainer[Fault]
+    def __init__(self, faults: _Optional[_Iterable[_Union[Fault, _Mapping]]] = ...) -> None: ...
 
 class AdvanceTsoRequest(_message.Message):
     __slots__ = ("ts",)

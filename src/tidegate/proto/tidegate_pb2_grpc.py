@@ -44,6 +44,31 @@ class UpstreamStub:
                 request_serializer=tidegate_dot_proto_dot_tidegate__pb2.InfoRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.InfoResponse.FromString,
                 _registered_method=True)
+        self.Split = channel.unary_unary(
+                '/tidegate.Upstream/Split',
+                request_serializer=tidegate_dot_proto_dot_tidegate__pb2.SplitRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+                _registered_method=True)
+        self.Merge = channel.unary_unary(
+                '/tidegate.Upstream/Merge',
+                request_serializer=tidegate_dot_proto_dot_tidegate__pb2.MergeRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+                _registered_method=True)
+        self.Transfer = channel.unary_unary(
+                '/tidegate.Upstream/Transfer',
+                request_serializer=tidegate_dot_proto_dot_tidegate__pb2.TransferRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+                _registered_method=True)
+        self.Move = channel.unary_unary(
+                '/tidegate.Upstream/Move',
+                request_serializer=tidegate_dot_proto_dot_tidegate__pb2.MoveRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+                _registered_method=True)
+        self.Fault = channel.unary_unary(
+                '/tidegate.Upstream/Fault',
+                request_serializer=tidegate_dot_proto_dot_tidegate__pb2.FaultRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.FaultResponse.FromString,
+                _registered_method=True)
 
 
 class UpstreamServicer:
@@ -63,6 +88,38 @@ class UpstreamServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Split(self, request, context):
+        """Orders to regions. What cannot be done answers INVALID_ARGUMENT with the reason.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Merge(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transfer(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Move(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fault(self, request, context):
+        """What shall go wrong; without a setting: what does. The answer holds all faults that are on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_UpstreamServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +132,31 @@ def add_UpstreamServicer_to_server(servicer, server):
                     servicer.Info,
                     request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.InfoRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_tidegate__pb2.InfoResponse.SerializeToString,
+            ),
+            'Split': grpc.unary_unary_rpc_method_handler(
+                    servicer.Split,
+                    request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.SplitRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.SerializeToString,
+            ),
+            'Merge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Merge,
+                    request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.MergeRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.SerializeToString,
+            ),
+            'Transfer': grpc.unary_unary_rpc_method_handler(
+                    servicer.Transfer,
+                    request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.TransferRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.SerializeToString,
+            ),
+            'Move': grpc.unary_unary_rpc_method_handler(
+                    servicer.Move,
+                    request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.MoveRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.SerializeToString,
+            ),
+            'Fault': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fault,
+                    request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.FaultRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_tidegate__pb2.FaultResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +213,141 @@ class Upstream:
             '/tidegate.Upstream/Info',
             tidegate_dot_proto_dot_tidegate__pb2.InfoRequest.SerializeToString,
             tidegate_dot_proto_dot_tidegate__pb2.InfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Split(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.Upstream/Split',
+            tidegate_dot_proto_dot_tidegate__pb2.SplitRequest.SerializeToString,
+            tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Merge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.Upstream/Merge',
+            tidegate_dot_proto_dot_tidegate__pb2.MergeRequest.SerializeToString,
+            tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transfer(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.Upstream/Transfer',
+            tidegate_dot_proto_dot_tidegate__pb2.TransferRequest.SerializeToString,
+            tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Move(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.Upstream/Move',
+            tidegate_dot_proto_dot_tidegate__pb2.MoveRequest.SerializeToString,
+            tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fault(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.Upstream/Fault',
+            tidegate_dot_proto_dot_tidegate__pb2.FaultRequest.SerializeToString,
+            tidegate_dot_proto_dot_tidegate__pb2.FaultResponse.FromString,
             options,
             channel_credentials,
             insecure,

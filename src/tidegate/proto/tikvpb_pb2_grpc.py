@@ -190,6 +190,11 @@ class TikvStub:
                 request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoResponse.FromString,
                 _registered_method=True)
+        self.SplitRegion = channel.unary_unary(
+                '/tikvpb.Tikv/SplitRegion',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.SplitRegionRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.SplitRegionResponse.FromString,
+                _registered_method=True)
         self.GetStoreSafeTS = channel.unary_unary(
                 '/tikvpb.Tikv/GetStoreSafeTS',
                 request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.StoreSafeTSRequest.SerializeToString,
@@ -391,6 +396,12 @@ class TikvServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SplitRegion(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStoreSafeTS(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -561,6 +572,11 @@ def add_TikvServicer_to_server(servicer, server):
                     servicer.GetLockWaitInfo,
                     request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoResponse.SerializeToString,
+            ),
+            'SplitRegion': grpc.unary_unary_rpc_method_handler(
+                    servicer.SplitRegion,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.SplitRegionRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.SplitRegionResponse.SerializeToString,
             ),
             'GetStoreSafeTS': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStoreSafeTS,
@@ -1410,6 +1426,33 @@ class Tikv:
             '/tikvpb.Tikv/GetLockWaitInfo',
             tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoRequest.SerializeToString,
             tidegate_dot_proto_dot_kvrpcpb__pb2.GetLockWaitInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SplitRegion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/SplitRegion',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.SplitRegionRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.SplitRegionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,6 +1,6 @@
 """Which keys are being written, and who waits for them, in order of arrival. Thread-safe.
 
-One `Latches` a region: commands of different regions never share a key.
+One `Latches` a store: a key may go from one region to another while commands for it wait.
 (TiKV: storage/txn/latch.rs.)
 """
 

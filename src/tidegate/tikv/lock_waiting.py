@@ -130,6 +130,22 @@ class LockWaiting:
         for waiter, deadlock in victims:
             waiter.give_up(deadlock)
 
+    def leave(self, start: bytes, end: bytes) -> None:
+        """The region of the encoded keys [start, end) is another: whoever waits there is decided again."""
+        if not self._queues:
+            return
+        with self._changed:
+            found = [
+                each
+                for key, queue in self._queues.items()
+                if start <= key and (not end or key < end)
+                for each in queue
+            ]
+            for waiter in found:
+                self._remove(waiter)
+        for waiter in found:
+            waiter.resume()
+
     def stop(self) -> None:
         """Answer everybody who waits; nobody may wait from now on."""
         with self._changed:

@@ -1,31 +1,29 @@
-"""What PD knows: the cluster's id, its one store, its regions, time and safepoints; answers to `pdpb.PD`.
+"""What PD knows: the cluster's id, its stores, time and safepoints; answers to `pdpb.PD`.
 
-Called by the gRPC edge (`server`), one method per call. Everything here is stored in the engine's meta
-column family, so that a restarted upstream is the same cluster.
+Called by the gRPC edge (`services`), one method per call; regions are in `pd_regions`. What PD must keep is
+in the engine's meta column family, so that a restarted upstream is the same cluster.
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
 from typing import Final
 
 from tidegate.errors import InvalidInput
 from tidegate.model import timestamp
-from tidegate.proto import keyspacepb_pb2, metapb_pb2
+from tidegate.proto import keyspacepb_pb2
 from tidegate.proto import pdpb_pb2 as pb
 from tidegate.tikv.engine import META, Engine
 from tidegate.tikv.gc import SafePoints
 from tidegate.tikv.keyspace import Keyspaces
-from tidegate.tikv.region import STORE_ID, Region, RegionTable, split
+from tidegate.tikv.pd_regions import PdRegions
+from tidegate.tikv.region_meta import has_regions
+from tidegate.tikv.stores import VERSION, Stores
 from tidegate.tikv.tso import Tso
 
-VERSION: Final = "8.5.0"
-"""The TiKV version this upstream claims to be; clients gate features by it."""
 API_VERSION_KEY: Final = b"pd/api_version"
 CLUSTER_KEY: Final = b"pd/cluster_id"
-REGIONS_KEY: Final = b"pd/regions"
 
 
 def load_cluster_id(engine: Engine) -> int:
@@ -47,7 +45,7 @@ def load_api_version(engine: Engine, wanted: int | None) -> int:
     stored = engine.get(META, API_VERSION_KEY)
     if stored is None:
         version = wanted or 1
-        if engine.get(META, REGIONS_KEY) is not None and version != 1:
+        if has_regions(engine) and version != 1:
             raise InvalidInput("this data directory is of API version 1", fix="give a new --data-dir")
         engine.write([(META, API_VERSION_KEY, bytes([version]))])
         engine.sync()
@@ -59,42 +57,27 @@ def load_api_version(engine: Engine, wanted: int | None) -> int:
     return stored[0]
 
 
-def load_regions(engine: Engine, boundaries: Sequence[bytes]) -> RegionTable:
-    """The regions of the data directory; at its first start those that `boundaries` make."""
-    stored = engine.get(META, REGIONS_KEY)
-    if stored is None:
-        regions = split(boundaries)
-        rows = [[each.id, each.start.hex(), each.end.hex(), each.version, each.conf_ver] for each in regions]
-        engine.write([(META, REGIONS_KEY, json.dumps(rows).encode())])
-        engine.sync()
-        return RegionTable(regions)
-    return RegionTable(
-        [
-            Region(number, bytes.fromhex(start), bytes.fromhex(end), version, conf_ver)
-            for number, start, end, version, conf_ver in json.loads(stored)
-        ]
-    )
-
-
 class PlacementDriver:
     """The service `pdpb.PD` without its wire. Thread-safe."""
 
     def __init__(
         self,
-        cluster_id: int,
-        regions: RegionTable,
+        header: pb.ResponseHeader,
         tso: Tso,
         safe_points: SafePoints,
         address: str,
         keyspaces: Keyspaces,
+        stores: Stores,
+        regions: PdRegions,
     ) -> None:
-        self.cluster_id = cluster_id
+        self.cluster_id = int(header.cluster_id)
         self.regions = regions
+        self.stores = stores
         self.tso = tso
         self.safe_points = safe_points
         self._keyspaces = keyspaces
         self._address = address
-        self._header = pb.ResponseHeader(cluster_id=cluster_id)
+        self._header = header
 
     def members(self) -> pb.GetMembersResponse:
         """This process is the only member and the leader."""
@@ -126,49 +109,55 @@ class PlacementDriver:
         return pb.GetMinTSResponse(header=self._header, timestamp=self._timestamp(self.tso.get(1)))
 
     def store(self, store_id: int) -> pb.GetStoreResponse:
-        """The one store, or an error in the header."""
-        if store_id != STORE_ID:
+        """A store, or an error in the header."""
+        found = self.stores.get(store_id)
+        if found is None:
             return pb.GetStoreResponse(
                 header=self._failure(pb.UNKNOWN, f"invalid store ID {store_id}, not found")
             )
-        return pb.GetStoreResponse(header=self._header, store=self._store())
+        return pb.GetStoreResponse(header=self._header, store=found.message())
 
-    def stores(self) -> pb.GetAllStoresResponse:
-        """The one store."""
-        return pb.GetAllStoresResponse(header=self._header, stores=[self._store()])
-
-    def region(self, key: bytes) -> pb.GetRegionResponse:
-        """The region of an encoded key."""
-        return self._region_response(self.regions.of_key(key))
-
-    def previous_region(self, key: bytes) -> pb.GetRegionResponse:
-        """The region before the one of an encoded key."""
-        return self._region_response(self.regions.before(key))
-
-    def region_by_id(self, region_id: int) -> pb.GetRegionResponse:
-        """A region by its id; without a region when there is none."""
-        return self._region_response(self.regions.by_id.get(region_id))
-
-    def scan_regions(self, start: bytes, end: bytes, limit: int) -> pb.ScanRegionsResponse:
-        """Regions that overlap [start, end), in order."""
-        found = self.regions.scan(start, end, limit)
-        return pb.ScanRegionsResponse(
-            header=self._header,
-            region_metas=[each.message for each in found],
-            leaders=[each.peer() for each in found],
-            regions=[pb.Region(region=each.message, leader=each.peer()) for each in found],
+    def all_stores(self) -> pb.GetAllStoresResponse:
+        """All stores."""
+        return pb.GetAllStoresResponse(
+            header=self._header, stores=[each.message() for each in self.stores.all()]
         )
 
-    def batch_scan_regions(self, ranges: Sequence[pb.KeyRange], limit: int) -> pb.BatchScanRegionsResponse:
-        """Regions that overlap any of the ascending ranges, each once."""
-        found = {
-            each.id: each
-            for wanted in ranges
-            for each in self.regions.scan(wanted.start_key, wanted.end_key, 0)
-        }
-        listed = list(found.values())[: limit if limit > 0 else None]
-        regions = [pb.Region(region=each.message, leader=each.peer()) for each in listed]
-        return pb.BatchScanRegionsResponse(header=self._header, regions=regions)
+    def store_heartbeat(self, store_id: int) -> pb.StoreHeartbeatResponse:
+        """A store reports that it is alive."""
+        if not self.stores.heartbeat(store_id):
+            return pb.StoreHeartbeatResponse(
+                header=self._failure(pb.UNKNOWN, f"invalid store ID {store_id}, not found")
+            )
+        return pb.StoreHeartbeatResponse(header=self._header, cluster_version=VERSION)
+
+    def split_regions(self, at: Sequence[bytes]) -> pb.SplitRegionsResponse:
+        """Split at encoded keys."""
+        return pb.SplitRegionsResponse(
+            header=self._header, finished_percentage=100, regions_id=self.regions.split(at)
+        )
+
+    def split_and_scatter(self, at: Sequence[bytes]) -> pb.SplitAndScatterRegionsResponse:
+        """Split at encoded keys and spread the leaders of what came out."""
+        ids = self.regions.split(at)
+        return pb.SplitAndScatterRegionsResponse(
+            header=self._header,
+            split_finished_percentage=100,
+            scatter_finished_percentage=self.regions.scatter(ids),
+            regions_id=ids,
+        )
+
+    def scatter(self, region_ids: Sequence[int]) -> pb.ScatterRegionResponse:
+        """Spread the leaders of regions."""
+        return pb.ScatterRegionResponse(
+            header=self._header, finished_percentage=self.regions.scatter(region_ids)
+        )
+
+    def operator(self, region_id: int) -> pb.GetOperatorResponse:
+        """What PD is doing to a region: nothing, all orders are carried out when they are answered."""
+        return pb.GetOperatorResponse(
+            header=self._header, region_id=region_id, desc=b"scatter-region", status=pb.SUCCESS
+        )
 
     def gc_safe_point(self) -> pb.GetGCSafePointResponse:
         """The cluster's safepoint."""
@@ -218,14 +207,6 @@ class PlacementDriver:
 
     def _timestamp(self, ts: int) -> pb.Timestamp:
         return pb.Timestamp(physical=timestamp.physical_ms(ts), logical=timestamp.logical(ts))
-
-    def _store(self) -> metapb_pb2.Store:
-        return metapb_pb2.Store(id=STORE_ID, address=self._address, version=VERSION)
-
-    def _region_response(self, region: Region | None) -> pb.GetRegionResponse:
-        if region is None:
-            return pb.GetRegionResponse(header=self._header)
-        return pb.GetRegionResponse(header=self._header, region=region.message, leader=region.peer())
 
     def _failure(self, kind: pb.ErrorType, message: str) -> pb.ResponseHeader:
         return pb.ResponseHeader(cluster_id=self.cluster_id, error=pb.Error(type=kind, message=message))

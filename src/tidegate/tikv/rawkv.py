@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from tidegate.clock import Clock
-from tidegate.errors import Undecodable
+from tidegate.errors import Retryable, Undecodable
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.call import Call, RefusalError, Serve, scan_range, the_key, the_keys, the_range
@@ -28,6 +28,7 @@ from tidegate.tikv.percolator import Outcome
 from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.reader import View
 from tidegate.tikv.region import Region
+from tidegate.tikv.region_table import RegionError, max_ts_not_synced
 from tidegate.tikv.scheduler import Answer, Scheduler, Task
 
 SCAN_BYTES_MAX: Final = 32 << 20
@@ -233,15 +234,19 @@ class RawKv:
         def run(_: object) -> Outcome[Any]:
             if next_ts is None:
                 return decide(self._engine, 0)
-            hold.append(self._concurrency.hold(next_ts()))
-            return decide(self._engine, next_ts())
+            try:
+                hold.append(self._concurrency.hold(next_ts()))
+                ts = next_ts()
+            except Retryable:
+                raise RegionError(max_ts_not_synced(region)) from None
+            return decide(self._engine, ts)
 
         def then(response: Any, error: Exception | None) -> None:
             for each in hold:
                 self._concurrency.let_go(each)
             answer(response, error)
 
-        self._scheduler.submit(Task(region.id, stored, run, then))
+        self._scheduler.submit(Task(region, stored, run, then))
 
     def _put_change(self, key: bytes, value: bytes, ttl: int, ts: int) -> Change:
         if self.api_version == 1:
@@ -339,7 +344,8 @@ class RawKv:
             applied(None)
             return
         ranges = [(mvcc.DEFAULT, start, end)]
-        self._raftstore.propose(Command(region.id, (), on_applied=applied, ranges=ranges))
+        command = Command(region.id, (), on_applied=applied, ranges=ranges, region=region)
+        self._raftstore.propose(command)
 
     def _check_ttl(self, ttls: Sequence[int]) -> None:
         if self.api_version == 1 and any(ttls):

@@ -1,53 +1,98 @@
-"""Regions: an id, a key range, an epoch and one peer; and how the key space is split at first start."""
+"""A region: an id, a key range, an epoch, its peers and who leads them; and the regions of a new cluster.
+
+The bytes are in one engine for all stores of an upstream, so a peer is a right to serve and not a copy. What
+clients see of it is TiKV's: `conf_ver` grows with changes of peers, `version` with changes of the range,
+`term` with changes of the leader (`region_change`).
+"""
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidegate.errors import InvalidInput
-from tidegate.proto import errorpb_pb2, kvrpcpb_pb2, metapb_pb2
+from tidegate.proto import metapb_pb2
 from tidegate.tikv import keys
 
 STORE_ID: Final = 1
+"""The first store."""
 FIRST_REGION_ID: Final = 2
+FIRST_TERM: Final = 6
+"""TiKV's RAFT_INIT_LOG_TERM and one election."""
+REPLICAS: Final = 3
+"""Peers of a region where there are as many stores; with fewer stores one."""
+PEER_IDS: Final = 1 << 32
+"""Peers of a cluster's first regions have ids from here on, so that they never meet a region's."""
 _SIGN: Final = 1 << 63
 _FIRST_SPLIT_TABLE: Final = 118
 _SPLIT_HANDLE: Final = 100
 
 
+class Peer(NamedTuple):
+    """A store's part in a region."""
+
+    id: int
+    store_id: int
+
+    def message(self) -> metapb_pb2.Peer:
+        """As clients see it."""
+        return metapb_pb2.Peer(id=self.id, store_id=self.store_id)
+
+
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A range of encoded keys [start, end); empty bounds are infinity."""
+    """A range of encoded keys [start, end); empty bounds are infinity.
+
+    `leader` is the leader's store, 0 when there is none (its store is down and no other peer could take
+    over). `merging` is the region it is about to become a part of, 0 otherwise.
+    """
 
     id: int
     start: bytes
     end: bytes
     version: int = 1
     conf_ver: int = 1
+    peers: tuple[Peer, ...] = ()
+    leader: int = STORE_ID
+    term: int = FIRST_TERM
+    merging: int = 0
     message: metapb_pb2.Region = field(init=False, compare=False, repr=False)
+    leader_peer: metapb_pb2.Peer | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         assert not self.end or self.start < self.end
+        if not self.peers:
+            object.__setattr__(self, "peers", (Peer(self.id + PEER_IDS, STORE_ID),))
+        assert self.leader == 0 or self.peer_on(self.leader) is not None
         message = metapb_pb2.Region(
             id=self.id,
             start_key=self.start,
             end_key=self.end,
             region_epoch=metapb_pb2.RegionEpoch(conf_ver=self.conf_ver, version=self.version),
-            peers=[self.peer()],
+            peers=[peer.message() for peer in self.peers],
         )
         object.__setattr__(self, "message", message)
+        leader = self.peer_on(self.leader)
+        object.__setattr__(self, "leader_peer", None if leader is None else leader.message())
 
-    def peer(self) -> metapb_pb2.Peer:
-        """The only peer, hence the leader."""
-        return metapb_pb2.Peer(id=self.id + (1 << 32), store_id=STORE_ID)
+    def peer_on(self, store_id: int) -> Peer | None:
+        """The peer on a store."""
+        return next((peer for peer in self.peers if peer.store_id == store_id), None)
+
+    @property
+    def stores(self) -> tuple[int, ...]:
+        """The stores with a peer."""
+        return tuple(peer.store_id for peer in self.peers)
 
     def contains(self, key: bytes) -> bool:
         """Whether an encoded key lies in the range."""
         return self.start <= key and (not self.end or key < self.end)
+
+    def overlaps(self, start: bytes, end: bytes) -> bool:
+        """Whether it has keys of [start, end)."""
+        return (not end or self.start < end) and (not self.end or start < self.end)
 
 
 def split_keys(count: int) -> list[bytes]:
@@ -67,67 +112,20 @@ def split_keys(count: int) -> list[bytes]:
     return found
 
 
-def split(boundaries: Sequence[bytes]) -> list[Region]:
-    """The regions that ascending encoded boundaries make; n boundaries make n + 1 regions."""
+def split(boundaries: Sequence[bytes], stores: int = 1) -> list[Region]:
+    """The regions that ascending encoded boundaries make; n boundaries make n + 1 regions.
+
+    Leaders go round the `stores`, so that each leads about as many; the other peers are on the next ones.
+    """
     if any(left >= right for left, right in pairwise(boundaries)) or b"" in boundaries:
         raise InvalidInput("region split keys must ascend and not be empty")
     starts = [b"", *boundaries]
     ends = [*boundaries, b""]
-    return [
-        Region(FIRST_REGION_ID + i, start, end)
-        for i, (start, end) in enumerate(zip(starts, ends, strict=True))
-    ]
-
-
-class RegionTable:
-    """The regions that tile the key space, by id and by key. Fixed for a data directory."""
-
-    def __init__(self, regions: Sequence[Region]) -> None:
-        assert regions[0].start == b""
-        assert regions[-1].end == b""
-        assert all(left.end == right.start for left, right in pairwise(regions))
-        self.all = tuple(regions)
-        self.by_id = {region.id: region for region in regions}
-        self._starts = [region.start for region in regions]
-
-    def of_key(self, key: bytes) -> Region:
-        """The region of an encoded key."""
-        return self.all[bisect.bisect_right(self._starts, key) - 1]
-
-    def before(self, key: bytes) -> Region | None:
-        """The region before the one of `key`."""
-        at = bisect.bisect_right(self._starts, key) - 1
-        return self.all[at - 1] if at else None
-
-    def scan(self, start: bytes, end: bytes, limit: int) -> list[Region]:
-        """Regions that overlap [start, end) in order; at most `limit` of them when it is positive."""
-        first = bisect.bisect_right(self._starts, start) - 1
-        last = bisect.bisect_left(self._starts, end) if end else len(self.all)
-        found = self.all[first : max(last, first)]
-        return list(found[:limit] if limit > 0 else found)
-
-    def check(self, context: kvrpcpb_pb2.Context) -> Region | errorpb_pb2.Error:
-        """The region a request is for, or why it cannot be served."""
-        region = self.by_id.get(context.region_id)
-        if region is None:
-            missing = errorpb_pb2.RegionNotFound(region_id=context.region_id)
-            return errorpb_pb2.Error(
-                message=f"region {context.region_id} not found", region_not_found=missing
-            )
-        if context.peer.store_id not in (STORE_ID, 0):
-            other = errorpb_pb2.StoreNotMatch(
-                request_store_id=context.peer.store_id, actual_store_id=STORE_ID
-            )
-            return errorpb_pb2.Error(message="this store has another id", store_not_match=other)
-        if context.region_epoch.version != region.version:
-            stale = errorpb_pb2.EpochNotMatch(current_regions=[region.message])
-            return errorpb_pb2.Error(message="the region's epoch is another", epoch_not_match=stale)
-        return region
-
-
-def key_not_in_region(key: bytes, region: Region) -> errorpb_pb2.Error:
-    """The region error for a raw key outside its region."""
-    outside = errorpb_pb2.KeyNotInRegion(
-        key=key, region_id=region.id, start_key=region.start, end_key=region.end
-    )
-    return errorpb_pb2.Error(message="the key is not in the region", key_not_in_region=outside)
+    replicas = REPLICAS if stores >= REPLICAS else 1
+    regions = []
+    for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        number = FIRST_REGION_ID + i
+        on = [STORE_ID + (i + j) % stores for j in range(replicas)]
+        peers = tuple(Peer(number + (j + 1) * PEER_IDS, store) for j, store in enumerate(on))
+        regions.append(Region(number, start, end, peers=peers, leader=on[0]))
+    return regions

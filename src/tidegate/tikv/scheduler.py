@@ -22,6 +22,8 @@ from tidegate.tikv.mvcc import Change
 from tidegate.tikv.percolator import Outcome
 from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.reader import Reader
+from tidegate.tikv.region import Region
+from tidegate.tikv.region_table import RegionError
 
 Answer = Callable[[Any, Exception | None], None]
 """Called once with the response, or with the error that prevented one."""
@@ -37,19 +39,21 @@ class Patience(NamedTuple):
 
 
 class Task:
-    """One command: the region, the encoded keys it may write, what decides, and who wants the answer."""
+    """One command: the region it was accepted for, the encoded keys it may write, what decides, and who wants
+    the answer.
+    """
 
-    __slots__ = ("answer", "decide", "keys", "patience", "region_id", "woken_by")
+    __slots__ = ("answer", "decide", "keys", "patience", "region", "woken_by")
 
     def __init__(
         self,
-        region_id: int,
+        region: Region,
         keys: Sequence[bytes],
         decide: Decide,
         answer: Answer,
         patience: Patience | None = None,
     ) -> None:
-        self.region_id = region_id
+        self.region = region
         self.keys = keys
         self.decide = decide
         self.answer = answer
@@ -67,14 +71,16 @@ class Scheduler:
         self._pool = pool
         self._concurrency = concurrency
         self._waiting = waiting
-        self._latches: dict[int, Latches] = {}
+        self._regions = raftstore.regions
+        self._latches = Latches()
 
     def submit(self, task: Task) -> None:
-        """Run the task now or when its keys are free; its `answer` is called exactly once."""
-        latches = self._latches.get(task.region_id)
-        if latches is None:
-            latches = self._latches.setdefault(task.region_id, Latches())
-        if latches.acquire(task):
+        """Run the task now or when its keys are free; its `answer` is called exactly once.
+
+        A task whose region is another by then, or by the time its write is applied, is answered with
+        `RegionError`.
+        """
+        if self._latches.acquire(task):
             self._run(task)
 
     def later(self, work: Callable[[], None]) -> None:
@@ -82,6 +88,13 @@ class Scheduler:
         self._pool.submit(work)
 
     def _run(self, task: Task) -> None:
+        region = task.region
+        if region is not self._regions.by_id.get(region.id) or region.merging:
+            refusal = self._regions.refusal(region)
+            if refusal is not None:
+                self._release(task)
+                task.answer(None, RegionError(refusal))
+                return
         try:
             outcome = task.decide(Reader(self._raftstore.engine))
         except Exception as error:
@@ -103,16 +116,16 @@ class Scheduler:
             if outcome.published:
                 self._concurrency.release(outcome.published)
             self._release(task)
-            if self._waiting.is_busy:
+            if self._waiting.is_busy and error is None:
                 self._tell_waiters(task, outcome.changes)
             task.answer(outcome.response, error)
 
         self._raftstore.propose(
-            Command(task.region_id, outcome.changes, outcome.old_values, applied, outcome.one_pc)
+            Command(region.id, outcome.changes, outcome.old_values, applied, outcome.one_pc, region=region)
         )
 
     def _release(self, task: Task) -> None:
-        for ready in self._latches[task.region_id].release(task):
+        for ready in self._latches.release(task):
             self._pool.submit(self._run, ready)
 
     # --- waiting for locks ---

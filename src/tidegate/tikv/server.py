@@ -1,10 +1,11 @@
-"""The gRPC face of the embedded upstream: PD, TiKV, ChangeData and Tidegate's own service on one address.
+"""The gRPC face of the embedded upstream: PD with Tidegate's own service, and TiKV with ChangeData per store.
 
 The only network edge of this folder. `EmbeddedUpstream` puts the parts together and owns their life.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,31 +24,34 @@ from tidegate.proto import (
     tidegate_pb2,
     tikvpb_pb2,
 )
-from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.collector import Collector
-from tidegate.tikv.concurrency import ConcurrencyManager
-from tidegate.tikv.deadlock import DeadlockDetector
 from tidegate.tikv.engine import Engine
+from tidegate.tikv.faults import Faults
 from tidegate.tikv.gc import SafePoints
 from tidegate.tikv.keyspace import Keyspaces
-from tidegate.tikv.lock_waiting import LockWaiting
-from tidegate.tikv.pd import PlacementDriver, load_api_version, load_cluster_id, load_regions
+from tidegate.tikv.node import Shared, StoreNode
+from tidegate.tikv.operators import Operators
+from tidegate.tikv.pd import PlacementDriver, load_api_version, load_cluster_id
+from tidegate.tikv.pd_regions import PdRegions
 from tidegate.tikv.raftstore import Raftstore
-from tidegate.tikv.rawkv import RawKv
-from tidegate.tikv.region import split_keys
-from tidegate.tikv.scheduler import Scheduler
+from tidegate.tikv.region import STORE_ID, split_keys
+from tidegate.tikv.region_change import present
+from tidegate.tikv.region_meta import Ids
+from tidegate.tikv.region_meta import load as load_regions
 from tidegate.tikv.services import (
     ChangeDataService,
     EtcdService,
     KeyspaceService,
     PdService,
     TikvService,
-    UpstreamService,
     health,
     service,
 )
-from tidegate.tikv.store import Parts, Store
+from tidegate.tikv.splitter import Splitter, middle
+from tidegate.tikv.store import Store
+from tidegate.tikv.stores import HEARTBEAT_S, StoreInfo, Stores
 from tidegate.tikv.tso import Tso, TsoMode
+from tidegate.tikv.upstream_service import UpstreamService
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
 HANDLER_THREADS: Final = 256
@@ -58,22 +62,24 @@ STOP_GRACE_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where the upstream listens, and which cluster it is."""
+    """Where the upstream listens, and which cluster it is. `store` is the first of `stores`."""
 
     pd: str
     store: str
     cluster_id: int
+    stores: tuple[str, ...] = ()
 
 
 class EmbeddedUpstream:
-    """An embedded PD and TiKV over one data directory.
+    """An embedded PD and its TiKV stores over one data directory.
 
-    `pd_addr` is host:port, port 0 for a free one. `regions` (or explicit encoded `boundaries`) counts only
-    at the first start of a data directory; later the stored ones are used. So does `api_version`, 1 or 2: 2
-    is for RawKV with versions (and its capture), and for keyspaces, which `keyspaces` names; TiDB's keys are
-    served by both. `start` returns when requests
-    are served; `stop` ends cleanly within a few seconds and may be called twice. Keep a reference: the
-    server ends with the object.
+    `pd_addr` is host:port, port 0 for a free one. One store shares PD's address; of several each has a server
+    and an address of its own, which it keeps: free ports, or from `store_port` on. `regions` (or explicit
+    encoded `boundaries`) and `stores` count only at the first start of a data directory; later the stored
+    ones are used. So does `api_version`, 1 or 2: 2 is for RawKV with versions (and its capture), and for
+    keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
+    `split_bytes` are split; 0: never. `start` returns when requests are served; `stop` ends cleanly within a
+    few seconds and may be called twice. Keep a reference: the server ends with the object.
     """
 
     def __init__(
@@ -87,118 +93,119 @@ class EmbeddedUpstream:
         clock: Clock | None = None,
         api_version: int | None = None,
         keyspaces: Sequence[str] = (),
+        stores: int | None = None,
+        store_port: int = 0,
+        split_bytes: int = 0,
     ) -> None:
         if regions < 1:
             raise InvalidInput(f"an upstream cannot have {regions} regions", fix="give --regions 1 or more")
         if api_version not in (None, 1, 2):
             raise InvalidInput(f"there is no API version {api_version}", fix="give --api-version 1 or 2")
-        clock = clock or SystemClock()
+        self._clock = clock or SystemClock()
         self._engine = Engine(Path(data_dir))
         try:
             self.api_version = load_api_version(self._engine, api_version)
-            self._keyspaces = Keyspaces(self._engine, clock, keyspaces)
+            self._keyspaces = Keyspaces(self._engine, self._clock, keyspaces)
+            self.stores = Stores(self._engine, self._clock, stores)
         except InvalidInput:
             self._engine.close()
             raise
-        self._raftstore = Raftstore(self._engine)
-        self._regions = load_regions(self._engine, split_keys(regions) if boundaries is None else boundaries)
-        self._tso = Tso(self._engine, clock, TsoMode(tso))
+        where = split_keys(regions) if boundaries is None else boundaries
+        self.regions = load_regions(self._engine, where, len(self.stores))
+        self.faults = Faults()
+        self._raftstore = Raftstore(self._engine, self.regions, self.faults)
+        ids = Ids(self._engine, self.regions)
+        self.operators = Operators(self._raftstore, self.stores, ids.new)
+        self.tso = Tso(self._engine, self._clock, TsoMode(tso))
         self._safe_points = SafePoints(self._engine)
         self._pool = ThreadPoolExecutor(SCHEDULER_THREADS, thread_name_prefix="scheduler")
-        concurrency = ConcurrencyManager()
-        concurrency.update_max_ts(self._tso.present())
-        self._waiting = LockWaiting(DeadlockDetector())
-        scheduler = Scheduler(self._raftstore, self._pool, concurrency, self._waiting)
-        self._wanted_addr = pd_addr
-        self._server: grpc.Server | None = None
-        self._stopped = False
         self.cluster_id = load_cluster_id(self._engine)
-        self.pd_addr = ""
-        self._endpoint = Endpoint(
+        self._header = pdpb_pb2.ResponseHeader(cluster_id=self.cluster_id)
+        self.pd_regions = PdRegions(self.regions, self.operators, self._header)
+        self._shared = Shared(
             self.cluster_id,
-            self._regions,
+            self.regions,
             self._raftstore,
-            self._tso.get,
-            concurrency=concurrency,
-            api_version=self.api_version,
+            self.tso,
+            self._pool,
+            self._clock,
+            ids.new,
+            self.api_version,
+            faults=self.faults,
         )
-        next_ts = self._tso.get if self._tso.mode is TsoMode.SYSTEM and self.api_version == 2 else None
-        raw = RawKv(self.api_version, self._raftstore, scheduler, concurrency, next_ts, clock)
-        self.store = Store(
-            Parts(
-                self._regions,
-                self._raftstore,
-                scheduler,
-                concurrency,
-                self._waiting,
-                self._endpoint.announced,
-                raw,
-                self._tso.get if self._tso.mode is TsoMode.SYSTEM else None,
-            )
-        )
-        self._collector = Collector(self._raftstore, self._safe_points, self.api_version, clock)
+        self._collector = Collector(self._raftstore, self._safe_points, self.api_version, self._clock)
+        self._splitter = Splitter(self._raftstore, self.operators, split_bytes)
+        self._wanted_addr = pd_addr
+        self._store_port = store_port
+        self._pd_server: grpc.Server | None = None
+        self._store_servers: dict[int, grpc.Server] = {}
+        self._life = threading.RLock()
+        self._stopping = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
+        self.pd_addr = ""
+
+    # --- life ---
 
     def start(self) -> Addresses:
         """Listen and serve."""
-        server = grpc.server(
-            ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
-            options=[
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
-                ("grpc.http2.max_ping_strikes", 0),
-            ],
-        )
-        host, _, _ = self._wanted_addr.rpartition(":")
-        try:
-            port = server.add_insecure_port(self._wanted_addr)
-        except RuntimeError as error:
-            raise InvalidInput(
-                "the upstream cannot listen",
-                where=self._wanted_addr,
-                why=str(error),
-                fix="choose a free --pd address",
-            ) from error
-        self.pd_addr = f"{host}:{port}"
+        server = _grpc_server()
+        self.pd_addr = _listen(server, self._wanted_addr, "choose a free --pd address")
         pd = PlacementDriver(
-            self.cluster_id, self._regions, self._tso, self._safe_points, self.pd_addr, self._keyspaces
+            self._header,
+            self.tso,
+            self._safe_points,
+            self.pd_addr,
+            self._keyspaces,
+            self.stores,
+            self.pd_regions,
         )
-
-        def of(file: Any, name: str, implementation: object) -> grpc.GenericRpcHandler:
-            return service(file.DESCRIPTOR.services_by_name[name], implementation)
-
         server.add_generic_rpc_handlers(
             (
-                of(pdpb_pb2, "PD", PdService(pd)),
-                of(keyspacepb_pb2, "Keyspace", KeyspaceService(pd)),
-                of(tikvpb_pb2, "Tikv", TikvService(self.store)),
-                of(cdcpb_pb2, "ChangeData", ChangeDataService(self._endpoint)),
-                of(tidegate_pb2, "Upstream", UpstreamService(pd)),
-                of(etcdserverpb_pb2, "KV", EtcdService(pd)),
-                of(etcdserverpb_pb2, "Cluster", EtcdService(pd)),
+                _of(pdpb_pb2, "PD", PdService(pd)),
+                _of(keyspacepb_pb2, "Keyspace", KeyspaceService(pd)),
+                _of(tidegate_pb2, "Upstream", UpstreamService(pd, self)),
+                _of(etcdserverpb_pb2, "KV", EtcdService(pd)),
+                _of(etcdserverpb_pb2, "Cluster", EtcdService(pd)),
                 health(),
             )
         )
         self._raftstore.start()
-        self._endpoint.start()
+        if len(self.stores) == 1:
+            (only,) = self.stores.all()
+            self._open(only.id, server, self.pd_addr)
+        else:
+            try:
+                for store in self.stores.all():
+                    self.start_store(store.id, elect=False)
+            except InvalidInput:
+                self.stop()
+                raise
+        self.operators.resume()
         self._collector.start()
+        self._splitter.start()
+        self._heart.start()
         server.start()
-        self._server = server
-        return Addresses(self.pd_addr, self.pd_addr, self.cluster_id)
+        self._pd_server = server
+        addresses = tuple(store.address for store in self.stores.all())
+        return Addresses(self.pd_addr, addresses[0], self.cluster_id, addresses)
 
     def stop(self) -> None:
         """Refuse new requests, apply what was accepted, close the store."""
-        if self._stopped:
-            return
-        self._stopped = True
-        ended = self._server.stop(STOP_GRACE_S) if self._server is not None else None
-        self._waiting.stop()
-        self._endpoint.stop()
+        with self._life:
+            if self._stopping.is_set():
+                return
+            self._stopping.set()
+        self.faults.clear()
+        self.faults.stopping.set()
+        self.tso.thaw()
+        self._splitter.stop()
+        servers = [*self._store_servers.values(), *([self._pd_server] if self._pd_server else [])]
+        ended = [server.stop(STOP_GRACE_S) for server in servers]
+        for node in list(self._shared.nodes.values()):
+            node.stop()
         self._collector.stop()
-        if ended is not None:
-            ended.wait()
+        for each in ended:
+            each.wait()
         self._raftstore.stop()
         self._pool.shutdown()
         self._engine.close()
@@ -209,3 +216,139 @@ class EmbeddedUpstream:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    @property
+    def store(self) -> Store:
+        """The first store."""
+        return self._shared.nodes[self.stores.all()[0].id].store
+
+    # --- stores ---
+
+    def start_store(self, store_id: int, elect: bool = True) -> None:
+        """Let a store that is down serve again, at its address; it leads what nobody else does."""
+        with self._life:
+            info = self._known(store_id)
+            if info.is_up or self._stopping.is_set():
+                return
+            server = _grpc_server()
+            address = self._listen_store(server, info)
+            self._open(store_id, server, address)
+            server.start()
+            self._store_servers[store_id] = server
+            if elect:
+                self.operators.resume()
+
+    def stop_store(self, store_id: int) -> None:
+        """End a store as if its process were killed; what it led goes to other peers, if most are alive."""
+        with self._life:
+            info = self._known(store_id)
+            if len(self.stores) == 1:
+                raise InvalidInput(
+                    "the only store cannot be stopped", fix="end the upstream, or run it with --stores 3"
+                )
+            if not info.is_up:
+                return
+            self.stores.stopped(store_id)
+            ended = self._store_servers.pop(store_id).stop(None)
+            self._shared.nodes[store_id].stop()
+            ended.wait()
+            self.operators.elect(store_id)
+
+    def cut_streams(self, store_id: int = 0) -> None:
+        """End all streams of changes of a store; 0: of all."""
+        if store_id:
+            self._known(store_id)
+        for node in list(self._shared.nodes.values()):
+            if store_id in (0, node.id):
+                node.endpoint.cut()
+
+    def congest(self, region_id: int = 0) -> None:
+        """End all registrations of a region with Congested; 0: of all."""
+        if region_id:
+            present(self.regions, region_id)
+        for node in list(self._shared.nodes.values()):
+            node.endpoint.congest(region_id)
+
+    def split_key(self, region_id: int) -> bytes:
+        """The key in the middle of a region. Raises InvalidInput when there is none."""
+        found = middle(self._engine, present(self.regions, region_id))
+        if found is None:
+            raise InvalidInput(
+                f"region {region_id} has too few keys to have a middle", fix="name a key to split at"
+            )
+        return found
+
+    def neighbour(self, region_id: int) -> int:
+        """The region after this one, or before the last."""
+        region = present(self.regions, region_id)
+        other = self.regions.of_key(region.end) if region.end else self.regions.before(region.start)
+        if other is None:
+            raise InvalidInput("there is only one region", fix="split it first (`region split`)")
+        return other.id
+
+    # --- parts ---
+
+    def _known(self, store_id: int) -> StoreInfo:
+        info = self.stores.get(store_id)
+        if info is None:
+            known = ", ".join(str(each.id) for each in self.stores.all())
+            raise InvalidInput(f"there is no store {store_id}", fix=f"name one of these: {known}")
+        return info
+
+    def _listen_store(self, server: grpc.Server, info: StoreInfo) -> str:
+        """At the address it had; at its first start, or when that is taken by now, at a new one."""
+        host = self._wanted_addr.rpartition(":")[0]
+        port = self._store_port + info.id - STORE_ID if self._store_port else 0
+        if port:
+            return _listen(server, f"{host}:{port}", "choose another --store-port")
+        if info.address:
+            try:
+                return _listen(server, info.address, "")
+            except InvalidInput:
+                return _listen(server, f"{host}:0", "")
+        return _listen(server, f"{host}:0", "")
+
+    def _open(self, store_id: int, server: grpc.Server, address: str) -> None:
+        """Put a new node behind a server."""
+        node = StoreNode(store_id, self._shared)
+        server.add_generic_rpc_handlers(
+            (
+                _of(tikvpb_pb2, "Tikv", TikvService(node.store)),
+                _of(cdcpb_pb2, "ChangeData", ChangeDataService(node.endpoint)),
+                health(),
+            )
+        )
+        self.stores.started(store_id, address)
+        node.start()
+
+    def _beat(self) -> None:
+        while not self._stopping.wait(HEARTBEAT_S):
+            for store_id in self.stores.up():
+                self.stores.heartbeat(store_id)
+
+
+def _of(file: Any, name: str, implementation: object) -> grpc.GenericRpcHandler:
+    return service(file.DESCRIPTOR.services_by_name[name], implementation)
+
+
+def _grpc_server() -> grpc.Server:
+    return grpc.server(
+        ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+            ("grpc.http2.max_ping_strikes", 0),
+        ],
+    )
+
+
+def _listen(server: grpc.Server, address: str, fix: str) -> str:
+    """Bind; the address with its real port. Raises InvalidInput when it cannot be."""
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise InvalidInput("the upstream cannot listen", where=address, why=str(error), fix=fix) from error
+    return f"{address.rpartition(':')[0]}:{port}"

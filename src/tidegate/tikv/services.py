@@ -1,7 +1,7 @@
 """The gRPC services of the upstream: thin; each call is handed to the part that knows.
 
-`PdService`, `KeyspaceService`, `EtcdService` and `UpstreamService` speak for PD, `TikvService` for a store,
-`ChangeDataService` for its CDC endpoint.
+`PdService`, `KeyspaceService` and `EtcdService` speak for PD, `TikvService` for a store, `ChangeDataService`
+for its CDC endpoint. What only this upstream has is in `upstream_service`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, tidegate_pb2, tikvpb_pb2
+from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, tikvpb_pb2
 from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.service import FEATURES_KEY, Connection, parse_features
-from tidegate.tikv.pd import VERSION, PlacementDriver
+from tidegate.tikv.pd import PlacementDriver
 from tidegate.tikv.scheduler import Answer
 from tidegate.tikv.store import Store
-from tidegate.tikv.tso import TsoMode
 
 ANSWERS_PER_MESSAGE: Final = 128
+FROZEN_POLL_S: Final = 0.2
+"""How often a timestamp request that waits for a frozen TSO looks whether its client is still there."""
 _SERVING: Final = b"\x08\x01"
 """grpc.health.v1.HealthCheckResponse with status SERVING."""
 
@@ -63,7 +64,7 @@ def health() -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
 
 
-def _abort(context: grpc.ServicerContext, error: Exception) -> None:
+def abort(context: grpc.ServicerContext, error: Exception) -> None:
     """End a call with the status that says what the caller should do."""
     code = grpc.StatusCode.INTERNAL
     if isinstance(error, InvalidInput):
@@ -97,11 +98,20 @@ class PdService:
     def Tso(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         for request in requests:
             self._check(request, context)
-            try:
-                response = self._pd.timestamps(request.count)
-            except InvalidInput as error:
-                _abort(context, error)
+            while (response := self._timestamps(request.count, context)) is None:
+                if not context.is_active():
+                    return
             yield response
+
+    def _timestamps(self, count: int, context: grpc.ServicerContext) -> Any:
+        """The answer; None while the TSO is frozen, after a while."""
+        try:
+            return self._pd.timestamps(count)
+        except InvalidInput as error:
+            abort(context, error)
+        except Retryable:
+            self._pd.tso.wait_thawed(FROZEN_POLL_S)
+        return None
 
     def GetMinTS(self, request: Any, context: grpc.ServicerContext) -> Any:
         return self._pd.min_ts()
@@ -112,27 +122,57 @@ class PdService:
 
     def GetAllStores(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.stores()
+        return self._pd.all_stores()
 
     def GetRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.region(request.region_key)
+        return self._pd.regions.at(request.region_key)
 
     def GetPrevRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.previous_region(request.region_key)
+        return self._pd.regions.before(request.region_key)
 
     def GetRegionByID(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.region_by_id(request.region_id)
+        return self._pd.regions.by_id(request.region_id)
 
     def ScanRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.scan_regions(request.start_key, request.end_key, request.limit)
+        return self._pd.regions.scan(request.start_key, request.end_key, request.limit)
 
     def BatchScanRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.batch_scan_regions(request.ranges, request.limit)
+        return self._pd.regions.batch_scan(request.ranges, request.limit)
+
+    def QueryRegion(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+        for request in requests:
+            self._check(request, context)
+            yield self._pd.regions.query(request)
+
+    def StoreHeartbeat(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.store_heartbeat(request.stats.store_id)
+
+    def SplitRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._ordered(lambda: self._pd.split_regions(request.split_keys), request, context)
+
+    def SplitAndScatterRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+        return self._ordered(lambda: self._pd.split_and_scatter(request.split_keys), request, context)
+
+    def ScatterRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
+        wanted = request.regions_id or [request.region.id or request.region_id]
+        return self._ordered(lambda: self._pd.scatter(wanted), request, context)
+
+    def GetOperator(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.operator(request.region_id)
+
+    def _ordered(self, order: Callable[[], Any], request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        try:
+            return order()
+        except (InvalidInput, Retryable) as error:
+            abort(context, error)
 
     def GetGCSafePoint(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
@@ -149,31 +189,6 @@ class PdService:
     def GetGCState(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
         return self._pd.gc_state()
-
-
-class UpstreamService:
-    """`tidegate.Upstream` over gRPC."""
-
-    def __init__(self, pd: PlacementDriver) -> None:
-        self._pd = pd
-
-    def AdvanceTso(self, request: Any, context: grpc.ServicerContext) -> Any:
-        try:
-            return tidegate_pb2.AdvanceTsoResponse(ts=self._pd.tso.advance(request.ts))
-        except InvalidInput as error:
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-
-    def Info(self, request: Any, context: grpc.ServicerContext) -> Any:
-        manual = self._pd.tso.mode is TsoMode.MANUAL
-        return tidegate_pb2.InfoResponse(
-            cluster_id=self._pd.cluster_id,
-            tso_mode=tidegate_pb2.MANUAL if manual else tidegate_pb2.SYSTEM,
-            tso=self._pd.tso.present(),
-            store_address=self._pd.stores().stores[0].address,
-            regions=len(self._pd.regions.all),
-            version=VERSION,
-            gc_safe_point=self._pd.safe_points.safe_point,
-        )
 
 
 class KeyspaceService:
@@ -244,7 +259,7 @@ def _waited(submit: Callable[[Answer], None], context: grpc.ServicerContext) -> 
     done.acquire()
     response, error = answered
     if error is not None:
-        _abort(context, error)
+        abort(context, error)
     return response
 
 
@@ -267,6 +282,7 @@ _UNARY: Final = (
     "KvBufferBatchGet",
     "KvDeleteRange",
     "MvccGetByKey",
+    "SplitRegion",
     "RawGet",
     "RawBatchGet",
     "RawGetKeyTTL",

@@ -8,9 +8,10 @@ region; a read raises max_ts and meets the in-memory locks, a write takes its la
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tidegate.errors import InvalidInput, Retryable
 from tidegate.model import timestamp
 from tidegate.proto import errorpb_pb2
 from tidegate.proto import kvrpcpb_pb2 as pb
@@ -27,12 +28,17 @@ from tidegate.tikv.call import (
     the_range,
 )
 from tidegate.tikv.concurrency import ConcurrencyManager
+from tidegate.tikv.faults import Faults
 from tidegate.tikv.lock_waiting import LockWaiting
+from tidegate.tikv.max_ts import MaxTsSync
 from tidegate.tikv.percolator import Announced, Outcome
 from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.rawkv import RawKv
 from tidegate.tikv.reader import Reader
-from tidegate.tikv.region import Region, RegionTable, key_not_in_region
+from tidegate.tikv.region import STORE_ID, Region
+from tidegate.tikv.region_change import NewId, RegionChange
+from tidegate.tikv.region_change import split as split_region
+from tidegate.tikv.region_table import RegionError, RegionTable, key_not_in_region, max_ts_not_synced
 from tidegate.tikv.scheduler import Answer, Patience, Scheduler, Task
 
 MAX_TS_DRIFT_MS: Final = 60_000
@@ -57,9 +63,15 @@ class Parts:
     concurrency: ConcurrencyManager
     waiting: LockWaiting
     announced: Announcements
+    is_observed: Callable[[int], bool]
+    """Region id -> whether CDC wants its old values."""
     raw: RawKv
+    max_ts: MaxTsSync
+    new_id: NewId
     pd_ts: Callable[[], int] | None = None
     """PD's present ts; None when its time stands still, and any ts may be named."""
+    store_id: int = STORE_ID
+    faults: Faults = field(default_factory=Faults)
 
 
 class Store:
@@ -73,6 +85,11 @@ class Store:
         self._concurrency = parts.concurrency
         self._waiting = parts.waiting
         self._announced = parts.announced
+        self._is_observed = parts.is_observed
+        self._max_ts = parts.max_ts
+        self._new_id = parts.new_id
+        self._id = parts.store_id
+        self._faults = parts.faults
         self._raw = parts.raw
         self._api_version = parts.raw.api_version
         self._pd_ts = parts.pd_ts
@@ -82,10 +99,21 @@ class Store:
     def submit(self, request: Any, answer: Answer) -> None:
         """Serve one request of any type; `answer` is called once, perhaps on another thread."""
         call = self._calls[type(request)]
-        region = self._regions.check(request.context)
+        region = self._regions.check(request.context, self._id)
+        if self._faults.kv_errors[0]:
+            region = self._faults.kv_error() or region
         if isinstance(region, errorpb_pb2.Error):
             answer(call.response(region_error=region), None)
             return
+
+        def served(response: Any, error: Exception | None) -> None:
+            if isinstance(error, RegionError):
+                response, error = call.response(region_error=error.error), None
+            answer(response, error)
+
+        self._serve(call, region, request, served)
+
+    def _serve(self, call: Call, region: Region, request: Any, answer: Answer) -> None:
         named = call.keys(request) if call.keys is not None else ()
         if self._api_version != 1 or request.context.api_version:
             refusal = self._refusal(call, request, named)
@@ -125,7 +153,10 @@ class Store:
         """
         if self._pd_ts is None or ts == keys.TS_MAX:
             return False
-        self._ts_limit = self._pd_ts() + timestamp.compose(MAX_TS_DRIFT_MS)
+        try:
+            self._ts_limit = self._pd_ts() + timestamp.compose(MAX_TS_DRIFT_MS)
+        except Retryable:  # nobody else gets a ts of PD now either
+            return False
         return ts > self._ts_limit
 
     # --- kinds of handlers ---
@@ -136,7 +167,7 @@ class Store:
     def _writes(self, decide: Callable[[Reader, Any, list[bytes]], Outcome[Any]]) -> Serve:
         def serve(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
             self._scheduler.submit(
-                Task(region.id, stored, lambda reader: decide(reader, request, stored), answer)
+                Task(region, stored, lambda reader: decide(reader, request, stored), answer)
             )
 
         return serve
@@ -146,27 +177,28 @@ class Store:
     def _prewrite(
         self, region: Region, request: pb.PrewriteRequest, stored: list[bytes], answer: Answer
     ) -> None:
-        observer, concurrency = self._raftstore.observer, self._concurrency
+        concurrency = self._concurrency
+        chooses_ts = request.use_async_commit or request.try_one_pc
+        if chooses_ts and not self._max_ts.is_synced(region.id):
+            raise RegionError(max_ts_not_synced(region))
 
         def decide(reader: Reader) -> Outcome[Any]:
-            observed = observer.is_observing(region.id)
+            observed = self._is_observed(region.id)
             return percolator.prewrite(reader, request, observed, concurrency, stored)
 
-        self._scheduler.submit(Task(region.id, stored, decide, answer))
+        self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _flush(self, region: Region, request: pb.FlushRequest, stored: list[bytes], answer: Answer) -> None:
-        observer = self._raftstore.observer
-
         def decide(reader: Reader) -> Outcome[Any]:
-            return percolator.flush(reader, request, observer.is_observing(region.id), stored)
+            return percolator.flush(reader, request, self._is_observed(region.id), stored)
 
-        self._scheduler.submit(Task(region.id, stored, decide, answer))
+        self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _commit(self, region: Region, request: pb.CommitRequest, stored: list[bytes], answer: Answer) -> None:
         def decide(reader: Reader) -> Outcome[Any]:
             return percolator.commit(reader, request, self._announced(region.id), stored)
 
-        self._scheduler.submit(Task(region.id, stored, decide, answer))
+        self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _pessimistic_lock(
         self, region: Region, request: pb.PessimisticLockRequest, stored: list[bytes], answer: Answer
@@ -180,7 +212,7 @@ class Store:
         def decide(reader: Reader) -> Outcome[Any]:
             return percolator.pessimistic_lock(reader, request, stored)
 
-        self._scheduler.submit(Task(region.id, stored, decide, answer, patience))
+        self._scheduler.submit(Task(region, stored, decide, answer, patience))
 
     def _resolve(
         self, region: Region, request: pb.ResolveLockRequest, stored: list[bytes], answer: Answer
@@ -193,7 +225,7 @@ class Store:
         def decide(reader: Reader) -> Outcome[Any]:
             return percolator.resolve_locks(reader, stored, fates, self._announced(region.id))
 
-        self._scheduler.submit(Task(region.id, stored, decide, answer))
+        self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _resolve_region(self, region: Region, fates: dict[int, int], answer: Answer) -> None:
         """Resolve all locks of the named transactions in the region, a bounded number at a time."""
@@ -217,7 +249,7 @@ class Store:
             else:
                 self._scheduler.later(lambda: self._resolve_region(region, fates, answer))
 
-        self._scheduler.submit(Task(region.id, found, decide, then))
+        self._scheduler.submit(Task(region, found, decide, then))
 
     # --- reads ---
 
@@ -251,21 +283,50 @@ class Store:
             answer(pb.DeleteRangeResponse(), None)
             return
         start, end = _clip(region, request.start_key, request.end_key)
-        self._empty(region.id, start, end, lambda error: answer(pb.DeleteRangeResponse(), error))
+        self._empty(region, start, end, lambda error: answer(pb.DeleteRangeResponse(), error))
 
     def unsafe_destroy_range(self, request: pb.UnsafeDestroyRangeRequest, answer: Answer) -> None:
         """Drop everything of a range on this store, whatever the regions; no observer hears of it."""
         start, end = keys.encode(request.start_key), keys.encode(request.end_key) if request.end_key else b""
-        self._empty(0, start, end, lambda error: answer(pb.UnsafeDestroyRangeResponse(), error))
+        self._empty(None, start, end, lambda error: answer(pb.UnsafeDestroyRangeResponse(), error))
 
     def _empty(
-        self, region_id: int, start: bytes, end: bytes, applied: Callable[[Exception | None], None]
+        self, region: Region | None, start: bytes, end: bytes, applied: Callable[[Exception | None], None]
     ) -> None:
         if end and start >= end:
             applied(None)
             return
         ranges = [(cf, start, end) for cf in (mvcc.DEFAULT, mvcc.LOCK, mvcc.WRITE)]
-        self._raftstore.propose(Command(region_id, (), on_applied=applied, ranges=ranges))
+        region_id = 0 if region is None else region.id
+        self._raftstore.propose(Command(region_id, (), on_applied=applied, ranges=ranges, region=region))
+
+    # --- regions ---
+
+    def _split(
+        self, region: Region, request: pb.SplitRegionRequest, stored: list[bytes], answer: Answer
+    ) -> None:
+        """Split where a client wishes; answered with the parts from left to right."""
+        encode = self._raw.physical if request.is_raw_kv else keys.encode
+        at = [encode(key) for key in (*request.split_keys, request.split_key) if key]
+
+        def decide(table: RegionTable) -> RegionChange:
+            refusal = table.refusal(region)
+            if refusal is not None:
+                raise RegionError(refusal)
+            return split_region(region, at, self._new_id)
+
+        def applied(error: Exception | None) -> None:
+            if isinstance(error, InvalidInput):
+                error = RegionError(errorpb_pb2.Error(message=str(error)))
+            if error is not None:
+                answer(None, error)
+                return
+            assert command.change is not None
+            parts = [part.message for part in command.change.now]
+            answer(pb.SplitRegionResponse(left=parts[0], right=parts[-1], regions=parts), None)
+
+        command = Command(region.id, (), on_applied=applied, admin=decide)
+        self._raftstore.propose(command)
 
     def lock_wait_info(self) -> pb.GetLockWaitInfoResponse:
         """Who waits for whose locks."""
@@ -314,6 +375,7 @@ class Store:
             ),
             pb.ResolveLockRequest: Call(pb.ResolveLockResponse, self._resolve, the_keys),
             pb.DeleteRangeRequest: Call(pb.DeleteRangeResponse, self._delete_range, range=the_range),
+            pb.SplitRegionRequest: Call(pb.SplitRegionResponse, self._split),
         }
 
 

@@ -4,6 +4,7 @@ Mode `system`: physical time, never behind the machine's clock nor behind what w
 upper bound is stored ahead of use, so that a restart begins above everything the last run gave out.
 Mode `manual`: the present ts stands still until `advance` moves it; every request is answered with it.
 For logs recorded in the past, whose transactions bring their own timestamps.
+While it is frozen (a fault) nobody gets any.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from enum import StrEnum
 from typing import Final
 
 from tidegate.clock import Clock
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, Retryable
 from tidegate.model import timestamp
 from tidegate.tikv.engine import META, Engine
 
@@ -38,6 +39,8 @@ class Tso:
         self._clock = clock
         self._mutex = threading.Lock()
         self._bound = int.from_bytes(engine.get(META, BOUND_KEY) or b"", "big")
+        self._thawed = threading.Event()
+        self._thawed.set()
         self._last = self._bound
         """Manual: the present ts. System: the last one given out; the bound itself is never given out."""
 
@@ -47,8 +50,13 @@ class Tso:
             return self._last
 
     def get(self, count: int = 1) -> int:
-        """Allocate `count` consecutive timestamps and return the last; manual: the present ts, always."""
+        """Allocate `count` consecutive timestamps and return the last; manual: the present ts, always.
+
+        Raises Retryable while the TSO is frozen.
+        """
         with self._mutex:
+            if not self._thawed.is_set():
+                raise Retryable("the TSO is frozen", fix="`tidegate upstream fault tso thaw`")
             if self.mode is TsoMode.MANUAL:
                 return self._last
             if not 0 < count < LOGICAL_END:
@@ -66,6 +74,24 @@ class Tso:
             self._store(timestamp.compose(timestamp.physical_ms(last) + AHEAD_MS))
         self._last = last
         return last
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether nobody gets timestamps."""
+        return not self._thawed.is_set()
+
+    def freeze(self) -> None:
+        """Give out no more timestamps."""
+        with self._mutex:
+            self._thawed.clear()
+
+    def thaw(self) -> None:
+        """Go on."""
+        self._thawed.set()
+
+    def wait_thawed(self, timeout_s: float) -> bool:
+        """Wait until it is not frozen; False when it still is."""
+        return self._thawed.wait(timeout_s)
 
     def advance(self, ts: int) -> int:
         """Move a manual clock to `ts`, durably, never back; the present ts."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from tidegate.errors import Undecodable
+from tidegate.errors import Retryable, Undecodable
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.proto import errorpb_pb2
 from tidegate.tikv import keys
@@ -32,8 +32,11 @@ from tidegate.tikv.cdc.old_value import OldValues
 from tidegate.tikv.cdc.service import Connection
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.engine import EngineSnapshot
+from tidegate.tikv.faults import Faults
 from tidegate.tikv.raftstore import Command, Raftstore
-from tidegate.tikv.region import Region, RegionTable
+from tidegate.tikv.region import STORE_ID, Region
+from tidegate.tikv.region_change import Kind, RegionChange
+from tidegate.tikv.region_table import RegionTable, not_leader
 
 TICK_S: Final = 0.05
 TICK_PER_DOWNSTREAM_S: Final = 0.0002
@@ -64,7 +67,11 @@ class Endpoint:
         tick_s: float = TICK_S,
         concurrency: ConcurrencyManager | None = None,
         api_version: int = 1,
+        store_id: int = STORE_ID,
+        faults: Faults | None = None,
     ) -> None:
+        self._store_id = store_id
+        self._faults = faults or Faults()
         self._cluster_id = cluster_id
         self._regions = regions
         self._raftstore = raftstore
@@ -85,7 +92,7 @@ class Endpoint:
         self._thread = threading.Thread(target=self._run, name="cdc", daemon=True)
         self._ticker = threading.Thread(target=self._tick, name="cdc-tick", daemon=True)
         self.observer = CdcObserver(self._on_applied)
-        raftstore.observer = self.observer
+        raftstore.observers[store_id] = self.observer
 
     def start(self) -> None:
         """Begin to work through the queue and to tick."""
@@ -95,6 +102,8 @@ class Endpoint:
     def stop(self) -> None:
         """Close every connection and end the threads."""
         self._stopping.set()
+        if self._raftstore.observers.get(self._store_id) is self.observer:
+            del self._raftstore.observers[self._store_id]
         self._tasks.put(self._close_all)
         self._tasks.put(None)
         with self._drained:
@@ -126,6 +135,23 @@ class Endpoint:
         elif request.WhichOneof("request") != "notify_txn_status":
             self._tasks.put(lambda: self._register(connection, request))
 
+    # --- what may be made to go wrong ---
+
+    def cut(self) -> None:
+        """End all streams."""
+        self._tasks.put(self._close_all)
+
+    def congest(self, region_id: int) -> None:
+        """End all registrations of a region with Congested; 0: of all regions."""
+
+        def end() -> None:
+            for number, delegate in list(self._delegates.items()):
+                if region_id in (0, number):
+                    for downstream in list(delegate.downstreams):
+                        self._drop(downstream, pb.Error(congested=pb.Congested(region_id=number)))
+
+        self._tasks.put(end)
+
     # --- what the apply thread calls ---
 
     def _on_applied(self, commands: Sequence[Command]) -> None:
@@ -149,6 +175,9 @@ class Endpoint:
 
     def _on_batch(self, commands: Sequence[Command], size: int) -> None:
         for command in commands:
+            if command.change is not None:
+                self._on_change(command.change)
+                continue
             delegate = self._delegates.get(command.region_id)
             if delegate is None:
                 continue
@@ -160,17 +189,25 @@ class Endpoint:
             self._backlog -= size
             self._drained.notify_all()
 
+    def _on_change(self, change: RegionChange) -> None:
+        """A region is another from here on: the delegates of what it was end."""
+        for region in change.before:
+            delegate = self._delegates.get(region.id)
+            error = ended_by(change, region, self._store_id)
+            if delegate is not None and error is not None:
+                for downstream in list(delegate.downstreams):
+                    self._drop(downstream, error)
+
     def _register(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
         if connection.id not in self._connections:
             return
         connection.greet(request.header.ticdc_version)
-        region = self._regions.by_id.get(request.region_id)
-        refusal = self._refusal(connection, request, region)
-        if refusal is not None or region is None:
-            event = pb.Event(region_id=request.region_id, request_id=request.request_id, error=refusal)
+        region = self._admit(connection, request)
+        if isinstance(region, pb.Error):
+            event = pb.Event(region_id=request.region_id, request_id=request.request_id, error=region)
             connection.channel.put_error(wire.framed(event))
             return
-        if request.checkpoint_ts <= self._next_ts():
+        if self._is_past(request.checkpoint_ts):
             # What chooses its commit ts from now on is new to this client.
             self._concurrency.update_max_ts(request.checkpoint_ts)
         start, end = _observed(request)
@@ -191,9 +228,14 @@ class Endpoint:
         self._scanning += 1
         self._scans.submit(self._initialize, connection, downstream)
 
-    def _refusal(
-        self, connection: Connection, request: pb.ChangeDataRequest, region: Region | None
-    ) -> pb.Error | None:
+    def _is_past(self, ts: int) -> bool:
+        try:
+            return ts <= self._next_ts()
+        except Retryable:
+            return False
+
+    def _admit(self, connection: Connection, request: pb.ChangeDataRequest) -> Region | pb.Error:
+        """The region a registration is for, or why it cannot be."""
         if connection.checks_cluster_id and request.header.cluster_id != self._cluster_id:
             other = pb.ClusterIDMismatch(current=self._cluster_id, request=request.header.cluster_id)
             return pb.Error(cluster_id_mismatch=other)
@@ -204,13 +246,14 @@ class Endpoint:
             return pb.Error(
                 server_is_busy=errorpb_pb2.ServerIsBusy(reason="too many pending incremental scans")
             )
-        if region is None:
-            return pb.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=request.region_id))
-        if (request.request_id, region.id) in connection.downstreams:
-            return pb.Error(duplicate_request=pb.DuplicateRequest(region_id=region.id))
-        if request.region_epoch.version != region.version:
-            return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=[region.message]))
-        return None
+        if (request.request_id, request.region_id) in connection.downstreams:
+            return pb.Error(duplicate_request=pb.DuplicateRequest(region_id=request.region_id))
+        injected = self._faults.capture_error(request.region_id)
+        return injected or self._leads(request.region_id, request.region_epoch.version)
+
+    def _leads(self, region_id: int, version: int) -> Region | pb.Error:
+        region = self._regions.check_capture(region_id, version, self._store_id)
+        return region if isinstance(region, Region) else as_capture_error(region)
 
     def _deregister(self, connection: Connection, request_id: int, region_id: int) -> None:
         for (asked, region), downstream in list(connection.downstreams.items()):
@@ -253,9 +296,11 @@ class Endpoint:
             if downstream.stopped:
                 return
             snapshot = self._capture(downstream)
-            locks = initializer.scan_locks(downstream, snapshot)
+            if snapshot is None:
+                return
+            locks = initializer.scan_locks(downstream, snapshot, self._faults)
             self._tasks.put(lambda: downstream.resolver.finish_scan(locks))
-            initializer.scan_versions(downstream, snapshot)
+            initializer.scan_versions(downstream, snapshot, self._faults)
             self._tasks.put(lambda: _in_step(downstream))
         except initializer.StoppedError:
             return
@@ -265,17 +310,33 @@ class Endpoint:
         finally:
             self._tasks.put(lambda: self._scan_ended(downstream, failed))
 
-    def _capture(self, downstream: Downstream) -> EngineSnapshot:
-        """A snapshot, with the downstream receiving exactly what is applied after it."""
-        ready: queue.SimpleQueue[EngineSnapshot] = queue.SimpleQueue()
+    def _capture(self, downstream: Downstream) -> EngineSnapshot | None:
+        """A snapshot, with the downstream receiving exactly what is applied after it.
+
+        None when the region is another since the registration was accepted: whoever asks for changes of it
+        is told, as at a change that was observed.
+        """
+        ready: queue.SimpleQueue[EngineSnapshot | None] = queue.SimpleQueue()
 
         def initializing(snapshot: EngineSnapshot) -> None:
             downstream.state = State.INITIALIZING
             ready.put(snapshot)
 
-        self._raftstore.capture(
-            lambda snapshot: self._tasks.put(lambda: initializing(snapshot)), initializer.scanned(downstream)
-        )
+        def late(error: pb.Error) -> None:
+            delegate = self._delegates.get(downstream.region.id)
+            for each in list(delegate.downstreams) if delegate is not None else ():
+                if each.region.version == downstream.region.version:
+                    self._drop(each, error)
+            ready.put(None)
+
+        def captured(snapshot: EngineSnapshot) -> None:
+            region = self._leads(downstream.region.id, downstream.region.version)
+            if isinstance(region, Region):
+                self._tasks.put(lambda: initializing(snapshot))
+            else:
+                self._tasks.put(lambda: late(region))
+
+        self._raftstore.capture(captured, initializer.scanned(downstream))
         while not (self._stopping.is_set() or downstream.stopped):
             with contextlib.suppress(queue.Empty):
                 return ready.get(timeout=CAPTURE_POLL_S)
@@ -294,10 +355,13 @@ class Endpoint:
             downstreams = sum(len(each.downstreams) for each in list(self._delegates.values()))
             if self._stopping.wait(max(self._tick_s, downstreams * TICK_PER_DOWNSTREAM_S)):
                 return
-            if not downstreams:
+            if not downstreams or self._faults.resolved_frozen:
                 continue
             done = threading.Event()
-            min_ts = self._next_ts()
+            try:
+                min_ts = self._next_ts()
+            except Retryable:
+                continue
             # From here on whoever chooses a commit ts chooses a later one; who has chosen before is seen.
             self._concurrency.update_max_ts(min_ts)
             min_ts = self._concurrency.min_lock_ts(min_ts)
@@ -335,6 +399,32 @@ class Endpoint:
                 for region_id in region_ids:
                     event = pb.Event(region_id=region_id, request_id=mark_id, resolved_ts=ts)
                     connection.channel.put_resolved(wire.framed(event), alone=False)
+
+
+def ended_by(change: RegionChange, region: Region, store_id: int) -> pb.Error | None:
+    """What downstreams of a region at a store hear when it changes; None when nothing ends for them."""
+    match change.kind:
+        case Kind.SPLIT:
+            current = [each.message for each in change.now]
+            return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch(current_regions=current))
+        case Kind.COMMIT_MERGE if region in change.gone:
+            return pb.Error(region_not_found=errorpb_pb2.RegionNotFound(region_id=region.id))
+        case Kind.PREPARE_MERGE | Kind.COMMIT_MERGE | Kind.ROLLBACK_MERGE:
+            return pb.Error(epoch_not_match=errorpb_pb2.EpochNotMatch())
+        case Kind.TRANSFER:
+            (now,) = change.now
+            return None if now.leader == store_id else as_capture_error(not_leader(now))
+        case Kind.CHANGE_PEERS:
+            return None
+
+
+def as_capture_error(error: errorpb_pb2.Error) -> pb.Error:
+    """A region error in the form ChangeData has for it."""
+    if error.HasField("not_leader"):
+        return pb.Error(not_leader=error.not_leader)
+    if error.HasField("epoch_not_match"):
+        return pb.Error(epoch_not_match=error.epoch_not_match)
+    return pb.Error(region_not_found=error.region_not_found)
 
 
 def _in_step(downstream: Downstream) -> None:

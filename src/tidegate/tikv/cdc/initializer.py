@@ -17,6 +17,7 @@ from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.delegate import Downstream, committed_row, prewrite_row, raw_row
 from tidegate.tikv.engine import EngineSnapshot, Range
+from tidegate.tikv.faults import Faults
 from tidegate.tikv.mvcc import Write
 from tidegate.tikv.reader import Reader
 
@@ -28,7 +29,7 @@ class StoppedError(Exception):
     """The downstream ended while it was scanned; nobody is left to tell."""
 
 
-def scan_locks(downstream: Downstream, view: EngineSnapshot) -> dict[bytes, int]:
+def scan_locks(downstream: Downstream, view: EngineSnapshot, faults: Faults) -> dict[bytes, int]:
     """Send the open locks; returns all data locks of the range (key -> start_ts). Raises `StoppedError`."""
     found: dict[bytes, int] = {}
     if downstream.raw:
@@ -48,30 +49,31 @@ def scan_locks(downstream: Downstream, view: EngineSnapshot) -> dict[bytes, int]
                 old = reader.value_at(key, max(lock.start_ts, lock.for_update_ts)) or b""
                 yield prewrite_row(key, lock, value, old)
 
-    _send(downstream, rows())
+    _send(downstream, rows(), faults)
     return found
 
 
-def scan_versions(downstream: Downstream, view: EngineSnapshot) -> None:
+def scan_versions(downstream: Downstream, view: EngineSnapshot, faults: Faults) -> None:
     """Send the committed versions above the checkpoint, then INITIALIZED. Raises `StoppedError`."""
-    _send(downstream, _raw(downstream, view) if downstream.raw else _committed(downstream, view))
-    _send(downstream, iter([wire.INITIALIZED]))
+    _send(downstream, _raw(downstream, view) if downstream.raw else _committed(downstream, view), faults)
+    _send(downstream, iter([wire.INITIALIZED]), faults)
 
 
-def _send(downstream: Downstream, rows: Iterator[bytes]) -> None:
+def _send(downstream: Downstream, rows: Iterator[bytes], faults: Faults) -> None:
     batch: list[bytes] = []
     size = 0
     for row in rows:
         batch.append(row)
         size += len(row)
         if size >= EVENT_BYTES:
-            _put(downstream, batch)
+            _put(downstream, batch, faults)
             batch, size = [], 0
     if batch:
-        _put(downstream, batch)
+        _put(downstream, batch, faults)
 
 
-def _put(downstream: Downstream, rows: list[bytes]) -> None:
+def _put(downstream: Downstream, rows: list[bytes], faults: Faults) -> None:
+    faults.before_scan_event()
     if not downstream.channel.put_scanned(downstream, downstream.event(rows)):
         raise StoppedError
 

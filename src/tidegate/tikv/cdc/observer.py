@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 
 from tidegate.tikv.raftstore import Command
 
 
 class CdcObserver:
-    """The raftstore's observer. Regions are switched on and off by the endpoint."""
+    """One store's observer. Regions are switched on and off by its endpoint."""
 
     def __init__(self, deliver: Callable[[Sequence[Command]], None]) -> None:
         self._deliver = deliver
-        self._mutex = threading.Lock()
-        self._regions: frozenset[int] = frozenset()
+        self._regions: set[int] = set()
 
     def observe(self, region_id: int) -> None:
         """From now on deliver the region's commands."""
-        with self._mutex:
-            self._regions |= {region_id}
+        self._regions.add(region_id)
 
     def ignore(self, region_id: int) -> None:
         """Deliver them no more."""
-        with self._mutex:
-            self._regions -= {region_id}
+        self._regions.discard(region_id)
 
     def is_observing(self, region_id: int) -> bool:
         """Whether commands of the region are delivered."""
@@ -32,9 +28,13 @@ class CdcObserver:
 
     def on_applied(self, commands: Sequence[Command]) -> None:
         """Called on the apply thread, before the clients know."""
-        regions = self._regions
-        if not regions:
+        if not self._regions:
             return
-        seen = [command for command in commands if command.region_id in regions]
+        seen = [command for command in commands if self._concerns(command)]
         if seen:
             self._deliver(seen)
+
+    def _concerns(self, command: Command) -> bool:
+        if command.change is None:
+            return command.region_id in self._regions
+        return any(region.id in self._regions for region in command.change.before)

@@ -1,0 +1,147 @@
+"""`tidegate upstream fault ...`: make the embedded upstream misbehave, and stop it from doing so.
+
+Faults last until `fault clear` or the upstream's end. Each command prints all faults that are on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from tidegate.cli.upstream_region import JsonOption, PdOption, reported
+
+app = typer.Typer(help="Make things go wrong: streams, timestamps, stores, errors.", no_args_is_help=True)
+
+OnOff = Annotated[str, typer.Argument(metavar="on|off", help="Whether it shall be so.")]
+StoreArgument = Annotated[int, typer.Argument(metavar="STORE", help="The store's id.")]
+
+
+@app.callback()
+def group() -> None:
+    """Make things go wrong: streams, timestamps, stores, errors."""
+
+
+@app.command()
+def show(pd: PdOption, as_json: JsonOption = False) -> None:
+    """Show the faults that are on."""
+    _set(pd, as_json)
+
+
+@app.command()
+def clear(pd: PdOption, as_json: JsonOption = False) -> None:
+    """End all faults; stores that are down start again."""
+    _set(pd, as_json, clear=True)
+
+
+@app.command()
+def tso(
+    pd: PdOption, state: Annotated[str, typer.Argument(metavar="freeze|thaw")], as_json: JsonOption = False
+) -> None:
+    """Let PD give out no timestamps, or again."""
+    _set(pd, as_json, tso_frozen=_either(state, "freeze", "thaw"))
+
+
+@app.command("resolved-ts")
+def resolved_ts(
+    pd: PdOption, state: Annotated[str, typer.Argument(metavar="freeze|thaw")], as_json: JsonOption = False
+) -> None:
+    """Let no store advance a resolved ts, or again."""
+    _set(pd, as_json, resolved_frozen=_either(state, "freeze", "thaw"))
+
+
+@app.command("stale-pd")
+def stale_pd(pd: PdOption, state: OnOff, as_json: JsonOption = False) -> None:
+    """Let PD answer with the regions as they are now, whatever becomes of them."""
+    _set(pd, as_json, pd_stale=_either(state, "on", "off"))
+
+
+@app.command()
+def delay(
+    pd: PdOption,
+    apply_ms: Annotated[float | None, typer.Option(help="Before each round of applies; 0: none.")] = None,
+    scan_ms: Annotated[float | None, typer.Option(help="Before each event of a scan; 0: none.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Slow down applies, or incremental scans."""
+    if apply_ms is None and scan_ms is None:
+        raise typer.BadParameter("name at least one", param_hint="--apply-ms, --scan-ms")
+    if apply_ms is not None:
+        _set(pd, as_json and scan_ms is None, quiet=scan_ms is not None, apply_delay_ms=apply_ms)
+    if scan_ms is not None:
+        _set(pd, as_json, scan_delay_ms=scan_ms)
+
+
+@app.command("stop-store")
+def stop_store(pd: PdOption, store: StoreArgument, as_json: JsonOption = False) -> None:
+    """End a store as a kill would; its regions get other leaders where most peers are alive."""
+    _set(pd, as_json, stop_store=store)
+
+
+@app.command("start-store")
+def start_store(pd: PdOption, store: StoreArgument, as_json: JsonOption = False) -> None:
+    """Start a store that is down, at its address."""
+    _set(pd, as_json, start_store=store)
+
+
+@app.command("cut-streams")
+def cut_streams(
+    pd: PdOption,
+    store: Annotated[int, typer.Option(help="Of this store; 0: of all.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """End the streams of change data that are open now."""
+    _set(pd, as_json, cut_streams=store)
+
+
+@app.command()
+def congest(
+    pd: PdOption,
+    region: Annotated[int, typer.Option(help="Of this region; 0: of all.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """End the registrations of change data that are there now with Congested."""
+    _set(pd, as_json, congest=region)
+
+
+@app.command("kv-error")
+def kv_error(
+    pd: PdOption,
+    name: Annotated[str, typer.Argument(help="A region error, e.g. not_leader, server_is_busy; off: none.")],
+    share: Annotated[float, typer.Option(help="Share of requests, 0 to 1.")] = 0.1,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a share of requests with a region error."""
+    _set(pd, as_json, kv_error={"name": "" if name == "off" else name, "share": share})
+
+
+@app.command("capture-error")
+def capture_error(
+    pd: PdOption,
+    name: Annotated[str, typer.Argument(help="An error of change data, e.g. epoch_not_match; off: none.")],
+    share: Annotated[float, typer.Option(help="Share of registrations, 0 to 1.")] = 0.1,
+    as_json: JsonOption = False,
+) -> None:
+    """Answer a share of registrations for change data with an error."""
+    _set(pd, as_json, capture_error={"name": "" if name == "off" else name, "share": share})
+
+
+def _either(state: str, yes: str, no: str) -> bool:
+    if state not in (yes, no):
+        raise typer.BadParameter(f"'{state}' is not one of {yes}, {no}")
+    return state == yes
+
+
+def _set(pd: str, as_json: bool, quiet: bool = False, **setting: Any) -> None:
+    from tidegate.kvclient.pd import PdClient
+    from tidegate.kvclient.upstream_control import UpstreamControl
+
+    with reported(), PdClient(pd) as client:
+        faults = UpstreamControl(client).fault(**setting)
+    if quiet:
+        return
+    if as_json:
+        print(json.dumps({"faults": [{"name": name, "value": value} for name, value in faults]}))
+    else:
+        print("\n".join(f"{name}: {value}" for name, value in faults) or "no faults")

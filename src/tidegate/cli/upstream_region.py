@@ -1,0 +1,182 @@
+"""`tidegate upstream region ...`: look at the regions of an upstream, split, merge, transfer and move them.
+
+`list` works on a real cluster, too; the orders only on `tidegate upstream run`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tidegate.errors import TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.kvclient.region_cache import RegionInfo
+    from tidegate.kvclient.upstream_control import RegionStatus, UpstreamControl
+
+app = typer.Typer(help="Show, split, merge and move regions.", no_args_is_help=True)
+
+PdOption = Annotated[str, typer.Option("--pd", help="PD's address, host:port.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
+RegionArgument = Annotated[int, typer.Argument(metavar="REGION", help="The region's id, see `region list`.")]
+
+
+@app.callback()
+def group() -> None:
+    """Show, split, merge and move regions."""
+
+
+@app.command("list")
+def list_regions(
+    pd: PdOption,
+    limit: Annotated[int, typer.Option(min=0, help="Show so many at most; 0: all.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """List the regions in key order: range (hex of encoded keys), epoch, leader."""
+    from tidegate.kvclient.pd import PdClient
+
+    with reported(), PdClient(pd) as client:
+        start, shown = b"", 0
+        while True:
+            found = client.scan_regions(start, b"", min(1024, limit - shown) if limit else 1024)
+            for region in found:
+                print(_json(region) if as_json else _line(region))
+            shown += len(found)
+            if not found or not found[-1].end_key or (limit and shown >= limit):
+                return
+            start = found[-1].end_key
+
+
+@app.command()
+def split(
+    pd: PdOption,
+    region: Annotated[
+        int, typer.Argument(metavar="[REGION]", help="The region's id; without it, whichever holds the keys.")
+    ] = 0,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(help="Split at this key, in hex, not encoded; may be repeated. Default: the middle."),
+    ] = None,
+    encoded: Annotated[bool, typer.Option(help="The keys are encoded, as `list` shows them.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Split a region at keys, or in the middle of its bytes; shows the parts."""
+    if not region and not key:
+        raise typer.BadParameter("name a region, or at least one --key", param_hint="REGION")
+    keys = [_key(text, encoded) for text in key or ()]
+    with _control(pd) as control:
+        _show(control.split(region, keys), as_json)
+
+
+@app.command()
+def merge(
+    pd: PdOption,
+    region: RegionArgument,
+    into: Annotated[
+        int,
+        typer.Option(help="The neighbour that takes it in; default: the next, or the one before the last."),
+    ] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge a region into a neighbour; shows the result. Peers elsewhere are moved first."""
+    with _control(pd) as control:
+        _show(control.merge(region, into), as_json)
+
+
+@app.command()
+def transfer(
+    pd: PdOption,
+    region: RegionArgument,
+    to_store: Annotated[int, typer.Option(help="The store whose peer shall lead.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Let another store lead a region."""
+    with _control(pd) as control:
+        _show(control.transfer(region, to_store), as_json)
+
+
+@app.command()
+def move(
+    pd: PdOption,
+    region: RegionArgument,
+    from_store: Annotated[int, typer.Option(help="The store that gives its peer up.")],
+    to_store: Annotated[int, typer.Option(help="The store that gets one.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Move a region's peer from one store to another; a leader moves along."""
+    with _control(pd) as control:
+        _show(control.move(region, from_store, to_store), as_json)
+
+
+def _key(text: str, encoded: bool) -> bytes:
+    from tidegate.tidb.memcomparable import decode_bytes, encode_bytes
+
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"'{text}' is not hex, for example 74 for the key 't'", param_hint="--key"
+        ) from None
+    if not encoded:
+        return encode_bytes(key)
+    try:
+        decode_bytes(key)
+    except TidegateError:
+        raise typer.BadParameter(f"'{text}' is not an encoded key", param_hint="--key") from None
+    return key
+
+
+@contextmanager
+def _control(pd: str) -> Iterator[UpstreamControl]:
+    from tidegate.kvclient.pd import PdClient
+    from tidegate.kvclient.upstream_control import UpstreamControl
+
+    with reported(), PdClient(pd) as client:
+        yield UpstreamControl(client)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """A TidegateError ends the command with its message on stderr and its exit code."""
+    try:
+        yield
+    except TidegateError as error:
+        print(error.render(), file=sys.stderr)
+        raise typer.Exit(error.exit_code) from None
+
+
+def _show(regions: Sequence[RegionStatus], as_json: bool) -> None:
+    for region in regions:
+        if as_json:
+            members = dataclasses.asdict(region)
+            members |= {"start_key": region.start_key.hex(), "end_key": region.end_key.hex()}
+            print(json.dumps(members))
+        else:
+            leader = f"store {region.leader_store}" if region.leader_store else "none"
+            print(
+                f"region {region.id}: {_range(region.start_key, region.end_key)}, version {region.version}, "
+                f"conf {region.conf_ver}, leader {leader} (term {region.term}), "
+                f"peers on {', '.join(map(str, region.stores))}"
+            )
+
+
+def _line(region: RegionInfo) -> str:
+    return (
+        f"region {region.id}: {_range(region.start_key, region.end_key)}, version {region.epoch_version}, "
+        f"conf {region.conf_ver}, leader store {region.leader_store_id}"
+    )
+
+
+def _json(region: RegionInfo) -> str:
+    members = dataclasses.asdict(region)
+    return json.dumps(members | {"start_key": region.start_key.hex(), "end_key": region.end_key.hex()})
+
+
+def _range(start: bytes, end: bytes) -> str:
+    return f"[{start.hex() or '-inf'}, {end.hex() or '+inf'})"

@@ -1,0 +1,148 @@
+"""What may be made to go wrong, for tests and for `tidegate upstream fault`. Nothing does by itself.
+
+Every knob is a plain member that the part it concerns looks at; each is off at a start. Cuts of streams,
+stops of stores and the like are orders and not knobs: `server`.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from tidegate.errors import InvalidInput
+from tidegate.proto import cdcpb_pb2, errorpb_pb2
+
+DELAY_MAX_S: Final = 60.0
+KV_ERRORS: Final[dict[str, Callable[[], errorpb_pb2.Error]]] = {
+    "not_leader": lambda: errorpb_pb2.Error(message="injected", not_leader=errorpb_pb2.NotLeader()),
+    "region_not_found": lambda: errorpb_pb2.Error(
+        message="injected", region_not_found=errorpb_pb2.RegionNotFound()
+    ),
+    "epoch_not_match": lambda: errorpb_pb2.Error(
+        message="injected", epoch_not_match=errorpb_pb2.EpochNotMatch()
+    ),
+    "server_is_busy": lambda: errorpb_pb2.Error(
+        message="injected", server_is_busy=errorpb_pb2.ServerIsBusy(reason="injected", backoff_ms=5)
+    ),
+    "stale_command": lambda: errorpb_pb2.Error(message="injected", stale_command=errorpb_pb2.StaleCommand()),
+    "store_not_match": lambda: errorpb_pb2.Error(
+        message="injected", store_not_match=errorpb_pb2.StoreNotMatch()
+    ),
+    "max_timestamp_not_synced": lambda: errorpb_pb2.Error(
+        message="injected", max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced()
+    ),
+}
+"""Region errors a store may answer requests with."""
+CAPTURE_ERRORS: Final = (
+    "not_leader",
+    "region_not_found",
+    "epoch_not_match",
+    "duplicate_request",
+    "server_is_busy",
+    "congested",
+)
+"""Errors a registration may end with, all but those that end a client for good."""
+
+
+def capture_error(name: str, region_id: int) -> cdcpb_pb2.Error:
+    """One of CAPTURE_ERRORS."""
+    error = cdcpb_pb2.Error()
+    field = getattr(error, name)
+    field.SetInParent()
+    if "region_id" in field.DESCRIPTOR.fields_by_name:
+        field.region_id = region_id
+    if name == "server_is_busy":
+        field.reason, field.backoff_ms = "injected", 5
+    return error
+
+
+class Faults:
+    """The knobs. `set` and the members are thread-safe: each is one value."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.apply_delay_s = 0.0
+        """Every round of applies waits so long before it begins."""
+        self.scan_delay_s = 0.0
+        """An incremental scan waits so long before each event."""
+        self.resolved_frozen = False
+        """No store advances a resolved ts."""
+        self.kv_errors: tuple[str, float] = ("", 0.0)
+        """A region error and the share of requests that get it."""
+        self.capture_errors: tuple[str, float] = ("", 0.0)
+        """The same for registrations of ChangeData."""
+        self._random = random.Random(seed)
+        self._mutex = threading.Lock()
+        self.stopping = threading.Event()
+        """Set at the end: nothing is held back any more."""
+
+    def before_apply(self) -> None:
+        """Called by the apply thread before each round."""
+        if self.apply_delay_s:
+            self.stopping.wait(self.apply_delay_s)
+
+    def before_scan_event(self) -> None:
+        """Called by scans before each event."""
+        if self.scan_delay_s:
+            self.stopping.wait(self.scan_delay_s)
+
+    def kv_error(self) -> errorpb_pb2.Error | None:
+        """The region error this request gets."""
+        name, share = self.kv_errors
+        return KV_ERRORS[name]() if name and self._hits(share) else None
+
+    def capture_error(self, region_id: int) -> cdcpb_pb2.Error | None:
+        """The error this registration gets."""
+        name, share = self.capture_errors
+        return capture_error(name, region_id) if name and self._hits(share) else None
+
+    def _hits(self, share: float) -> bool:
+        with self._mutex:
+            return self._random.random() < share
+
+    def clear(self) -> None:
+        """All knobs off."""
+        self.apply_delay_s = self.scan_delay_s = 0.0
+        self.resolved_frozen = False
+        self.kv_errors = self.capture_errors = ("", 0.0)
+
+    def delay(self, name: str, milliseconds: float) -> None:
+        """Set `apply` or `scan`; raises InvalidInput for a delay out of range."""
+        seconds = milliseconds / 1000
+        if not 0 <= seconds <= DELAY_MAX_S:
+            raise InvalidInput(
+                f"a delay of {milliseconds:g} ms is out of range", fix=f"give 0 to {DELAY_MAX_S * 1000:g} ms"
+            )
+        if name == "apply":
+            self.apply_delay_s = seconds
+        else:
+            self.scan_delay_s = seconds
+
+    def errors(self, service: str, name: str, share: float) -> None:
+        """Let a share of requests (`kv`) or registrations (`capture`) fail; an empty name: none."""
+        known: Any = KV_ERRORS if service == "kv" else CAPTURE_ERRORS
+        if name and name not in known:
+            raise InvalidInput(
+                f"there is no {service} error '{name}'", fix=f"name one of these: {', '.join(known)}"
+            )
+        if not 0 <= share <= 1:
+            raise InvalidInput(f"a share of {share:g} is out of range", fix="give 0 to 1")
+        if service == "kv":
+            self.kv_errors = (name, share)
+        else:
+            self.capture_errors = (name, share)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The knobs that are on: name and value."""
+        found = []
+        if self.apply_delay_s:
+            found.append(("apply-delay", f"{self.apply_delay_s * 1000:g} ms"))
+        if self.scan_delay_s:
+            found.append(("scan-delay", f"{self.scan_delay_s * 1000:g} ms"))
+        if self.resolved_frozen:
+            found.append(("resolved-ts", "frozen"))
+        for service, (name, share) in (("kv", self.kv_errors), ("capture", self.capture_errors)):
+            if name and share:
+                found.append((f"{service}-error", f"{name}, {share:.0%} of requests"))
+        return found

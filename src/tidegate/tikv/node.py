@@ -1,0 +1,127 @@
+"""One store of the upstream: what is its own, and its life.
+
+All stores share the engine, the apply thread and PD; a store's own are max_ts and the in-memory locks, who
+waits for locks, latches, and the CDC endpoint. They last from a start to the next stop, as a process would
+keep them: after a stop nothing of them is left but what was applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from tidegate.clock import Clock
+from tidegate.tikv.cdc.endpoint import TICK_S, Endpoint
+from tidegate.tikv.concurrency import ConcurrencyManager
+from tidegate.tikv.deadlock import DeadlockDetector
+from tidegate.tikv.faults import Faults
+from tidegate.tikv.lock_waiting import LockWaiting
+from tidegate.tikv.max_ts import MaxTsSync
+from tidegate.tikv.raftstore import Raftstore
+from tidegate.tikv.rawkv import RawKv
+from tidegate.tikv.region import Region
+from tidegate.tikv.region_change import Kind, NewId, RegionChange
+from tidegate.tikv.region_table import RegionTable
+from tidegate.tikv.scheduler import Scheduler
+from tidegate.tikv.store import Parts, Store
+from tidegate.tikv.tso import Tso, TsoMode
+
+
+@dataclass(slots=True)
+class Shared:
+    """What the stores of a cluster have in common."""
+
+    cluster_id: int
+    regions: RegionTable
+    raftstore: Raftstore
+    tso: Tso
+    pool: Executor
+    clock: Clock
+    new_id: NewId
+    api_version: int = 1
+    tick_s: float = TICK_S
+    faults: Faults = field(default_factory=Faults)
+    detector: DeadlockDetector = field(default_factory=DeadlockDetector)
+    nodes: dict[int, StoreNode] = field(default_factory=dict)
+    """The stores that run."""
+
+
+class StoreNode:
+    """A running store, without its wire. `stop` once."""
+
+    def __init__(self, store_id: int, shared: Shared) -> None:
+        self.id = store_id
+        self._shared = shared
+        tso = shared.tso
+        moves = tso.mode is TsoMode.SYSTEM
+        self.concurrency = ConcurrencyManager()
+        self.concurrency.update_max_ts(tso.present())
+        self.max_ts = MaxTsSync(self.concurrency, tso.get)
+        self.waiting = LockWaiting(shared.detector)
+        self.endpoint = Endpoint(
+            shared.cluster_id,
+            shared.regions,
+            shared.raftstore,
+            tso.get,
+            tick_s=shared.tick_s,
+            concurrency=self.concurrency,
+            api_version=shared.api_version,
+            store_id=store_id,
+            faults=shared.faults,
+        )
+        scheduler = Scheduler(shared.raftstore, shared.pool, self.concurrency, self.waiting)
+        raw_ts: Callable[[], int] | None = tso.get if moves and shared.api_version == 2 else None
+        raw = RawKv(shared.api_version, shared.raftstore, scheduler, self.concurrency, raw_ts, shared.clock)
+        self.store = Store(
+            Parts(
+                shared.regions,
+                shared.raftstore,
+                scheduler,
+                self.concurrency,
+                self.waiting,
+                self.endpoint.announced,
+                self.endpoint.observer.is_observing,
+                raw,
+                self.max_ts,
+                shared.new_id,
+                tso.get if moves else None,
+                store_id,
+                shared.faults,
+            )
+        )
+
+    def start(self) -> None:
+        """Begin to lead and to capture."""
+        for region in self._shared.regions.all:
+            if region.leader == self.id:
+                self.max_ts.require(region.id)
+        self._shared.raftstore.members[self.id] = self
+        self._shared.nodes[self.id] = self
+        self.endpoint.start()
+
+    def stop(self) -> None:
+        """Answer those who wait, end all streams of changes."""
+        self._shared.raftstore.members.pop(self.id, None)
+        self._shared.nodes.pop(self.id, None)
+        self.waiting.stop()
+        self.endpoint.stop()
+
+    def will_change(self, change: RegionChange) -> None:
+        """Before the table says so: what this store begins to lead needs a timestamp of PD."""
+        if change.kind not in (Kind.TRANSFER, Kind.COMMIT_MERGE):
+            return
+        (now,) = change.now
+        if now.leader == self.id:
+            for node in list(self._shared.nodes.values()):
+                self.concurrency.update_max_ts(node.concurrency.max_ts)
+            self.max_ts.require(now.id)
+
+    def has_changed(self, change: RegionChange) -> None:
+        """After: whoever waits for a lock in a region that is another now is decided again, and refused."""
+        if change.kind is not Kind.CHANGE_PEERS:
+            for region in change.before:
+                self._wake(region)
+
+    def _wake(self, region: Region) -> None:
+        self.waiting.leave(region.start, region.end)

@@ -1,0 +1,195 @@
+"""What registrations hear when their region changes, and that nothing is lost or told too early over it.
+
+After TiKV's tests of the same scenarios: cdc_basic, not_leader, region_split, merge, notify_pending_regions,
+term_change, stale_epoch_after_region_ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.tikv.cluster import Client, Cluster, Feed
+from tests.tikv.support import commit, prewrite, put
+from tidegate.proto import cdcpb_pb2 as cdc
+from tidegate.tikv import keys
+from tidegate.tikv.region import Region
+
+
+def ended(client: Client, feed: Feed) -> cdc.Error:
+    client.until(lambda: feed.error is not None)
+    assert feed.error is not None
+    return feed.error
+
+
+def caught_up(client: Client, feed: Feed, ts: int) -> None:
+    client.until(lambda: feed.resolved_ts >= ts)
+
+
+def test_a_split_ends_every_registration_with_the_parts_and_these_are_registered_on_one_stream(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    feeds = [client.register(number, region) for number in (1, 2)]
+    first = cluster.txn(put(b"a"), put(b"x"))
+    for feed in feeds:
+        caught_up(client, feed, first)
+    start_ts = cluster.tso.get()
+    cluster.call(prewrite(start_ts, put(b"b"), put(b"y")), b"b")
+    parts = cluster.operators.split(region.id, [keys.encode(b"m")])
+    for feed in feeds:
+        current = ended(client, feed).epoch_not_match.current_regions
+        assert [each.id for each in current] == [part.id for part in parts]
+    commit_ts = cluster.tso.get()
+    assert all(feed.resolved_ts < commit_ts for feed in feeds)
+    children = [client.register(3, part, feeds[0].resolved_ts) for part in parts]
+    for part, raw in zip(parts, (b"b", b"y"), strict=True):
+        cluster.at(part, commit(start_ts, commit_ts, raw)).response()
+    now = cluster.tso.get()
+    for child in children:
+        caught_up(client, child, now)
+        assert len(child.commits) == 1
+    both = {part.id for part in parts}
+    client.until(lambda: any(both <= set(message.resolved_ts.regions) for message in client.messages))
+    client.close()
+
+
+def test_a_transfer_names_the_new_leader_and_a_follower_refuses(make: Callable[..., Cluster]) -> None:
+    cluster = make(stores=3)
+    (region,) = cluster.regions.all
+    client, other = Client(cluster), Client(cluster, store_id=2)
+    feed = client.register(1, region)
+    client.until(lambda: feed.initialized)
+    early = other.register(1, region)
+    assert ended(other, early).not_leader.leader == region.leader_peer
+    moved = cluster.operators.transfer(region.id, 2)
+    assert ended(client, feed).not_leader.leader == moved.leader_peer
+    again = other.register(1, moved, feed.resolved_ts)
+    late = client.register(2, moved)
+    assert ended(client, late).not_leader.leader.store_id == 2
+    caught_up(other, again, cluster.tso.get())
+    stranger = Region(moved.id + 100, b"", b"")
+    missing = other.register(5, stranger)
+    assert ended(other, missing).region_not_found.region_id == stranger.id
+    client.close()
+    other.close()
+
+
+def test_a_change_of_peers_ends_nothing(make: Callable[..., Cluster]) -> None:
+    cluster = make(stores=4)
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    feed = client.register(1, region)
+    client.until(lambda: feed.initialized)
+    cluster.operators.move(region.id, 3, 4)
+    caught_up(client, feed, cluster.tso.get())
+    assert feed.error is None
+    client.close()
+
+
+def test_a_merge_ends_the_source_when_it_is_prepared_and_the_target_when_it_is_done(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make(b"m")
+    low, high = cluster.regions.all
+    client = Client(cluster)
+    source, target = client.register(1, low), client.register(1, high)
+    client.until(lambda: source.initialized and target.initialized)
+    prepared = cluster.operators.prepare_merge(low.id, high.id)
+    error = ended(client, source)
+    assert error.HasField("epoch_not_match")
+    assert not error.epoch_not_match.current_regions
+    again = client.register(2, prepared)
+    client.until(lambda: again.initialized)
+    assert target.error is None
+    merged = cluster.operators.commit_merge(low.id)
+    assert ended(client, again).region_not_found.region_id == low.id
+    error = ended(client, target)
+    assert error.HasField("epoch_not_match")
+    assert not error.epoch_not_match.current_regions
+    late = client.register(3, prepared)
+    assert ended(client, late).region_not_found.region_id == low.id
+    whole = client.register(4, merged)
+    ts = cluster.txn(put(b"a"), put(b"z"))
+    caught_up(client, whole, ts)
+    assert {key for key, _ in whole.commits} == {b"a", b"z"}
+    client.close()
+
+
+def test_a_merge_that_is_given_up_ends_the_source_once_more(make: Callable[..., Cluster]) -> None:
+    cluster = make(b"m")
+    low, high = cluster.regions.all
+    prepared = cluster.operators.prepare_merge(low.id, high.id)
+    client = Client(cluster)
+    feed = client.register(1, prepared)
+    client.until(lambda: feed.initialized)
+    cluster.operators.rollback_merge(low.id)
+    assert ended(client, feed).HasField("epoch_not_match")
+    client.close()
+
+
+def test_a_stale_epoch_is_refused_with_what_was_split_off(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    parts = cluster.operators.split(region.id, [keys.encode(b"f"), keys.encode(b"m")])
+    client = Client(cluster)
+    feed = client.register(1, region)
+    current = ended(client, feed).epoch_not_match.current_regions
+    assert [each.id for each in current] == [parts[2].id, parts[1].id, parts[0].id]
+    client.close()
+
+
+def test_a_split_while_a_scan_waits_reaches_the_registration_and_nothing_follows(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    cluster.txn(*(put(b"key%04d" % i, bytes(200)) for i in range(2000)))
+    client = Client(cluster)
+    cluster.faults.scan_delay_s = 0.05
+    feeds = [client.register(number, region) for number in range(6)]
+    client.until(lambda: any(feed.rows for feed in feeds))
+    cluster.operators.split(region.id, [keys.encode(b"key1")])
+    cluster.faults.scan_delay_s = 0.0
+    for feed in feeds:
+        ended(client, feed)
+        assert not feed.initialized
+    rows = [len(feed.rows) for feed in feeds]
+    fresh = client.register(9, cluster.regions.all[0])
+    client.until(lambda: fresh.initialized)
+    assert rows == [len(feed.rows) for feed in feeds], "G4: nothing after the error"
+    client.close()
+
+
+def test_a_new_leaders_resolved_ts_waits_for_locks_of_the_old_ones_time(make: Callable[..., Cluster]) -> None:
+    cluster = make(stores=3)
+    (region,) = cluster.regions.all
+    start_ts = cluster.tso.get()
+    cluster.at(region, prewrite(start_ts, put(b"k"))).response()
+    moved = cluster.operators.transfer(region.id, 3)
+    client = Client(cluster, store_id=3)
+    feed = client.register(1, moved)
+    client.until(lambda: feed.resolved_ts == start_ts)
+    commit_ts = cluster.tso.get()
+    cluster.at(moved, commit(start_ts, commit_ts, b"k")).response()
+    caught_up(client, feed, commit_ts)
+    assert list(feed.commits) == [(b"k", commit_ts)]
+    client.close()
+
+
+def test_a_store_that_stops_ends_its_streams_and_the_next_leader_goes_on(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make(stores=3)
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    feed = client.register(1, region)
+    client.until(lambda: feed.initialized)
+    cluster.stop_store(1)
+    client.close()
+    moved = cluster.regions.all[0]
+    other = Client(cluster, store_id=moved.leader)
+    again = other.register(1, moved, feed.resolved_ts)
+    caught_up(other, again, cluster.tso.get())
+    other.close()
