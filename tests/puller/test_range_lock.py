@@ -19,13 +19,13 @@ def span(low: int, high: int) -> Span:
 
 def test_children_of_a_split_start_from_the_parents_ts_and_a_merge_from_the_least() -> None:
     lock = RangeLock(WHOLE, 5)
-    assert lock.lock(span(0, 8), 1, 1) == Locked(5)
+    assert lock.lock(span(0, 8), 1, 1) == Locked(5, span(0, 8))
     lock.unlock(span(0, 8), 1, 1, 50)
-    assert lock.lock(span(0, 4), 1, 2) == Locked(50)
-    assert lock.lock(span(4, 8), 2, 2) == Locked(50)
+    assert lock.lock(span(0, 4), 1, 2) == Locked(50, span(0, 4))
+    assert lock.lock(span(4, 8), 2, 2) == Locked(50, span(4, 8))
     lock.unlock(span(0, 4), 1, 2, 60)
     lock.unlock(span(4, 8), 2, 2, 70)
-    assert lock.lock(span(0, 16), 1, 3) == Locked(5)
+    assert lock.lock(span(0, 16), 1, 3) == Locked(5, span(0, 16))
 
 
 def test_an_older_registration_is_told_which_parts_are_left_and_a_newer_one_waits() -> None:
@@ -34,7 +34,22 @@ def test_an_older_registration_is_told_which_parts_are_left_and_a_newer_one_wait
     assert lock.lock(span(0, 16), 2, 3) == Stale((span(0, 4), span(8, 16)))
     assert lock.lock(span(5, 7), 2, 2) == Stale(())
     assert lock.lock(span(0, 16), 2, 4) == Wait()
-    assert lock.lock(span(10, 12), 1, 4) == Wait()
+    assert lock.lock(span(10, 12), 1, 4) == Locked(5, span(10, 12)), "two ranges of one region are two"
+
+
+def test_after_a_merge_the_first_that_comes_takes_the_free_parts_of_the_region() -> None:
+    lock = RangeLock(WHOLE, 5)
+    for low, region in ((0, 1), (4, 2), (8, 3), (12, 4)):
+        lock.lock(span(low, low + 4), region, 1)
+    lock.unlock(span(4, 8), 2, 1, 60)
+    lock.unlock(span(8, 12), 3, 1, 70)
+    merged = span(4, 12)
+    assert lock.lock(span(8, 12), 3, 3, merged) == Locked(60, merged)
+    assert lock.lock(span(4, 8), 3, 3, merged) == Stale(())
+    lock.unlock(merged, 3, 3, 80)
+    lock.unlock(span(0, 4), 1, 1, 90)
+    assert lock.lock(span(5, 6), 3, 4, span(3, 12)) == Locked(80, span(3, 12))
+    assert lock.free == [(span(0, 3), 90)]
 
 
 @settings(max_examples=200, deadline=None)
@@ -52,9 +67,12 @@ def test_ranges_always_tile_the_span_and_the_least_ts_never_falls(data: st.DataO
             low = data.draw(st.integers(0, 15))
             bounds = span(low, data.draw(st.integers(low + 1, 16)))
             region, version = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 4))
-            answer = lock.lock(bounds, region, version)
+            limits = span(data.draw(st.integers(0, low)), 16) if data.draw(st.booleans()) else None
+            answer = lock.lock(bounds, region, version, limits)
             if isinstance(answer, Locked):
-                held[bounds] = region, version, answer.resolved
+                assert answer.bounds.intersect(bounds) == bounds
+                assert limits is None or answer.bounds.intersect(limits) == answer.bounds
+                held[answer.bounds] = region, version, answer.resolved
         pieces = sorted([*lock.held, *(s for s, _ in lock.free)])
         assert pieces[0].start == WHOLE.start
         assert pieces[-1].end == WHOLE.end

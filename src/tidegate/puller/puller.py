@@ -21,6 +21,7 @@ import itertools
 import queue
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -39,6 +40,7 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller import region_feed as feed
+from tidegate.puller.admission import Admission
 from tidegate.puller.block_matcher import Happening, Matched, Note, Registration
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
@@ -56,6 +58,8 @@ segments become large enough that few are merged, and sealing takes about a fift
 BACKLOG_BYTES: Final = 64 << 20
 """While more waits in memory and a seal can take some of it away, streams wait for the seal."""
 BACKLOG_S: Final = 2.0
+URGENT_LAG_MS: Final = 600_000
+"""Ranges that lag less behind the newest are scanned before the others."""
 STUCK_S: Final = 4.0
 """A span that has not moved for so long, and lags PD's time by as much, has its locks looked at."""
 
@@ -122,6 +126,9 @@ class _Watched:
     bytes: int = 0
     moved_at: float = 0.0
     feeds: set[_Held] = field(default_factory=set)
+    request_ids: set[int] = field(default_factory=set)
+    regions: Counter[int] = field(default_factory=Counter)
+    """Registrations by region id: a second one needs a request id of its own."""
     errors: dict[Reason, int] = field(default_factory=dict)
 
 
@@ -133,17 +140,24 @@ class _Held:
     feed: RegionFeed
     stream: Stream
     mark: int
+    request_id: int
+    resolved: Timestamp
     registration: Registration | None = None
+    """None while it waits to be admitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Locate:
-    """A range to be found at PD. `hint`: (region id, store id) of a leader PD may not know yet."""
+    """A range to be found at PD. `hint`: (region id, store id) of a leader PD may not know yet.
+
+    `fresh`: under a request id of its own, because a store may still send for its last registration.
+    """
 
     watched: _Watched
     bounds: Span
     history: History
     hint: tuple[int, int] = (0, 0)
+    fresh: bool = False
 
 
 class Puller:
@@ -168,12 +182,14 @@ class Puller:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
+        self._newest = 0  # the newest ts a range was registered from
         self._state = threading.Lock()  # guards _spans, _watched, frontier
         self._frontier = Frontier()
         self._spans: list[_Watched | None] = []
         self._watched: dict[Span, _Watched] = {}
         self._streams: dict[int, Stream] = {}  # coordinator only
         self._held: dict[Registration, _Held] = {}  # coordinator only
+        self._admission = Admission[_Held]()  # coordinator only
         self._moved = threading.Event()
         self._pressed = threading.Event()  # a stream waits: the sealer must not rest
         self._sealed = threading.Condition()
@@ -207,6 +223,7 @@ class Puller:
             free_mark = self._frontier.hold(number, sink.resolved)
             lock = RangeLock(span, sink.resolved)
             watched = _Watched(number, next(self._numbers), span, sink, lock, free_mark)
+            watched.request_ids.add(watched.request_id)
             watched.moved_at = self._clock.monotonic()
             self._spans.append(watched)
             self._watched[span] = watched
@@ -244,7 +261,7 @@ class Puller:
 
     def _line(self, watched: _Watched) -> dict[str, Any]:
         scanning = sum(1 for h in list(watched.feeds) if h.feed.state is State.SCANNING)
-        holes = len(watched.lock.free)
+        holes = watched.lock.holes
         waiting = f"{holes} ranges without a region" if holes else ""
         waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
         return {
@@ -302,10 +319,11 @@ class Puller:
                 return
             rest: Span | None = at
             for region in regions:
-                part = at.intersect(_region_span(region))
+                limits = _region_span(region)
+                part = at.intersect(limits)
                 if rest is None or part is None or part.start != rest.start or not region.leader_store_id:
                     break
-                self._register(task, part, region)
+                self._register(task, part, region, limits)
                 rest = _after(rest, part)
             if rest is None:
                 return
@@ -321,8 +339,8 @@ class Puller:
         after = feed.pause_s(reason, task.history.attempts, self._random)
         self._after(after, lambda: self._locate(_Locate(task.watched, task.bounds, history)))
 
-    def _register(self, task: _Locate, bounds: Span, region: RegionInfo) -> None:
-        """Lock a region's part of the range and ask its store for it."""
+    def _register(self, task: _Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
+        """Lock a region's part of the range, with what is free beside it, and ask its store for it."""
         watched = task.watched
         store_id = task.hint[1] if task.hint[0] == region.id else region.leader_store_id
         try:
@@ -331,24 +349,41 @@ class Puller:
             self._again(Reason.PD, _Locate(watched, bounds, task.history))
             return
         with self._state:
-            answer = watched.lock.lock(bounds, region.id, region.epoch_version)
+            answer = watched.lock.lock(bounds, region.id, region.epoch_version, limits)
             if isinstance(answer, Locked):
                 mark = self._frontier.hold(watched.number, answer.resolved)
                 self._frontier.put(watched.free_mark, watched.lock.free_resolved)
         match answer:
-            case Locked(resolved):
-                held = _Held(watched, RegionFeed(bounds, region, task.history, self._random), stream, mark)
-                registration = stream.register(
-                    region, watched.request_id, watched.number, mark, bounds, resolved
-                )
-                held.registration = registration
-                self._held[registration] = held
+            case Locked(resolved, locked):
+                fresh = task.fresh or region.id in watched.regions
+                request_id = next(self._numbers) if fresh else watched.request_id
+                watched.request_ids.add(request_id)
+                watched.regions[region.id] += 1
+                one = RegionFeed(locked, region, task.history, self._random)
+                held = _Held(watched, one, stream, mark, request_id, resolved)
                 watched.feeds.add(held)
+                self._admission.wait(store_id, held, self._is_urgent(resolved))
+                self._admit(store_id)
             case Stale(rest):
                 for part in rest:
                     self._again(Reason.HELD, _Locate(watched, part, task.history))
             case Wait():
                 self._again(Reason.HELD, _Locate(watched, bounds, task.history))
+
+    def _is_urgent(self, resolved: Timestamp) -> bool:
+        """Whether a range is close behind the newest: it goes before those that lag far."""
+        newest = max(self._newest, resolved)
+        self._newest = newest
+        return timestamp.physical_ms(newest) - timestamp.physical_ms(resolved) <= URGENT_LAG_MS
+
+    def _admit(self, store_id: int) -> None:
+        """Send what may be scanned now."""
+        while (held := self._admission.next(store_id)) is not None:
+            watched = held.watched
+            held.registration = held.stream.register(
+                held.feed.region, held.request_id, watched.number, held.mark, held.feed.bounds, held.resolved
+            )
+            self._held[held.registration] = held
 
     def _stream(self, store_id: int) -> Stream:
         stream = self._streams.get(store_id)
@@ -372,25 +407,34 @@ class Puller:
                 self._step(held, feed.Violated(note.violation, note.commit_ts))
 
     def _step(self, held: _Held, event: feed.Event) -> None:
-        for effect in held.feed.step(event):
+        fresh = False
+        effects = held.feed.step(event)
+        if isinstance(event, feed.Initialized):
+            self._ended_scan(held)
+        for effect in effects:
             match effect:
                 case feed.Deregister():
-                    held.stream.deregister(held.watched.request_id, held.feed.region.id)
+                    held.stream.deregister(held.request_id, held.feed.region.id)
+                    fresh = True
                 case feed.Relocate(reason, after_s, history, leader_store):
                     self._release(held)
                     errors = held.watched.errors
                     errors[reason] = errors.get(reason, 0) + 1
                     hint = (held.feed.region.id, leader_store) if leader_store else (0, 0)
-                    task = _Locate(held.watched, held.feed.bounds, history, hint)
+                    task = _Locate(held.watched, held.feed.bounds, history, hint, fresh)
                     self._after(after_s, lambda task=task: self._locate(task))  # type: ignore[misc]
                 case feed.Stop(error):
                     raise error
 
+    def _ended_scan(self, held: _Held) -> None:
+        self._admission.done(held.stream.store_id, held)
+        self._admit(held.stream.store_id)
+
     def _release(self, held: _Held) -> None:
         """Give the range back with the ts it has reached."""
-        assert held.registration is not None
-        held.stream.matcher.stop(held.registration)
-        del self._held[held.registration]
+        if held.registration is not None:
+            held.stream.matcher.stop(held.registration)
+            del self._held[held.registration]
         held.watched.feeds.discard(held)
         region = held.feed.region
         with self._state:
@@ -399,12 +443,19 @@ class Puller:
             free = None if held.watched.gone else held.watched.lock.free_resolved
             self._frontier.put(held.watched.free_mark, free)
             self._frontier.release(held.mark)
+        held.watched.regions[region.id] -= 1
+        if not held.watched.regions[region.id]:
+            del held.watched.regions[region.id]
+        if held.request_id != held.watched.request_id:
+            held.watched.request_ids.discard(held.request_id)
+        self._ended_scan(held)
 
     def _leave(self, watched: _Watched, left: threading.Event) -> None:
         for held in list(watched.feeds):
             self._release(held)
         for stream in self._streams.values():
-            stream.deregister(watched.request_id)
+            for request_id in watched.request_ids:
+                stream.deregister(request_id)
         with self._state:
             self._frontier.release(watched.free_mark)
         watched.sink.close()
@@ -416,7 +467,8 @@ class Puller:
         self._pd.forget_store(stream.store_id)
         if error is not None:
             raise error
-        for held in [h for h in self._held.values() if h.stream is stream]:
+        waiting = self._admission.drop(stream.store_id)
+        for held in [*waiting, *(h for h in self._held.values() if h.stream is stream)]:
             self._step(held, feed.StreamLost(why))
 
     # --- called by streams, in their workers ---------------------------------------------------------
