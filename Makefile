@@ -34,6 +34,9 @@ fuzz: setup ## a million damaged rows through the decoders; each at the end of r
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
+chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20
+	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --chaos-seconds 6 $(PYTEST_ARGS)
+
 bench: setup ## the figures of the README, measured on this machine
 	@$(PY) -m benchmarks.run
 
@@ -44,4 +47,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills chaos bench lock clean

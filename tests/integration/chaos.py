@@ -1,0 +1,376 @@
+"""A bank on a small cluster where all that may happen to regions and stores does, with a capture beside.
+
+`run(seed)` drives it for some seconds and compares: what the event store showed at each resolved ts it ever
+published is exactly the upstream's commit history up to there, in order, each change once. Two threads make
+trouble, each from the seed: *regions* (splits, merges, leaders, peers) without pause, *faults* one after the
+other for some tenths of a second each. What they do follows from the seed; when, does not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from tidegate.errors import InvalidInput, TidegateError
+from tidegate.eventstore import outlook, reader
+from tidegate.eventstore.order import Entry, entries_of, order_key
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import RegionRequester
+from tidegate.model.block import DELETE, PUT
+from tidegate.model.span import Span, span_id
+from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.puller.puller import Puller
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv import keys, mvcc
+from tidegate.tikv.engine import Engine
+from tidegate.tikv.faults import CAPTURE_ERRORS, KV_ERRORS
+from tidegate.tikv.reader import Reader
+from tidegate.tikv.region import Region
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+SPANS: Final = (Span(b"m", b"n"), Span(b"t", b"u"), Span(b"t\x80\x00\x00\x00\x00\x00\x00\x78", b"t\xff"))
+"""Everything, and once more a part of it."""
+STORES: Final = 4
+REGIONS_MAX: Final = 40
+SETTLE_S: Final = 90.0
+"""For the capture to reach the present when all is calm again; locks of the dead take some seconds."""
+
+
+@dataclass
+class Outcome:
+    """What a run came to."""
+
+    changes: int = 0
+    marks: int = 0
+    deeds: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+    findings: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        deeds = ", ".join(f"{name} {count}" for name, count in sorted(self.deeds.items()))
+        errors = ", ".join(f"{name} {count}" for name, count in sorted(self.errors.items()))
+        return f"{self.changes} changes at {self.marks} resolved ts; {deeds}; survived: {errors}"
+
+
+class Trouble:
+    """Makes it."""
+
+    def __init__(self, upstream: EmbeddedUpstream, pd: PdClient, seed: int, stop: threading.Event) -> None:
+        self.upstream, self.pd, self.stop = upstream, pd, stop
+        self.deeds: Counter[str] = Counter()
+        self.unexpected: list[BaseException] = []
+        self._stale = upstream.pd_regions
+        self._threads = [
+            threading.Thread(target=self._loop, args=(Random(2 * seed), self._change_regions), daemon=True),
+            threading.Thread(target=self._loop, args=(Random(2 * seed + 1), self._make_fault), daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Wait for both; then everything is well again, but for the regions."""
+        for thread in self._threads:
+            thread.join(60)
+        self.upstream.faults.clear()
+        self.upstream.tso.thaw()
+        self._stale.let_go()
+        for store in self.upstream.stores.all():
+            self.upstream.start_store(store.id)
+
+    def _loop(self, random: Random, deed: Callable[[Random], None]) -> None:
+        while not self.stop.is_set():
+            try:
+                deed(random)
+            except InvalidInput:
+                continue  # the regions are others than when the deed was chosen
+            except BaseException as error:
+                self.unexpected.append(error)
+                return
+
+    # --- regions ---
+
+    def _change_regions(self, random: Random) -> None:
+        self.stop.wait(random.uniform(0.0, 0.06))
+        operators, regions = self.upstream.operators, self.upstream.regions.all
+        region: Region = random.choice(regions)
+        kind = random.choice(("split", "split", "merge", "transfer", "transfer", "move", "give up a merge"))
+        if kind == "split" and len(regions) >= REGIONS_MAX:
+            kind = "merge"
+        if kind == "split":
+            where = self._keys(random, region)
+            operators.split(region.id, where)
+        elif kind == "merge":
+            wait = random.choice((0.0, 0.0, 0.05))
+            operators.merge(
+                region.id, self.upstream.neighbour(region.id), lambda: self.stop.wait(wait) and None
+            )
+        elif kind == "transfer":
+            operators.transfer(region.id, random.choice(region.stores))
+        elif kind == "move":
+            spare = [store.id for store in self.upstream.stores.all() if region.peer_on(store.id) is None]
+            operators.move(region.id, random.choice(region.stores), random.choice(spare or [1]))
+        else:
+            operators.prepare_merge(region.id, self.upstream.neighbour(region.id))
+            self.stop.wait(random.uniform(0, 0.03))
+            operators.rollback_merge(region.id)
+        self.deeds[kind] += 1
+
+    def _keys(self, random: Random, region: Region) -> list[bytes]:
+        if random.random() < 0.5:
+            return [self.upstream.split_key(region.id)]
+        number = (random.randint(100, 140) + (1 << 63)).to_bytes(8, "big")
+        row = b"_r" + (random.randint(0, 300) + (1 << 63)).to_bytes(8, "big")
+        cut = encode_bytes(b"t" + number + random.choice((b"", row)))
+        return [cut, *([self.upstream.split_key(region.id)] if random.random() < 0.3 else [])]
+
+    # --- faults ---
+
+    def _make_fault(self, random: Random) -> None:
+        upstream, faults = self.upstream, self.upstream.faults
+        kind = random.choice(
+            (
+                "store restart",
+                "cut streams",
+                "congest",
+                "frozen tso",
+                "frozen resolved ts",
+                "slow apply",
+                "slow scan",
+                "kv errors",
+                "capture errors",
+                "stale pd",
+                "calm",
+            )
+        )
+        last = random.uniform(0.02, 0.35)
+        match kind:
+            case "store restart":
+                store = random.randint(1, STORES)
+                upstream.stop_store(store)
+                self.stop.wait(last)
+                upstream.start_store(store)
+            case "cut streams":
+                upstream.cut_streams(random.randint(0, STORES))
+                self.stop.wait(last / 4)
+            case "congest":
+                upstream.congest(random.choice((0, random.choice(upstream.regions.all).id)))
+                self.stop.wait(last / 4)
+            case "frozen tso":
+                upstream.tso.freeze()
+                self.stop.wait(last)
+                upstream.tso.thaw()
+            case "frozen resolved ts":
+                faults.resolved_frozen = True
+                self.stop.wait(last)
+            case "slow apply":
+                faults.apply_delay_s = random.uniform(0.001, 0.02)
+                self.stop.wait(last)
+            case "slow scan":
+                faults.scan_delay_s = random.uniform(0.001, 0.02)
+                upstream.cut_streams()
+                self.stop.wait(last)
+            case "kv errors":
+                faults.kv_errors = (random.choice(sorted(KV_ERRORS)), random.uniform(0.02, 0.3))
+                self.stop.wait(last)
+            case "capture errors":
+                faults.capture_errors = (random.choice(CAPTURE_ERRORS), random.uniform(0.1, 0.6))
+                upstream.cut_streams()
+                self.stop.wait(last)
+            case "stale pd":
+                self._stale.hold()
+                self.stop.wait(last)
+                self._stale.let_go()
+            case _:
+                self.stop.wait(last)
+        faults.clear()
+        self.deeds[kind] += 1
+
+
+class SelfTimed:
+    """Transactions of one key that choose their own commit_ts, as the bank's never do."""
+
+    def __init__(self, pd: PdClient, seed: int, stop: threading.Event) -> None:
+        self._pd, self._random, self._stop = pd, Random(3 * seed + 7), stop
+        self.committed = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join(60)
+
+    def _run(self) -> None:
+        requester = RegionRequester(self._pd)
+        while not self._stop.is_set():
+            key = b"t\x80\x00\x00\x00\x00\x00\x00\x79_r%03d" % self._random.randrange(200)
+            try:
+                self._write(requester, key, self._random.random() < 0.5)
+            except TidegateError:
+                continue
+
+    def _write(self, requester: RegionRequester, key: bytes, one_pc: bool) -> None:
+        start_ts = self._pd.tso()
+        deleting = self._random.random() < 0.2
+        mutation = pb.Mutation(
+            op=pb.Del if deleting else pb.Put, key=key, value=b"" if deleting else b"%d" % start_ts
+        )
+        request = pb.PrewriteRequest(
+            mutations=[mutation],
+            primary_lock=key,
+            start_version=start_ts,
+            lock_ttl=500,
+            use_async_commit=True,
+            try_one_pc=one_pc,
+        )
+        response = requester.at_key(key, "KvPrewrite", request, Backoff(3000))
+        if response.errors:
+            self._stop.wait(0.02)
+        elif response.one_pc_commit_ts:
+            self.committed += 1
+        elif response.min_commit_ts:
+            done = pb.CommitRequest(start_version=start_ts, keys=[key], commit_version=response.min_commit_ts)
+            requester.at_key(key, "KvCommit", done, Backoff(3000))
+            self.committed += 1
+
+
+class Witness:
+    """Reads the event store as far as it is published, again and again, and keeps what it saw when."""
+
+    def __init__(self, folder: Path, after: int) -> None:
+        self._folder = folder
+        self.seen: dict[Span, list[Entry]] = {span: [] for span in SPANS}
+        self.upto: dict[Span, int] = dict.fromkeys(SPANS, after)
+        self.marks = 0
+        self.findings: list[str] = []
+
+    def look(self) -> None:
+        if not self._folder.exists():
+            return
+        frontier = outlook.read_frontier(self._folder)
+        for span in SPANS:
+            upto, after = frontier.get(span_id(span), 0), self.upto[span]
+            if upto < after:
+                if upto and self.seen[span]:
+                    self.findings.append(f"{span_id(span)}: the frontier fell from {after} to {upto}")
+                continue
+            if upto == after:
+                continue
+            for block in reader.read(self._folder, span_id(span), after, upto):
+                self.seen[span] += entries_of(block)
+            self.upto[span] = upto
+            self.marks += 1
+
+
+def history(engine: Engine, span: Span, after: int) -> list[Entry]:
+    """Every committed change of the span above a ts, from the store's own records, in order."""
+    found = []
+    values = Reader(engine)
+    cursor = engine.cursor(mvcc.WRITE, upper=encode_bytes(span.end))
+    cursor.seek(encode_bytes(span.start))
+    key, newer = b"", None
+    while cursor.valid():
+        stored = cursor.key()
+        user, commit_ts = stored[: -keys.TS_BYTES], keys.version_of(stored)
+        write = mvcc.decode_write(cursor.value())
+        if user != key:
+            key, newer = user, None
+        if write.is_data():
+            value = values.value_of(user, write) or b""
+            if newer is not None:
+                found[newer] = found[newer]._replace(old_value=value)
+                newer = None
+            if commit_ts > after:
+                op = PUT if write.kind == mvcc.PUT else DELETE
+                found.append(Entry(commit_ts, write.start_ts, op, keys.decode(user), value, b""))
+                newer = len(found) - 1
+        cursor.next()
+    return sorted(found, key=order_key)
+
+
+def compare(span: Span, wanted: list[Entry], seen: list[Entry]) -> list[str]:
+    """The first differences between history and what the event store showed."""
+    if wanted == seen:
+        return []
+    missing = [entry for entry in wanted if entry not in set(seen)]
+    surplus = [entry for entry in seen if entry not in set(wanted)]
+    doubled = [entry for entry, count in Counter(seen).items() if count > 1]
+    name = span_id(span)
+    found = [f"{name}: {len(wanted)} changes wanted, {len(seen)} seen"]
+    found += [f"{name}: lost {entry}" for entry in missing[:3]]
+    found += [f"{name}: invented {entry}" for entry in surplus[:3]]
+    found += [f"{name}: twice {entry}" for entry in doubled[:3]]
+    return found if missing or surplus or doubled else [*found, f"{name}: out of order"]
+
+
+def run(seed: int, folder: Path, seconds: float) -> Outcome:
+    """One run; what it found wrong is in the outcome."""
+    outcome = Outcome()
+    stop = threading.Event()
+    with (
+        EmbeddedUpstream(folder / "upstream", regions=6, stores=STORES) as upstream,
+        PdClient(upstream.pd_addr) as pd,
+    ):
+        bank = BankWorkload(upstream.pd_addr, seed, accounts=120, threads=4, ddl_every_rows=400)
+        bank.setup()
+        start = pd.tso()
+        store = EventStore(folder / "events")
+        failures: list[TidegateError] = []
+        puller = Puller(pd, store, seed=seed, on_failure=failures.append)
+        for span in SPANS:
+            puller.watch(span, start)
+        witness = Witness(folder / "events", start)
+        trouble = Trouble(upstream, pd, seed, stop)
+        trouble.start()
+        self_timed = SelfTimed(pd, seed, stop)
+        timer = threading.Timer(seconds, stop.set)
+        timer.start()
+        seeing = threading.Thread(target=_watch, args=(witness, stop), daemon=True)
+        seeing.start()
+        try:
+            bank.run(None, stop)
+        finally:
+            stop.set()
+            timer.cancel()
+            for each in (trouble, self_timed, seeing):
+                each.join()
+        _settle(pd, puller, witness, outcome)
+        for line in puller.status():
+            outcome.errors.update(line["errors"])
+        puller.close()
+        store.close()
+        bank.close()
+        outcome.deeds, outcome.marks = trouble.deeds, witness.marks
+        outcome.findings += witness.findings + [repr(error) for error in trouble.unexpected]
+        outcome.findings += [error.render() for error in failures]
+        for span in SPANS:
+            wanted = [e for e in history(upstream._engine, span, start) if e.commit_ts <= witness.upto[span]]
+            outcome.findings += compare(span, wanted, witness.seen[span])
+            outcome.changes += len(wanted)
+    return outcome
+
+
+def _watch(witness: Witness, stop: threading.Event) -> None:
+    while not stop.wait(0.03):
+        witness.look()
+
+
+def _settle(pd: PdClient, puller: Any, witness: Witness, outcome: Outcome) -> None:
+    """Until the capture has everything that was committed so far."""
+    now, deadline = pd.tso(), time.monotonic() + SETTLE_S
+    while min(witness.upto.values()) < now:
+        if time.monotonic() > deadline or puller.failure is not None:
+            lines = [f"{line['span']}: {line['resolved']}, {line['waiting_for']}" for line in puller.status()]
+            outcome.findings.append(f"the capture does not reach {now}: {lines}")
+            return
+        time.sleep(0.02)
+        witness.look()

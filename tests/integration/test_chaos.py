@@ -1,0 +1,34 @@
+"""Splits, merges, leader moves, store restarts and more under load: nothing lost, doubled, or late.
+
+`make chaos` runs the long form: `pytest tests/integration/test_chaos.py --seeds 300 --chaos-seconds 6`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration import chaos
+from tidegate.eventstore import kernels as store_kernels
+from tidegate.puller import kernels as puller_kernels
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
+
+
+def test_the_event_store_is_the_commit_history_at_every_resolved_ts(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    puller_kernels.warm()
+    store_kernels.warm()
+    seconds = request.config.getoption("--chaos-seconds")
+    first = request.config.getoption("--first-seed")
+    deeds = 0
+    for seed in range(first, first + request.config.getoption("--seeds")):
+        outcome = chaos.run(seed, tmp_path / str(seed), seconds)
+        print(f"seed {seed}: {outcome}", flush=True)
+        assert not outcome.findings, f"seed {seed}: " + "\n".join(outcome.findings)
+        assert outcome.changes > 100
+        assert outcome.marks > 3
+        deeds += outcome.deeds.total()
+    assert deeds > 10
