@@ -71,3 +71,37 @@ def test_a_new_leader_changes_nothing_else() -> None:
     after = cache.locate(b"a")
     assert (after.leader_peer_id, after.leader_store_id) == (77, 7)
     assert (after.start_key, after.end_key, after.epoch_version) == (b"", b"", 1)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(1, 4), st.integers(1, 5), st.integers(1, 4)), max_size=40
+    ),
+    st.lists(st.integers(1, 5), max_size=5),
+)
+def test_entries_never_overlap_nor_repeat_an_id_and_the_newest_stay(
+    inserts: list[tuple[int, int, int, int]], gone: list[int]
+) -> None:
+    cache = RegionCache(lambda start, end, limit: [])
+    for at, (low, width, number, version) in enumerate(inserts):
+        before = list(cache._regions)
+        region = RegionInfo(number, b"%02d" % low, b"%02d" % (low + width), version, 1, 1, 1)
+        cache.insert(region)
+        rivals = [
+            r
+            for r in before
+            if r.id == number or (r.start_key < region.end_key and region.start_key < r.end_key)
+        ]
+        if all(r.epoch_version <= version for r in rivals):
+            assert cache._regions == sorted(
+                [r for r in before if r not in rivals] + [region], key=lambda r: r.start_key
+            )
+        else:
+            assert cache._regions == before
+        if at % 7 == 6 and gone:
+            number = gone.pop()
+            cache.set_leader(number, 8, 9)
+            cache.invalidate(number)
+            assert all(r.id != number for r in cache._regions)
+        assert cache._starts == [r.start_key for r in cache._regions]
+        assert cache._start_of == {r.id: r.start_key for r in cache._regions}

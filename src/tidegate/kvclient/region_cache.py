@@ -47,6 +47,7 @@ class RegionCache:
         self._lock = threading.Lock()
         self._starts: list[bytes] = []
         self._regions: list[RegionInfo] = []
+        self._start_of: dict[int, bytes] = {}
 
     def locate(self, key: bytes) -> RegionInfo:
         """The region of a raw key; asks PD when unknown. Raises Retryable when PD knows none."""
@@ -70,18 +71,17 @@ class RegionCache:
     def invalidate(self, region_id: int) -> None:
         """Forget a region: the next `locate` asks PD."""
         with self._lock:
-            for at, region in enumerate(self._regions):
-                if region.id == region_id:
-                    del self._starts[at], self._regions[at]
-                    return
+            at = self._at(region_id)
+            if at >= 0:
+                del self._starts[at], self._regions[at], self._start_of[region_id]
 
     def set_leader(self, region_id: int, peer_id: int, store_id: int) -> None:
         """The store says who leads the region now."""
         with self._lock:
-            for at, region in enumerate(self._regions):
-                if region.id == region_id:
-                    self._regions[at] = replace(region, leader_peer_id=peer_id, leader_store_id=store_id)
-                    return
+            at = self._at(region_id)
+            if at >= 0:
+                region = self._regions[at]
+                self._regions[at] = replace(region, leader_peer_id=peer_id, leader_store_id=store_id)
 
     def insert(self, region: RegionInfo) -> None:
         """Take a region in; whatever overlaps it is forgotten, unless that is newer."""
@@ -91,7 +91,7 @@ class RegionCache:
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
-            self._starts, self._regions = [], []
+            self._clear()
 
     def __len__(self) -> int:
         return len(self._regions)
@@ -104,7 +104,7 @@ class RegionCache:
         loaded = self._load(encoded, b"", LOAD_REGIONS)
         with self._lock:
             if len(self._regions) + len(loaded) > MAX_REGIONS:
-                self._starts, self._regions = [], []
+                self._clear()
             for region in loaded:
                 self._insert(region)
         for region in loaded:
@@ -118,7 +118,18 @@ class RegionCache:
             return self._regions[at]
         return None
 
+    def _clear(self) -> None:
+        self._starts, self._regions, self._start_of = [], [], {}
+
+    def _at(self, region_id: int) -> int:
+        """Where a region is; -1 when it is not known."""
+        start = self._start_of.get(region_id)
+        return -1 if start is None else bisect_right(self._starts, start) - 1
+
     def _insert(self, region: RegionInfo) -> None:
+        known = self._at(region.id)
+        if known >= 0 and self._regions[known].epoch_version > region.epoch_version:
+            return
         first = bisect_right(self._starts, region.start_key) - 1
         if first < 0 or not _overlaps(self._regions[first], region):
             first += 1
@@ -127,8 +138,14 @@ class RegionCache:
             if self._regions[last].epoch_version > region.epoch_version:
                 return
             last += 1
+        for gone in self._regions[first:last]:
+            del self._start_of[gone.id]
         self._regions[first:last] = [region]
         self._starts[first:last] = [region.start_key]
+        other = self._at(region.id)  # the same region as it was before its range changed
+        if other >= 0:
+            del self._regions[other], self._starts[other]
+        self._start_of[region.id] = region.start_key
 
 
 def _overlaps(a: RegionInfo, b: RegionInfo) -> bool:
