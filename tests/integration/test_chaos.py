@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration import chaos
 from tidegate.eventstore import kernels as store_kernels
-from tidegate.puller import kernels as puller_kernels
+from tidegate.puller import block_matcher
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(7200)]
 def test_the_event_store_is_the_commit_history_at_every_resolved_ts(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    puller_kernels.warm()
+    block_matcher.warm()
     store_kernels.warm()
     seconds = request.config.getoption("--chaos-seconds")
     first = request.config.getoption("--first-seed")
