@@ -273,7 +273,7 @@ class Rig:
             "sink_uri": self.sink_uri,
             "config": load_config(None, parse_sink_uri(self.sink_uri)).to_json(),
             "token": [1, 1],
-            "created_token": [1, 1],
+            "instance": "rig",
             "incarnation": 1,
             "slots": SLOTS,
             "store_dir": str(self.store),

@@ -19,7 +19,7 @@ def test_values_survive_the_store() -> None:
     status = FeedStatus(5, 9)
     assert FeedStatus.from_bytes(status.to_bytes()) == status
     error = FeedError("broken", "CDC:ErrX", 17, "127.0.0.1:8300")
-    info = FeedInfo("kafka://a/b", {"filter": {}}, 1, 2, 3, "warning", (7, 3), error)
+    info = FeedInfo("kafka://a/b", {"filter": {}}, 1, 2, 3, "warning", "5f0c", error)
     assert FeedInfo.from_bytes(info.to_bytes()) == info
 
 

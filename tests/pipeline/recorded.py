@@ -81,7 +81,7 @@ class RecordedFeed:
             "sink_uri": self.sink_uri,
             "config": merge_config(settings or {}, uri).to_json(),
             "token": [1, 1],
-            "created_token": [1, 1],
+            "instance": "recorded",
             "incarnation": incarnation,
             "slots": slots,
             "store_dir": str(self.store_dir),

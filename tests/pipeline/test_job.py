@@ -16,6 +16,9 @@ from tests.pipeline.control_end import ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.model.block import PUT
+from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.job import first_offset
+from tidegate.sink.kafka import SlotWriter, SpanProgress
 
 pytestmark = pytest.mark.integration
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -70,6 +73,17 @@ def test_every_row_of_a_recorded_log_is_on_the_topic_once_and_in_order(
     assert report.duplicates == 0
     assert report.rows == expected(feed).total()
     assert not (feed.feed_dir / "quarantine.jsonl").exists()
+
+
+def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: RecordedFeed) -> None:
+    spec = FeedSpec.load(feed.write())
+    starts = first_offset(spec).spans
+    span = min(starts)
+    writer = SlotWriter(spec.sink_uri, spec.config, spec.transactional_id(0), spec.prove)
+    for instance, told in (("another", starts), (spec.instance, starts | {span: UPTO})):
+        record = SpanProgress(instance, (9, 9), 1, UPTO).to_bytes()
+        writer.deliver(spec.sink_uri.topic, [], spec.progress_topic, {span: record})
+        assert first_offset(spec).spans == told
 
 
 def test_a_killed_driver_is_replaced_and_nothing_is_lost_or_doubled(

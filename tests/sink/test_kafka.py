@@ -72,10 +72,10 @@ def test_rows_and_progress_become_visible_together_and_in_order(
         topic,
         [block(*rows[:500]), block(*rows[500:])],
         progress,
-        {"s1": SpanProgress((1, 1), 1, 77).to_bytes()},
+        {"s1": SpanProgress("i", (1, 1), 1, 77).to_bytes()},
     )
     assert [m[1:] for m in committed(topic)] == [m[1:] for p in range(3) for m in rows if m[0] == p]
-    assert read_progress(uri, config.sink.kafka_config, progress) == {"s1": SpanProgress((1, 1), 1, 77)}
+    assert read_progress(uri, config.sink.kafka_config, progress) == {"s1": SpanProgress("i", (1, 1), 1, 77)}
 
 
 def test_a_writer_of_an_older_incarnation_writes_nothing_that_a_committed_reader_sees(
@@ -113,7 +113,7 @@ def test_a_rightful_writer_fenced_by_a_waking_zombie_takes_its_slot_back(
     rightful = SlotWriter(uri, config, name, grants.prover(1))
     fence_slots(uri, config, [name])
     rightful.deliver(
-        topic, [block((0, None, b"row"))], progress, {"s": SpanProgress((1, 1), 1, 5).to_bytes()}
+        topic, [block((0, None, b"row"))], progress, {"s": SpanProgress("i", (1, 1), 1, 5).to_bytes()}
     )
     assert committed(topic) == [(0, None, b"row")]
 

@@ -42,12 +42,12 @@ def event(finished_ts: int, seq: int = 0) -> DdlEvent:
 def open_sink(kafka: str, new_topic: Callable[..., str]) -> Callable[..., OwnerSink]:
     topic, journal = new_topic(3), new_topic(1)
 
-    def open_one(protocol: str = "open-protocol", created: tuple[int, int] = (1, 1)) -> OwnerSink:
+    def open_one(protocol: str = "open-protocol", instance: str = "first") -> OwnerSink:
         uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol={protocol}")
         config = load_config(None, uri)
         marks = encoder(codec_options(config.codec_settings()))
         name = transactional_id(1, "default", topic, "owner")
-        sink = OwnerSink(uri, config, name, journal, created, marks)
+        sink = OwnerSink(uri, config, name, journal, instance, marks)
         sink.source = uri.render()  # type: ignore[attr-defined]
         return sink
 
@@ -85,11 +85,11 @@ def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., Ow
     assert marks_of(new) == {p: ([60], []) for p in range(3)}
 
 
-def test_the_journal_of_a_removed_feed_of_the_same_name_does_not_count(
+def test_the_journal_of_another_feed_of_the_same_name_does_not_count(
     open_sink: Callable[..., OwnerSink],
 ) -> None:
     open_sink().send_ddl(event(100))
-    again = open_sink(created=(2, 1))
+    again = open_sink(instance="second")
     assert again.journal.ddl_ts == 0
     again.send_ddl(event(90))
     assert [ddls for _, ddls in marks_of(again).values()] == [[100, 90]] * 3
@@ -108,7 +108,9 @@ def test_the_progress_of_ended_spans_is_deleted_and_that_of_others_stays(
     uri = parse_sink_uri(sink.source)
     config = load_config(None, uri)
     writer = SlotWriter(uri, config, transactional_id(1, "default", uri.topic, 0), lambda: None)
-    progress = {name: SpanProgress((1, 1), 1, ts).to_bytes() for name, ts in (("a", 5), ("b", 6), ("c", 7))}
+    progress = {
+        name: SpanProgress("i", (1, 1), 1, ts).to_bytes() for name, ts in (("a", 5), ("b", 6), ("c", 7))
+    }
     writer.deliver(uri.topic, [], sink._topic, progress)
     sink.forget(["a", "c"])
     found = read_progress(uri, config.sink.kafka_config, sink._topic)

@@ -211,8 +211,9 @@ class FeedInfo:
     create_time_ms: int
     state: str
     """A `control.changefeed.State`."""
-    created_token: tuple[int, int]
-    """The feed's first token: what a removed feed of the same name left in the sink lies below it."""
+    instance: str
+    """Random, given at creation. In the sink it tells this feed's records from those of an earlier feed of
+    the same name, whoever made that: its metadata may be gone, or another capture's."""
     error: FeedError | None = None
     creator_version: str = ""
 
@@ -233,7 +234,7 @@ class FeedInfo:
                 target_ts=int(body["target_ts"]),
                 create_time_ms=int(body["create_time_ms"]),
                 state=body["state"],
-                created_token=_pair(body["created_token"]),
+                instance=str(body["instance"]),
                 error=FeedError(**error) if error else None,
                 creator_version=body.get("creator_version", ""),
             )
@@ -264,11 +265,6 @@ class FeedStatus:
             return cls(int(body["checkpoint_ts"]), int(body.get("resolved_ts", 0)))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput("A checkpoint in the metadata store is damaged.", why=repr(error)) from error
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    first, second = value
-    return int(first), int(second)
 
 
 def _bytes(body: dict[str, Any]) -> bytes:

@@ -265,7 +265,7 @@ class Transaction:
             return
         spec = self.worker.spec
         progress = {
-            span: SpanProgress(spec.token, spec.incarnation, ts).to_bytes()
+            span: SpanProgress(spec.instance, spec.token, spec.incarnation, ts).to_bytes()
             for span, ts in self.reached.items()
         }
         self.writer.deliver(spec.sink_uri.topic, self.blocks, spec.progress_topic, progress)

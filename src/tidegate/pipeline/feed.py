@@ -31,8 +31,8 @@ class FeedSpec:
     sink_uri: SinkUri
     config: ReplicaConfig
     token: tuple[int, int]
-    created_token: tuple[int, int]
-    """The feed's first token: progress records below it belong to a removed feed of the same name."""
+    instance: str
+    """What the feed's progress records carry; others belong to an earlier feed of the same name."""
     incarnation: int
     slots: int
     store_dir: Path
@@ -52,7 +52,7 @@ class FeedSpec:
             sink_uri=uri,
             config=ReplicaConfig.from_json(found["config"]),
             token=_pair(found["token"]),
-            created_token=_pair(found["created_token"]),
+            instance=found["instance"],
             incarnation=found["incarnation"],
             slots=found["slots"],
             store_dir=Path(found["store_dir"]),
@@ -69,7 +69,7 @@ class FeedSpec:
     @property
     def progress_topic(self) -> str:
         """Where this feed's progress lies in Kafka."""
-        return progress_topic(self.namespace, self.name)
+        return progress_topic(self.cluster_id, self.namespace, self.name)
 
     def transactional_id(self, slot: int) -> str:
         """The identity of one of this feed's slots."""

@@ -59,7 +59,7 @@ def first_offset(spec: FeedSpec) -> Offset:
     durable = read_progress(spec.sink_uri, kafka, spec.progress_topic)
     starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
     for span, progress in durable.items():
-        if progress.token >= spec.created_token:
+        if progress.instance == spec.instance:
             starts[span] = max(starts.get(span, 0), progress.ts)
     return Offset(spec.token, starts)
 

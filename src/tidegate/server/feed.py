@@ -198,7 +198,7 @@ class Feed:
     def plan(self) -> FeedPlan:
         """What the incarnations have in common."""
         return FeedPlan(
-            self.node.cluster, self.id, self.uri, self.config, self.info.created_token, self.node.paths
+            self.node.cluster, self.id, self.uri, self.config, self.info.instance, self.node.paths
         )
 
     def start(self) -> None:

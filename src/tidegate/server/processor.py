@@ -159,7 +159,7 @@ class FeedPlan:
     feed: FeedId
     uri: SinkUri
     config: ReplicaConfig
-    created_token: tuple[int, int]
+    instance: str
     paths: Paths
 
     @property
@@ -181,7 +181,7 @@ class FeedPlan:
             "sink_uri": self.uri.render(redact=False),
             "config": self.config.to_json(),
             "token": list(grant.token),
-            "created_token": list(self.created_token),
+            "instance": self.instance,
             "incarnation": grant.incarnation,
             "slots": grant.slots,
             "store_dir": str(self.paths.store),
@@ -201,8 +201,8 @@ def open_kafka_sink(plan: FeedPlan) -> FeedSink:
         plan.uri,
         plan.config,
         transactional_id(plan.cluster, feed.namespace, feed.name, "owner"),
-        progress_topic(feed.namespace, feed.name),
-        plan.created_token,
+        progress_topic(plan.cluster, feed.namespace, feed.name),
+        plan.instance,
         encoder(codec_options(plan.config.codec_settings())),
     )
 

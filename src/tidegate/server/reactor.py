@@ -10,6 +10,7 @@ import contextlib
 import logging
 import re
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -242,7 +243,7 @@ class Reactor:
             target_ts=new.target_ts,
             create_time_ms=node.clock.now_ms(),
             state=str(State.NORMAL),
-            created_token=node.token(),
+            instance=uuid.uuid4().hex,
         )
         key = feed_key(node.cluster, new.feed, "info")
         status = Put(feed_key(node.cluster, new.feed, "status"), FeedStatus(start_ts).to_bytes())
@@ -271,7 +272,7 @@ class Reactor:
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
 
     async def _forget_progress(self, feed: Feed) -> None:
-        topic = progress_topic(feed.id.namespace, feed.id.name)
+        topic = progress_topic(self.node.cluster, feed.id.namespace, feed.id.name)
         try:
             await asyncio.wait_for(
                 asyncio.to_thread(delete_topic, feed.uri, feed.config.sink.kafka_config, topic), 5

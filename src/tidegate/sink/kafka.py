@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -96,9 +96,9 @@ def unreachable(uri: SinkUri, error: object) -> Retryable:
     )
 
 
-def progress_topic(namespace: str, changefeed: str) -> str:
-    """The compacted topic of a feed's progress."""
-    return f"_tidegate.{namespace}.{changefeed}.progress"
+def progress_topic(cluster: int, namespace: str, changefeed: str) -> str:
+    """The compacted topic of a feed's progress: feeds of two clusters may have one name and one broker."""
+    return f"_tidegate.{cluster}.{namespace}.{changefeed}.progress"
 
 
 def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
@@ -194,19 +194,22 @@ def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig) -
 class SpanProgress:
     """How far one span's rows are in Kafka, and under which grant that was written."""
 
+    instance: str
+    """`FeedInfo.instance`; the record of another feed says nothing about this one."""
     token: tuple[int, int]
     incarnation: int
     ts: int
 
     def to_bytes(self) -> bytes:
         """The value of the progress record."""
-        return json.dumps({"token": self.token, "incarnation": self.incarnation, "ts": self.ts}).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SpanProgress:
         """The inverse of `to_bytes`."""
         found = json.loads(data)
-        return cls((found["token"][0], found["token"][1]), found["incarnation"], found["ts"])
+        first, second = found["token"]
+        return cls(found["instance"], (first, second), found["incarnation"], found["ts"])
 
 
 def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:

@@ -53,8 +53,8 @@ class Journal:
     ddl_seq: int = -1
     """That event's number among those of the same FinishedTS."""
     resolved_ts: int = 0
-    token: tuple[int, int] = (0, 0)
-    """The feed's first token: a removed feed of the same name has a lower one."""
+    instance: str = ""
+    """`FeedInfo.instance`: the journal of an earlier feed of the same name does not count."""
 
     def to_bytes(self) -> bytes:
         """The value of the journal record."""
@@ -64,8 +64,7 @@ class Journal:
     def from_bytes(cls, data: bytes) -> Journal:
         """The inverse of `to_bytes`."""
         found = json.loads(data)
-        first, second = found["token"]
-        return cls(found["ddl_ts"], found["ddl_seq"], found["resolved_ts"], (first, second))
+        return cls(found["ddl_ts"], found["ddl_seq"], found["resolved_ts"], found["instance"])
 
     def holds(self, event: DdlEvent) -> bool:
         """Whether the event is out already."""
@@ -81,7 +80,7 @@ class OwnerSink:
         config: ReplicaConfig,
         transactional_id: str,
         journal_topic: str,
-        created_token: tuple[int, int],
+        instance: str,
         marks: MarkEncoder,
     ) -> None:
         kafka = config.sink.kafka_config
@@ -96,7 +95,7 @@ class OwnerSink:
         # Read after the initialisation: an older owner can add nothing any more.
         found = read_records(uri, kafka, journal_topic).get(JOURNAL_KEY)
         journal = Journal.from_bytes(found) if found else Journal()
-        self.journal = journal if journal.token == created_token else Journal(token=created_token)
+        self.journal = journal if journal.instance == instance else Journal(instance=instance)
 
     def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
         """Send one DDL event unless the journal holds it; durable on return."""
