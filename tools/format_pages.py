@@ -1,0 +1,414 @@
+"""docs/formats/*.md: each format of TiDB and TiCDC with recorded bytes, taken apart one by one.
+
+python -m tools.format_pages    writes the pages; a test says when they are out of date
+
+Every block of bytes is a vector of tests/golden, whole: `taken_apart` refuses pieces that do not add up to it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Final
+from zlib import crc32
+
+from tools.format_blocks import (
+    ROOT,
+    Cursor,
+    document_of,
+    framed,
+    groups,
+    last_cell,
+    lines,
+    message,
+    recorded,
+    row_v2,
+    table_of_key,
+    taken_apart,
+    text_of,
+    varint_size,
+    vector,
+)
+
+from tidegate.tidb import memcomparable
+from tidegate.tidb.types import decimal, temporal
+from tidegate.tidb.types import json as binary_json
+
+FOLDER: Final = ROOT / "docs" / "formats"
+NOTE: Final = "<!-- Written by tools/format_pages.py from recorded vectors: change that, not this page. -->"
+
+
+def keys_page() -> str:
+    """Keys."""
+    number = vector("primitives", kind="int", v="1")
+    text = next(v for v in lines("keys/primitives") if v["kind"] == "bytes" and len(v["hex"]) == 18)
+    handle = next(v for v in lines("keys/table_keys") if v["kind"] == "int_handle")
+    record = table_of_key(handle["key"])
+    record.take(2, "'_r'")
+    record.take(8, f"handle {handle['handle']}, comparable")
+    boundary = Cursor(handle["region_key"])
+    while boundary.at < len(boundary.data):
+        boundary.take(8, "eight bytes of the key, the last padded with zeros")
+        boundary.take(
+            1, lambda p: "ff: more follows" if p == b"\xff" else f"{p.hex()}: {255 - p[0]} bytes of padding"
+        )
+    common = recorded("key_common_three", 1)
+    three = table_of_key(common["key"])
+    three.take(2, "'_r'")
+    three.take(9, "flag 4, the datetime as a packed u64")
+    three.take(3, lambda p: f"flag 6, precision {p[1]}, fraction {p[2]}")
+    three.take(6, "the decimal")
+    three.rest("flag 1, the bytes in groups of eight")
+    index = next(
+        one for one in lines("rows/key_nonclustered") if one["kind"] == "kv" and one["is"] == "index"
+    )
+    entry = table_of_key(index["key"])
+    entry.take(2, "'_i'")
+    entry.take(8, lambda p: f"index id {memcomparable.decode_int(p)}, comparable")
+    entry.take(1, "flag 0: NULL, so the handle follows to tell entries apart")
+    entry.rest("flag 3, the handle")
+    meta = vector("table_keys", kind="meta_hash_key", name="DBs")
+    cursor = Cursor(meta["key"])
+    cursor.take(1, "'m'")
+    cursor.take(9, "'DBs', comparable")
+    cursor.take(8, "'h': a field of a hash")
+    cursor.rest(f"'{meta['field']}', comparable")
+    return f"""# Keys
+
+{NOTE}
+
+A key sorts as bytes, so numbers and texts are written so that their bytes compare as they do. Plain form:
+`tidb/memcomparable.py`, `tidb/keys.py`, `tidb/datum.py`; compiled: `tidb/row_kernels.py`.
+
+## Comparable integers and bytes
+
+A signed integer is big-endian with its sign bit flipped; an unsigned one is big-endian. {number["v"]}:
+
+{taken_apart(number["comparable"], [(bytes.fromhex(number["comparable"]), "i64 " + number["v"])])}
+Bytes go in groups of eight, each followed by one byte: 255 less the number of zeros that pad the group. The last
+group is never full, so that no text is a prefix of another's end. `{text["hex"]}`:
+
+{groups(text["comparable"])}
+## Rows
+
+Under an integer primary key (clustered), or the hidden row id of a table without a clustered key:
+
+{record.block()}
+Under any other clustered primary key the handle is its columns, each a *datum*: a flag, then the comparable form.
+Here `(datetime(3), decimal(12,4), varbinary(9))` = `{", ".join(text_of(v) for v in common["mounted"]["values"][:3])}`:
+
+{three.block()}
+| flag | value | comparable form |
+|---|---|---|
+| 0 | NULL | nothing |
+| 1 | text, bytes | groups of eight; a text first becomes the sort key of its collation |
+| 3, 4 | signed, unsigned; dates and times (packed), enum, set, bit are 4 | 8 bytes |
+| 5 | float, double | 8 bytes: a negative number inverted whole, else the sign bit set |
+| 6 | decimal | precision, fraction, digits: see [values](values.md) |
+| 7 | time of day | signed nanoseconds |
+
+A text under a collation that is not binary cannot be read back from its sort key; then the row's value holds it as well.
+
+## Index entries
+
+Never replicated, but part of a transaction:
+
+{entry.block()}
+## Schema
+
+What TiDB knows of itself lies under `m`; capture reads it at the start of a feed. `{meta["name"]}`, `{meta["field"]}`:
+
+{cursor.block()}
+## Borders of regions
+
+PD and TiKV's requests for regions take keys once more in groups of eight. The key of the row above:
+
+{boundary.block()}"""
+
+
+def rows_page() -> str:
+    """Row formats."""
+    small = recorded("key_nonclustered", 7)
+    large = next(v for v in lines("keys/row_values") if v["v2"].startswith("8001"))
+    cells = {c["column_id"]: f"{c['t']} {c.get('v', c.get('hex', ''))}" for c in large["columns"]}
+    summed = recorded("checksum_times", 0)
+    times = dict(enumerate(summed["mounted"]["values"], start=1))
+    old = recorded("rowv1_ints_signed", 0)
+    v1 = Cursor(old["value"])
+    for value in old["mounted"]["values"][1:]:
+        v1.take(1, "flag 8: a varint")
+        v1.take(varint_size(v1), lambda p: f"column id {memcomparable.read_varint(p, 0)[0]}")
+        v1.take(1, "flag 8: a varint")
+        v1.take(varint_size(v1), value)
+    return f"""# Rows
+
+{NOTE}
+
+The value under a record key holds the columns that the key does not hold, by column id. Plain form: `tidb/row.py`;
+compiled: `tidb/row_kernels.py`, `mounter/decode.py`. What a cell's bytes mean is in [values](values.md).
+
+## Format v2
+
+```
+80  flags  not-null count u16  null count u16  not-null ids  null ids  ends  values  [checksum]     little-endian
+```
+
+A column in neither list is not stored: a column added later has its *origin default*, one of the key is in the key, and
+a NULL whose default is NULL need not be stored. `(k, v, w)` = `{", ".join(text_of(v) for v in small["mounted"]["values"])}`:
+
+{row_v2(small["value"], {1: "'b'", 2: "2"})}
+A row is *large* when an id is above 255 or its values take more than 65,535 bytes: ids and ends are u32 then.
+
+{row_v2(large["v2"], cells)}
+With a checksum behind the values ([checksums](checksums.md)):
+
+{row_v2(summed["value"], {i: f"time {v}" for i, v in times.items()})}
+## Format v1
+
+Pairs of datums, the column's id and its value; integers are varints (zigzag), texts have a varint length. A row without
+columns is one zero byte. TiDB's own tables (`mysql.tidb_ddl_job` among them) are written so, and every table under
+`tidb_row_format_version = 1`:
+
+{v1.block()}"""
+
+
+def values_page() -> str:
+    """Values by type."""
+    exact = next(v for v in lines("keys/decimals") if v["parsed"] == "-666.03" and v["codec"])
+    digits = Cursor(exact["codec"])
+    digits.take(1, lambda p: f"precision {p[0]}")
+    digits.take(1, lambda p: f"digits behind the point: {p[0]}")
+    digits.rest("words of 9 digits in 4 bytes, cut ones shorter; inverted, then the first bit flipped")
+    assert decimal.decode(bytes.fromhex(exact["codec"])) == exact["from_bin"]
+    moment = next(
+        v for v in lines("keys/times") if v["kind"] == "datetime" and v["string"].startswith("5359")
+    )
+    packed = bytes.fromhex(moment["codec_UTC"])
+    parts = temporal.unpack(int.from_bytes(packed, "big"))
+    floats = recorded("types_floats", 0)
+    document = next(v for v in lines("keys/json") if v["text"].startswith("{") and 30 < len(v["binary"]) < 90)
+    code, body = document["type_code"], bytes.fromhex(document["binary"])
+    tree = Cursor(bytes([code]) + body)
+    tree.take(1, "type: object")
+    count = int.from_bytes(tree.take(4, lambda p: f"members: {int.from_bytes(p, 'little')}"), "little")
+    tree.take(4, lambda p: f"size: {int.from_bytes(p, 'little')}")
+    for i in range(count):
+        tree.take(6, f"key {i + 1}: offset u32, length u16")
+    for i in range(count):
+        tree.take(5, f"value {i + 1}: type, then offset or the literal")
+    tree.rest("keys, then values")
+    assert binary_json.decode(tree.data) == document["string"]
+    embedding = next(v for v in lines("keys/vectors") if 8 < len(v["binary"]) <= 40)
+    points = Cursor(embedding["binary"])
+    dimensions = int.from_bytes(
+        points.take(4, lambda p: f"dimensions: {int.from_bytes(p, 'little')}"), "little"
+    )
+    for _ in range(dimensions):
+        points.take(4, lambda p: f"f32 {struct.unpack('<f', p)[0]:.7g}")
+    sets = recorded("types_enums_sets", 0)
+    return f"""# Values
+
+{NOTE}
+
+A cell of a row in format v2, by the column's type. One type a file under `tidb/types/`; integers and times shrink to the
+shortest of 1, 2, 4, 8 bytes that holds them.
+
+| type | bytes |
+|---|---|
+| tinyint ... bigint, year | little-endian, signed; unsigned columns unsigned |
+| float, double | 8 bytes, comparable big-endian (a float as a double) |
+| decimal | precision, fraction, binary digits |
+| char, varchar, text | UTF-8, whatever the column's character set |
+| binary, varbinary, blob | as they are |
+| date, datetime, timestamp | packed u64, little-endian, shortened; a timestamp in UTC |
+| time | nanoseconds, signed, little-endian, shortened |
+| enum, set, bit | the number (an enum's place from 1, a set's mask), unsigned, shortened |
+| json | a type, then a tree by offsets |
+| vector | a count, then f32 each |
+
+## Decimal
+
+`{exact["from_bin"]}` in a column `decimal({exact["precision"]},{exact["frac"]})`:
+
+{digits.block()}
+## Date and time
+
+`(year * 13 + month) << 46 | day << 41 | hour << 36 | minute << 30 | second << 24 | microsecond`; zero is the zero date.
+`{moment["string"]}` (year {parts.year}, month {parts.month}, microsecond {parts.micro}), as a key holds it:
+
+{taken_apart(packed, [(packed, "u64, here big-endian")])}
+## Float
+
+`{floats["mounted"]["values"][7]}` as a double: the bits, big-endian; a positive number with the sign bit set, a
+negative one inverted whole:
+
+{last_cell(floats["value"], "comparable double")}
+## JSON
+
+`{document["string"]}`; all little-endian, offsets from behind the type byte:
+
+{tree.block()}
+## Vector
+
+`{embedding["string"]}`:
+
+{points.block()}
+## Enum, set
+
+`{", ".join(text_of(v) for v in sets["mounted"]["values"])}`, the first being the key: each cell the number, a zero set
+one byte:
+
+{row_v2(sets["value"], {})}"""
+
+
+def checksums_page() -> str:
+    """Row checksums."""
+    two = recorded("checksum_times", 0)
+    value, key = bytes.fromhex(two["value"]), bytes.fromhex(two["key"])
+    covered, carried = value[:-4], int.from_bytes(value[-4:], "little")
+    handle = key[11:]
+    assert crc32(handle, crc32(covered)) == carried
+    damaged = next(one for one in lines("rows/checksum_floats") if "damaged" in one.get("what", ""))
+    assert damaged["checksum"]["corrupted"]
+    return f"""# Row checksums
+
+{NOTE}
+
+With `tidb_enable_row_level_checksum` TiDB writes a CRC-32 (IEEE) behind a row of format v2. Plain form:
+`tidb/checksum.py`; compiled: `tidb/checksum_kernels.py`; what a feed does about it: [integrity](../integrity.md).
+
+| version | the sum is over |
+|---|---|
+| 0 | the columns' values in the order of their ids, each in the form below |
+| 1 | the row up to and with the checksum's header byte, then the whole record key |
+| 2 | the same, then the handle only, so that a restore under another table id keeps it valid |
+
+Header byte: bits 0-2 the version, bit 3 set when a second sum follows (version 0, while a schema change is in flight: one
+of the two must match).
+
+## Version 2
+
+The row, without its sum:
+
+{taken_apart(covered, [(covered[:-1], "the row"), (covered[-1:], "header: version 2")])}
+then the handle:
+
+{taken_apart(handle, [(handle, "comparable 1")])}
+CRC-32 of both, one after the other: {carried}. The row carries it little-endian:
+
+{taken_apart(value[-4:], [(value[-4:], str(carried))])}
+A row damaged in one byte ("{damaged["what"]}") was judged by TiCDC as we judge it: corrupted.
+
+## Version 0: the form of a value
+
+| type | bytes |
+|---|---|
+| integers, year, enum, set, bit | u64, little-endian |
+| float, double | the bits of a double, little-endian; infinities and NaN as 0 |
+| date, datetime, timestamp (in UTC), time, decimal, json, text, bytes | u32 length, little-endian, then the text TiDB would show |
+| vector | as stored: u32 dimensions, then f32 each |
+| NULL | nothing |
+
+## What it does not cover
+
+A row of format v1 and a row written with the switch off carry no sum: they pass and are counted as unchecked. An old
+value under version 0 may have been written before a column came or went: a difference there says nothing.
+"""
+
+
+def open_page() -> str:
+    """Open protocol."""
+    one, ddl, mark = (message("open_default", kind) for kind in ("row", "ddl", "checkpoint"))
+    batch = min(
+        (m for one in lines("messages/open_batch16") if one["kind"] == "batch" for m in one["messages"]),
+        key=lambda m: len(m["key"]),
+    )
+    return f"""# Open protocol
+
+{NOTE}
+
+TiCDC's own: JSON with length prefixes, several rows in one Kafka message. Row by row: `codec/open_protocol.py`;
+compiled: `codec/kernels.py`, `codec/decode_kernels.py`.
+
+```
+key   = version u64 (1) {{ length u64, JSON }}*      big-endian
+value =                 {{ length u64, JSON }}*
+```
+
+## A row
+
+{framed(one["key"], True)}
+`ts` commit ts, `scm` schema, `tbl` table, `rid` handle (integer keys only), `t` kind of message: 1 row, 2 DDL, 3 resolved.
+
+{framed(one["value"], False)}
+`u` the new values, `p` the old ones of an update, `d` a deleted row's. Of a column `t` is MySQL's type, `f` flags, `h` true
+for a key column, `v` the value: numbers as numbers, texts and bytes as texts (bytes that are not printable escaped `\\xNN`).
+
+| flag | | flag | |
+|---|---|---|---|
+| 1 | binary | 16 | unique key |
+| 2 | handle key | 32 | multiple key |
+| 4 | generated | 64 | nullable |
+| 8 | primary key | 128 | unsigned |
+
+## DDL
+
+Goes to every partition, alone:
+
+{framed(ddl["key"], True)}
+{framed(ddl["value"], False)}
+## Resolved
+
+Everything of this partition with a commit ts at or below it has been sent:
+
+{framed(mark["key"], True)}
+{framed(mark["value"], False)}
+## A batch
+
+Keys one after the other, values too, up to `max-batch-size` rows and `max-message-bytes`:
+
+{framed(batch["key"], True)}"""
+
+
+def canal_page() -> str:
+    """Canal-JSON."""
+    one, ddl, mark = (message("canaljson_tidb_extension", kind) for kind in ("row", "ddl", "checkpoint"))
+    return f"""# Canal-JSON
+
+{NOTE}
+
+One Kafka message a row, without a key. Row by row: `codec/canal_json.py`; compiled: `codec/kernels.py`,
+`codec/decode_kernels.py`. `es` is the commit's time, `ts` the encoder's clock, both in ms.
+
+## A row
+
+{document_of(one["value"])}
+`sqlType` has Java's codes (`java.sql.Types`), `mysqlType` the column's type in words, `data` the new values as texts, NULL as
+null, bytes as texts of latin1 signs; `old` the old values of an update (`null` otherwise); a delete has its row in `data`.
+
+With `enable-tidb-extension=true` the commit ts is in `_tidb`, and watermarks are sent. Without it there are none: a
+consumer cannot know when a transaction is whole, and ours refuses to guess.
+
+## DDL
+
+To partition 0 only:
+
+{document_of(ddl["value"])}
+## Watermark
+
+{document_of(mark["value"])}"""
+
+
+PAGES: Final[dict[str, Callable[[], str]]] = {
+    "keys.md": keys_page,
+    "rows.md": rows_page,
+    "values.md": values_page,
+    "checksums.md": checksums_page,
+    "open-protocol.md": open_page,
+    "canal-json.md": canal_page,
+}
+
+
+if __name__ == "__main__":
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page())
