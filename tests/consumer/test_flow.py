@@ -56,7 +56,17 @@ def test_a_mark_before_the_restart_is_kept_when_no_row_waits() -> None:
     step = flow.next_step(100)
     assert isinstance(step, Rows)
     flow.assembler.take(step.bounds)
-    assert flow.position(6).partitions[0] == PartitionPosition(offset=10, applied=6, watermark=9)
+    position = flow.position(6)
+    assert position.partitions[0] == PartitionPosition(offset=10, applied=6, watermark=9)
+    # Nothing new in partition 0: the mark that is not read again must outlive any number of restarts.
+    for ts in (7, 8):
+        flow = Flow(position, Mode.TRANSACTION, None, None)
+        flow.take([Fetched(1, 10 + ts, resolved=((ts, 3 + ts),))])
+        step = flow.next_step(100)
+        assert step == Rows({0: ts, 1: ts})
+        flow.assembler.take(step.bounds)
+        position = flow.position(ts)
+        assert position.partitions[0] == PartitionPosition(offset=10, applied=ts, watermark=9)
 
 
 def test_a_waiting_ddl_is_read_again_after_a_restart() -> None:

@@ -66,7 +66,11 @@ class Flow:
         self._base = position
         self._ddl_partition = ddl_partition
         self._ddl_done = position.ts
-        self._at = {number: _Partition(p.offset) for number, p in position.partitions.items()}
+        # What was known before `offset` is not read again, so it is carried on as a mark that stands there.
+        self._at = {
+            number: _Partition(p.offset, [(p.offset - 1, p.watermark)])
+            for number, p in position.partitions.items()
+        }
         self.watermarks = Watermarks({number: p.watermark for number, p in position.partitions.items()})
         self.assembler = Assembler({number: p.applied for number, p in position.partitions.items()})
         self._ddls: dict[tuple[object, ...], _Waiting] = {}
