@@ -261,6 +261,38 @@ def test_pause_holds_the_checkpoint_and_resume_goes_on(
     assert grant[1][key]["token"] == grant[0][key]["token"]
 
 
+def test_feeds_share_the_events_of_their_tables_and_each_keeps_its_place(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    start_ts = pd.tso()
+    for name in ("one", "two", "three"):
+        assert capture.create(name, start_ts=start_ts)["http"] == 200
+    work(bank, 200)
+    for name in ("one", "two"):
+        capture.wait_checkpoint(name, pd.tso())
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    work(bank, 300)
+    capture.wait_checkpoint("two", pd.tso())
+    # What one has not yet seen must outlive two's progress and three's end.
+    assert capture.call("DELETE", "/changefeeds/three")["http"] == 200
+    assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
+    work(bank, 100)
+    end = pd.tso()
+    capture.wait_checkpoint("one", end)
+    capture.wait_checkpoint("two", end)
+    watched = [line["span"] for line in capture.capture.spans.status]
+    assert len(watched) == len(set(watched)), "each span is pulled once, for all feeds"
+    kept = [
+        [line for line in capture.lines(name) if line.get("row", line.get("ddl", end)) < end]
+        for name in ("one", "two")
+    ]
+    for lines in kept:
+        check_order(lines)
+    rows = [{(line["row"], line["key"]) for line in lines if "row" in line} for lines in kept]
+    assert rows[0] == rows[1]
+    assert len(rows[0]) >= 600
+
+
 def test_remove_deletes_the_feed_and_its_name_is_free_again(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
