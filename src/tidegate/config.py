@@ -527,6 +527,30 @@ def merge_config(data: Mapping[str, Any], sink_uri: SinkUri) -> ReplicaConfig:
     return ReplicaConfig.from_json(merged)
 
 
+def laid_over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings `base` (`ReplicaConfig.to_json`) with those of a file laid over them; lists are replaced."""
+    merged = dict(base)
+    for name, value in _snake(data).items():
+        held = merged.get(name)
+        if isinstance(held, Mapping) and isinstance(value, Mapping):
+            merged[name] = laid_over(held, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def with_secrets_of(data: Mapping[str, Any], held: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that a client has read, changed and sent back: what stands for a secret is that of `held`."""
+    return {
+        name: with_secrets_of(value, held.get(name) or {})
+        if isinstance(value, Mapping)
+        else held.get(name, value)
+        if value == REDACTED
+        else value
+        for name, value in data.items()
+    }
+
+
 def _snake(data: Any) -> Any:
     """Kebab-case keys to snake_case, all the way down; TiCDC's JSON has one key with hyphens."""
     if isinstance(data, Mapping):

@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from tidegate.api.serve import address_of, listen, run
 from tidegate.cli.main import app as command_line
+from tidegate.control.metadata import FeedId
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.capture import Capture, Options
 from tidegate.server.processor import OpenSink
@@ -393,6 +394,73 @@ def test_rules_are_checked_against_the_tables_and_what_is_left_out_is_named(
     capture.wait_checkpoint("two", pd.tso())
     assert "left out" not in tidegate("query", "-c", "two")
     assert len(capture.feed("two")["tidegate"]["spans"]) == 2
+
+
+def test_a_paused_feed_takes_other_settings_and_goes_on_with_them(
+    bank: BankWorkload, capture: Running, pd: PdClient, tmp_path: Path
+) -> None:
+    def tidegate(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(command_line, ["changefeed", *words, "--server", capture.address])
+        return result.exit_code, result.output
+
+    uri = "kafka://127.0.0.1:1/one?protocol=open-protocol&sasl-user=u&sasl-password=hidden"
+    accounts = {"filter": {"rules": ["bank.accounts"]}}
+    assert capture.create("one", sink_uri=uri, replica_config=accounts)["http"] == 200
+    work(bank, 100)
+    capture.wait_checkpoint("one", pd.tso())
+    code, text = tidegate("update", "-c", "one", "--target-ts", str(pd.tso()))
+    assert code == 2
+    assert "CDC:ErrChangefeedUpdateRefused" in text
+    assert "tidegate changefeed pause -c one" in text
+    assert tidegate("pause", "-c", "one")[0] == 0
+    checkpoint, feed = capture.feed("one")["checkpoint_ts"], capture.capture.reactor.feeds
+    before = feed[FeedId("default", "one")].info
+
+    file = tmp_path / "more.toml"
+    file.write_text(
+        "[filter]\nrules = ['bank.*']\n[integrity]\nintegrity-check-level = 'correctness'\n"
+        "[sink.kafka-config]\npartition-num = 0"
+    )
+    assert "nothing would change" in tidegate("update", "-c", "one")[1].lower()
+    code, text = tidegate("update", "-c", "one", "--config", str(file))
+    assert (code, "updated changefeed default/one, which is stopped" in text) == (0, True)
+    assert 'filter.rules: ["bank.accounts"] -> ["bank.*"]' in text
+    assert 'integrity.integrity-check-level: "none" -> "correctness"' in text
+    assert "hidden" not in text
+    assert "not above the checkpoint" in tidegate("update", "-c", "one", "--target-ts", str(checkpoint))[1]
+    refused = capture.call("PUT", "/changefeeds/one", {"start_ts": 5})
+    assert (refused["http"], refused["error_code"]) == (400, "CDC:ErrAPIInvalidParam")
+    refused = capture.call("PUT", "/changefeeds/one", {"replica_config": {"filter": {"rules": ["nodot"]}}})
+    assert "write schema.table" in refused["error_msg"]
+    after = feed[FeedId("default", "one")].info
+    assert after.config["sink"]["kafka_config"]["sasl_password"] == "hidden"
+    assert (after.instance, after.start_ts) == (before.instance, before.start_ts)
+
+    work(bank, 200)
+    end = pd.tso()
+    assert tidegate("update", "-c", "one", "--target-ts", str(end), "--no-confirm")[0] == 0
+    assert tidegate("resume", "-c", "one")[0] == 0
+    capture.wait_state("one", "finished")
+    spec = json.loads((capture.data_dir / "feeds/default/one/spec.json").read_text())
+    assert spec["config"]["integrity"]["integrity_check_level"] == "correctness"
+    rows = [line for line in capture.lines("one") if "row" in line]
+    assert {line["table"] for line in rows if line["row"] <= checkpoint} == {"bank.accounts"}
+    assert {line["table"] for line in rows if line["row"] > checkpoint} > {"bank.accounts"}
+
+
+def test_another_topic_is_sent_everything_above_the_checkpoint(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    capture.create("one")
+    capture.wait_checkpoint("one", pd.tso())
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    feeds = capture.capture.reactor.feeds
+    before = feeds[FeedId("default", "one")].info.instance
+    moved = capture.call(
+        "PUT", "/changefeeds/one", {"sink_uri": "kafka://127.0.0.1:1/two?protocol=open-protocol"}
+    )
+    assert (moved["http"], moved["sink_uri"]) == (200, "kafka://127.0.0.1:1/two?protocol=open-protocol")
+    assert feeds[FeedId("default", "one")].info.instance != before
 
 
 def test_the_command_line_drives_a_capture(bank: BankWorkload, capture: Running, pd: PdClient) -> None:

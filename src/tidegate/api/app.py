@@ -32,6 +32,7 @@ ROUTES: Final = [
     Route("/changefeeds", changefeeds.show_all, methods=["GET"]),
     Route("/changefeeds", changefeeds.create, methods=["POST"]),
     Route("/changefeeds/{name}", changefeeds.show, methods=["GET"]),
+    Route("/changefeeds/{name}", changefeeds.update, methods=["PUT"]),
     Route("/changefeeds/{name}", changefeeds.remove, methods=["DELETE"]),
     Route("/changefeeds/{name}/pause", changefeeds.pause, methods=["POST"]),
     Route("/changefeeds/{name}/resume", changefeeds.resume, methods=["POST"]),

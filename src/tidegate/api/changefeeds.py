@@ -1,4 +1,4 @@
-"""Changefeeds over HTTP: create, list, show, pause, resume, remove.
+"""Changefeeds over HTTP: create, list, show, update, pause, resume, remove.
 
 Bodies and answers are TiCDC's (facts, cdc-cli-api 3 and 4); what TiCDC does not have stands under
 `tidegate`. `namespace` and `keyspace` are the same thing here.
@@ -114,6 +114,23 @@ async def show_status(request: Request) -> Response:
             "tidegate": own(feed, request),
         }
     )
+
+
+async def update(request: Request) -> Response:
+    """PUT /changefeeds/ID: of a stopped or failed feed; what is left out, empty or 0 stays."""
+    body, feed = await body_of(request), _feed(request)
+    if _number(body, "start_ts") not in (0, feed.info.start_ts):
+        raise Refused(
+            "CDC:ErrAPIInvalidParam",
+            "A changefeed's start-ts cannot be changed.",
+            fix="remove the changefeed and create it with the wanted start-ts",
+        )
+    config = body.get("replica_config")
+    if config is not None and not isinstance(config, dict):
+        raise InvalidInput("'replica_config' is not a JSON object.")
+    sink_uri, target_ts = str(body.get("sink_uri") or ""), _number(body, "target_ts")
+    changed = await capture_of(request).reactor.update(feed.id, sink_uri, config, target_ts)
+    return JSONResponse(full(changed, request))
 
 
 async def pause(request: Request) -> Response:

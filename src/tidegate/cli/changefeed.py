@@ -104,6 +104,52 @@ def query(
 
 
 @app.command()
+def update(
+    changefeed_id: IdOption,
+    server: ServerOption = DEFAULT_SERVER,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file; its settings are laid over the present ones.")
+    ] = None,
+    sink_uri: Annotated[str, typer.Option(help="Another sink URI; left out: as it is.")] = "",
+    target_ts: Annotated[int, typer.Option(min=0, help="Stop after this ts; 0: as it is.")] = 0,
+    namespace: NamespaceOption = "default",
+    no_confirm: Annotated[bool, typer.Option("--no-confirm", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the settings of a stopped or failed changefeed; resume it to go on with them."""
+    from tidegate.config import laid_over, read_toml
+
+    with _reported():
+        path, query = f"/changefeeds/{changefeed_id}", {"namespace": namespace}
+        old = _call(server, "GET", path, query=query)
+        settings = laid_over(old["config"], read_toml(config)) if config is not None else old["config"]
+        changes = _changes(old["config"], settings)
+        changes += [f"sink-uri: {old['sink_uri']} -> {sink_uri}"] if sink_uri else []
+        changes += [f"target-ts: {old['target_ts'] or 'none'} -> {target_ts}"] if target_ts else []
+        if not changes:
+            raise InvalidInput("Nothing would change.", fix="give --config, --sink-uri or --target-ts")
+        print("\n".join(changes), file=sys.stderr)
+        if not no_confirm and sys.stdin.isatty() and not typer.confirm("Update it so?", err=True):
+            raise typer.Exit(1)
+        body = {"replica_config": settings, "sink_uri": sink_uri, "target_ts": target_ts}
+        made = _call(server, "PUT", path, body, query)
+        _show(made, f"updated changefeed {made['namespace']}/{made['id']}, which is {made['state']}", as_json)
+
+
+def _changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> list[str]:
+    """A line for each setting that differs, named as in a file."""
+    lines = []
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name), new.get(name)
+        path = f"{section}{name}".replace("_", "-")
+        if isinstance(before, dict) and isinstance(after, dict):
+            lines += _changes(before, after, f"{path}.")
+        elif before != after:
+            lines.append(f"{path}: {json.dumps(before)} -> {json.dumps(after)}")
+    return lines
+
+
+@app.command()
 def pause(
     changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
 ) -> None:

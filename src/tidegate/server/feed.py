@@ -233,6 +233,14 @@ class Feed:
         await self._become(life)
         self.start()
 
+    async def update(self, info: FeedInfo) -> None:
+        """Take on other settings, durably; the feed must not run. They are in force when it is resumed."""
+        await self.stop()
+        await self.node.write(Put(feed_key(self.node.cluster, self.id, "info"), info.to_bytes()))
+        self.info, self.uri = info, parse_sink_uri(info.sink_uri)
+        self.config = ReplicaConfig.from_json(info.config)
+        self._filter = FeedFilter.of(self.config)
+
     def warn(self, error: FeedError) -> None:
         """Show a trouble that does not stop the pipeline."""
         if self.life.runs:

@@ -13,12 +13,12 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tidegate import metrics
 from tidegate.codec.registry import codec_options
-from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
+from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri, with_secrets_of
 from tidegate.control.changefeed import Command, State
 from tidegate.control.gc import HELD, GcGuard, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (
@@ -52,6 +52,7 @@ SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
 CREATING_TTL_S: Final = 3600
 SHOWN_TABLES: Final = 20
+UPDATABLE: Final = (State.STOPPED, State.FAILED)
 """How many tables without a key an error, or a changefeed's status, names."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
@@ -256,6 +257,48 @@ class Reactor:
         """Pause or resume a feed."""
         await self.get(feed).command(command)
         self._gc_now.set()
+
+    async def update(
+        self, feed: FeedId, sink_uri: str = "", config: Mapping[str, Any] | None = None, target_ts: int = 0
+    ) -> Feed:
+        """Change a stopped or failed feed's settings; what is empty, None or 0 stays as it is.
+
+        Raises Refused while it runs, for a target the feed has passed, and for what `create` refuses.
+        """
+        found = self.get(feed)
+        info = found.info
+        if found.life.state not in UPDATABLE:
+            raise Refused(
+                "CDC:ErrChangefeedUpdateRefused",
+                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
+                "it can be updated only while it is stopped or failed.",
+                fix=f"`tidegate changefeed pause -c {feed.name}` first, and resume it afterwards",
+            )
+        if sink_uri in ("", found.uri.render()):
+            sink_uri = info.sink_uri
+        wanted = info.config if config is None else with_secrets_of(config, info.config)
+        new = check_new(feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts)
+        if target_ts and target_ts <= found.checkpoint:
+            raise Refused(
+                "CDC:ErrTargetTsBeforeStartTs",
+                f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}.",
+                fix="choose a later target-ts",
+            )
+        catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, found.persisted)
+        self._check_tables(new, catalogue, found.persisted)
+        moved = (new.uri.hosts, new.uri.topic) != (found.uri.hosts, found.uri.topic)
+        await found.update(
+            replace(
+                info,
+                sink_uri=new.uri.render(redact=False),
+                config=new.config.to_json(),
+                target_ts=new.target_ts,
+                # Another topic has nothing of what the old one was sent above the checkpoint.
+                instance=uuid.uuid4().hex if moved else info.instance,
+            )
+        )
+        event(LOG, logging.INFO, "changefeed updated", changefeed=str(feed))
+        return found
 
     async def remove(self, feed: FeedId) -> None:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
