@@ -36,9 +36,10 @@ def plot(title: str, unit: str, series: Sequence[Series]) -> str:
         x, y = at(0, value)
         parts.append(f'<line x1="{x}" y1="{y:.1f}" x2="{WIDTH - 10}" y2="{y:.1f}" class="grid"/>')
         parts.append(f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{_number(value)}</text>')
-    for i in range(6):
-        x, y = at(right * i / 5, 0)
-        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{right * i / 5:.0f} s</text>')
+    step = _round_up(right / 10)
+    for i in range(int(right / step) + 1):
+        x, y = at(i * step, 0)
+        parts.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="middle">{i * step:g} s</text>')
     for colour, one in zip(COLOURS, series, strict=False):
         line = " ".join("{:.1f},{:.1f}".format(*at(x, y)) for x, y in one.points)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.8"/>')

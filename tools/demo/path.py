@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import threading
@@ -71,6 +72,7 @@ class MainPath:
         self.server = self.pd = self.uri = self._kafka_said = ""
         self.kafka_lag, self.table_lag = Lags(), Lags()
         self.kafka_rows = self.opened_ts = 0
+        self.live_ms = math.inf
         self.snapshots: dict[int, str] = {}
         self._ended = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -109,6 +111,7 @@ class MainPath:
         while max(self.snapshots, default=0) < self.opened_ts and time.monotonic() < deadline:
             self.check()
             time.sleep(0.1)
+        self.live_ms = time.time() * 1000
         self.stage = "live"
 
     def _wait_started(self) -> None:
@@ -242,8 +245,9 @@ class MainPath:
             )
             for table in found.rows:
                 self.kafka_rows += len(table)
-                if self.stage == "live":
-                    self.kafka_lag.add((now - (table.commit_ts >> 18)).tolist())
+                # Rows of the start have waited for Spark: they say nothing of the lag of what runs.
+                committed = table.commit_ts >> 18
+                self.kafka_lag.add((now - committed[committed >= self.live_ms]).tolist())
         consumer.close()
 
     def _watch_tables(self) -> None:
@@ -253,7 +257,7 @@ class MainPath:
                 snapshot = open_snapshot(self.lake)
                 if snapshot.ts in self.snapshots or "bank.accounts" not in snapshot.tables:
                     continue
-                if self.stage == "live":
+                if physical_ms(snapshot.ts) >= self.live_ms:
                     self.table_lag.add([time.time() * 1000 - physical_ms(snapshot.ts)])
                 balances = snapshot.tables["bank.accounts"].to_arrow(["balance"]).column("balance")
                 self.snapshots[snapshot.ts] = str(pc.sum(balances).as_py())
