@@ -6,7 +6,7 @@ import pytest
 from tidegate.config import (
     REDACTED,
     KafkaConfig,
-    ReplicaConfig,
+    config_from_json,
     load_config,
     merge_config,
     parse_sink_uri,
@@ -59,7 +59,7 @@ def test_uri_values_win_over_the_file(tmp_path: Path) -> None:
 
 def test_json_gives_the_same_settings_back() -> None:
     config = load_config(None, parse_sink_uri(PLAIN + "&sasl-user=u&sasl-password=p%26q"))
-    assert ReplicaConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert config_from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 def test_secrets_are_shown_nowhere() -> None:
@@ -151,7 +151,7 @@ def test_filters_and_column_selectors_are_read_as_ticdc_writes_them(tmp_path: Pa
     assert config.filter.ignore_txn_start_ts == (439432134171947040,)
     assert config.sink.column_selectors[0].columns == ("*", "!note")
     assert config.force_replicate
-    assert ReplicaConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert config_from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 @pytest.mark.parametrize(

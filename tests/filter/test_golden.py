@@ -11,7 +11,7 @@ import pytest
 from tests.codec.golden import case as rows_case
 from tests.codec.slots import block_of
 from tests.golden_folder import count, lines
-from tidegate.config import FilterConfig, ReplicaConfig
+from tidegate.config import FilterConfig, config_from_json
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.events import EVENT_OF_ACTION, SCHEMA_ACTIONS
@@ -25,7 +25,7 @@ FILTERS = [record for record in RECORDS if record["kind"] == "event_filters"]
 
 def made(record: dict[str, Any]) -> EventFilter:
     settings = {"filter": {"event_filters": record["event_filters"] or []}, "sink": {"protocol": "open"}}
-    config = ReplicaConfig.from_json(settings)
+    config = config_from_json(settings)
     return EventFilter(config.filter, time_zone=record["time_zone"])
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tidegate.config import ReplicaConfig, SinkUri, parse_sink_uri
+from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
 from tidegate.control.metadata import SELECT_VALUE, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.sink.kafka import progress_topic, transactional_id
@@ -50,7 +50,7 @@ class FeedSpec:
             namespace=found["namespace"],
             name=found["id"],
             sink_uri=uri,
-            config=ReplicaConfig.from_json(found["config"]),
+            config=config_from_json(found["config"]),
             token=_pair(found["token"]),
             instance=found["instance"],
             incarnation=found["incarnation"],

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from tidegate import metrics
 from tidegate.clock import Clock
-from tidegate.config import ReplicaConfig, parse_sink_uri
+from tidegate.config import config_from_json, parse_sink_uri
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Command, Life, State
 from tidegate.control.metadata import (
@@ -162,7 +162,7 @@ class Feed:
     def __init__(self, node: Node, feed: FeedId, info: FeedInfo, checkpoint: int) -> None:
         self.node, self.id, self.info = node, feed, info
         self.uri = parse_sink_uri(info.sink_uri)
-        self.config = ReplicaConfig.from_json(info.config)
+        self.config = config_from_json(info.config)
         self.life = Life.restored(info.state, info.error)
         self.checkpoint = checkpoint
         """Durable downstream."""
@@ -238,7 +238,7 @@ class Feed:
         await self.stop()
         await self.node.write(Put(feed_key(self.node.cluster, self.id, "info"), info.to_bytes()))
         self.info, self.uri = info, parse_sink_uri(info.sink_uri)
-        self.config = ReplicaConfig.from_json(info.config)
+        self.config = config_from_json(info.config)
         self._filter = FeedFilter.of(self.config)
 
     def warn(self, error: FeedError) -> None:

@@ -1,0 +1,49 @@
+"""Every setting of a changefeed: frozen dataclasses read once from a sink URI and a TOML file or JSON body.
+
+The names are TiCDC's (facts, wire formats 10): kebab-case in TOML and URIs, snake_case in JSON. A value
+in the URI wins over one in the file. Whatever is wrong is refused here, at the door: an unknown scheme,
+protocol or option is answered with the nearest valid name; an option that TiCDC has and Tidegate does not
+carry out yet is accepted only at TiCDC's default, so that nothing is silently ignored. Options that only
+tune TiCDC's own worker pools are accepted and have no effect.
+
+Used by the API and the CLI (validation), by the pipeline and the owner's sink (`spec.json` holds
+`ReplicaConfig.to_json`), and by whoever opens a topic by URI. `reading` is where to begin.
+"""
+
+from tidegate.config.reading import (
+    config_from_json,
+    laid_over,
+    load_config,
+    merge_config,
+    read_toml,
+    with_secrets_of,
+)
+from tidegate.config.settings import (
+    ColumnSelector,
+    DispatchRule,
+    EventFilterRule,
+    FilterConfig,
+    KafkaConfig,
+    ReplicaConfig,
+)
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri
+from tidegate.config.values import REDACTED, nearest
+
+__all__ = [
+    "REDACTED",
+    "ColumnSelector",
+    "DispatchRule",
+    "EventFilterRule",
+    "FilterConfig",
+    "KafkaConfig",
+    "ReplicaConfig",
+    "SinkUri",
+    "config_from_json",
+    "laid_over",
+    "load_config",
+    "merge_config",
+    "nearest",
+    "parse_sink_uri",
+    "read_toml",
+    "with_secrets_of",
+]

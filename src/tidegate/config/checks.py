@@ -1,0 +1,123 @@
+"""What no single setting shows: aliases resolved, values and their combinations checked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.values import (
+    COMPRESSIONS,
+    CORRUPTION_LEVELS,
+    FLAVOURS,
+    INTEGRITY_LEVELS,
+    PARTITION_RULES,
+    PROTOCOL_ALIASES,
+    PROTOCOLS,
+    PROTOCOLS_TO_COME,
+    SASL_MECHANISMS,
+    nearest,
+)
+from tidegate.errors import InvalidInput
+
+
+def canonical(config: ReplicaConfig) -> ReplicaConfig:
+    """Aliases to the one name the rest of the program knows."""
+    kafka = config.sink.kafka_config
+    mechanism = kafka.sasl_mechanism.upper() or ("PLAIN" if kafka.sasl_user else "")
+    kafka = dataclasses.replace(kafka, sasl_mechanism=mechanism)
+    rules = tuple(dataclasses.replace(r, partition=r.partition or "default") for r in config.sink.dispatchers)
+    protocol = PROTOCOL_ALIASES.get(config.sink.protocol, config.sink.protocol)
+    return dataclasses.replace(
+        config,
+        sink=dataclasses.replace(config.sink, protocol=protocol, dispatchers=rules, kafka_config=kafka),
+    )
+
+
+def check(config: ReplicaConfig) -> None:
+    """What no single field shows; raises InvalidInput."""
+    _check_protocol(config.sink.protocol)
+    kafka, own = config.sink.kafka_config, config.tidegate
+    _one_of("sink.kafka-config.compression", kafka.compression, COMPRESSIONS)
+    _one_of("sasl-mechanism", kafka.sasl_mechanism, ("", *SASL_MECHANISMS))
+    _one_of("tidegate.flavour", own.flavour, FLAVOURS)
+    _one_of(
+        "integrity.integrity-check-level",
+        config.integrity.integrity_check_level,
+        INTEGRITY_LEVELS,
+    )
+    _one_of(
+        "integrity.corruption-handle-level",
+        config.integrity.corruption_handle_level,
+        CORRUPTION_LEVELS,
+    )
+    for rule in config.sink.dispatchers:
+        _one_of("sink.dispatchers.partition", rule.partition, PARTITION_RULES)
+    _check_force_replicate(config)
+    if config.sink.column_selectors and config.integrity.integrity_check_level != "none":
+        raise InvalidInput(
+            "Column selectors and integrity checks exclude each other.",
+            where="changefeed configuration",
+            why="a row's checksum covers columns that would not travel",
+            fix="remove [[sink.column-selectors]], or set integrity-check-level = 'none'",
+        )
+    if kafka.required_acks != -1:
+        raise InvalidInput(
+            f"required-acks = {kafka.required_acks} would lose rows.",
+            where="sink configuration",
+            why="rows travel in Kafka transactions, which always wait for all in-sync replicas",
+            fix="leave required-acks out or set it to -1",
+        )
+    _at_least("partition-num", kafka.partition_num, 0)
+    _at_least("replication-factor", kafka.replication_factor, 1)
+    _at_least("max-message-bytes", kafka.max_message_bytes, 1024)
+    _at_least("max-batch-size", kafka.codec_config.max_batch_size, 1)
+    _at_least("tidegate.slots", own.slots, 0)
+    _at_least("tidegate.max-batch-bytes", own.max_batch_bytes, 1 << 16)
+
+
+def _check_force_replicate(config: ReplicaConfig) -> None:
+    """Rows of tables without a key are known by their whole content, so all of it must travel."""
+    sink = config.sink
+    lacking = (
+        "delete-only-output-handle-key-columns = true" if sink.delete_only_output_handle_key_columns else ""
+    )
+    if sink.protocol == "open-protocol" and not sink.open.output_old_value:
+        lacking = "[sink.open] output-old-value = false"
+    if config.force_replicate and lacking:
+        raise InvalidInput(
+            f"force-replicate = true does not go with {lacking}.",
+            where="changefeed configuration",
+            why="a row of a table without a key is found downstream by its whole old content",
+            fix="leave one of the two out",
+        )
+
+
+def _check_protocol(name: str) -> None:
+    if name in PROTOCOLS:
+        return
+    if not name:
+        what = "A Kafka topic needs a protocol."
+    elif name in PROTOCOLS_TO_COME:
+        what = f"Protocol '{name}' is not supported yet."
+    else:
+        what = f"Unknown protocol '{name}'."
+    fix = "add protocol=... to the sink URI; " + nearest(name, PROTOCOLS, label="supported")
+    raise InvalidInput(what, where="sink configuration", fix=fix)
+
+
+def _one_of(option: str, value: str, valid: Iterable[str]) -> None:
+    if value not in valid:
+        raise InvalidInput(
+            f"'{value}' is not a value of option '{option}'.",
+            where="changefeed configuration",
+            fix=nearest(value, valid),
+        )
+
+
+def _at_least(option: str, value: int, least: int) -> None:
+    if value < least:
+        raise InvalidInput(
+            f"Option '{option}' must be at least {least}, not {value}.",
+            where="changefeed configuration",
+        )

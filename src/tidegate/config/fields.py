@@ -1,0 +1,178 @@
+"""Frozen dataclasses from nested mappings and back; every error names its option."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from types import MappingProxyType
+from typing import Any, Final, get_args, get_type_hints
+
+from tidegate.config.ticdc import TO_COME, TUNING
+from tidegate.config.values import REDACTED, nearest
+from tidegate.errors import InvalidInput
+
+DURATION_UNITS: Final = MappingProxyType(
+    {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+)
+DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
+
+
+def setting(default: Any, kind: str = "", key: str = "", older: str = "") -> Any:
+    """A field with a kind other than its type's (`duration`, `secret`), or other names in the file."""
+    return field(default=default, metadata={"kind": kind, "key": key, "older": older})
+
+
+def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
+    """One section into its dataclass, recursively; `where` is the dotted path for messages."""
+    if not isinstance(data, Mapping):
+        raise InvalidInput(f"'{where}' must be a table.", where="changefeed configuration")
+    fields = {_key(f): f for f in dataclasses.fields(owner)}
+    older = {f.metadata["older"]: _key(f) for f in fields.values() if f.metadata.get("older")}
+    hints = get_type_hints(owner)
+    values: dict[str, Any] = {}
+    for raw, value in data.items():
+        name = str(raw).replace("-", "_")
+        if name in older:
+            # TiCDC's answers hold both names, the older one empty.
+            if value == "" or older[name] in data:
+                continue
+            name = older[name]
+        path = f"{where}.{name}" if where else name
+        if name not in fields:
+            _check_foreign(path, name, value, fields)
+        elif value is not None:
+            values[fields[name].name] = _value(hints[fields[name].name], fields[name], value, path)
+    return owner(**values)
+
+
+def _check_foreign(path: str, name: str, value: Any, valid: Iterable[str]) -> None:
+    """Let through what asks for nothing, refuse the rest."""
+    if name in TUNING:
+        return
+    if path in TO_COME:
+        inert = TO_COME[path]
+        inner = {p.rpartition(".")[2]: ok for p, ok in TO_COME.items() if p.startswith(path + ".")}
+        asked = [
+            k for k, ok in inner.items() if isinstance(value, Mapping) and k in value and value[k] not in ok
+        ]
+        if not asked and (not inert or value in inert):
+            return
+        path = f"{path}.{asked[0]}" if asked else path
+        raise InvalidInput(
+            f"Option '{kebab(path)}' is TiCDC's and not supported here yet.",
+            where="changefeed configuration",
+            fix="leave it out",
+        )
+    raise InvalidInput(
+        f"Unknown option '{kebab(path)}'.",
+        where="changefeed configuration",
+        fix=nearest(kebab(name), (kebab(v) for v in valid), label="options"),
+    )
+
+
+def _value(hint: Any, f: dataclasses.Field[Any], value: Any, path: str) -> Any:
+    """A TOML or JSON value as the field's type."""
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        return load(hint, value, path)
+    if f.metadata.get("kind") == "duration":
+        return _duration(value, path)
+    if hint is bool or hint is int or hint is str:
+        return value if type(value) is hint else _refuse_type(path, value, hint.__name__)
+    if not isinstance(value, list | tuple):
+        _refuse_type(path, value, "list")
+    item, _ = get_args(hint)
+    if dataclasses.is_dataclass(item):
+        assert isinstance(item, type)
+        return tuple(load(item, v, path) for v in value)
+    return tuple(v if type(v) is item else _refuse_type(path, v, item.__name__) for v in value)
+
+
+def _refuse_type(path: str, value: Any, wanted: str) -> Any:
+    raise InvalidInput(
+        f"Option '{kebab(path)}' must be {wanted}, not {type(value).__name__}.",
+        where="changefeed configuration",
+    )
+
+
+def from_text(hint: Any, f: dataclasses.Field[Any], text: str, name: str) -> Any:
+    """A URI parameter as a value of the field's type."""
+    readers: dict[Any, Callable[[str], Any]] = {
+        bool: _bool,
+        int: int,
+        str: str,
+        float: str,
+    }
+    if name == "required-acks" and text == "all":
+        return -1
+    try:
+        return readers[hint](text)
+    except ValueError as error:
+        raise InvalidInput(
+            f"Option '{name}' must be {hint.__name__}.",
+            where="sink URI",
+            why=str(error),
+        ) from None
+
+
+def _bool(text: str) -> bool:
+    if text.lower() not in ("true", "false", "1", "0"):
+        raise ValueError(f"'{text}' is neither true nor false")
+    return text.lower() in ("true", "1")
+
+
+def _duration(value: Any, path: str) -> float:
+    """Seconds from Go's text form ("1h30m") or from an integer of nanoseconds."""
+    if type(value) is int and value >= 0:
+        return value / 1e9
+    if isinstance(value, str) and value:
+        parts = DURATION_PART.findall(value)
+        if "".join(n + u for n, u in parts) == value:
+            return float(sum(float(n) * DURATION_UNITS[u] for n, u in parts))
+    raise InvalidInput(
+        f"Option '{kebab(path)}' is not a duration.",
+        where="changefeed configuration",
+        fix='write "10m" or "1.5s"',
+    )
+
+
+def dump(config: Any, redact: bool) -> dict[str, Any]:
+    """A dataclass as TiCDC's API writes it: snake_case, durations in nanoseconds."""
+    out: dict[str, Any] = {}
+    for f in dataclasses.fields(config):
+        value, kind = getattr(config, f.name), f.metadata.get("kind")
+        if dataclasses.is_dataclass(value):
+            value = dump(value, redact)
+        elif kind == "duration":
+            value = round(value * 1e9)
+        elif kind == "secret" and redact and value:
+            value = REDACTED
+        elif isinstance(value, tuple):
+            value = [dump(v, redact) if dataclasses.is_dataclass(v) else v for v in value]
+        out[_key(f)] = value
+    return out
+
+
+def snake(data: Any) -> Any:
+    """Kebab-case keys to snake_case, all the way down; TiCDC's JSON has one key with hyphens."""
+    if isinstance(data, Mapping):
+        return {str(k).replace("-", "_"): snake(v) for k, v in data.items()}
+    if isinstance(data, list | tuple):
+        return [snake(v) for v in data]
+    return data
+
+
+def field_of(owner: type, name: str) -> dataclasses.Field[Any]:
+    """A field by name."""
+    return next(f for f in dataclasses.fields(owner) if f.name == name)
+
+
+def _key(f: dataclasses.Field[Any]) -> str:
+    return str(f.metadata.get("key") or f.name)
+
+
+def kebab(path: str) -> str:
+    """A name as files write it."""
+    return path.replace("_", "-")

@@ -1,0 +1,203 @@
+"""What one changefeed is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tidegate.config.fields import dump, setting
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchRule:
+    """One `[[sink.dispatchers]]` entry; the first whose matcher fits a table wins."""
+
+    matcher: tuple[str, ...] = ("*.*",)
+    partition: str = setting("default", older="dispatcher")
+    """`dispatcher` is TiCDC's older name of it."""
+    index: str = ""
+    columns: tuple[str, ...] = ()
+    topic: str = ""
+    """Topic expression with {schema} and {table}; empty: the URI's topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilterRule:
+    """One `[[filter.event-filters]]` entry: what of the tables it matches is left out (docs/filters.md)."""
+
+    matcher: tuple[str, ...] = ()
+    ignore_event: tuple[str, ...] = ()
+    ignore_sql: tuple[str, ...] = ()
+    """RE2 expressions, without case; a DDL whose text holds a match is not sent."""
+    ignore_insert_value_expr: str = ""
+    ignore_update_new_value_expr: str = ""
+    ignore_update_old_value_expr: str = ""
+    ignore_delete_value_expr: str = ""
+    ignore_update_only_columns: tuple[str, ...] = ()
+    """An update that changes no other column, and no key, is not sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class FilterConfig:
+    """`[filter]`: which tables, transactions, DDLs and rows pass."""
+
+    rules: tuple[str, ...] = ("*.*",)
+    ignore_txn_start_ts: tuple[int, ...] = ()
+    event_filters: tuple[EventFilterRule, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSelector:
+    """One `[[sink.column-selectors]]` entry; the first that matches a table says which columns travel."""
+
+    matcher: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    """Patterns as in table rules, the last that matches wins; a column that none matches does not travel."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodecConfig:
+    """`[sink.kafka-config.codec-config]`."""
+
+    enable_tidb_extension: bool = False
+    max_batch_size: int = 16
+    """Rows in one open-protocol message at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaConfig:
+    """`[sink.kafka-config]` and the URI's parameters."""
+
+    partition_num: int = 0
+    """0: the topic's own count, or 3 for a topic we create."""
+    replication_factor: int = 1
+    max_message_bytes: int = 10_485_760
+    compression: str = "none"
+    kafka_client_id: str = ""
+    auto_create_topic: bool = True
+    dial_timeout: float = setting(10.0, "duration")
+    """Seconds to reach a broker."""
+    write_timeout: float = setting(10.0, "duration")
+    """Seconds for one request."""
+    read_timeout: float = setting(10.0, "duration")
+    required_acks: int = -1
+    """Only -1 (all): a transactional producer knows no other."""
+    enable_tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    insecure_skip_verify: bool = False
+    sasl_user: str = ""
+    sasl_password: str = setting("", "secret")
+    sasl_mechanism: str = ""
+    """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; PLAIN when only a user is given."""
+    output_raw_change_event: bool = False
+    """False: an update of a unique key is split into delete and insert (facts 7.3)."""
+    codec_config: CodecConfig = CodecConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenConfig:
+    """`[sink.open]`."""
+
+    output_old_value: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class SinkConfig:
+    """`[sink]`."""
+
+    protocol: str = ""
+    dispatchers: tuple[DispatchRule, ...] = ()
+    column_selectors: tuple[ColumnSelector, ...] = ()
+    only_output_updated_columns: bool = False
+    delete_only_output_handle_key_columns: bool = False
+    content_compatible: bool = False
+    """Canal-JSON as Alibaba's canal writes it."""
+    open: OpenConfig = OpenConfig()
+    kafka_config: KafkaConfig = KafkaConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityConfig:
+    """`[integrity]`: whether rows are compared with the checksums TiDB wrote, and what a mismatch does.
+
+    TiDB writes them while `tidb_enable_row_level_checksum` is on; rows without one pass unchecked.
+    """
+
+    integrity_check_level: str = "none"
+    """none, or correctness: every image of every row that carries a checksum is compared."""
+    corruption_handle_level: str = "warn"
+    """warn: the row goes on, counted, and into quarantine; error: and the changefeed stops before it."""
+
+    @property
+    def checks(self) -> bool:
+        """Whether rows are compared."""
+        return self.integrity_check_level == "correctness"
+
+    @property
+    def stops(self) -> bool:
+        """Whether a damaged row stops the changefeed."""
+        return self.checks and self.corruption_handle_level == "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TidegateConfig:
+    """`[tidegate]`: what TiCDC has no word for."""
+
+    flavour: str = "classic"
+    """Whose bytes where TiCDC's two architectures differ: classic or new."""
+    time_zone: str = "UTC"
+    slots: int = 0
+    """Transactional producers of the feed at most; 0: as many as Spark's task slots."""
+    spark_master: str = "local[*]"
+    max_batch_bytes: int = 256 << 20
+    """Raw bytes one micro-batch takes at most, over all spans."""
+    retention: float = setting(0.0, "duration")
+    """Seconds that delivered segments are kept for replay."""
+    resolved_interval: float = setting(0.1, "duration")
+    """Seconds between two Resolved messages at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaConfig:
+    """One changefeed's settings: TOML, JSON and URI merged, checked once."""
+
+    case_sensitive: bool = False
+    force_replicate: bool = False
+    """True: tables without a usable key are replicated too; a consumer compares their rows whole."""
+    ignore_ineligible_table: bool = False
+    """True: tables without a usable key are left out; False: they forbid creating the feed."""
+    check_gc_safe_point: bool = True
+    error_stuck_s: float = setting(1800.0, "duration", "changefeed_error_stuck_duration")
+    """Seconds without progress after which a failing feed becomes `failed`."""
+    filter: FilterConfig = FilterConfig()
+    sink: SinkConfig = SinkConfig()
+    integrity: IntegrityConfig = IntegrityConfig()
+    tidegate: TidegateConfig = TidegateConfig()
+
+    def to_json(self, *, redact: bool = False) -> dict[str, Any]:
+        """As TiCDC's API writes it (snake_case, durations in nanoseconds); `redact` hides secrets."""
+        return dump(self, redact)
+
+    @property
+    def carries_watermarks(self) -> bool:
+        """Whether a reader of the topic can know up to when it is complete."""
+        extended = self.sink.kafka_config.codec_config.enable_tidb_extension
+        return self.sink.protocol != "canal-json" or extended
+
+    def codec_settings(self) -> dict[str, str | int | bool]:
+        """The options of the protocol, as `codec.registry.codec_options` takes them."""
+        sink, kafka = self.sink, self.sink.kafka_config
+        return {
+            "protocol": sink.protocol,
+            "flavour": self.tidegate.flavour,
+            "enable-tidb-extension": kafka.codec_config.enable_tidb_extension,
+            "max-message-bytes": kafka.max_message_bytes,
+            "max-batch-size": kafka.codec_config.max_batch_size,
+            "only-output-updated-columns": sink.only_output_updated_columns,
+            "delete-only-output-handle-key-columns": sink.delete_only_output_handle_key_columns,
+            "output-old-value": sink.open.output_old_value,
+            "content-compatible": sink.content_compatible,
+            "time-zone": self.tidegate.time_zone,
+        }

@@ -1,0 +1,161 @@
+"""Sink URIs: `kafka://host:port[,host:port]/topic?option=value&...`, taken apart and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from tidegate.config.settings import KafkaConfig
+from tidegate.config.ticdc import URI_TO_COME, URI_TUNING
+from tidegate.config.values import REDACTED, nearest
+from tidegate.errors import InvalidInput
+
+SCHEMES: Final = ("kafka", "kafka+ssl")
+SCHEMES_TO_COME: Final = frozenset(
+    [
+        "mysql",
+        "mysql+ssl",
+        "tidb",
+        "tidb+ssl",
+        "s3",
+        "gcs",
+        "gs",
+        "azure",
+        "azblob",
+        "file",
+        "nfs",
+        "pulsar",
+        "pulsar+ssl",
+        "tikv",
+        "delta",
+        "blackhole",
+    ]
+)
+
+
+URI_FORM: Final = "write kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-protocol"
+TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+_KAFKA: Final = ("sink", "kafka_config")
+URI_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "protocol": ("sink", "protocol"),
+        "only-output-updated-columns": ("sink", "only_output_updated_columns"),
+        "content-compatible": ("sink", "content_compatible"),
+        "enable-tidb-extension": (*_KAFKA, "codec_config", "enable_tidb_extension"),
+        "max-batch-size": (*_KAFKA, "codec_config", "max_batch_size"),
+    }
+    | {
+        f.name.replace("_", "-"): (*_KAFKA, f.name)
+        for f in dataclasses.fields(KafkaConfig)
+        if f.name not in ("codec_config", "output_raw_change_event")
+    }
+)
+"""Where each parameter of a Kafka URI goes."""
+
+
+SECRET_OPTIONS: Final = frozenset({"sasl-password", "sasl-gssapi-password"})
+
+
+@dataclass(frozen=True, slots=True)
+class SinkUri:
+    """A sink URI taken apart: `kafka://host:port[,host:port]/topic?option=value&...`."""
+
+    scheme: str
+    hosts: tuple[str, ...]
+    """`host:port` each."""
+    topic: str
+    options: tuple[tuple[str, str], ...]
+    """As given, in order, checked against `URI_OPTIONS`."""
+
+    @property
+    def bootstrap(self) -> str:
+        """The brokers as Kafka clients take them."""
+        return ",".join(self.hosts)
+
+    def option(self, name: str, default: str = "") -> str:
+        """The value of an option, the last one when given twice."""
+        return dict(self.options).get(name, default)
+
+    def render(self, *, redact: bool = True) -> str:
+        """The URI again, by default with secrets hidden."""
+        pairs = ((k, REDACTED if redact and k in SECRET_OPTIONS else v) for k, v in self.options)
+        query = "&".join(f"{k}={quote(v, safe='')}" for k, v in pairs)
+        return f"{self.scheme}://{self.bootstrap}/{quote(self.topic, safe='')}" + (
+            f"?{query}" if query else ""
+        )
+
+    def __str__(self) -> str:
+        return self.render()
+
+
+def parse_sink_uri(uri: str) -> SinkUri:
+    """Take a sink URI apart and check it; raises InvalidInput. Never repeats the URI in the message."""
+    parts = urlsplit(uri.strip())
+    scheme = parts.scheme.lower()
+    if scheme not in SCHEMES:
+        _refuse_scheme(scheme)
+    if "@" in parts.netloc:
+        raise InvalidInput(
+            "A Kafka URI holds no user before the host.",
+            where="sink URI",
+            fix="give sasl-user, sasl-password and sasl-mechanism as parameters",
+        )
+    hosts = tuple(_host(h) for h in parts.netloc.split(",")) if parts.netloc else ()
+    topic = unquote(parts.path).strip("/")
+    if not hosts or not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidInput(
+            "The URI names no broker." if not hosts else f"'{topic}' is not a Kafka topic name.",
+            where="sink URI",
+            fix=f"{URI_FORM}; a topic has 1 to 249 of A-Z a-z 0-9 . _ -",
+        )
+    options = tuple((k, v) for k, v in parse_qsl(parts.query, keep_blank_values=True))
+    for name, _ in options:
+        _check_uri_option(name)
+    return SinkUri(scheme, hosts, topic, options)
+
+
+def _refuse_scheme(scheme: str) -> None:
+    if not scheme:
+        raise InvalidInput("The URI has no scheme.", where="sink URI", fix=URI_FORM)
+    known = scheme in SCHEMES_TO_COME
+    raise InvalidInput(
+        f"Scheme '{scheme}' is not supported yet." if known else f"Unknown scheme '{scheme}'.",
+        where="sink URI",
+        fix=nearest(scheme, SCHEMES, label="supported"),
+    )
+
+
+def _host(text: str) -> str:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon:
+        host, port = text.strip(), "9092"
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidInput(
+            f"'{text}' is not a broker address.",
+            where="sink URI",
+            fix="write HOST:PORT, port 1 to 65535",
+        )
+    return f"{host}:{port}"
+
+
+def _check_uri_option(name: str) -> None:
+    if name in URI_OPTIONS or name in URI_TUNING:
+        return
+    if name in URI_TO_COME:
+        raise InvalidInput(
+            f"Option '{name}' is TiCDC's and not supported here yet.",
+            where="sink URI",
+            fix="leave it out",
+        )
+    raise InvalidInput(
+        f"Unknown option '{name}'.",
+        where="sink URI",
+        fix=nearest(name, URI_OPTIONS, label="options"),
+    )

@@ -1,0 +1,89 @@
+"""Options of TiCDC that are not ours: without effect here, or refused unless they ask for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+TUNING: Final = frozenset(
+    [
+        "memory_quota",
+        "worker_num",
+        "encoder_concurrency",
+        "kafka_version",
+        "max_retry",
+        "advance_timeout",
+        "advance_timeout_in_sec",
+        "send_bootstrap_interval_in_sec",
+        "send_bootstrap_in_msg_count",
+        "send_bootstrap_to_all_partition",
+        "terminator",
+        "date_separator",
+        "enable_partition_separator",
+        "file_index_digit",
+        "enable_kafka_sink_v2",
+        "synced_status",
+        "csv",
+        "debezium",
+        "performance_mode",
+        "sql_mode",
+        "large_message_only_handle_key_columns",
+    ]
+)
+"""Options of TiCDC that tune its own machinery or belong to sinks this feed does not use: no effect here."""
+
+TO_COME: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
+    {
+        "enable_sync_point": (False,),
+        "sync_point_interval": (),
+        "sync_point_retention": (),
+        "enable_table_monitor": (False,),
+        "bdr_mode": (False,),
+        "enable_active_active": (False,),
+        "mounter": (),
+        "consistent": (),
+        "consistent.level": ("none", ""),
+        "scheduler": (),
+        "scheduler.enable_table_across_nodes": (False,),
+        "sink.transaction_atomicity": ("none", "", None),
+        "sink.schema_registry": ("", None),
+        "sink.safe_mode": (False, None),
+        "sink.send_all_bootstrap_at_start": (False,),
+        "sink.debezium_disable_schema": (False,),
+        "sink.mysql_config": (),
+        "sink.cloud_storage_config": (),
+        "sink.pulsar_config": (),
+        "sink.kafka_config.large_message_handle": (None, {}),
+        "sink.kafka_config.glue_schema_registry_config": (None, {}),
+        "sink.kafka_config.sasl_gssapi_auth_type": ("", None),
+        "sink.kafka_config.codec_config.avro_enable_watermark": (False,),
+        "sink.kafka_config.codec_config.avro_decimal_handling_mode": (),
+        "sink.kafka_config.codec_config.avro_bigint_unsigned_handling_mode": (),
+        "sink.kafka_config.codec_config.encoding_format": ("json", ""),
+    }
+)
+"""Options TiCDC has and Tidegate does not carry out yet, with the values that ask for nothing; (): any."""
+
+
+URI_TUNING: Final = frozenset({"kafka-version", "max-retry"})
+URI_TO_COME: Final = frozenset(
+    [
+        "schema-registry",
+        "avro-decimal-handling-mode",
+        "avro-bigint-unsigned-handling-mode",
+        "avro-enable-watermark",
+        "debezium-disable-schema",
+        "encoding-format",
+        "sasl-gssapi-auth-type",
+        "sasl-gssapi-keytab-path",
+        "sasl-gssapi-kerberos-config-path",
+        "sasl-gssapi-service-name",
+        "sasl-gssapi-user",
+        "sasl-gssapi-password",
+        "sasl-gssapi-realm",
+        "sasl-gssapi-disable-pafxfast",
+        "transaction-atomicity",
+        "safe-mode",
+    ]
+)

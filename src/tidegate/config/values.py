@@ -1,0 +1,31 @@
+"""Values that options may have, and the words for those that they may not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Final
+
+REDACTED: Final = "xxxxx"
+"""What stands in the place of a secret, as TiCDC writes it."""
+
+PROTOCOLS: Final = ("open-protocol", "canal-json")
+PROTOCOL_ALIASES: Final = MappingProxyType({"default": "open-protocol", "open": "open-protocol"})
+PROTOCOLS_TO_COME: Final = frozenset(
+    ["canal", "avro", "simple", "debezium", "debezium-avro", "maxwell", "craft", "csv"]
+)
+FLAVOURS: Final = ("classic", "new")
+COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+PARTITION_RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns")
+INTEGRITY_LEVELS: Final = ("none", "correctness")
+CORRUPTION_LEVELS: Final = ("warn", "error")
+
+
+def nearest(name: str, valid: Iterable[str], *, label: str = "valid") -> str:
+    """`did you mean X?` when one is near, and the list of what is valid."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean '{close[0]}'? " if close else ""
+    return f"{hint}{label}: {', '.join(names)}"
