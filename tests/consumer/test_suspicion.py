@@ -56,10 +56,22 @@ def test_partitions_the_changefeed_does_not_write_are_named_with_the_cure() -> N
     found.saw([Fetched(0, 5, 5, ROWS, resolved=((6, 5),))], [0, 1, 2], 1.0)
     found.saw([Fetched(1, 5, 5, resolved=((6, 5),))], [0, 1, 2], 1.1)
     assert kinds(found, 2.0) == []
+    assert kinds(found, 1.0 + PATIENCE_S) == [], "nobody has looked since"
+    found.saw([], [0, 1, 2], 1.0 + PATIENCE_S)
     assert kinds(found, 1.0 + PATIENCE_S) == ["silent partitions"]
     assert found.hopeless is not None
     assert "partition 2 " in found.hopeless.what
     assert "partition-num=2" in found.hopeless.fix
+
+
+def test_a_broadcast_that_is_readable_in_one_partition_first_is_no_sign() -> None:
+    found = suspicion()
+    found.saw([], [0, 1], 1.0)
+    # The feed took long to start; its first Resolved is committed while the ends are asked for.
+    found.saw([Fetched(0, 1, 1, resolved=((6, 0),))], [0, 1], 2 * PATIENCE_S)
+    assert kinds(found, 2 * PATIENCE_S) == []
+    found.saw([Fetched(1, 1, 1, resolved=((6, 0),))], [0, 1], 4 * PATIENCE_S)
+    assert kinds(found, 4 * PATIENCE_S) == []
 
 
 def test_a_watermark_that_stands_still_is_told_again_only_after_it_has_moved() -> None:

@@ -6,7 +6,7 @@ still leave the target standing for ever. Each sign is told once, as an error th
 | sign | told when |
 |---|---|
 | canal-json without TiDB's extension: no message of it can be a watermark | at the first such rows |
-| partitions without a watermark beside others that have one | `PATIENCE_S` after they were read to the end |
+| partitions without a watermark beside others that have one | read to the end `PATIENCE_S` after that one |
 | no watermark in any partition | `PATIENCE_S` after rows were read to the end of the topic |
 | an empty topic | after `STALL_S` |
 | the lowest watermark stands still | after `STALL_S`; again when it has moved in between |
@@ -41,6 +41,8 @@ class _Seen:
     watermark: int
     end_since: float | None = None
     """When it was first read to its end."""
+    end_last: float = float("-inf")
+    """And when last."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,8 @@ class Suspicion:
     _partitions: dict[int, _Seen] = field(init=False)
     _counts: _Counts = field(default_factory=_Counts)
     _fresh: bool = field(init=False)
+    _marked: float | None = None
+    """When the first watermark of any partition was seen in this run."""
     _moved: float = field(init=False)
     _lowest: int = field(init=False)
 
@@ -94,6 +98,9 @@ class Suspicion:
         for number in at_end:
             seen = self._partitions[number]
             seen.end_since = now if seen.end_since is None else seen.end_since
+            seen.end_last = now
+        if self._marked is None and any(seen.watermark for seen in self._partitions.values()):
+            self._marked = now
         lowest = min(seen.watermark for seen in self._partitions.values())
         if lowest > self._lowest:
             self._lowest, self._moved = lowest, now
@@ -103,7 +110,7 @@ class Suspicion:
         """The broker does not answer: what it does not bring is no sign of anything."""
         self._moved = now
         for seen in self._partitions.values():
-            seen.end_since = None
+            seen.end_since, seen.end_last = None, float("-inf")
 
     def news(self, now: float) -> list[InvalidInput]:
         """The signs that have newly appeared; also brings `standing` and `hopeless` up to date."""
@@ -149,7 +156,10 @@ class Suspicion:
         silent = [number for number, seen in self._partitions.items() if not seen.watermark]
         if not silent or len(silent) == len(self._partitions):
             return None
-        if not all(self._read_for(number, PATIENCE_S, now) for number in silent):
+        # A broadcast becomes readable partition by partition: what is missing must be looked for afterwards.
+        if self._marked is None:
+            return None
+        if any(self._partitions[number].end_last < self._marked + PATIENCE_S for number in silent):
             return None
         others = len(self._partitions) - len(silent)
         tail = min(silent) == others
