@@ -20,6 +20,8 @@ from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.tidb.memcomparable import decode_bytes
 
 PAGE_ROWS: Final = 1024
+LARGE_PAGE_BYTES: Final = 4 << 20
+"""From this size on a page is not taken for the whole of what is left: a store may have cut it short."""
 BATCH_KEYS: Final = 1024
 IGNORED_MAX: Final = 1024
 """Start ts of pushed transactions remembered in one snapshot; above it they are asked again."""
@@ -62,24 +64,18 @@ class Snapshot:
         at, left = span.start, limit
         while left is None or left > 0:
             want = page_rows if left is None else min(page_rows, left)
-            pairs, following = self._page(at, span.end, want, Backoff(self._budget_ms))
+            pairs, next_start = self.page(at, span.end, want)
             yield from pairs
             left = None if left is None else left - len(pairs)
-            if following is None:
+            if next_start is None:
                 return
-            at = following
+            at = next_start
 
-    def _page(
-        self, start: bytes, end: bytes, limit: int, backoff: Backoff
-    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+    def page(self, start: bytes, end: bytes, limit: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         """One page from one region, and the key to go on from (None: the span is done)."""
+        backoff = Backoff(self._budget_ms)
         while True:
-            region = self._pd.regions.locate_start(start)
-            region_end = decode_bytes(region.end_key)[0] if region.end_key else b""
-            stop = min(e for e in (end, region_end) if e) if end or region_end else b""
-            request = kvrpcpb.ScanRequest(
-                context=self._context(), start_key=start, limit=limit, version=self.ts, end_key=stop
-            )
+            region, request = self.scan_request(start, end, limit)
             try:
                 response = self._requester.send(region, "KvScan", request, backoff)
             except RegionMoved:
@@ -91,9 +87,18 @@ class Snapshot:
                 self._settle(errors, backoff)
                 continue
             pairs = [(bytes(p.key), bytes(p.value)) for p in response.pairs]
-            if len(pairs) == limit:
-                return pairs, pairs[-1][0] + b"\x00"
-            return pairs, (stop if stop and stop != end else None)
+            size = sum(len(key) + len(value) for key, value in pairs)
+            last = pairs[-1][0] if pairs else b""
+            return pairs, following(last, len(pairs), size, limit, request.end_key, end)
+
+    def scan_request(self, start: bytes, end: bytes, limit: int) -> tuple[RegionInfo, kvrpcpb.ScanRequest]:
+        """What a page is asked for with: the region of `start`, and how far the page may go in it."""
+        region = self._pd.regions.locate_start(start)
+        region_end = decode_bytes(region.end_key)[0] if region.end_key else b""
+        stop = min(e for e in (end, region_end) if e) if end or region_end else b""
+        return region, kvrpcpb.ScanRequest(
+            context=self._context(), start_key=start, limit=limit, version=self.ts, end_key=stop
+        )
 
     def _batch_get(self, keys: list[bytes], found: dict[bytes, bytes], backoff: Backoff) -> None:
         def send(region: RegionInfo, members: list[bytes]) -> None:
@@ -126,3 +131,13 @@ class Snapshot:
 
     def _context(self) -> kvrpcpb.Context:
         return kvrpcpb.Context(resolved_locks=self._ignored)
+
+
+def following(last: bytes, pairs: int, size: int, limit: int, stop: bytes, end: bytes) -> bytes | None:
+    """Where a scan up to `end` goes on after a page up to `stop`; None when it is done.
+
+    last, pairs, size: the page's last key, pairs and bytes. A large page may end before its limit.
+    """
+    if pairs and (pairs == limit or size >= LARGE_PAGE_BYTES):
+        return last + b"\x00"
+    return stop if stop and stop != end else None

@@ -1,0 +1,101 @@
+"""A page of a scan, from the wire into two Arrow columns, compiled; the plain twin is the protobuf library.
+
+ScanResponse  1 region_error | 2 pairs* | 3 error          KvPair  1 error | 2 key | 3 value | 4 commit_ts
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.kernel import copy_bytes, inline, kernel, load_u8, store_u32
+
+i64: Any = np.int64
+U64: Any = np.uint64
+
+OTHER: Final = -1
+"""Not a plain page: an error is in it, or bytes that are no ScanResponse; the protobuf library tells."""
+FULL: Final = -2
+"""More pairs than there is room for."""
+_PAIRS, _REGION_ERROR, _ERROR = 2, 1, 3
+_PAIR_ERROR, _KEY, _VALUE = 1, 2, 3
+
+
+@inline
+def _varint(at: int, end: int) -> tuple[Any, Any]:
+    """The varint at `at` and the address after it; address 0 when it is cut or too long."""
+    value, shift = U64(0), 0
+    while at < end and shift < 64:
+        byte = U64(load_u8(at))
+        at += 1
+        value |= (byte & U64(0x7F)) << U64(shift)
+        if byte < U64(128):
+            return value, at
+        shift += 7
+    return U64(0), 0
+
+
+@inline
+def _field(at: int, end: int) -> tuple[Any, Any, Any]:
+    """A field's number, where its bytes begin and where it ends; number 0: malformed, or of another kind.
+
+    Varints count as no bytes.
+    """
+    tag, at = _varint(at, end)
+    if at == 0:
+        return i64(0), 0, 0
+    number, wire = i64(tag >> U64(3)), i64(tag & U64(7))
+    value, at = _varint(at, end)
+    if at == 0:
+        return i64(0), 0, 0
+    if wire == 0:
+        return number, at, at
+    if wire != 2 or value > U64(end - at):
+        return i64(0), 0, 0
+    return number, at, at + i64(value)
+
+
+@kernel
+def take_pairs(
+    data: int, size: int, room: int, keys: int, key_ends: int, values: int, value_ends: int
+) -> int:
+    """Copy the pairs of the ScanResponse at `data`; their number, or OTHER, or FULL.
+
+    keys, values: `size` bytes each. key_ends, value_ends: int32[room + 1], Arrow's offsets.
+    """
+    at, end = data, data + size
+    n, key_end, value_end = 0, 0, 0
+    store_u32(key_ends, np.uint32(0))
+    store_u32(value_ends, np.uint32(0))
+    while at < end:
+        number, start, at = _field(at, end)
+        if number in (0, _REGION_ERROR, _ERROR):
+            return OTHER
+        if number != _PAIRS:
+            continue
+        if n == room:
+            return FULL
+        key, key_size, value, value_size = 0, 0, 0, 0
+        while start < at:
+            part, first, start = _field(start, at)
+            if part == 0 or part == _PAIR_ERROR:
+                return OTHER
+            if part == _KEY:
+                key, key_size = first, start - first
+            elif part == _VALUE:
+                value, value_size = first, start - first
+        copy_bytes(keys + key_end, key, key_size)
+        copy_bytes(values + value_end, value, value_size)
+        key_end += key_size
+        value_end += value_size
+        n += 1
+        store_u32(key_ends + 4 * n, np.uint32(key_end))
+        store_u32(value_ends + 4 * n, np.uint32(value_end))
+    return n
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet."""
+    ends = np.zeros(2, np.uint32)
+    take_pairs(0, 0, 0, 0, ends.ctypes.data, 0, ends.ctypes.data)

@@ -1,0 +1,89 @@
+"""Scans of many rows at one timestamp, page by page into Arrow columns, without a Python object a row.
+
+The next page is asked for while the caller works on the one before. Whatever is not a plain page (errors,
+locks, regions that have moved) is asked for again in `Snapshot`'s way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import grpc
+import numpy as np
+import pyarrow as pa
+
+from tidegate.kernel import address, buffer
+from tidegate.kvclient.page_kernels import take_pairs
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import STORE_TIMEOUT_S, fill_context
+from tidegate.kvclient.snapshot import Snapshot, following
+from tidegate.model.span import Span
+from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+
+PAGE_SCHEMA: Final = pa.schema([("key", pa.binary()), ("value", pa.binary())])
+PAGE_BYTES: Final = 8 << 20
+"""About how much a page holds, by the size of the rows before."""
+FIRST_ROWS: Final = 256
+ROWS_MAX: Final = 16_384
+_METHOD: Final = "/tikvpb.Tikv/KvScan"
+
+
+def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBatch]:
+    """The pairs of a span in key order as batches of PAGE_SCHEMA; none is empty. Raises as `Snapshot.scan`.
+
+    The snapshot must have no other user meanwhile.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="page") as ahead:
+        rows = FIRST_ROWS
+        coming = ahead.submit(_page, pd, snapshot, span, rows)
+        while True:
+            page, left = coming.result()
+            if page.num_rows:
+                fitting = PAGE_BYTES * page.num_rows // max(page.nbytes, 1)
+                rows = max(min(4 * rows, fitting, ROWS_MAX), 1)
+            if left is not None:
+                coming = ahead.submit(_page, pd, snapshot, left, rows)
+            if page.num_rows:
+                yield page
+            if left is None:
+                return
+
+
+def _page(pd: PdClient, snapshot: Snapshot, span: Span, rows: int) -> tuple[pa.RecordBatch, Span | None]:
+    """One page, and what is left of the span."""
+    region, request = snapshot.scan_request(span.start, span.end, rows)
+    fill_context(request.context, region, pd.cluster_id)
+    channel = pd.channels.get(pd.store_address(region.leader_store_id))
+    call = channel.unary_unary(_METHOD, request_serializer=kvrpcpb.ScanRequest.SerializeToString)
+    try:
+        page = columns_of(call(request, timeout=STORE_TIMEOUT_S), rows)
+    except grpc.RpcError:
+        page = None
+    if page is None:
+        pairs, at = snapshot.page(span.start, span.end, rows)
+        columns = [pa.array(column, pa.binary()) for column in ([k for k, _ in pairs], [v for _, v in pairs])]
+        page = pa.RecordBatch.from_arrays(columns, schema=PAGE_SCHEMA)
+    else:
+        last = page.column(0)[-1].as_py() if page.num_rows else b""
+        at = following(last, page.num_rows, page.nbytes, rows, request.end_key, span.end)
+    return page, None if at is None else Span(at, span.end)
+
+
+def columns_of(response: bytes, rows: int) -> pa.RecordBatch | None:
+    """The pairs of a ScanResponse; None when anything else is in it, or more than `rows`."""
+    data = np.frombuffer(response, np.uint8)
+    size = len(data)
+    keys, values = buffer(size), buffer(size)
+    key_ends, value_ends = np.empty(rows + 1, np.int32), np.empty(rows + 1, np.int32)
+    n = take_pairs(
+        address(data), size, rows, address(keys), address(key_ends), address(values), address(value_ends)
+    )
+    if n < 0:
+        return None
+    columns = [
+        pa.Array.from_buffers(pa.binary(), n, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+        for ends, data in ((key_ends, keys), (value_ends, values))
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PAGE_SCHEMA)
