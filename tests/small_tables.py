@@ -20,6 +20,9 @@ ID = ColumnSpec("id", 8, 20, flag=NOT_NULL | PRIMARY)
 ROWS_A_TXN = 2000
 
 
+CODE = ColumnSpec("code", 15, 40, flag=NOT_NULL | PRIMARY, text=True)
+
+
 def number(name: str) -> ColumnSpec:
     """An INT column."""
     return ColumnSpec(name, 3, 11)
@@ -34,7 +37,7 @@ class SmallTables:
     """One schema; rows are named by their handle: the clustered `id`, or the hidden row id."""
 
     def __init__(self, pd: PdClient, schema: str, tables: Mapping[str, list[ColumnSpec]]) -> None:
-        """A table whose first column is `ID` is clustered on it; any other has no key at all."""
+        """A table whose first column is a primary key is clustered on it; any other has no key at all."""
         self._pd = pd
         self.tables: dict[str, TableSchema] = {}
         meta = [(m.key, m.value) for m in bootstrap()]
@@ -72,7 +75,7 @@ class SmallTables:
 
 
 def _info(table_id: int, name: str, columns: list[ColumnSpec]) -> dict[str, Any]:
-    if columns[0] is ID:
-        return table_info(table_id, name, columns, ["id"])
     info = table_info(table_id, name, columns, [columns[0].name])
+    if columns[0].flag & PRIMARY:
+        return info
     return info | {"pk_is_handle": False, "is_common_handle": False, "index_info": None}

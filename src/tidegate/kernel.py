@@ -227,6 +227,7 @@ def warm() -> None:
 
 
 KERNEL_MODULES: Final = (
+    "tidegate.kvclient.page_kernels",
     "tidegate.puller.scan_kernels",
     "tidegate.puller.open_kernels",
     "tidegate.puller.match_kernels",
@@ -238,6 +239,7 @@ KERNEL_MODULES: Final = (
     "tidegate.dispatcher.kernels",
     "tidegate.codec.kernels",
     "tidegate.codec.decode_kernels",
+    "tidegate.verify.kernels",
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types."""
 

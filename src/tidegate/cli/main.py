@@ -11,6 +11,7 @@ from tidegate.cli import changefeed, consumer, upstream
 from tidegate.cli.compare import compare
 from tidegate.cli.peek import peek
 from tidegate.cli.server import server
+from tidegate.cli.verify import verify
 
 app = typer.Typer(
     name="tidegate",
@@ -43,6 +44,7 @@ app.add_typer(changefeed.app, name="changefeed")
 app.command()(peek)
 app.add_typer(consumer.app, name="consumer")
 app.command()(compare)
+app.command()(verify)
 
 
 def main() -> None:

@@ -143,7 +143,7 @@ def differences(
     source: pa.Table, target: pa.Table, order: Sequence[str], limit: int
 ) -> tuple[int, tuple[dict[str, Any], ...]]:
     """How many rows stand on one side only, and some of them in the order of the columns `order`."""
-    both = pa.concat_tables([_canonical(source, source.schema), _canonical(target, source.schema)])
+    both = pa.concat_tables([canonical(source, source.schema), canonical(target, source.schema)])
     code = factorize(both)
     size = int(code.max(initial=-1)) + 1
     here = np.bincount(code[: source.num_rows], minlength=size)
@@ -160,7 +160,7 @@ def differences(
     )
 
 
-def _canonical(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+def canonical(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Equal values get equal forms: lists by their elements, -0.0 as 0.0."""
     columns = []
     for field in schema:

@@ -49,9 +49,13 @@ class TableSnapshot:
         """The rows in memory."""
         return self._lake.read(self._slot, self.version, columns)
 
+    def files(self) -> list[Path]:
+        """The Parquet files that hold the rows."""
+        return self._lake.files(self._slot, self.version)
+
     def to_spark(self, spark: SparkSession) -> DataFrame:
         """The rows as a DataFrame over the version's Parquet files, with the table's columns and types."""
-        files = [str(file) for file in self._lake.files(self._slot, self.version)]
+        files = [str(file) for file in self.files()]
         ddl = spark_schema(self.dataset().schema)
         return spark.read.schema(ddl).parquet(*files) if files else spark.createDataFrame([], ddl)
 

@@ -234,20 +234,23 @@ class Lakehouse:
 
     def publish(self, rows: Sequence[SnapshotRow], metadata: Mapping[str, str]) -> None:
         """Name a snapshot: the commit point. `metadata` travels in the same commit."""
-        columns = [
-            pa.array([row.ts for row in rows], pa.int64()),
-            pa.array([row.schema for row in rows], pa.string()),
-            pa.array([row.table for row in rows], pa.string()),
-            pa.array([row.table_id for row in rows], pa.int64()),
-            pa.array([row.path for row in rows], pa.string()),
-            pa.array([row.version for row in rows], pa.int64()),
-        ]
         if not self.exists(SNAPSHOTS):
             self.create(SNAPSHOTS, SNAPSHOT_SCHEMA)
         write_deltalake(
             self._open(SNAPSHOTS),
-            pa.table(columns, schema=SNAPSHOT_SCHEMA),
+            _snapshot_table(rows),
             mode="append",
+            commit_properties=CommitProperties(custom_metadata=dict(metadata)),
+            post_commithook_properties=_HOOKS,
+        )
+
+    def republish(self, ts: int, rows: Sequence[SnapshotRow], metadata: Mapping[str, str]) -> None:
+        """Put `rows` in the place of those that name the snapshot at `ts`, in one commit."""
+        write_deltalake(
+            self._open(SNAPSHOTS),
+            _snapshot_table(rows),
+            mode="overwrite",
+            predicate=f"ts = {ts}",
             commit_properties=CommitProperties(custom_metadata=dict(metadata)),
             post_commithook_properties=_HOOKS,
         )
@@ -347,6 +350,18 @@ class Lakehouse:
                 why=str(error),
                 fix="check the directory; a snapshot older than the retention can no longer be read",
             ) from error
+
+
+def _snapshot_table(rows: Sequence[SnapshotRow]) -> pa.Table:
+    columns = [
+        pa.array([row.ts for row in rows], pa.int64()),
+        pa.array([row.schema for row in rows], pa.string()),
+        pa.array([row.table for row in rows], pa.string()),
+        pa.array([row.table_id for row in rows], pa.int64()),
+        pa.array([row.path for row in rows], pa.string()),
+        pa.array([row.version for row in rows], pa.int64()),
+    ]
+    return pa.table(columns, schema=SNAPSHOT_SCHEMA)
 
 
 def _configuration(schema: pa.Schema) -> dict[str, str]:

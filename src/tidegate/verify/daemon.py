@@ -1,0 +1,6 @@
+"""The worker daemon of a comparison: decoders loaded before the fork (`spark.python.daemon.module`)."""
+
+from tidegate.spark.daemon import serve
+
+if __name__ == "__main__":
+    serve(("tidegate.verify.source", "tidegate.verify.target"))

@@ -1,0 +1,74 @@
+"""Which of two small sets of rows differ, by key, exactly. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.consumer.comparison import canonical
+from tidegate.consumer.net_effect import factorize
+
+Row = dict[str, Any]
+Kind = Literal["changed", "missing", "extra"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """All rows of one key, where the two sides have not the same.
+
+    Of a table without a key: one content, which the sides have a different number of times.
+    """
+
+    key: Row
+    source: tuple[Row, ...]
+    target: tuple[Row, ...]
+
+    @property
+    def kind(self) -> Kind:
+        """missing: only the source has it; extra: only the target; changed: both, but not the same."""
+        if not self.target:
+            return "missing"
+        return "changed" if self.source else "extra"
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that differ, of one row on each side; else none."""
+        if len(self.source) != 1 or len(self.target) != 1:
+            return []
+        one, other = self.source[0], self.target[0]
+        return [name for name in one if one[name] != other[name]]
+
+
+def differences(source: pa.Table, target: pa.Table, key: Sequence[str]) -> list[Difference]:
+    """By key, in its order; both tables have the same schema and hold all rows of every key they hold."""
+    both = pa.concat_tables([canonical(source, source.schema), canonical(target, source.schema)])
+    if not both.num_rows:
+        return []
+    here = np.arange(both.num_rows) < source.num_rows
+    content = factorize(both)
+    size = int(content.max()) + 1
+    balance = np.bincount(content[here], minlength=size) - np.bincount(content[~here], minlength=size)
+    named = factorize(both.select(key)) if key else content
+    odd = np.isin(named, named[balance[content] != 0])
+    rows = both.take(np.flatnonzero(odd)).to_pylist()
+    groups: dict[int, tuple[list[Row], list[Row]]] = {}
+    for row, of, at_source in zip(rows, named[odd].tolist(), here[odd].tolist(), strict=True):
+        groups.setdefault(of, ([], []))[0 if at_source else 1].append(row)
+    names = list(key) or both.column_names
+    found = [
+        Difference({name: (one or other)[0][name] for name in names}, tuple(one), tuple(other))
+        for one, other in groups.values()
+    ]
+    return sorted(found, key=lambda difference: _sortable(difference.key))
+
+
+def _sortable(key: Row) -> tuple[tuple[bool, Any], ...]:
+    """NULL first; vectors, which have no order of ours, by their text."""
+    return tuple(
+        (value is not None, str(value) if isinstance(value, list) else value if value is not None else 0)
+        for value in key.values()
+    )

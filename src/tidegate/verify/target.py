@@ -1,0 +1,131 @@
+"""The target side: rows of a Delta table at a snapshot's version, read by tasks from its Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tidegate.errors import Fatal
+from tidegate.verify.fingerprint import order_words
+from tidegate.verify.ranges import Cuts, Sums, U64s
+from tidegate.verify.side import Shape, chosen, marked, summed
+
+BATCH_ROWS: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A row group of a data file."""
+
+    file: str
+    group: int
+    rows: int
+    words: tuple[int, int] | None
+    """Least and greatest order word, where the file's statistics tell."""
+
+
+def pieces_of(files: Sequence[Path], shape: Shape) -> list[Piece]:
+    """Every row group of the files; reads their footers."""
+    found: list[Piece] = []
+    for file in files:
+        held = _opened(str(file)).metadata
+        for group in range(held.num_row_groups):
+            part = held.row_group(group)
+            found.append(Piece(str(file), group, part.num_rows, _bounds(part, shape)))
+    return found
+
+
+def _bounds(group: pq.RowGroupMetaData, shape: Shape) -> tuple[int, int] | None:
+    """Order words of the least and the greatest key of a row group of an ordered table."""
+    if not shape.ordered or not pa.types.is_integer(shape.schema.field(shape.key[0]).type):
+        return None
+    for at in range(group.num_columns):
+        column = group.column(at)
+        if column.path_in_schema == shape.key[0] and column.is_stats_set and column.statistics.has_min_max:
+            ends = pa.array([column.statistics.min, column.statistics.max], pa.int64())
+            low, high = order_words(ends).tolist()
+            return low, high
+    return None
+
+
+def near(pieces: Sequence[Piece], runs: Sequence[tuple[int, int]]) -> list[Piece]:
+    """The pieces that may hold rows of these runs [low, end) of words."""
+    return [
+        piece
+        for piece in pieces
+        if piece.words is None or any(low <= piece.words[1] and piece.words[0] < end for low, end in runs)
+    ]
+
+
+def batches(pieces: Sequence[Piece], shape: Shape, cuts: Cuts) -> Iterator[pa.RecordBatch]:
+    """The rows of the pieces in the shape's types; groups without a row in a wanted range may be left out."""
+    everything = bool(cuts.wanted.all()) and int(cuts.starts[0]) == 0
+    for piece in pieces:
+        file = _opened(piece.file)
+        if not everything and not _holds(file, piece, shape, cuts):
+            continue
+        known = set(file.schema_arrow.names)
+        names = [name for name in shape.schema.names if name in known]
+        for rows in file.iter_batches(BATCH_ROWS, row_groups=[piece.group], columns=names):
+            yield conformed(rows, shape.schema, piece.file)
+
+
+def _holds(file: pq.ParquetFile, piece: Piece, shape: Shape, cuts: Cuts) -> bool:
+    """Whether a row of a wanted range is there: reads the key's columns only."""
+    if not shape.key or not set(shape.key) <= set(file.schema_arrow.names):
+        return True
+    schema = pa.schema([shape.schema.field(name) for name in shape.key])
+    keys = file.iter_batches(BATCH_ROWS, row_groups=[piece.group], columns=list(shape.key))
+    return any((cuts.place(shape.words(conformed(k, schema, piece.file))) >= 0).any() for k in keys)
+
+
+def conformed(rows: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """The columns of `schema`, cast to its types; null where an older file lacks one."""
+    columns: list[Any] = []
+    for field in schema:
+        at = rows.schema.get_field_index(field.name)
+        if at < 0:
+            columns.append(pa.nulls(rows.num_rows, field.type))
+            continue
+        try:
+            columns.append(rows.column(at).cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise Fatal(
+                f"the target's column {field.name} holds what is no {field.type}",
+                where=where,
+                why=str(error)[:200],
+                fix="the column's type at the target was guessed from the first rows: start a new target",
+            ) from None
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _opened(file: str) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise Fatal(
+            "a data file of the target cannot be read",
+            where=file,
+            why=str(error)[:200],
+            fix="verify a newer snapshot; files older than the target's retention are deleted",
+        ) from None
+
+
+def sums(shape: Shape, cuts: Cuts, pieces: Sequence[Piece]) -> Sums:
+    """The sums over the rows of the pieces."""
+    return summed(shape, cuts, batches(pieces, shape, cuts))
+
+
+def fingerprints(shape: Shape, cuts: Cuts, pieces: Sequence[Piece]) -> tuple[U64s, U64s]:
+    """Words and fingerprints of the rows in the wanted ranges."""
+    return marked(shape, cuts, batches(pieces, shape, cuts))
+
+
+def rows(shape: Shape, cuts: Cuts, pieces: Sequence[Piece]) -> bytes:
+    """The rows of the wanted ranges, as an Arrow stream."""
+    return chosen(shape, cuts, batches(pieces, shape, cuts))
