@@ -23,10 +23,11 @@ ROLES: Final = (
     ("JVM", ("org.apache.spark.deploy.SparkSubmit",)),  # first: its command line names the others' modules
     ("puller", ("benchmarks.puller_probe", "tidegate.server.puller_process")),
     ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.job")),
-    ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.daemon")),
+    ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.daemon", "tidegate.verify.daemon")),
     ("source", ("pyspark.sql.streaming.python_streaming_source_runner",)),
     ("planners", ("pyspark.sql.worker.",)),
     ("consumer", ("tidegate consumer",)),
+    ("verify", ("tidegate verify",)),
     ("control", ("tidegate server",)),
 )
 """Role of a process and what its command line contains; the first that fits."""

@@ -471,7 +471,11 @@ def _handlers(cluster: Cluster) -> list[grpc.GenericRpcHandler]:
 def serve(log: Log, settings: Settings, address: str) -> tuple[grpc.Server, str, Feed]:
     """Start serving; returns the server and the address it listens on."""
     feed = Feed(log, settings)
-    cluster = Cluster(feed)
+    return *start(Cluster(feed), address), feed
+
+
+def start(cluster: Cluster, address: str) -> tuple[grpc.Server, str]:
+    """Serve a cluster; the server and the address it listens on."""
     server = grpc.server(
         ThreadPoolExecutor(32), options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)]
     )
@@ -479,7 +483,7 @@ def serve(log: Log, settings: Settings, address: str) -> tuple[grpc.Server, str,
     port = server.add_insecure_port(address)
     cluster.address = f"{address.rpartition(':')[0]}:{port}"
     server.start()
-    return server, cluster.address, feed
+    return server, cluster.address
 
 
 def main() -> None:

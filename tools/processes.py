@@ -75,6 +75,11 @@ class Child:
             raise ChildError(f"{self.name} ended with {self._process.returncode}.\n{self.tail()}")
 
     @property
+    def ended(self) -> bool:
+        """Whether the process has ended and its lines are read."""
+        return self._process.poll() is not None and not self._reader.is_alive()
+
+    @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
