@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests import golden_folder
-from tidegate.cli.check_log import _differences, check_log
+from tidegate.cli.check_log import _differences, as_delta_holds, check_log
 from tidegate.workload.changelog import SnapshotTable, sum_crc32
 
 if TYPE_CHECKING:
@@ -29,13 +29,38 @@ def test_another_value_and_another_column_are_found() -> None:
     assert _differences(EXPECTED, renamed) == ["columns are id, amount; expected id, balance"]
 
 
+def test_what_delta_cannot_hold_is_left_out_and_counted() -> None:
+    rows = (
+        ("1", "0000-00-00", "1", "0000-00-00 00:00:00"),
+        ("2", "2020-02-30", None, "2020-02-28 10:00:00"),
+        ("3", "2020-02-29", "9", None),
+    )
+    types = ("int", "date", "int", "datetime")
+    sql = SnapshotTable(("id", "day", "twice", "seen"), types, rows, *sum_crc32(rows), ())
+    held, zeros = as_delta_holds(sql, frozenset({"twice"}))
+    assert zeros == 3
+    assert (held.columns, held.types) == (("id", "day", "seen"), ("int", "date", "datetime"))
+    assert held.rows == (("1", None, None), ("2", None, "2020-02-28 10:00:00"), ("3", "2020-02-29", None))
+
+
 @pytest.mark.integration
 @pytest.mark.timeout(300)
-def test_the_recorded_bank_arrives_as_sql_saw_it(kafka: str, spark: SparkSession, tmp_path: Path) -> None:
-    log = golden_folder.OURS / "changelog/bank.jsonl.gz"
+@pytest.mark.parametrize(
+    ("log", "every", "tables"),
+    [
+        ("bank", 10, {"bank.accounts", "bank.transfers", "bank.orders"}),
+        ("keys", 6, set()),
+    ],
+)
+def test_a_recorded_log_arrives_as_sql_saw_it(
+    log: str, every: int, tables: set[str], kafka: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    file = golden_folder.OURS / f"changelog/{log}.jsonl.gz"
     target = f"delta://{tmp_path}/lake"
-    found = list(check_log(log, target, kafka, protocol="open-protocol", until=None, every=10, spark=spark))
+    found = list(
+        check_log(file, target, kafka, protocol="open-protocol", until=None, every=every, spark=spark)
+    )
     assert [verdict for verdict in found if verdict.findings] == []
     assert len({verdict.ts for verdict in found}) == 2
-    assert {"bank.accounts", "bank.transfers", "bank.orders"} <= {verdict.table for verdict in found}
+    assert tables <= {verdict.table for verdict in found}
     assert sum(verdict.rows for verdict in found) > 5000

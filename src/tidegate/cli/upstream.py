@@ -311,9 +311,11 @@ def check_log_command(
     with _reported():
         for verdict in check_log(file, target, kafka, protocol=protocol, until=until, every=every):
             equal = equal and not verdict.findings
-            text = f"{verdict.ts} {verdict.table}: {verdict.rows} rows, " + (
-                "NOT equal\n    " + "\n    ".join(verdict.findings) if verdict.findings else "equal"
-            )
+            notes = [f"without virtual {', '.join(verdict.virtual)}"] if verdict.virtual else []
+            notes += [f"{verdict.zero_dates} zero dates are NULL"] if verdict.zero_dates else []
+            outcome = "\n    ".join(["NOT equal", *verdict.findings]) if verdict.findings else "equal"
+            noted = f" ({'; '.join(notes)})" if notes else ""
+            text = f"{verdict.ts} {verdict.table}: {verdict.rows} rows{noted}, {outcome}"
             _say(dataclasses.asdict(verdict), text, as_json)
     _say({"event": "done", "equal": equal}, "equal" if equal else "NOT equal", as_json)
     raise typer.Exit(0 if equal else 1)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 Cell = str | bytes | None
 _DIGITS: Final = re.compile(r"\((\d+)(?:,(\d+))?\)")
+_PLAIN_FLOATS: Final = (1e-15, 1e15)
 
 
 def sql_rows(rows: pa.Table, types: Sequence[str]) -> Iterator[tuple[Cell, ...]]:
@@ -45,8 +46,13 @@ def _moment(moment: datetime, digits: int) -> str:
 
 
 def _float(value: float, single: bool) -> str:
-    """Go's strconv 'g' with shortest digits, as TiDB's text protocol sends floats and doubles."""
+    """Go's strconv 'g' with shortest digits, as TiDB's text protocol sends floats and doubles.
+
+    Of a very large or small FLOAT it sends six digits only (`pkg/server/internal/dump`, appendFormatFloat).
+    """
     number = np.float32(value) if single else np.float64(value)
+    if single and number != 0 and not _PLAIN_FLOATS[0] <= abs(value) < _PLAIN_FLOATS[1]:
+        number = np.float32(f"{number:.5e}")
     mantissa, _, exponent = np.format_float_scientific(number, trim="-").partition("e")
     if number == 0 or -5 < int(exponent) < 6:
         return np.format_float_positional(number, trim="-")
