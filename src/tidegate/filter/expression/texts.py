@@ -132,7 +132,13 @@ def is_in(array: pa.Array, wanted: Sequence[bytes], collate: str) -> Bools:
 
 
 def like(node: Typed, array: pa.Array) -> Bools:
-    """LIKE: through RE2 where signs are ASCII or stand for themselves, else by distinct text."""
+    """LIKE: through RE2 where signs are ASCII or stand for themselves, else by distinct text.
+
+    One literal, with or without % at its ends, is looked for as bytes where signs stand for themselves.
+    """
+    literal = _literal(node)
+    if literal is not None and (node.collate == "binary" or is_ascii(array) or _is_utf8(array)):
+        return _bools(literal(array))
     by_sign = collation.ignores_case(node.collate) or node.collate == "binary"
     if is_ascii(array) and not (_has_control(array) and by_sign):
         written = _ascii_pattern(node)
@@ -141,6 +147,20 @@ def like(node: Typed, array: pa.Array) -> Bools:
     elif not by_sign and _is_utf8(array):
         return regexp(_regex(node.value, lambda part: part.decode()), array)
     return distinct(array, lambda text: plain.like(node, text), np.bool_)
+
+
+def _literal(node: Typed) -> Callable[[pa.Array], pa.Array] | None:
+    """How to look for a pattern of one literal; None for other patterns, and where signs have weights."""
+    parts = list(node.value)
+    starts, ends = parts[:1] != [ANY], parts[-1:] != [ANY]
+    inner = parts[not starts : len(parts) - (not ends)]
+    if collation.ignores_case(node.collate) or not all(isinstance(part, bytes) for part in inner):
+        return None
+    text = b"".join(inner)
+    if starts and ends:
+        return lambda array: pc.equal(array, pa.scalar(text, pa.binary()))
+    find = pc.starts_with if starts else pc.ends_with if ends else pc.match_substring
+    return lambda array: find(array, text)
 
 
 def _ascii_pattern(node: Typed) -> str | None:
