@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from benchmarks import corruption
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -163,6 +166,48 @@ def test_planted_corruptions_are_all_found_and_nothing_else() -> None:
         assert found_in(rows) == chosen
         seen += len(chosen)
     assert seen >= 2000
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_bit_of_an_old_value_flips_unseen(version: int) -> None:
+    """Not even the one that makes a version 0 of it, whose old values may differ."""
+    golden = next(r for r in golden_rows("key_int_signed") if r.entry.old_value[:1] == b"\x80")
+    bare = golden.entry.old_value
+    if bare[1] & row.CHECKSUM:
+        bare = bytes([bare[0], bare[1] & ~row.CHECKSUM]) + bare[2:-5]
+    sealed = checksum.sealed(bare, golden.entry.key, version)
+    rows = []
+    for bit in range(8 * len(sealed)):
+        data = bytearray(sealed)
+        data[bit >> 3] ^= 1 << (bit & 7)
+        rows.append(golden._replace(entry=golden.entry._replace(value=bare, old_value=bytes(data))))
+    assert found_in(rows) == set(range(len(rows)))
+    assert_as_plain(rows)
+
+
+def test_the_benchmark_of_planted_damage_finds_all_of_it_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = tmp_path / "report.json"
+    arguments = [
+        "--logs",
+        "wide",
+        "--rows",
+        "3000",
+        "--plant",
+        "300",
+        "--batch",
+        "700",
+        "--json",
+        str(report),
+    ]
+    assert corruption.main(arguments) == 0
+    (found,) = json.loads(report.read_text())
+    assert (found["rows"], found["missed"], found["false_alarms"]) == (3000, [], 0)
+    assert found["planted"] == {"flipped": 100, "swapped": 100, "lost": 100}
+    assert found["by_checksum"]["swapped"] == found["by_checksum"]["lost"] == 100
+    assert 0 < found["without_checksums"]["flipped"] < 100
+    assert "300 damaged, 300 found, 0 false alarms" in capsys.readouterr().out
 
 
 def test_a_mismatch_names_table_handle_and_both_sums() -> None:

@@ -75,6 +75,7 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
     _ask_the_plain_twin(block, group, outcomes)
     if (outcomes == BY_COLUMNS).any():
         _compare_columns(group, outcomes, checks.carried[group.position])
+        _accuse_lost_versions(block, group, outcomes)
     counts = np.bincount(outcomes.ravel(), minlength=len(Outcome))
     tally.matched += int(counts[Outcome.MATCHED])
     tally.unchecked += int(counts[Outcome.UNCHECKED])
@@ -102,6 +103,15 @@ def _compare_columns(
         matched = (sums == carried[rows, at, 0]) | (sums == carried[rows, at, 1])
         otherwise = Outcome.EXCUSED if at else Outcome.MISMATCHED
         outcomes[rows, at] = np.where(matched, Outcome.MATCHED, otherwise)
+
+
+def _accuse_lost_versions(block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8]) -> None:
+    """Old images that would be excused, but only because their header is damaged."""
+    names, old_values = block.column("key"), block.column("old_value")
+    for i in np.flatnonzero(outcomes[:, 1] == Outcome.EXCUSED).tolist():
+        row = int(group.position[i])
+        if checksum.has_lost_its_version(old_values[row].as_py(), names[row].as_py()):
+            outcomes[i, 1] = Outcome.MISMATCHED
 
 
 def _entry(block: pa.RecordBatch, row: int) -> dict[str, Any]:
