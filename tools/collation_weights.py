@@ -1,14 +1,17 @@
-"""Make `src/tidegate/tidb/types/collation_weights.bin` from what a MariaDB server says WEIGHT_STRING is.
+"""Make `src/tidegate/tidb/types/collation_weights.bin`: from a MariaDB server's WEIGHT_STRING, and Unicode's table.
 
     tools/services start mariadb --dir DIR
-    .venv/bin/python -m tools.collation_weights PORT
+    .venv/bin/python -m tools.collation_weights PORT allkeys-9.0.0.txt
 
-TiDB has its weights from MySQL's tables, and MariaDB has kept those of the three collations here as they
-were; TiDB's recorded sort keys (`tests/golden/keys/collation`) say whether that holds.
+TiDB has its weights from MySQL's tables, and MariaDB has kept those of three collations as they were. Those of
+utf8mb4_0900_ai_ci are the primary weights of Unicode's default table of version 9.0.0, `allkeys.txt`, which
+the package pyuca 1.2 has as `pyuca/allkeys-9.0.0.txt`. TiDB's recorded sort keys
+(`tests/golden/keys/collation`) say whether all this holds.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -35,9 +38,21 @@ def dump(cursor: pymysql.cursors.Cursor, text: str, codes: Iterable[int]) -> dic
     return found
 
 
+def primary(allkeys: Iterable[str]) -> dict[int, bytes]:
+    """The primary weights of single signs in Unicode's table, those of 0 left out, 8 at most (U+FDFA has more)."""
+    found: dict[int, bytes] = {}
+    for line in allkeys:
+        entry = re.match(r"([0-9A-F]+)\s*;\s*(\[.*\])", line)
+        if entry and int(entry[1], 16) < weights.LISTED_900:
+            each = re.findall(r"\[[.*]([0-9A-F]+)", entry[2])[:8]
+            found[int(entry[1], 16)] = bytes.fromhex("".join(one for one in each if int(one, 16)))
+    return found
+
+
 def main() -> int:
     """Write the file."""
-    port = int(sys.argv[1])
+    port, table = int(sys.argv[1]), Path(sys.argv[2])
+    unicode_9 = primary(table.read_text(encoding="utf-8").splitlines())
     connection = pymysql.connect(host="127.0.0.1", port=port, user="root", charset="utf8mb4")
     with connection, connection.cursor() as cursor:
         general = dump(cursor, "_utf8mb4 0x{} COLLATE utf8mb4_general_ci", SIGNS)
@@ -45,7 +60,7 @@ def main() -> int:
         known = [code for code in SIGNS if chr(code).encode("gbk", "ignore")]
         gbk = dump(cursor, "CONVERT(_utf8mb4 0x{} USING gbk) COLLATE gbk_chinese_ci", known)
     gbk[ord("\\")] = b"\\"  # MariaDB's answer for it is that of a closing bracket
-    TARGET.write_bytes(weights.packed(general, unicode, gbk))
+    TARGET.write_bytes(weights.packed(general, unicode, gbk, unicode_9))
     print(f"{TARGET}: {TARGET.stat().st_size} bytes")
     return 0
 

@@ -28,7 +28,7 @@ _KINDS = {
     "bit": Kind.BIT,
     "null": Kind.INT,
 }
-UNKNOWN_WEIGHTS = ("gb18030_chinese_ci", "utf8mb4_0900_ai_ci")
+UNKNOWN_WEIGHTS = ("gb18030_chinese_ci",)
 """Collations whose tables we do not have: keys under them can be read, not made."""
 
 

@@ -27,22 +27,48 @@ def test_collations_whose_weights_are_not_here_are_refused(collate: str) -> None
         string.sort_key(b"a", collate)
 
 
-def test_each_damaged_byte_counts_as_one_replacement_sign() -> None:
-    assert string.sort_key(b"a\xe4\xb8", "utf8mb4_general_ci") == b"\0A\xff\xfd\xff\xfd"
+@pytest.mark.parametrize("collate", sorted(weights.KNOWN))
+def test_a_key_ends_where_its_text_is_damaged(collate: str) -> None:
+    assert string.sort_key(b"a\xe4\xb8b", collate) == string.sort_key(b"a", collate) != b""
+
+
+def test_signs_beyond_the_first_plane_have_one_weight_but_under_0900() -> None:
     assert string.sort_key("a\U0001f600".encode(), "utf8mb4_unicode_ci") == b"\x0e\x33\xff\xfd"
+    assert string.sort_key("a\U0001f600".encode(), "utf8mb4_0900_ai_ci") == b"\x1c\x47\x15\xfb"
     assert string.sort_key("中é\\".encode(), "gbk_chinese_ci").endswith(b"\x82\xc3\\")
 
 
+@pytest.mark.parametrize(
+    ("code", "key"),
+    [
+        (0x9FD5, "fb419fd5"),  # Han of Unicode 9
+        (0x9FD6, "fbc19fd6"),  # not yet
+        (0xFA0E, "fb41fa0e"),
+        (0x2B81D, "fb85b81d"),
+        (0x2CEA1, "fbc5cea1"),  # where TiDB's table ends
+        (0x2F800, "fbc5f800"),
+        (0x17001, "fb008001"),  # Tangut
+        (0xD7A3, "3c073c873ceb"),  # a syllable: its letters
+        (0xFFFD, "fffd"),
+        (0x301, ""),
+    ],
+)
+def test_signs_that_the_table_of_0900_does_not_list_have_implicit_weights(code: int, key: str) -> None:
+    assert string.sort_key(chr(code).encode(), "utf8mb4_0900_ai_ci").hex() == key
+
+
 def test_the_file_of_weights_says_what_it_was_made_of() -> None:
-    general, unicode, gbk = (
+    general, unicode, gbk, unicode_9 = (
         {0x61: b"\0A"},
         {0x61: b"\x0e\x33", 0: b"", 0x62: bytes(16)},
         {0x61: b"A", 0x4E2D: b"\xd1\xa7"},
+        {0x61: b"\x1c\x47", 0: b"", 0x1100: b"\x3c\0", 0x1161: b"\x3d\0", 0x11A8: b"\x3e\0"},
     )
-    found = weights.unpacked(zlib.decompress(weights.packed(general, unicode, gbk)))
-    assert found["general"].key("ab") == b"\0A\0b"
-    assert found["unicode"].key("a\0b中") == b"\x0e\x33" + bytes(16) + b"\xfb\x40\xce\x2d"
-    assert found["gbk"].key("a中b") == b"A\xd1\xa7?"
+    found = weights.unpacked(zlib.decompress(weights.packed(general, unicode, gbk, unicode_9)))
+    assert found["general"].key(b"ab") == b"\0A\0b"
+    assert found["unicode"].key("a\0b中".encode()) == b"\x0e\x33" + bytes(16) + b"\xfb\x40\xce\x2d"
+    assert found["gbk"].key("a中b".encode()) == b"A\xd1\xa7?"
+    assert found["unicode 9"].key("a\0각가".encode()) == b"\x1c\x47\x3c\0\x3d\0\x3e\0\x3c\0\x3d\0"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +79,8 @@ def test_the_file_of_weights_says_what_it_was_made_of() -> None:
         (254, "utf8mb4", "utf8mb4_bin", False),
         (254, "utf8mb4", "utf8mb4_general_ci", True),
         (15, "utf8mb4", "utf8mb4_0900_bin", False),
+        (254, "gbk", "gbk_bin", True),
+        (254, "utf8mb4", "utf8mb4_0900_ai_ci", True),
     ],
 )
 def test_restored_data_is_kept_where_the_key_loses_something(

@@ -12,27 +12,34 @@ from typing import Final
 from tidegate.errors import InvalidInput
 from tidegate.tidb.types import weights
 
-VARCHAR: Final = 15
+_VARCHARS: Final = frozenset({15, 253})
 _EXACT: Final = frozenset({"binary", "utf8mb4_0900_bin"})
 _PADDED: Final = frozenset({"ascii_bin", "latin1_bin", "utf8_bin", "utf8mb4_bin"})
 _ENCODED: Final = {"gbk_bin": "gbk", "gb18030_bin": "gb18030"}
+_NO_PAD: Final = frozenset({"utf8mb4_0900_ai_ci"})
 
 
 def needs_restored_data(mysql_type: int, charset: str, collate: str) -> bool:
     """Whether a string column in a key is stored in the row as well (facts 6.3, new collations on).
 
-    Not for binary strings and utf8mb4_0900_bin; a `_bin` collation only drops trailing spaces, and those
-    no `char` has.
+    Not for binary strings and utf8mb4_0900_bin; the `_bin` collations of one-byte sets and UTF-8 only drop
+    trailing spaces, and those no `char` has.
     """
     if charset == "binary" or collate in _EXACT:
         return False
-    return not collate.endswith("_bin") or mysql_type == VARCHAR
+    return not only_pads(collate) or mysql_type in _VARCHARS
 
 
-def sort_key(data: bytes, collate: str) -> bytes:
+def only_pads(collate: str) -> bool:
+    """Whether a key lacks nothing of its text but the spaces at the end (TiDB `collate.IsBinCollation`)."""
+    return collate in _PADDED
+
+
+def sort_key(data: bytes, collate: str, where: str = "") -> bytes:
     """What a key holds for a string of UTF-8 (or binary) under a collation.
 
-    InvalidInput for collations whose weights are not here (`weights`); decoding needs none.
+    InvalidInput, with `where`, for a collation whose weights are not here (`weights`): gb18030_chinese_ci, or
+    one that TiDB does not have. Reading keys needs none.
     """
     if collate in _EXACT or collate == "":
         return data
@@ -42,9 +49,10 @@ def sort_key(data: bytes, collate: str) -> bytes:
         text = data.rstrip(b" ").decode(errors="surrogateescape")
         return text.encode(_ENCODED[collate], "replace")
     if collate in weights.KNOWN:
-        return weights.of(collate).key(data.rstrip(b" ").decode(errors="surrogateescape"))
+        return weights.of(collate).key(data if collate in _NO_PAD else data.rstrip(b" "))
     raise InvalidInput(
         f"keys under collation {collate} cannot be made",
+        where=where,
         why="its weights are not known here",
-        fix="use utf8mb4_bin or binary for columns of a clustered key",
+        fix="use another collation for columns of clustered keys and indexes: gb18030_bin, say",
     )

@@ -2,23 +2,28 @@
 
     general_ci         one weight of 2 bytes a sign: capital letters without accents
     unicode_ci         0 to 8 weights of 2 bytes: the Unicode collation algorithm's table 4.0.0
+    0900_ai_ci         0 to 8 weights of 2 bytes: the primary ones of the same algorithm's table 9.0.0
     gbk_chinese_ci     1 or 2 bytes: GBK by pronunciation; a sign GBK does not have is '?'
 
 The tables are in `collation_weights.bin` beside this file, made by `tools/collation_weights.py` and read once
-when they are first needed. Signs beyond U+FFFF have one weight for all. Not here: utf8mb4_0900_ai_ci and
-gb18030_chinese_ci, whose tables we do not have.
+when they are first needed. Signs beyond U+FFFF have one weight for all, but under 0900_ai_ci. Weights are of
+single signs: neither MySQL's nor TiDB's collators know contractions. Not here: gb18030_chinese_ci, whose
+Chinese signs go by a list of pronunciations of MySQL's own that no public standard has. Source: TiDB
+`pkg/util/collate`.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Final
 
 PLANE: Final = 0x10000
+LISTED_900: Final = 0x2CEA1
+"""Where TiDB's table 9.0.0 ends; all signs from there on have implicit weights."""
 _REPLACEMENT: Final = b"\xff\xfd"
 _IMPLICIT: Final = 0xFF
 """In place of a length: the weights follow from the code point."""
@@ -27,6 +32,7 @@ _TABLES: Final = {
     "utf8_general_ci": "general",
     "utf8mb4_unicode_ci": "unicode",
     "utf8_unicode_ci": "unicode",
+    "utf8mb4_0900_ai_ci": "unicode 9",
     "gbk_chinese_ci": "gbk",
 }
 KNOWN: Final = frozenset(_TABLES)
@@ -34,14 +40,23 @@ KNOWN: Final = frozenset(_TABLES)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of every sign of a collation; `beyond` those of signs it has none for."""
+    """The weights of every sign of a collation; `beyond` gives those of signs that are not in `signs`."""
 
     signs: Mapping[str, bytes]
-    beyond: bytes
+    beyond: Callable[[str], bytes]
 
-    def key(self, text: str) -> bytes:
-        """The sort key; a damaged byte (surrogateescape) counts as U+FFFD, as in Go."""
-        return b"".join(self.signs.get(sign, self.beyond) for sign in text)
+    def of_sign(self, sign: str) -> bytes:
+        """The weights of one sign."""
+        found = self.signs.get(sign)
+        return self.beyond(sign) if found is None else found
+
+    def key(self, data: bytes) -> bytes:
+        """The sort key of UTF-8; as in TiDB it ends where the text is damaged."""
+        try:
+            text = data.decode()
+        except UnicodeDecodeError as error:
+            text = data[: error.start].decode()
+        return b"".join(map(self.of_sign, text))
 
 
 @cache
@@ -66,11 +81,46 @@ def implicit(code: int) -> bytes:
     return (base + (code >> 15)).to_bytes(2, "big") + (code & 0x7FFF | 0x8000).to_bytes(2, "big")
 
 
-def packed(general: Mapping[int, bytes], unicode: Mapping[int, bytes], gbk: Mapping[int, bytes]) -> bytes:
+def implicit_900(code: int) -> bytes:
+    """The same in the table 9.0.0 as TiDB reads it, but for Hangul syllables: `hangul`."""
+    if 0x17000 <= code <= 0x18AFF:
+        return b"\xfb\x00" + (code - 0x17000 | 0x8000).to_bytes(2, "big")
+    base = 0xFBC0
+    if code < LISTED_900 and any(low <= code <= high for low, high in _EXTENSIONS_900):
+        base = 0xFB80
+    elif 0x4E00 <= code <= 0x9FD5 or 0xFA0E <= code <= 0xFA29:
+        base = 0xFB40
+    return (base + (code >> 15)).to_bytes(2, "big") + (code & 0x7FFF | 0x8000).to_bytes(2, "big")
+
+
+_EXTENSIONS_900: Final = (
+    (0x3400, 0x4DB5),
+    (0x20000, 0x2A6D6),
+    (0x2A700, 0x2B734),
+    (0x2B740, 0x2B81D),
+    (0x2B820, 0x2CEA1),
+)
+"""Han signs beyond the first block, as Unicode 9 has them."""
+
+
+def hangul(code: int, jamo: Mapping[str, bytes]) -> bytes:
+    """The weights of a syllable: those of its two or three letters."""
+    letters, tail = divmod(code - 0xAC00, 28)
+    found = jamo[chr(0x1100 + letters // 21)] + jamo[chr(0x1161 + letters % 21)]
+    return found + jamo[chr(0x11A7 + tail)] if tail else found
+
+
+def packed(
+    general: Mapping[int, bytes],
+    unicode: Mapping[int, bytes],
+    gbk: Mapping[int, bytes],
+    unicode_9: Mapping[int, bytes],
+) -> bytes:
     """The file's content.
 
     65,536 differences to the code point, u16; 65,536 lengths in weights, and the weights; 65,536 lengths in
-    bytes of GBK's weights (0: no such sign), and these.
+    bytes of GBK's weights (0: no such sign), and these; `LISTED_900` lengths in weights of the table 9.0.0
+    and the weights of the signs it lists.
     """
     out = bytearray()
     for code in range(PLANE):
@@ -84,6 +134,9 @@ def packed(general: Mapping[int, bytes], unicode: Mapping[int, bytes], gbk: Mapp
     out += bytes(len(gbk.get(code, b"")) for code in range(PLANE))
     for code in sorted(gbk):
         out += gbk[code]
+    listed = [unicode_9.get(code) for code in range(LISTED_900)]
+    out += bytes(_IMPLICIT if weights is None else len(weights) // 2 for weights in listed)
+    out += b"".join(weights for weights in listed if weights)
     return zlib.compress(bytes(out), 9)
 
 
@@ -106,10 +159,24 @@ def unpacked(data: bytes) -> dict[str, Weights]:
         if length:
             gbk[chr(code)] = data[at : at + length]
             at += length
-    for code in range(0xDC80, 0xDD00):
-        general[chr(code)], unicode[chr(code)] = general["\ufffd"], unicode["\ufffd"]
     return {
-        "general": Weights(general, _REPLACEMENT),
-        "unicode": Weights(unicode, _REPLACEMENT),
-        "gbk": Weights(gbk, b"?"),
+        "general": Weights(general, lambda _: _REPLACEMENT),
+        "unicode": Weights(unicode, lambda _: _REPLACEMENT),
+        "gbk": Weights(gbk, lambda _: b"?"),
+        "unicode 9": _unpacked_900(data, at),
     }
+
+
+def _unpacked_900(data: bytes, at: int) -> Weights:
+    signs: dict[str, bytes] = {}
+    lengths, at = data[at : at + LISTED_900], at + LISTED_900
+    for code, length in enumerate(lengths):
+        if length != _IMPLICIT:
+            signs[chr(code)] = data[at : at + 2 * length]
+            at += 2 * length
+
+    def beyond(sign: str) -> bytes:
+        code = ord(sign)
+        return hangul(code, signs) if 0xAC00 <= code <= 0xD7AF else implicit_900(code)
+
+    return Weights(signs, beyond)
