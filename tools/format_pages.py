@@ -67,6 +67,16 @@ def keys_page() -> str:
     entry.take(8, lambda p: f"index id {memcomparable.decode_int(p)}, comparable")
     entry.take(1, "flag 0: NULL, so the handle follows to tell entries apart")
     entry.rest("flag 3, the handle")
+    unique = next(
+        one for one in lines("rows/key_common_general_ci")
+        if one["kind"] == "kv" and one["is"] == "index" and (one["value"] or "").startswith("007d017f")
+    )  # fmt: skip
+    named = Cursor(unique["value"])
+    named.take(1, "no tail")
+    named.take(2, "7d: a version, 1: of a clustered table")
+    named.take(3, lambda p: f"7f: the handle follows, {int.from_bytes(p[1:], 'big')} bytes")
+    named.take(int.from_bytes(named.data[4:6], "big"), "the handle as in the row's key")
+    named.rest("a row of format v2 with the texts that the sort keys have lost")
     meta = vector("table_keys", kind="meta_hash_key", name="DBs")
     cursor = Cursor(meta["key"])
     cursor.take(1, "'m'")
@@ -108,12 +118,26 @@ Here `(datetime(3), decimal(12,4), varbinary(9))` = `{", ".join(text_of(v) for v
 | 7 | time of day | signed nanoseconds |
 
 A text under a collation that is not binary cannot be read back from its sort key; then the row's value holds it as well.
+Keys can be made under every collation of TiDB but gb18030_chinese_ci, whose order of Chinese signs no public standard
+has: reading such keys needs none, writing them is refused with table and column.
 
 ## Index entries
 
-Never replicated, but part of a transaction:
+Never replicated, but part of a transaction. Plain form: `tidb/index.py`.
 
 {entry.block()}
+An entry of a unique index without NULL has no handle in its key, but in its value:
+
+{named.block()}
+| table | not unique, or a NULL | unique |
+|---|---|---|
+| integer handle or row id | `30` | the handle, 8 bytes, as a plain number |
+| the same, a sort key has lost something | tail length, restored row, zeros up to 10 bytes in all | tail length 8, restored row, the handle |
+| clustered by columns | `00 7d 01` and the restored row, if any | `00 7d 01 7f`, length, handle, and the restored row, if any |
+
+The restored row of the second line holds every column of the index; that of the third only what was lost, of the
+index and of the primary key, and under a `_bin` collation just the number of spaces at the end.
+
 ## Schema
 
 What TiDB knows of itself lies under `m`; capture reads it at the start of a feed. `{meta["name"]}`, `{meta["field"]}`:

@@ -119,25 +119,30 @@ def _record_key(
         if not isinstance(handle, int):
             raise InvalidInput(f"the key of {table.name} must be an integer", why=repr(handle))
         return keys.int_record(physical_id, handle)
-    lengths = _key_lengths(table)
     parts = []
-    for at, length in zip(table.handle_columns, lengths, strict=True):
+    for at, length in zip(table.handle_columns, _key_lengths(table), strict=True):
         column, item = table.columns[at], stored[at]
         if item is None:
             raise InvalidInput(f"the key column {column.name} of {table.name} is NULL")
-        parts.append(row.to_key_datum(_sort_key(column, item, length), column.kind))
+        part = prefix(item, column.kind, length) if isinstance(item, bytes) else item
+        parts.append(key_datum(table, column, part))
     return keys.common_record(physical_id, datum.encode_key(parts))
 
 
-def _sort_key(column: Column, item: int | float | bytes, length: int) -> int | float | bytes:
-    """A string's prefix of `length` characters (bytes if binary) as the collation sorts it."""
-    if not isinstance(item, bytes) or column.kind not in (Kind.STRING, Kind.BYTES):
-        return item
-    if length >= 0:
-        item = (
-            item.decode(errors="replace")[:length].encode() if column.kind is Kind.STRING else item[:length]
-        )
-    return string.sort_key(item, column.collate)
+def prefix(stored: bytes, kind: Kind, length: int) -> bytes:
+    """As much of a string as a key takes: `length` characters, bytes if binary; -1: all of it."""
+    if length < 0 or kind not in (Kind.STRING, Kind.BYTES):
+        return stored
+    if kind is Kind.BYTES or len(stored) <= length:
+        return stored[:length]
+    return stored.decode(errors="surrogateescape")[:length].encode(errors="surrogateescape")
+
+
+def key_datum(table: TableSchema, column: Column, stored: int | float | bytes) -> datum.Datum:
+    """What a key holds for a column's value; InvalidInput, with the column, if it cannot be made."""
+    if isinstance(stored, bytes) and column.kind in (Kind.STRING, Kind.BYTES):
+        stored = string.sort_key(stored, column.collate, where=f"{table.name}.{column.name}")
+    return row.to_key_datum(stored, column.kind)
 
 
 def _key_lengths(table: TableSchema) -> tuple[int, ...]:

@@ -89,6 +89,16 @@ def name_of(info: dict[str, Any]) -> str:
     return str(info["name"]["O"])
 
 
+def every_column(info: dict[str, Any]) -> tuple[Column, ...]:
+    """All columns, virtual ones and those a DDL is at work on included."""
+    return tuple(_column(entry) for entry in info.get("cols") or [])
+
+
+def every_index(info: dict[str, Any]) -> tuple[Index, ...]:
+    """All indexes, those a DDL is at work on included."""
+    return tuple(_index(entry) for entry in info.get("index_info") or [])
+
+
 def table_schema(schema_name: str, info: dict[str, Any], version: int) -> TableSchema:
     """The schema of a table version that is valid from `version` (a commit ts) on."""
     try:
