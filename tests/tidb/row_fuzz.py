@@ -16,6 +16,7 @@ import random
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -33,6 +34,7 @@ from tidegate.mounter.mounter import mount_row
 from tidegate.mounter.rows import stored_of
 from tidegate.tidb import checksum, checksum_kernels, row_kernels, value
 from tidegate.tidb.checksum import Outcome
+from tidegate.tidb.row_kernels import Fault
 
 MEMORY = 3 << 30
 """Bytes of address space a fuzzing child may have beyond what it begins with."""
@@ -160,6 +162,8 @@ class Findings:
     """Compared inputs that both refuse."""
     kernel_only: int = 0
     """Compared inputs that only the kernel refuses: the mounter asks the plain decoder then."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    """All inputs by what the kernel said: `decoded`, or the name of its fault."""
     grown: int = 0
     """Bytes that the child's memory grew by."""
 
@@ -174,8 +178,8 @@ def inputs(rng: random.Random, number: int) -> Iterator[GoldenRow]:
         number -= 200
 
 
-def compare(decoder: KernelDecoder, row: GoldenRow, found: Findings) -> None:
-    """One input both ways."""
+def compare(decoder: KernelDecoder, row: GoldenRow, found: Findings) -> int:
+    """One input both ways; the kernel's fault."""
     fault, images = decoder.shown(row)
     plain = plain_one(row)
     found.compared += 1
@@ -187,6 +191,7 @@ def compare(decoder: KernelDecoder, row: GoldenRow, found: Findings) -> None:
         found.kernel_only += 1
     elif plain != images or not _same_outcomes(decoder, row):
         found.wrong.append(f"{row.entry} {images} {plain}"[:2000])
+    return fault
 
 
 def _same_outcomes(decoder: KernelDecoder, row: GoldenRow) -> bool:
@@ -207,10 +212,8 @@ def fuzz(seed: int, number: int, every: int, answer: Connection) -> None:
     began = _rss()
     for row in inputs(rng, number):
         found.inputs += 1
-        if found.inputs % every == 0:
-            compare(decoder, row, found)
-        else:
-            decoder.decode(row)
+        fault = compare(decoder, row, found) if found.inputs % every == 0 else decoder.decode(row)[0]
+        found.kinds[Fault(fault & 0xFF).name.lower() if fault else "decoded"] += 1
     found.grown = _rss() - began
     answer.send(found)
     answer.close()
@@ -262,6 +265,7 @@ def main() -> int:
         total.refused += found.refused
         total.kernel_only += found.kernel_only
         total.wrong += found.wrong
+        total.kinds += found.kinds
         total.grown = max(total.grown, found.grown)
         print(
             f"{total.inputs:,} inputs, {total.compared:,} compared, {total.refused:,} refused by both, "
@@ -269,6 +273,7 @@ def main() -> int:
             f"memory +{total.grown >> 20} MiB, {time.monotonic() - began:.0f} s",
             flush=True,
         )
+    print(", ".join(f"{kind} {number:,}" for kind, number in total.kinds.most_common()))
     for line in total.wrong[:10]:
         print(line)
     return 1 if total.wrong else 0

@@ -14,7 +14,7 @@ common handle, un-grouped) or of the table's defaults.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,7 +38,7 @@ from tidegate.kernel import (
 from tidegate.model.block import DELETE
 from tidegate.tidb.checksum_kernels import check_image
 from tidegate.tidb.json_kernels import STACK_WORDS, json_ok
-from tidegate.tidb.kernels import BYTES_OF_DIGITS, I64, U64, decimal_size, decimal_word
+from tidegate.tidb.kernels import BYTES_OF_DIGITS, I64, U64, decimal_size
 from tidegate.tidb.types.temporal import DURATION_MAX_NS
 from tidegate.tidb.zone_kernels import calendar_ok
 
@@ -117,6 +117,23 @@ NO_ROW: Final = -1
 NO_RECORD: Final = -2
 _POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
 _LONGEST_TIME: Final = DURATION_MAX_NS
+_SHAPES_SIDE: Final = 82
+
+
+def _shapes() -> Any:
+    """By precision and fraction: the bytes with header, those of both partial words, and their digits."""
+    found = np.zeros(_SHAPES_SIDE * _SHAPES_SIDE, dtype=np.int32)
+    for precision in range(1, _SHAPES_SIDE):
+        for frac in range(precision + 1):
+            integer = precision - frac
+            lead, tail = int(BYTES_OF_DIGITS[integer % 9]), int(BYTES_OF_DIGITS[frac % 9])
+            size = 2 + lead + tail + 4 * (integer // 9 + frac // 9)
+            digits = (integer % 9) << 16 | (frac % 9) << 20
+            found[precision * _SHAPES_SIDE + frac] = size | lead << 8 | tail << 12 | digits
+    return found
+
+
+_SHAPES: Final = _shapes()
 
 
 @inline
@@ -179,25 +196,46 @@ def decimal_extent(addr: int, room: int) -> int:
 
 
 @inline
+def word_before(end: int, size: int, flip: int) -> int:
+    """The big-endian word of 1 to 4 bytes that ends at `end`, three more bytes being readable before it."""
+    word = I64(bswap64(load_u32(end - 4)) >> U64(32)) ^ flip
+    return word & ((1 << (8 * size)) - 1)
+
+
+@inline
 def decimal_ok(addr: int, size: int) -> bool:
-    """Whether `size` bytes are a decimal, its words within their digits."""
-    if decimal_extent(addr, size) != size:
+    """Whether `size` bytes are a decimal, its words within their digits; a byte before `addr` is readable."""
+    if size < 3:
         return False
+    precision = I64(load_u8(addr))
     frac = I64(load_u8(addr + 1))
-    integer = I64(load_u8(addr)) - frac
-    digits = addr + 2
-    size -= 2
-    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
-    lead = BYTES_OF_DIGITS[integer % 9]
-    tail = BYTES_OF_DIGITS[frac % 9]
-    if lead > 0 and decimal_word(digits, 0, lead, flip) >= _POWERS[integer % 9]:
+    if precision >= _SHAPES_SIDE or frac >= _SHAPES_SIDE:
         return False
-    at = lead
-    while at < size - tail:
-        if decimal_word(digits, at, 4, flip) >= 1000000000:
-            return False
+    shape = I64(_SHAPES[precision * _SHAPES_SIDE + frac])
+    if shape & 0xFF != size:
+        return False
+    lead = (shape >> 8) & 15
+    tail = (shape >> 12) & 15
+    digits = addr + 2
+    end = addr + size
+    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
+    at = digits + lead
+    sign = 0x80000000
+    ok = True
+    if lead > 0:
+        word = word_before(at, lead, flip) ^ (0x80 << (8 * lead - 8))
+        ok = word < _POWERS[(shape >> 16) & 15]
+        sign = 0
+    while at < end - tail:
         at += 4
-    return tail == 0 or bool(decimal_word(digits, at, tail, flip) < _POWERS[frac % 9])
+        ok &= (word_before(at, 4, flip) ^ sign) < 1000000000
+        sign = 0
+    if tail > 0:
+        word = word_before(end, tail, flip)
+        if sign != 0:
+            word ^= 0x80 << (8 * tail - 8)
+        ok &= word < _POWERS[shape >> 20]
+    return bool(ok)
 
 
 @inline
