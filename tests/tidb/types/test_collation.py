@@ -1,9 +1,11 @@
 """Keys of texts against those recorded from TiDB's collators."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.golden_folder import count, lines
-from tidegate.tidb.types import collation
+from tidegate.tidb.types import collation, string, weights
 
 RECORDED = list(lines("keys/collation"))
 NAMES = sorted({name for record in RECORDED for name in record["sort_key"]})
@@ -37,3 +39,18 @@ def test_general_ci_leaves_case_and_accents_of_living_letters_out() -> None:
 
 def test_text_that_is_not_utf8_is_its_own_key() -> None:
     assert collation.key(b"\xff\xfe", "utf8mb4_general_ci") == b"\xff\xfe"
+
+
+@given(st.text(max_size=12), st.sampled_from(sorted(weights.KNOWN)))
+@settings(deadline=None)
+def test_texts_are_compared_by_the_keys_that_tidb_stores(text: str, name: str) -> None:
+    assert collation.key(text.encode(), name) == string.sort_key(text.encode(), name)
+
+
+def test_letters_of_any_script_are_equal_where_tidb_says_so() -> None:
+    def key(text: str, name: str) -> bytes:
+        return collation.key(text.encode(), name)
+
+    assert key("ⅷ", "utf8mb4_unicode_ci") == key("VIII", "utf8mb4_unicode_ci")
+    assert key("𝔸", "utf8mb4_0900_ai_ci") == key("a", "utf8mb4_0900_ai_ci")
+    assert key("각", "utf8mb4_0900_ai_ci") != key("가", "utf8mb4_0900_ai_ci")
