@@ -547,12 +547,19 @@ class Puller:
                     continue  # PD or store away: the next round tries again, and the streams report it
 
     def _unstick(self, watched: _Watched, resolver: LockResolver) -> None:
-        """Clear locks of ended transactions, when the span lags PD's own time."""
+        """Clear locks of ended transactions where ranges that are in step lag PD's own time."""
         now, resolved = self._pd.tso(), watched.sink.resolved
         lag_ms = timestamp.physical_ms(now) - timestamp.physical_ms(resolved)
-        if lag_ms >= STUCK_S * 1000:
-            target = min(now, resolved + timestamp.compose(int(STUCK_S * 1000)))
-            resolver.resolve_span(watched.span, target, Backoff(5_000))
+        if lag_ms < STUCK_S * 1000:
+            return
+        target = min(now, resolved + timestamp.compose(int(STUCK_S * 1000)))
+        for held in list(watched.feeds):
+            with self._state:
+                behind = held.feed.state is State.LIVE and self._frontier.at(held.mark) < target
+            if self._closing.is_set():
+                return
+            if behind:
+                resolver.resolve_span(held.feed.bounds, target, Backoff(5_000))
 
     def _fail(self, error: TidegateError) -> None:
         if self.failure is None and not self._closing.is_set():

@@ -26,7 +26,8 @@ Range = tuple[int, bytes, bytes]
 META: Final = 3
 """The column family of what PD keeps: cluster id, regions, TSO bound, safepoints."""
 _FAMILIES: Final = ("default", "lock", "write", "meta")
-CURSORS_PER_FAMILY: Final = 3
+CURSORS_PER_FAMILY: Final = 2
+_DATA_FAMILIES: Final = 3
 _WRITE_BUFFER: Final = 64 << 20
 
 
@@ -43,7 +44,7 @@ def _options() -> Options:
 
 
 class EngineSnapshot:
-    """All column families as they were at one moment, for one thread.
+    """All column families of data as they were at one moment, for one thread.
 
     It is made of cursors, each fixed when it was made: an iterator that this binding makes from a RocksDB
     snapshot reads the present state instead (rocksdict 0.3.29). `entries` walks the range that was asked for
@@ -61,8 +62,9 @@ class EngineSnapshot:
             if end:
                 options.set_iterate_upper_bound(end)
             self.entries = families[cf].items(from_key=start, read_opt=options)
-        self._points = [_cursor(family, b"") for family in families]
-        self._cursors = [[_cursor(family, b"") for _ in range(CURSORS_PER_FAMILY)] for family in families]
+        data = families[:_DATA_FAMILIES]  # each cursor is paid for, also where nobody will use it
+        self._points = [_cursor(family, b"") for family in data]
+        self._cursors = [[_cursor(family, b"") for _ in range(CURSORS_PER_FAMILY)] for family in data]
 
     def get(self, cf: int, key: bytes) -> bytes | None:
         """The value of a key, or None."""

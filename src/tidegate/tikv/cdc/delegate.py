@@ -113,24 +113,27 @@ start_ts; 0: none; None: not touched), the row's txn_source, and whether it is a
 
 
 class Announced:
-    """The highest resolved ts that downstreams of transactional keys were told, by key.
+    """The highest resolved ts that downstreams of transactional keys may have been told, by key.
 
-    Immutable, so that any thread may ask. Captures of raw keys do not count: no lock holds them.
+    Any thread may ask; what is answered only rises. Captures of raw keys do not count: no lock holds them.
     """
 
-    __slots__ = ("_bounds", "_highest", "highest")
+    __slots__ = ("_all", "_bounds", "_segments")
 
     def __init__(self, bounds: list[bytes], segments: list[list[Downstream]]) -> None:
         self._bounds = bounds
-        self._highest = [
-            max((each.resolver.resolved_ts for each in found if not each.raw), default=0)
-            for found in segments
-        ]
-        self.highest = max(self._highest)
+        self._segments = [[each.resolver for each in found if not each.raw] for found in segments]
+        self._all = list({id(each): each for found in self._segments for each in found}.values())
+
+    @property
+    def highest(self) -> int:
+        """Over all keys."""
+        return max([each.resolved_ts for each in self._all], default=0)
 
     def __call__(self, key: bytes) -> int:
         """For an encoded key; 0 when nobody was told anything."""
-        return self._highest[bisect.bisect_right(self._bounds, key) - 1]
+        found = self._segments[bisect.bisect_right(self._bounds, key) - 1]
+        return max([each.resolved_ts for each in found], default=0)
 
 
 class Delegate:
@@ -143,6 +146,7 @@ class Delegate:
         self.downstreams: list[Downstream] = []
         self._bounds: list[bytes] = [b""]
         self._segments: list[list[Downstream]] = [[]]
+        self.announced = Announced(self._bounds, self._segments)
 
     def add(self, downstream: Downstream) -> None:
         """Begin to serve a downstream (it gets rows when it is initialized)."""
@@ -164,13 +168,13 @@ class Delegate:
             last = bisect.bisect_left(self._bounds, each.end) if each.end else len(self._bounds)
             for segment in self._segments[first:last]:
                 segment.append(each)
+        self.announced = Announced(self._bounds, self._segments)
 
-    def resolve(self, min_ts: int) -> Announced:
-        """Advance every downstream that is in step; what they may now be told."""
+    def resolve(self, min_ts: int) -> None:
+        """Advance every downstream that is in step."""
         for each in self.downstreams:
             if each.state is State.NORMAL:
                 each.resolver.resolve(min_ts)
-        return Announced(self._bounds, self._segments)
 
     def on_command(self, command: Command, old_values: OldValues) -> list[Downstream]:
         """Send an applied command's rows to the downstreams; those that are congested are returned."""

@@ -82,7 +82,6 @@ class Endpoint:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._delegates: dict[int, Delegate] = {}
         self._connections: dict[int, Connection] = {}
-        self._announced: dict[int, Announced] = {}
         self._reported: dict[tuple[int, int, int], tuple[int, float]] = {}
         self._backlog = 0
         self._drained = threading.Condition()
@@ -115,7 +114,8 @@ class Endpoint:
 
     def announced(self, region_id: int) -> Announced:
         """What the region's present downstreams were told, by key."""
-        return self._announced.get(region_id, _SILENCE)
+        delegate = self._delegates.get(region_id)
+        return _SILENCE if delegate is None else delegate.announced
 
     # --- what the stream's threads call ---
 
@@ -275,7 +275,6 @@ class Endpoint:
             delegate.remove(downstream)
             if not delegate.downstreams:
                 del self._delegates[region_id]
-                self._announced.pop(region_id, None)
                 self.observer.ignore(region_id)
 
     def _close(self, connection: Connection) -> None:
@@ -372,8 +371,8 @@ class Endpoint:
 
     def _advance(self, min_ts: int, done: threading.Event) -> None:
         """Resolve every downstream that is in step, then tell the clients."""
-        for region_id, delegate in self._delegates.items():
-            self._announced[region_id] = delegate.resolve(min_ts)
+        for delegate in self._delegates.values():
+            delegate.resolve(min_ts)
         now = time.monotonic()
         for connection in self._connections.values():
             self._report(connection, now)

@@ -15,8 +15,10 @@ Response = TypeVar("Response")
 class Announced(Protocol):
     """What CDC has announced in a region."""
 
-    highest: int
-    """The highest resolved ts anybody was told."""
+    @property
+    def highest(self) -> int:
+        """The highest resolved ts anybody was told."""
+        ...
 
     def __call__(self, key: bytes, /) -> int:
         """The highest that was told to anybody who observes the encoded key."""

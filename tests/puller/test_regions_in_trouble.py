@@ -1,0 +1,118 @@
+"""A capture of regions on several stores: each error of the change feed is met, counted and survived."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.puller.test_puller import World, eventually, fail
+from tidegate.eventstore import kernels as store_kernels
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.pd import PdClient
+from tidegate.model.span import Span
+from tidegate.puller import block_matcher
+from tidegate.puller.puller import Puller
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.faults import CAPTURE_ERRORS
+from tidegate.tikv.server import EmbeddedUpstream
+
+pytestmark = pytest.mark.integration
+SPAN = Span(b"t", b"u")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    block_matcher.warm()
+    store_kernels.warm()
+    cuts = [encode_bytes(b"t" + bytes([cut])) for cut in (40, 90, 160, 220)]
+    upstream = EmbeddedUpstream(tmp_path / "upstream", boundaries=cuts, stores=3)
+    pd = PdClient(upstream.start().pd)
+    yield World(upstream, pd, tmp_path / "events", random.Random(23), last_ts=pd.tso())
+    pd.close()
+    upstream.stop()
+
+
+@pytest.fixture
+def puller(world: World) -> Iterator[Puller]:
+    store = EventStore(world.folder)
+    running = Puller(world.pd, store, on_failure=fail)
+    running.watch(SPAN, world.last_ts)
+    eventually(lambda: running.status()[0]["regions"] == 5, "five regions")
+    yield running
+    running.close()
+    store.close()
+
+
+def errors(puller: Puller) -> dict[str, int]:
+    found: dict[str, int] = puller.status()[0]["errors"]
+    return found
+
+
+def test_every_error_of_the_change_feed_is_survived(world: World, puller: Puller) -> None:
+    start = world.last_ts
+    world.run(10)
+    for name in CAPTURE_ERRORS:
+        world.upstream.faults.capture_errors = (name, 1.0)
+        world.upstream.cut_streams()
+        world.run(5)
+        eventually(lambda name=name: errors(puller).get(name, 0) > 0, name)  # type: ignore[misc]
+        world.upstream.faults.clear()
+        world.check(SPAN, start)
+    world.upstream.congest()
+    eventually(lambda: errors(puller)["congested"] > 5, "the end of every registration")
+    world.run(5)
+    world.check(SPAN, start)
+
+
+def test_regions_that_split_merge_and_move_are_followed(world: World, puller: Puller) -> None:
+    start = world.last_ts
+    operators, table = world.upstream.operators, world.upstream.regions
+    world.run(10)
+    operators.split_at([encode_bytes(b"t" + bytes([cut])) for cut in range(10, 250, 16)])
+    world.run(10)
+    world.check(SPAN, start)
+    for region in table.all[1:-1]:
+        operators.transfer(region.id, region.stores[-1])
+    world.run(10)
+    world.check(SPAN, start)
+    while len(table.all) > 2:
+        operators.merge(table.all[1].id, table.all[2].id)
+        if len(table.all) % 5 == 0:
+            world.run(4)
+    world.check(SPAN, start)
+    eventually(lambda: puller.status()[0]["regions"] <= 2, "one registration a region")
+    assert errors(puller)["epoch_not_match"] > 5
+
+
+def test_stores_that_stop_and_come_back_are_followed(world: World, puller: Puller) -> None:
+    start = world.last_ts
+    for store in (1, 2, 3):
+        world.upstream.stop_store(store)
+        world.run(10)
+        world.check(SPAN, start)
+        world.upstream.start_store(store)
+    assert errors(puller)["stream_lost"] > 0
+
+
+def test_time_that_stands_still_and_a_pd_that_is_late_only_delay(world: World, puller: Puller) -> None:
+    start = world.last_ts
+    world.run(5)
+    world.check(SPAN, start)
+    world.upstream.faults.resolved_frozen = True
+    world.run(5)
+    world.upstream.faults.resolved_frozen = False
+    world.check(SPAN, start)
+    world.upstream.pd_regions.hold()
+    world.upstream.operators.split_at([encode_bytes(b"t\x05"), encode_bytes(b"t\xf0")])
+    eventually(lambda: errors(puller).get("epoch_not_match", 0) > 3, "refusals of regions that are no more")
+    world.upstream.pd_regions.let_go()
+    world.run(5)
+    world.check(SPAN, start)
+    world.upstream.tso.freeze()
+    world.upstream.cut_streams()
+    world.upstream.tso.thaw()
+    world.run(5)
+    world.check(SPAN, start)
