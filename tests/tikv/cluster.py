@@ -235,7 +235,9 @@ class Client:
         return feed
 
     def request(self, request_id: int, region: Region, **more: Any) -> cdc.ChangeDataRequest:
-        header = cdc.Header(cluster_id=more.pop("cluster_id", CLUSTER), ticdc_version="8.5.0")
+        header = cdc.Header(
+            cluster_id=more.pop("cluster_id", CLUSTER), ticdc_version=more.pop("version", "8.5.0")
+        )
         more.setdefault("region_epoch", region.message.region_epoch)
         return cdc.ChangeDataRequest(
             header=header,
@@ -274,6 +276,8 @@ class Client:
             if event.HasField("error"):
                 assert feed.error is None
                 feed.error = event.error
+            elif event.WhichOneof("event") == "resolved_ts":
+                feed.take_resolved(event.resolved_ts)
             else:
                 feed.take_rows(list(event.entries.entries))
         for region_id in message.resolved_ts.regions:
