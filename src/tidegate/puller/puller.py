@@ -24,17 +24,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Protocol
-
-import pyarrow as pa
+from functools import partial
+from typing import Any, Final
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.errors import Fatal, Retryable, TidegateError
-from tidegate.kvclient.backoff import Backoff
-from tidegate.kvclient.lock_resolver import LockResolver
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
-from tidegate.kvclient.region_request import RegionRequester
 from tidegate.model import timestamp
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
@@ -44,8 +40,10 @@ from tidegate.puller.admission import Admission
 from tidegate.puller.block_matcher import Happening, Matched, Note, Registration
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
+from tidegate.puller.keeper import STUCK_S, Stuck, keep
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
+from tidegate.puller.sink import Sink, SpanSink
 from tidegate.tidb.memcomparable import decode_bytes, encode_bytes
 
 REGIONS_PER_CALL: Final = 1024
@@ -60,55 +58,6 @@ BACKLOG_BYTES: Final = 64 << 20
 BACKLOG_S: Final = 2.0
 URGENT_LAG_MS: Final = 600_000
 """Ranges that lag less behind the newest are scanned before the others."""
-STUCK_S: Final = 4.0
-"""A span that has not moved for so long, and lags PD's time by as much, has its locks looked at."""
-
-
-class SpanSink(Protocol):
-    """Where a span's changes go: `eventstore.store.SpanStore`."""
-
-    @property
-    def resolved(self) -> Timestamp:
-        """What is sealed."""
-        ...
-
-    @property
-    def complete_from(self) -> Timestamp:
-        """Rows at or below may be missing."""
-        ...
-
-    def begin(self, start_ts: Timestamp) -> None:
-        """Be complete from start_ts on."""
-        ...
-
-    def append(self, block: pa.RecordBatch) -> None:
-        """Take changes above the resolved ts."""
-        ...
-
-    def seal(self, resolved: Timestamp) -> None:
-        """Make what lies at or below durable."""
-        ...
-
-    def close(self) -> None:
-        """Forget what is not sealed; later calls do nothing."""
-        ...
-
-
-class Sink(Protocol):
-    """Where all changes go: `eventstore.store.EventStore`."""
-
-    @property
-    def held_bytes(self) -> int:
-        """What waits in memory over all spans."""
-        ...
-
-    def open_span(self, span: Span) -> SpanSink:
-        """One span's place."""
-        ...
-
-    def publish(self) -> None:
-        """Tell readers how far each span is sealed."""
-        ...
 
 
 @dataclass(eq=False, slots=True)
@@ -198,7 +147,9 @@ class Puller:
         self._threads = [
             threading.Thread(target=self._coordinate, name="puller-coordinator", daemon=True),
             threading.Thread(target=self._seal_loop, name="puller-sealer", daemon=True),
-            threading.Thread(target=self._keep_loop, name="puller-keeper", daemon=True),
+            threading.Thread(
+                target=keep, args=(pd, self._stuck, self._closing), name="puller-keeper", daemon=True
+            ),
         ]
         for thread in self._threads:
             thread.start()
@@ -533,33 +484,22 @@ class Puller:
                 watched.moved_at = now
         self._store.publish()
 
-    def _keep_loop(self) -> None:
-        resolver = LockResolver(RegionRequester(self._pd))
-        while not self._closing.wait(STUCK_S / 2):
-            with self._state:
-                spans = list(self._watched.values())
-            now = self._clock.monotonic()
-            stuck = [w for w in spans if now - w.moved_at >= STUCK_S]
-            for watched in stuck:
-                try:
-                    self._unstick(watched, resolver)
-                except TidegateError:
-                    continue  # PD or store away: the next round tries again, and the streams report it
+    def _stuck(self) -> list[Stuck]:
+        """Spans that have not moved for STUCK_S."""
+        with self._state:
+            spans = list(self._watched.values())
+        now = self._clock.monotonic()
+        return [
+            Stuck(watched.sink.resolved, partial(self._behind, watched))
+            for watched in spans
+            if now - watched.moved_at >= STUCK_S
+        ]
 
-    def _unstick(self, watched: _Watched, resolver: LockResolver) -> None:
-        """Clear locks of ended transactions where ranges that are in step lag PD's own time."""
-        now, resolved = self._pd.tso(), watched.sink.resolved
-        lag_ms = timestamp.physical_ms(now) - timestamp.physical_ms(resolved)
-        if lag_ms < STUCK_S * 1000:
-            return
-        target = min(now, resolved + timestamp.compose(int(STUCK_S * 1000)))
-        for held in list(watched.feeds):
-            with self._state:
-                behind = held.feed.state is State.LIVE and self._frontier.at(held.mark) < target
-            if self._closing.is_set():
-                return
-            if behind:
-                resolver.resolve_span(held.feed.bounds, target, Backoff(5_000))
+    def _behind(self, watched: _Watched, target: Timestamp) -> list[Span]:
+        """The ranges of a span that are in step and below `target`."""
+        live = [held for held in list(watched.feeds) if held.feed.state is State.LIVE]
+        with self._state:
+            return [held.feed.bounds for held in live if self._frontier.at(held.mark) < target]
 
     def _fail(self, error: TidegateError) -> None:
         if self.failure is None and not self._closing.is_set():

@@ -1,0 +1,55 @@
+"""Clears the locks of dead transactions where they hold a resolved ts back.
+
+A client that dies leaves locks; nobody may ever read those keys, and the region's resolved ts stays at their
+start. So ranges that are in step, yet stand still and lag PD's time, have their locks looked at, as a reader
+would: expired ones are resolved, live ones left alone. (Source: tiflow `cdc/kv/shared_client.go`.)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from tidegate.errors import TidegateError
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.lock_resolver import LockResolver
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import RegionRequester
+from tidegate.model import timestamp
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
+
+STUCK_S: Final = 4.0
+"""A span that has not moved for so long, and lags PD's time by as much, has its locks looked at."""
+BUDGET_MS: Final = 5_000
+"""For the locks of one range."""
+
+
+class Stuck(NamedTuple):
+    """A span that stands still at `resolved`; `behind(target)`: its ranges in step that are below a ts."""
+
+    resolved: Timestamp
+    behind: Callable[[Timestamp], list[Span]]
+
+
+def keep(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Event) -> None:
+    """Until `closing` is set, clear what holds back the spans that `stuck` names."""
+    resolver = LockResolver(RegionRequester(pd))
+    while not closing.wait(STUCK_S / 2):
+        for span in stuck():
+            try:
+                _unstick(pd, span, resolver, closing)
+            except TidegateError:
+                continue  # PD or store away: the next round tries again, and the streams report it
+
+
+def _unstick(pd: PdClient, span: Stuck, resolver: LockResolver, closing: threading.Event) -> None:
+    now = pd.tso()
+    if timestamp.physical_ms(now) - timestamp.physical_ms(span.resolved) < STUCK_S * 1000:
+        return
+    target = min(now, span.resolved + timestamp.compose(int(STUCK_S * 1000)))
+    for bounds in span.behind(target):
+        if closing.is_set():
+            return
+        resolver.resolve_span(bounds, target, Backoff(BUDGET_MS))
