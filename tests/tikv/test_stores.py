@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -149,3 +153,34 @@ def test_the_only_store_cannot_be_stopped(tmp_path: Path) -> None:
         pytest.raises(InvalidInput, match="only store cannot be stopped"),
     ):
         running.stop_store(1)
+
+
+def test_the_http_port_shows_regions_and_stores(tmp_path: Path) -> None:
+    with EmbeddedUpstream(tmp_path, regions=2, stores=3, status_port=0) as running:
+
+        def page(path: str) -> Any:
+            with urllib.request.urlopen(f"http://{running.status_addr}{path}") as answer:
+                return (
+                    json.load(answer) if "json" in answer.headers["Content-Type"] else answer.read().decode()
+                )
+
+        assert page("/pd/api/v1/version") == {"version": "v8.5.0"}
+        assert page("/status")["version"] == "8.5.0"
+        assert page("/pd/api/v1/health")[0]["health"] is True
+        assert page("/pd/api/v1/members")["header"]["cluster_id"] == running.cluster_id
+        stores = page("/pd/api/v1/stores")
+        assert [store["store"]["status_address"] for store in stores["stores"]] == [running.status_addr] * 3
+        assert sum(store["status"]["leader_count"] for store in stores["stores"]) == 2
+        low, high = page("/pd/api/v1/regions?limit=9")["regions"]
+        assert (low["start_key"], low["end_key"]) == ("", high["start_key"])
+        assert page(f"/pd/api/v1/region/id/{low['id']}") == page(f"/region/{low['id']}") == low
+        assert page("/pd/api/v1/store/2")["store"]["state_name"] == "Up"
+        running.stop_store(2)
+        assert page("/pd/api/v1/store/2")["store"]["state_name"] == "Disconnected"
+        assert 'tidegate_upstream_regions{store="1",type="peer"} 2' in page("/metrics")
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            page("/pd/api/v1/region/id/999")
+        other = EmbeddedUpstream(tmp_path / "other", status_port=int(running.status_addr.split(":")[1]))
+        with pytest.raises(InvalidInput, match="status port cannot listen"):
+            other.start()
+        other.stop()

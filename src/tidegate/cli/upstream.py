@@ -64,6 +64,10 @@ def run(
             min=0, max=65535, help="Port of the first of several stores, the others follow; 0: free ones."
         ),
     ] = 0,
+    status_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="HTTP port for PD's API and the stores' status; default: none."),
+    ] = None,
     region_split_mib: Annotated[
         int,
         typer.Option(
@@ -110,6 +114,7 @@ def run(
             stores=stores,
             store_port=store_port,
             split_bytes=region_split_mib << 20,
+            status_port=status_port,
         )
         try:
             addresses = upstream.start()
@@ -118,6 +123,7 @@ def run(
                 "pd": addresses.pd,
                 "store": addresses.store,
                 "stores": addresses.stores,
+                "status": upstream.status_addr,
                 "cluster_id": addresses.cluster_id,
                 "tso": tso,
                 "api_version": upstream.api_version,

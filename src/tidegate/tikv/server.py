@@ -48,6 +48,7 @@ from tidegate.tikv.services import (
     service,
 )
 from tidegate.tikv.splitter import Splitter, middle
+from tidegate.tikv.status import StatusPages, StatusServer
 from tidegate.tikv.store import Store
 from tidegate.tikv.stores import HEARTBEAT_S, StoreInfo, Stores
 from tidegate.tikv.tso import Tso, TsoMode
@@ -78,8 +79,9 @@ class EmbeddedUpstream:
     encoded `boundaries`) and `stores` count only at the first start of a data directory; later the stored
     ones are used. So does `api_version`, 1 or 2: 2 is for RawKV with versions (and its capture), and for
     keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
-    `split_bytes` are split; 0: never. `start` returns when requests are served; `stop` ends cleanly within a
-    few seconds and may be called twice. Keep a reference: the server ends with the object.
+    `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `status` over HTTP. `start`
+    returns when requests are served; `stop` ends cleanly within a few seconds and may be called twice. Keep
+    a reference: the server ends with the object.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class EmbeddedUpstream:
         stores: int | None = None,
         store_port: int = 0,
         split_bytes: int = 0,
+        status_port: int | None = None,
     ) -> None:
         if regions < 1:
             raise InvalidInput(f"an upstream cannot have {regions} regions", fix="give --regions 1 or more")
@@ -137,6 +140,8 @@ class EmbeddedUpstream:
         self._splitter = Splitter(self._raftstore, self.operators, split_bytes)
         self._wanted_addr = pd_addr
         self._store_port = store_port
+        self._status_port = status_port
+        self._status: StatusServer | None = None
         self._pd_server: grpc.Server | None = None
         self._store_servers: dict[int, grpc.Server] = {}
         self._life = threading.RLock()
@@ -169,6 +174,9 @@ class EmbeddedUpstream:
                 health(),
             )
         )
+        if self._status_port is not None:
+            self._status = StatusServer(f"{self._wanted_addr.rpartition(':')[0]}:{self._status_port}")
+            self._status.start(StatusPages(pd))
         self._raftstore.start()
         if len(self.stores) == 1:
             (only,) = self.stores.all()
@@ -199,6 +207,8 @@ class EmbeddedUpstream:
         self.faults.stopping.set()
         self.tso.thaw()
         self._splitter.stop()
+        if self._status is not None:
+            self._status.stop()
         servers = [*self._store_servers.values(), *([self._pd_server] if self._pd_server else [])]
         ended = [server.stop(STOP_GRACE_S) for server in servers]
         for node in list(self._shared.nodes.values()):
@@ -216,6 +226,11 @@ class EmbeddedUpstream:
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+    @property
+    def status_addr(self) -> str:
+        """Where the HTTP port is; empty when there is none."""
+        return "" if self._status is None else self._status.address
 
     @property
     def store(self) -> Store:
@@ -318,7 +333,7 @@ class EmbeddedUpstream:
                 health(),
             )
         )
-        self.stores.started(store_id, address)
+        self.stores.started(store_id, address, self.status_addr)
         node.start()
 
     def _beat(self) -> None:

@@ -1,0 +1,172 @@
+"""The HTTP port: PD's API for looking, and a store's `/status`, `/metrics` and `/region/ID`; JSON, GET only.
+
+What tools beside the gRPC clients ask (pd-ctl, TiUP, Prometheus, TiCDC's version check). PD serves its own on
+the port of its gRPC; here it is a port of its own, and the same one is every store's status address.
+(PD: server/api/router.go; TiKV: server/status_server.)
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
+from urllib.parse import unquote
+
+from tidegate.errors import InvalidInput
+from tidegate.tikv.pd import PlacementDriver
+from tidegate.tikv.region import Region
+from tidegate.tikv.stores import VERSION, StoreInfo
+
+LISTED_MAX: Final = 10_000
+"""Regions in one answer."""
+_PD: Final = "/pd/api/v1/"
+
+
+class StatusPages:
+    """The pages by path. Thread-safe; holds nothing of its own."""
+
+    def __init__(self, pd: PlacementDriver) -> None:
+        self._pd = pd
+
+    def get(self, path: str) -> Any:
+        """A page's content: str for text, else to be JSON; None when there is no such page."""
+        path = unquote(path.partition("?")[0])
+        plain: dict[str, Callable[[], Any]] = {
+            "/status": lambda: {"version": VERSION, "git_hash": ""},
+            "/metrics": self._metrics,
+            _PD + "version": lambda: {"version": f"v{VERSION}"},
+            _PD + "health": self._health,
+            _PD + "members": self._members,
+            _PD + "cluster": lambda: {"id": self._pd.cluster_id},
+            _PD + "stores": self._stores,
+            _PD + "regions": lambda: self._regions(self._pd.regions.view.regions),
+        }
+        if path in plain:
+            return plain[path]()
+        folder, _, last = path.rpartition("/")
+        if folder in ("/region", _PD + "region/id") and last.isdecimal():
+            region = self._pd.regions.view.by_id.get(int(last))
+            return None if region is None else _region(region)
+        if folder == _PD + "store" and last.isdecimal():
+            store = self._pd.stores.get(int(last))
+            return None if store is None else self._store(store)
+        return None
+
+    def _member(self) -> dict[str, Any]:
+        me = self._pd.members().leader
+        urls = list(me.client_urls)
+        return {"name": me.name, "member_id": me.member_id, "client_urls": urls, "peer_urls": urls}
+
+    def _health(self) -> list[dict[str, Any]]:
+        return [self._member() | {"health": True}]
+
+    def _members(self) -> dict[str, Any]:
+        me = self._member()
+        header = {"cluster_id": self._pd.cluster_id}
+        return {"header": header, "members": [me], "leader": me, "etcd_leader": me}
+
+    def _stores(self) -> dict[str, Any]:
+        found = [self._store(store) for store in self._pd.stores.all()]
+        return {"count": len(found), "stores": found}
+
+    def _store(self, store: StoreInfo) -> dict[str, Any]:
+        regions = self._pd.regions.view.regions
+        return {
+            "store": {
+                "id": store.id,
+                "address": store.address,
+                "status_address": store.status_address,
+                "version": VERSION,
+                "start_timestamp": store.started,
+                "last_heartbeat": store.last_heartbeat,
+                "state_name": "Up" if store.is_up else "Disconnected",
+            },
+            "status": {
+                "leader_count": sum(region.leader == store.id for region in regions),
+                "region_count": sum(region.peer_on(store.id) is not None for region in regions),
+            },
+        }
+
+    def _regions(self, regions: tuple[Region, ...]) -> dict[str, Any]:
+        return {"count": len(regions), "regions": [_region(each) for each in regions[:LISTED_MAX]]}
+
+    def _metrics(self) -> str:
+        lines = ["# TYPE tidegate_upstream_regions gauge"]
+        for store in self._stores()["stores"]:
+            number, status = store["store"]["id"], store["status"]
+            lines.append(
+                f'tidegate_upstream_regions{{store="{number}",type="leader"}} {status["leader_count"]}'
+            )
+            lines.append(
+                f'tidegate_upstream_regions{{store="{number}",type="peer"}} {status["region_count"]}'
+            )
+        return "\n".join(lines) + "\n"
+
+
+def _region(region: Region) -> dict[str, Any]:
+    def peer(number: int, store: int) -> dict[str, int]:
+        return {"id": number, "store_id": store}
+
+    leader = region.leader_peer
+    return {
+        "id": region.id,
+        "start_key": region.start.hex().upper(),
+        "end_key": region.end.hex().upper(),
+        "epoch": {"conf_ver": region.conf_ver, "version": region.version},
+        "peers": [peer(*each) for each in region.peers],
+        "leader": {} if leader is None else peer(leader.id, leader.store_id),
+    }
+
+
+class StatusServer:
+    """Serves the pages at host:port, port 0 for a free one. `stop` once."""
+
+    def __init__(self, address: str) -> None:
+        """Bind; raises InvalidInput when the address is taken."""
+        host, _, port = address.rpartition(":")
+        self._pages: StatusPages | None = None
+        try:
+            self._server = ThreadingHTTPServer((host, int(port)), self._handler())
+        except OSError as error:
+            raise InvalidInput(
+                "the upstream's status port cannot listen",
+                where=address,
+                why=error.strerror or str(error),
+                fix="choose a free --status-port",
+            ) from error
+        self._server.daemon_threads = True
+        self.address = f"{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
+
+    def start(self, pages: StatusPages) -> None:
+        """Begin to answer."""
+        self._pages = pages
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Answer no more."""
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        status = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                found = None if status._pages is None else status._pages.get(self.path)
+                text = isinstance(found, str)
+                body = (found if text else json.dumps("not found" if found is None else found)).encode()
+                self.send_response(404 if found is None else 200)
+                self.send_header("Content-Type", "text/plain" if text else "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                return
+
+        return Handler
