@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.tikv.support import commit, pessimistic_lock, prewrite, put
 from tidegate.errors import InvalidInput
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys
-from tidegate.tikv.engine import Engine
+from tidegate.tikv.engine import META, Engine
 from tidegate.tikv.region import Region
 from tidegate.tikv.region_meta import Ids, load
 from tidegate.tikv.splitter import by_size, middle
@@ -262,6 +263,17 @@ def test_regions_epochs_and_ids_are_durable_and_a_cut_merge_is_carried_on(tmp_pa
     assert [region.id for region in again.regions.all] == [parts[0].id, parts[2].id, high.id]
     assert again.regions.by_id[high.id].leader == high.stores[1]
     again.close()
+
+
+def test_regions_of_an_older_data_directory_are_taken_over(tmp_path: Path) -> None:
+    engine = Engine(tmp_path)
+    rows = [[2, "", keys.encode(b"m").hex(), 1, 1], [3, keys.encode(b"m").hex(), "", 1, 1]]
+    engine.write([(META, b"pd/regions", json.dumps(rows).encode())])
+    table = load(engine, [b"ignored"], 1)
+    assert [(region.id, region.leader, region.stores) for region in table.all] == [(2, 1, (1,)), (3, 1, (1,))]
+    assert engine.get(META, b"pd/regions") is None
+    assert load(engine, []).all == table.all
+    engine.close()
 
 
 def test_the_middle_and_the_size_say_where_to_split(make: Callable[..., Cluster]) -> None:
