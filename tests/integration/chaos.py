@@ -41,6 +41,9 @@ SPANS: Final = (Span(b"m", b"n"), Span(b"t", b"u"), Span(b"t\x80\x00\x00\x00\x00
 """Everything, and once more a part of it."""
 STORES: Final = 4
 REGIONS_MAX: Final = 40
+SELF_TIMED: Final = 3
+LOOK_S: Final = 0.002
+"""How often the event store is read: a mark that comes before its rows must be seen before they come."""
 SETTLE_S: Final = 90.0
 """For the capture to reach the present when all is calm again; locks of the dead take some seconds."""
 
@@ -101,7 +104,7 @@ class Trouble:
     # --- regions ---
 
     def _change_regions(self, random: Random) -> None:
-        self.stop.wait(random.uniform(0.0, 0.06))
+        self.stop.wait(random.uniform(0.0, 0.04))
         operators, regions = self.upstream.operators, self.upstream.regions.all
         region: Region = random.choice(regions)
         kind = random.choice(("split", "split", "merge", "transfer", "transfer", "move", "give up a merge"))
@@ -129,7 +132,7 @@ class Trouble:
     def _keys(self, random: Random, region: Region) -> list[bytes]:
         if random.random() < 0.5:
             return [self.upstream.split_key(region.id)]
-        number = (random.randint(100, 140) + (1 << 63)).to_bytes(8, "big")
+        number = (random.randint(100, 164) + (1 << 63)).to_bytes(8, "big")
         row = b"_r" + (random.randint(0, 300) + (1 << 63)).to_bytes(8, "big")
         cut = encode_bytes(b"t" + number + random.choice((b"", row)))
         return [cut, *([self.upstream.split_key(region.id)] if random.random() < 0.3 else [])]
@@ -198,29 +201,34 @@ class Trouble:
 
 
 class SelfTimed:
-    """Transactions of one key that choose their own commit_ts, as the bank's never do."""
+    """Transactions of one key that choose their own commit_ts, as the bank's never do; a few side by side."""
 
     def __init__(self, pd: PdClient, seed: int, stop: threading.Event) -> None:
-        self._pd, self._random, self._stop = pd, Random(3 * seed + 7), stop
-        self.committed = 0
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._pd, self._stop = pd, stop
+        self._threads = [
+            threading.Thread(target=self._run, args=(Random(10 * seed + number),), daemon=True)
+            for number in range(SELF_TIMED)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def join(self) -> None:
-        self._thread.join(60)
+        for thread in self._threads:
+            thread.join(60)
 
-    def _run(self) -> None:
+    def _run(self, random: Random) -> None:
         requester = RegionRequester(self._pd)
         while not self._stop.is_set():
-            key = b"t\x80\x00\x00\x00\x00\x00\x00\x79_r%03d" % self._random.randrange(200)
+            table = (random.randrange(145, 165) + (1 << 63)).to_bytes(8, "big")
+            key = b"t" + table + b"_r%03d" % random.randrange(40)
             try:
-                self._write(requester, key, self._random.random() < 0.5)
+                self._write(requester, key, random)
             except TidegateError:
                 continue
 
-    def _write(self, requester: RegionRequester, key: bytes, one_pc: bool) -> None:
+    def _write(self, requester: RegionRequester, key: bytes, random: Random) -> None:
         start_ts = self._pd.tso()
-        deleting = self._random.random() < 0.2
+        one_pc, deleting = random.random() < 0.5, random.random() < 0.2
         mutation = pb.Mutation(
             op=pb.Del if deleting else pb.Put, key=key, value=b"" if deleting else b"%d" % start_ts
         )
@@ -235,12 +243,9 @@ class SelfTimed:
         response = requester.at_key(key, "KvPrewrite", request, Backoff(3000))
         if response.errors:
             self._stop.wait(0.02)
-        elif response.one_pc_commit_ts:
-            self.committed += 1
-        elif response.min_commit_ts:
+        elif not response.one_pc_commit_ts and response.min_commit_ts:
             done = pb.CommitRequest(start_version=start_ts, keys=[key], commit_version=response.min_commit_ts)
             requester.at_key(key, "KvCommit", done, Backoff(3000))
-            self.committed += 1
 
 
 class Witness:
@@ -360,7 +365,7 @@ def run(seed: int, folder: Path, seconds: float) -> Outcome:
 
 
 def _watch(witness: Witness, stop: threading.Event) -> None:
-    while not stop.wait(0.03):
+    while not stop.wait(LOOK_S):
         witness.look()
 
 
