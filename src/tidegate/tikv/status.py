@@ -159,7 +159,8 @@ class StatusServer:
             def do_GET(self) -> None:
                 found = None if status._pages is None else status._pages.get(self.path)
                 text = isinstance(found, str)
-                body = (found if text else json.dumps("not found" if found is None else found)).encode()
+                shown = "not found" if found is None else found
+                body = (shown if isinstance(shown, str) and text else json.dumps(shown)).encode()
                 self.send_response(404 if found is None else 200)
                 self.send_header("Content-Type", "text/plain" if text else "application/json")
                 self.send_header("Content-Length", str(len(body)))
