@@ -20,8 +20,9 @@ from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
+from tidegate.tables.catalogue import history_held, tables_at
 from tidegate.tikv.server import EmbeddedUpstream
-from tidegate.verify.job import Bounds, Verdict, Verification, history_held, tables_at
+from tidegate.verify.job import Bounds, Verdict, Verification
 from tidegate.verify.repair import apply
 from tidegate.verify.side import Shape
 

@@ -52,7 +52,8 @@ def verify(
     """
     from tidegate.consumer.snapshots import open_snapshot
     from tidegate.kvclient.pd import PdClient
-    from tidegate.verify.job import Bounds, Verification, history_held, tables_at
+    from tidegate.tables.catalogue import history_held, tables_at
+    from tidegate.verify.job import Bounds, Verification
     from tidegate.verify.repair import check_repairable
     from tidegate.verify.side import Shape
 

@@ -14,10 +14,7 @@ What comes to the driver is a count and a sum a range, and at the end the rows o
 
 from __future__ import annotations
 
-import threading
-import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -27,15 +24,15 @@ import numpy as np
 from tidegate.consumer.snapshots import TableSnapshot
 from tidegate.errors import Fatal, InvalidInput, TidegateError
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.span import Span
-from tidegate.mounter.schema_store import SchemaStore
+from tidegate.tables.catalogue import SourceTable
+from tidegate.tables.reader import spans_of
 from tidegate.tidb import keys
 from tidegate.verify import source, target
 from tidegate.verify.differences import Difference, differences
 from tidegate.verify.ranges import END, Bools, Cuts, I64s, Sums, U64s, odd_words, tiled, windows
 from tidegate.verify.side import Shape, rows_of
-from tidegate.verify.source import Found, SourceTable
+from tidegate.verify.source import Found
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +42,6 @@ T = TypeVar("T")
 DAEMON: Final = "tidegate.verify.daemon"
 ROUNDS_MAX: Final = 12
 """Of sums; the ranges of the last are compared row by row whatever their size."""
-HOLD_S: Final = 600
-"""For so long TiKV keeps the history that is read, and is asked again after a tenth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,51 +86,6 @@ class Verdict:
         return not (self.differences or self.note or self.undecodable) and self.complete
 
 
-def tables_at(pd: PdClient, ts: int, names: Iterable[str]) -> dict[str, SourceTable]:
-    """Tables of the source as they were at `ts`; InvalidInput when there is none of a name."""
-    store = SchemaStore.from_meta(Snapshot(pd, ts).scan(keys.catalogue_span()), ts)
-    known = {table.name: table for table in store.entries(ts)}
-    found = {}
-    for name in names:
-        if name not in known:
-            raise InvalidInput(
-                f"the source has no table {name}",
-                where=f"{pd.address}, at ts {ts}",
-                fix="write --table SCHEMA.TABLE, in the upper and lower case it was created with",
-            )
-        found[name] = SourceTable(pd.address, ts, known[name].schema, known[name].info())
-    return found
-
-
-@contextmanager
-def history_held(pd: PdClient, ts: int) -> Iterator[None]:
-    """Keep TiKV's garbage collection below `ts`; InvalidInput when it has passed it already."""
-    service, done = f"tidegate-verify-{uuid.uuid4().hex[:12]}", threading.Event()
-    least = pd.update_service_gc_safepoint(service, HOLD_S, ts - 1)
-    if least > ts - 1:
-        pd.update_service_gc_safepoint(service, 0, 0)
-        raise InvalidInput(
-            f"the source has no history at ts {ts} any more",
-            where=f"GC safepoint {least}",
-            fix="verify a newer snapshot of the target",
-        )
-
-    def renew() -> None:
-        while not done.wait(HOLD_S / 10):
-            with suppress(TidegateError):  # asked again long before it is let go
-                pd.update_service_gc_safepoint(service, HOLD_S, ts - 1)
-
-    renewing = threading.Thread(target=renew, name="gc safepoint", daemon=True)
-    renewing.start()
-    try:
-        yield
-    finally:
-        done.set()
-        renewing.join()
-        with suppress(TidegateError):  # it ends by itself
-            pd.update_service_gc_safepoint(service, 0, 0)
-
-
 class Verification:
     """One table's comparison; `run` once."""
 
@@ -155,7 +105,7 @@ class Verification:
         self.name = table.name
         self.shape = Shape.of(table)
         self._prefix = keys.record_prefix(table.id)
-        self._spans = source.spans_of(pd, table)
+        self._spans = spans_of(pd, table)
         self._region_words = source.words_at([span.start for span in self._spans[1:]], self._prefix)
         self._pieces = target.pieces_of(at_target.files(), self.shape)
         self._undecodable = 0

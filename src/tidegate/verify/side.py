@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.model.schema import TableSchema
-from tidegate.mounter.columns import target_type
+from tidegate.tables.reader import schema_of
 from tidegate.verify.fingerprint import KEY, ROW, fingerprints, order_words
 from tidegate.verify.ranges import Cuts, Sums, tally
 
@@ -35,10 +35,9 @@ class Shape:
     @classmethod
     def of(cls, table: TableSchema) -> Shape:
         """A table's."""
-        schema = pa.schema([(column.name, target_type(column)) for column in table.columns])
         key = tuple(table.columns[at].name for at in table.handle_key)
         ordered = table.pk_is_handle and not table.partitions and len(table.handle_columns) == 1
-        return cls(schema, key, ordered)
+        return cls(schema_of(table), key, ordered)
 
     def words(self, keys: pa.RecordBatch) -> U64s:
         """Order words of rows, of which `key_columns` are given."""

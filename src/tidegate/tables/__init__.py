@@ -1,0 +1,1 @@
+"""Tables of a cluster as they were at one timestamp, read along regions by Spark tasks."""

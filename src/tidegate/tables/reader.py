@@ -1,0 +1,85 @@
+"""Rows of a table as TiKV holds them at a ts: pages of keys and values, decoded by the mounter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.kvclient.pages import pages
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.snapshot import Snapshot
+from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.schema import TableSchema
+from tidegate.model.span import Span
+from tidegate.mounter.columns import target_type, to_arrow
+from tidegate.mounter.decode import MountOptions, Quarantined, columns_of, decode_group
+from tidegate.tables.catalogue import SourceTable
+from tidegate.tidb import keys
+from tidegate.tidb.memcomparable import decode_bytes
+
+
+def schema_of(table: TableSchema) -> pa.Schema:
+    """All columns in the types that targets have them in."""
+    return pa.schema([(column.name, target_type(column)) for column in table.columns])
+
+
+class Reader:
+    """Rows of spans as typed batches, within one task."""
+
+    def __init__(self, source: SourceTable, pd: PdClient) -> None:
+        self.table = source.parsed()
+        self.schema = schema_of(self.table)
+        self._pd, self._snapshot = pd, Snapshot(pd, source.ts)
+        self.undecodable = 0
+        """Rows that no decoder understands; they are in no batch."""
+        self.first_undecodable: Quarantined | None = None
+
+    def batches(self, spans: Sequence[Span]) -> Iterator[pa.RecordBatch]:
+        """All rows of the spans, in key order within each."""
+        for span in spans:
+            for page in pages(self._pd, self._snapshot, span):
+                yield self._decoded(page)
+
+    def _decoded(self, page: pa.RecordBatch) -> pa.RecordBatch:
+        n = page.num_rows
+        stamp, put = pa.array(np.zeros(n, np.uint64)), pa.array(np.full(n, PUT, np.uint8))
+        old = pa.array([b""], pa.binary()).take(pa.array(np.zeros(n, np.int8)))
+        entries = [stamp, stamp, put, page.column(0), page.column(1), old]
+        block = columns_of(pa.RecordBatch.from_arrays(entries, schema=ENTRY_SCHEMA))
+        records = np.flatnonzero(block.lengths >= 0)
+        failed: list[Quarantined] = []
+        group = decode_group(block, self.table, records, MountOptions(), failed)
+        self.undecodable += len(failed)
+        if failed and self.first_undecodable is None:
+            self.first_undecodable = failed[0]
+        return to_arrow(group).cast(self.schema)
+
+
+def spans_of(pd: PdClient, table: TableSchema) -> list[Span]:
+    """The table's record keys, cut where regions end."""
+    found: list[Span] = []
+    for physical_id in table.physical_ids:
+        found += cut_at(region_starts(pd, keys.record_span(physical_id)), keys.record_span(physical_id))
+    return found
+
+
+def cut_at(bounds: Sequence[bytes], span: Span) -> list[Span]:
+    """A span cut at raw keys inside it."""
+    edges = [span.start, *(key for key in bounds if span.start < key < span.end), span.end]
+    return [Span(low, end) for low, end in pairwise(edges)]
+
+
+def region_starts(pd: PdClient, span: Span) -> list[bytes]:
+    """The raw keys inside a span at which regions begin."""
+    found: list[bytes] = []
+    region = pd.regions.locate_start(span.start)
+    while region.end_key:
+        end = decode_bytes(region.end_key)[0]
+        if end >= span.end:
+            break
+        found.append(end)
+        region = pd.regions.locate_start(end)
+    return found

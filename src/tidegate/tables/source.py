@@ -1,0 +1,129 @@
+"""`spark.read.format("tidegate")`: a table of TiDB, as it was at one timestamp, as a typed DataFrame.
+
+    from tidegate.tables.source import TidegateTables
+
+    spark.dataSource.register(TidegateTables)
+    spark.read.format("tidegate").options(pd="127.0.0.1:2379", table="shop.orders").load()
+
+| option | meaning |
+|---|---|
+| `pd` | PD's address |
+| `table` | SCHEMA.TABLE |
+| `as_of` | a ts, or `latest` (default): now, when the DataFrame is made |
+| `hold` | seconds that TiKV is asked to keep the history at `as_of`, from each action on; default 3600 |
+
+A partition is a region's share of the table's keys, read straight from TiKV by the task and decoded by the
+compiled mounter; the types are those of Delta targets. All partitions, and all actions on one DataFrame, are
+of the same ts. A row that no decoder understands ends the read with its key: a query must not be wrong by a
+row without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from tidegate.config import nearest
+from tidegate.errors import InvalidInput, Undecodable
+from tidegate.kvclient.pd import PdClient
+from tidegate.model.span import Span
+from tidegate.tables.catalogue import SourceTable, hold, tables_at
+from tidegate.tables.reader import Reader, schema_of, spans_of
+
+OPTIONS: Final = ("pd", "table", "as_of", "hold")
+HOLD_S: Final = 3600
+
+
+class Region(InputPartition):
+    """The share of one task."""
+
+    def __init__(self, span: Span) -> None:
+        super().__init__(None)
+        self.span = span
+
+
+class TidegateTables(DataSource):
+    """The format; Spark makes one for each DataFrame."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._found: SourceTable | None = None
+        self._hold_s = HOLD_S
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidegate"
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(schema_of(self._table().parsed()))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TableReader(self._table(), self._hold_s)
+
+    def _table(self) -> SourceTable:
+        """The table at its ts: looked up once, so that schema and rows are of the same ts."""
+        if self._found is None:
+            address, name = self._option("pd"), self._option("table")
+            for given in self.options:
+                if given.lower() not in OPTIONS:
+                    raise InvalidInput(
+                        f"there is no option '{given}'", where="format tidegate", fix=nearest(given, OPTIONS)
+                    )
+            self._hold_s = _number("hold", self.options.get("hold", str(HOLD_S)))
+            with PdClient(address) as pd:
+                given = self.options.get("as_of", "latest")
+                ts = pd.tso() if given == "latest" else _number("as_of", given)
+                hold(pd, ts, self._hold_s)
+                self._found = tables_at(pd, ts, [name])[name]
+        return self._found
+
+    def _option(self, name: str) -> str:
+        if not self.options.get(name):
+            raise InvalidInput(
+                f"format tidegate needs the option '{name}'",
+                where="spark.read",
+                fix='.options(pd="HOST:PORT", table="SCHEMA.TABLE")',
+            )
+        return str(self.options[name])
+
+
+class TableReader(DataSourceReader):
+    """Partitions by region; each read on its own."""
+
+    def __init__(self, table: SourceTable, hold_s: int) -> None:
+        self._table, self._hold_s = table, hold_s
+
+    def partitions(self) -> list[InputPartition]:
+        with PdClient(self._table.pd) as pd:
+            hold(pd, self._table.ts, self._hold_s)
+            return [Region(span) for span in spans_of(pd, self._table.parsed())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Region)
+        with PdClient(self._table.pd) as pd:
+            reader = Reader(self._table, pd)
+            for batch in reader.batches([partition.span]):
+                bad = reader.first_undecodable
+                if bad is not None:
+                    raise Undecodable(
+                        f"a row of {self._table.parsed().name} cannot be decoded",
+                        where=f"key {bad.key.hex()}, value of {len(bad.value)} bytes",
+                        why=bad.why,
+                        fix="repair the row in TiDB, or read at a ts before it was written",
+                    )
+                yield batch
+
+
+def _number(name: str, text: Any) -> int:
+    if not str(text).isdigit() or not int(text):
+        raise InvalidInput(
+            f"option {name} is not a positive number: '{str(text)[:40]}'",
+            where="format tidegate",
+            fix="as_of takes a ts or 'latest', hold takes seconds",
+        )
+    return int(text)
