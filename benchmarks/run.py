@@ -48,7 +48,8 @@ class Sizes:
     warm_up_s: float = lag.WARM_UP_S
     delta: int = 1_000_000
     memory: int = 1_000_000
-    memory_delta: int = 200_000
+    memory_delta: int = 600_000
+    """More than one commit of the consumer takes, so that the shorter run fills what there is, too."""
 
 
 SMOKE: Final = Sizes(20_000, 5_000, 20_000, 2_000, 4.0, 1.0, 5_000, 5_000, 2_000)
