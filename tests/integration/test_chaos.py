@@ -28,7 +28,7 @@ def test_the_event_store_is_the_commit_history_at_every_resolved_ts(
         outcome = chaos.run(seed, tmp_path / str(seed), seconds)
         print(f"seed {seed}: {outcome}", flush=True)
         assert not outcome.findings, f"seed {seed}: " + "\n".join(outcome.findings)
-        assert outcome.changes > 100
-        assert outcome.marks > 3
+        assert outcome.changes > 20
+        assert outcome.marks > 1
         deeds += outcome.deeds.total()
     assert deeds > 10
