@@ -48,7 +48,7 @@ class Sizes:
     warm_up_s: float = lag.WARM_UP_S
     delta: int = 1_000_000
     memory: int = 1_000_000
-    memory_delta: int = 600_000
+    memory_delta: int = 1_200_000
     """More than one commit of the consumer takes, so that the shorter run fills what there is, too."""
 
 
