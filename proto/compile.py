@@ -14,7 +14,7 @@ from pathlib import Path
 from grpc_tools import protoc
 
 HERE = Path(__file__).resolve().parent
-SERVICES = frozenset({"pdpb", "tikvpb", "cdcpb", "etcdserverpb", "keyspacepb", "tidegate"})
+SERVICES = frozenset({"pdpb", "tikvpb", "cdcpb", "etcdserverpb", "keyspacepb", "meta_storagepb", "tidegate"})
 
 
 def main() -> int:

@@ -48,6 +48,23 @@ def test_the_clusters_safepoint_stops_at_the_services_and_never_goes_back(engine
     assert points.services(NOW)[0].safe_point == 100
 
 
+def test_a_barrier_may_be_below_other_services_but_not_below_what_the_collector_has_announced(
+    engine: Engine,
+) -> None:
+    points = SafePoints(engine)
+    points.update_service("feed", 60, 200, NOW)
+    held = points.set_barrier("backup", 60, 100, NOW)
+    assert held is not None
+    assert held.ttl_s(NOW) == 60
+    assert points.update(300, NOW) == 100
+    points.update_service(GC_WORKER, 0, 100, NOW)
+    assert points.set_barrier("late", 60, 99, NOW) is None
+    assert points.delete_barrier("backup", NOW) == held
+    assert points.delete_barrier("backup", NOW) is None
+    assert points.delete_barrier(GC_WORKER, NOW) is None
+    assert points.update(300, NOW) == 200
+
+
 def test_all_of_it_is_there_after_a_restart(engine: Engine) -> None:
     points = SafePoints(engine)
     points.update_service("feed", 60, 100, NOW)

@@ -23,6 +23,8 @@ from tidegate.proto import (
     cdcpb_pb2_grpc,
     etcdserverpb_pb2,
     etcdserverpb_pb2_grpc,
+    meta_storagepb_pb2,
+    meta_storagepb_pb2_grpc,
     pdpb_pb2,
     pdpb_pb2_grpc,
     tidegate_pb2,
@@ -236,6 +238,29 @@ def test_what_clients_ask_at_start_is_answered(upstream: EmbeddedUpstream) -> No
     assert listed.members[0].clientURLs == [f"http://{upstream.pd_addr}"]
     check = wire.channel.unary_unary("/grpc.health.v1.Health/Check")
     assert check(b"") == b"\x08\x01"
+    storage = meta_storagepb_pb2_grpc.MetaStorageStub(wire.channel)
+    routers = storage.Get(meta_storagepb_pb2.GetRequest(key=b"/ms/1/router/registry/"))
+    assert (routers.header.cluster_id, routers.count) == (upstream.cluster_id, 0)
+    now = wire.pd.GetMinTS(pdpb_pb2.GetMinTSRequest()).timestamp
+    assert now.physical > 0
+
+
+def test_newer_clients_hold_old_versions_by_barriers(upstream: EmbeddedUpstream) -> None:
+    pd = Wire(upstream.pd_addr).pd
+    barrier = pdpb_pb2.SetGCBarrierRequest(barrier_id="backup", barrier_ts=500, ttl_seconds=60)
+    assert pd.SetGCBarrier(barrier).new_barrier_info.barrier_ts == 500
+    pd.UpdateGCSafePoint(pdpb_pb2.UpdateGCSafePointRequest(safe_point=800))
+    state = pd.GetGCState(pdpb_pb2.GetGCStateRequest()).gc_state
+    assert (state.txn_safe_point, state.gc_safe_point) == (500, 500)
+    assert [(each.barrier_id, each.barrier_ts) for each in state.gc_barriers] == [("backup", 500)]
+    assert not pd.GetGCState(pdpb_pb2.GetGCStateRequest(exclude_gc_barriers=True)).gc_state.gc_barriers
+    barrier.barrier_ts = 499
+    assert "already behind the txn safe point 500" in pd.SetGCBarrier(barrier).header.error.message
+    barrier.ttl_seconds = 0
+    assert "needs a name of its own, a ts and a ttl" in pd.SetGCBarrier(barrier).header.error.message
+    gone = pd.DeleteGCBarrier(pdpb_pb2.DeleteGCBarrierRequest(barrier_id="backup"))
+    assert gone.deleted_barrier_info.barrier_ts == 500
+    assert pd.UpdateGCSafePoint(pdpb_pb2.UpdateGCSafePointRequest(safe_point=800)).new_safe_point == 800
 
 
 def test_a_stale_region_epoch_is_answered_with_the_present_region(upstream: EmbeddedUpstream) -> None:

@@ -18,6 +18,7 @@ from tidegate.proto import keyspacepb_pb2, keyspacepb_pb2_grpc, pdpb_pb2, tikvpb
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys
 from tidegate.tikv.api_version import keyspace_prefix
+from tidegate.tikv.checksum import crc64
 from tidegate.tikv.server import EmbeddedUpstream
 
 K = keyspace_prefix(b"r", 0)
@@ -37,7 +38,7 @@ UNARY = {
     "RawCompareAndSwap": "RawCompareAndSwap",
 }
 """Method names that are not "Kv" and the command's name."""
-NOT_BATCHED = ("RawGetKeyTTL", "RawCompareAndSwap", "MvccGetByKey")
+NOT_BATCHED = ("RawGetKeyTTL", "RawCompareAndSwap", "RawChecksum", "MvccGetByKey")
 
 
 class Batch:
@@ -131,6 +132,10 @@ def test_every_raw_command_is_served(send: Send) -> None:
     assert [
         p.value for p in send("RawBatchScan", pb.RawBatchScanRequest(ranges=ranges, each_limit=1)).kvs
     ] == [b"3"]
+    whole = pb.RawChecksumRequest(ranges=[pb.KeyRange(start_key=K, end_key=K + b"z")])
+    sum_ = send("RawChecksum", whole)
+    assert (sum_.checksum, sum_.total_kvs) == (crc64(a + b"2") ^ crc64(b + b"3"), 2)
+    assert sum_.total_bytes == len(a) + len(b) + 2
     assert not send("RawDelete", pb.RawDeleteRequest(key=a)).error
     assert not send("RawBatchDelete", pb.RawBatchDeleteRequest(keys=[b])).error
     assert not send("RawDeleteRange", pb.RawDeleteRangeRequest(start_key=K, end_key=K + b"z")).error

@@ -89,8 +89,22 @@ class MismatchPeerId(_message.Message):
     store_peer_id: int
     def __init__(self, request_peer_id: _Optional[int] = ..., store_peer_id: _Optional[int] = ...) -> None: ...
 
+class FlashbackInProgress(_message.Message):
+    __slots__ = ("region_id", "flashback_start_ts")
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    FLASHBACK_START_TS_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    flashback_start_ts: int
+    def __init__(self, region_id: _Optional[int] = ..., flashback_start_ts: _Optional[int] = ...) -> None: ...
+
+class FlashbackNotPrepared(_message.Message):
+    __slots__ = ("region_id",)
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    def __init__(self, region_id: _Optional[int] = ...) -> None: ...
+
 class Error(_message.Message):
-    __slots__ = ("message", "not_leader", "region_not_found", "key_not_in_region", "epoch_not_match", "server_is_busy", "stale_command", "store_not_match", "raft_entry_too_large", "max_timestamp_not_synced", "proposal_in_merging_mode", "mismatch_peer_id")
+    __slots__ = ("message", "not_leader", "region_not_found", "key_not_in_region", "epoch_not_match", "server_is_busy", "stale_command", "store_not_match", "raft_entry_too_large", "max_timestamp_not_synced", "proposal_in_merging_mode", "flashback_in_progress", "flashback_not_prepared", "mismatch_peer_id")
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     NOT_LEADER_FIELD_NUMBER: _ClassVar[int]
     REGION_NOT_FOUND_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +116,8 @@ class Error(_message.Message):
     RAFT_ENTRY_TOO_LARGE_FIELD_NUMBER: _ClassVar[int]
     MAX_TIMESTAMP_NOT_SYNCED_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_IN_MERGING_MODE_FIELD_NUMBER: _ClassVar[int]
+    FLASHBACK_IN_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    FLASHBACK_NOT_PREPARED_FIELD_NUMBER: _ClassVar[int]
     MISMATCH_PEER_ID_FIELD_NUMBER: _ClassVar[int]
     message: str
     not_leader: NotLeader
@@ -114,5 +130,7 @@ class Error(_message.Message):
     raft_entry_too_large: RaftEntryTooLarge
     max_timestamp_not_synced: MaxTimestampNotSynced
     proposal_in_merging_mode: ProposalInMergingMode
+    flashback_in_progress: FlashbackInProgress
+    flashback_not_prepared: FlashbackNotPrepared
     mismatch_peer_id: MismatchPeerId
-    def __init__(self, message: _Optional[str] = ..., not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., key_not_in_region: _Optional[_Union[KeyNotInRegion, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., stale_command: _Optional[_Union[StaleCommand, _Mapping]] = ..., store_not_match: _Optional[_Union[StoreNotMatch, _Mapping]] = ..., raft_entry_too_large: _Optional[_Union[RaftEntryTooLarge, _Mapping]] = ..., max_timestamp_not_synced: _Optional[_Union[MaxTimestampNotSynced, _Mapping]] = ..., proposal_in_merging_mode: _Optional[_Union[ProposalInMergingMode, _Mapping]] = ..., mismatch_peer_id: _Optional[_Union[MismatchPeerId, _Mapping]] = ...) -> None: ...
+    def __init__(self, message: _Optional[str] = ..., not_leader: _Optional[_Union[NotLeader, _Mapping]] = ..., region_not_found: _Optional[_Union[RegionNotFound, _Mapping]] = ..., key_not_in_region: _Optional[_Union[KeyNotInRegion, _Mapping]] = ..., epoch_not_match: _Optional[_Union[EpochNotMatch, _Mapping]] = ..., server_is_busy: _Optional[_Union[ServerIsBusy, _Mapping]] = ..., stale_command: _Optional[_Union[StaleCommand, _Mapping]] = ..., store_not_match: _Optional[_Union[StoreNotMatch, _Mapping]] = ..., raft_entry_too_large: _Optional[_Union[RaftEntryTooLarge, _Mapping]] = ..., max_timestamp_not_synced: _Optional[_Union[MaxTimestampNotSynced, _Mapping]] = ..., proposal_in_merging_mode: _Optional[_Union[ProposalInMergingMode, _Mapping]] = ..., flashback_in_progress: _Optional[_Union[FlashbackInProgress, _Mapping]] = ..., flashback_not_prepared: _Optional[_Union[FlashbackNotPrepared, _Mapping]] = ..., mismatch_peer_id: _Optional[_Union[MismatchPeerId, _Mapping]] = ...) -> None: ...

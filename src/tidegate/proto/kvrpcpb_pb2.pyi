@@ -82,6 +82,10 @@ class Action(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     MinCommitTSPushed: _ClassVar[Action]
     TTLExpirePessimisticRollback: _ClassVar[Action]
     LockNotExistDoNothing: _ClassVar[Action]
+
+class ChecksumAlgorithm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    Crc64_Xor: _ClassVar[ChecksumAlgorithm]
 Normal: CommandPri
 Low: CommandPri
 High: CommandPri
@@ -123,6 +127,7 @@ LockNotExistRollback: Action
 MinCommitTSPushed: Action
 TTLExpirePessimisticRollback: Action
 LockNotExistDoNothing: Action
+Crc64_Xor: ChecksumAlgorithm
 
 class Context(_message.Message):
     __slots__ = ("region_id", "region_epoch", "peer", "term", "priority", "isolation_level", "not_fill_cache", "replica_read", "resolved_locks", "max_execution_duration_ms", "stale_read", "is_retry_request", "api_version", "committed_locks", "request_source", "txn_source", "busy_threshold_ms", "keyspace_id", "cluster_id")
@@ -789,6 +794,52 @@ class ResolveLockResponse(_message.Message):
     error: KeyError
     def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[_Union[KeyError, _Mapping]] = ...) -> None: ...
 
+class PrepareFlashbackToVersionRequest(_message.Message):
+    __slots__ = ("context", "start_key", "end_key", "start_ts", "version")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    start_key: bytes
+    end_key: bytes
+    start_ts: int
+    version: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., start_ts: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class PrepareFlashbackToVersionResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class FlashbackToVersionRequest(_message.Message):
+    __slots__ = ("context", "version", "start_key", "end_key", "start_ts", "commit_ts")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    START_KEY_FIELD_NUMBER: _ClassVar[int]
+    END_KEY_FIELD_NUMBER: _ClassVar[int]
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    version: int
+    start_key: bytes
+    end_key: bytes
+    start_ts: int
+    commit_ts: int
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., version: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., start_ts: _Optional[int] = ..., commit_ts: _Optional[int] = ...) -> None: ...
+
+class FlashbackToVersionResponse(_message.Message):
+    __slots__ = ("region_error", "error")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
 class StoreSafeTSRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -1212,6 +1263,30 @@ class RawBatchScanResponse(_message.Message):
     region_error: _errorpb_pb2.Error
     kvs: _containers.RepeatedCompositeFieldContainer[KvPair]
     def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., kvs: _Optional[_Iterable[_Union[KvPair, _Mapping]]] = ...) -> None: ...
+
+class RawChecksumRequest(_message.Message):
+    __slots__ = ("context", "algorithm", "ranges")
+    CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    context: Context
+    algorithm: ChecksumAlgorithm
+    ranges: _containers.RepeatedCompositeFieldContainer[KeyRange]
+    def __init__(self, context: _Optional[_Union[Context, _Mapping]] = ..., algorithm: _Optional[_Union[ChecksumAlgorithm, str]] = ..., ranges: _Optional[_Iterable[_Union[KeyRange, _Mapping]]] = ...) -> None: ...
+
+class RawChecksumResponse(_message.Message):
+    __slots__ = ("region_error", "error", "checksum", "total_kvs", "total_bytes")
+    REGION_ERROR_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_KVS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    region_error: _errorpb_pb2.Error
+    error: str
+    checksum: int
+    total_kvs: int
+    total_bytes: int
+    def __init__(self, region_error: _Optional[_Union[_errorpb_pb2.Error, _Mapping]] = ..., error: _Optional[str] = ..., checksum: _Optional[int] = ..., total_kvs: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
 
 class RawCASRequest(_message.Message):
     __slots__ = ("context", "key", "value", "previous_not_exist", "previous_value", "cf", "ttl", "delete")

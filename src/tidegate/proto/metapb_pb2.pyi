@@ -48,18 +48,22 @@ class Peer(_message.Message):
     def __init__(self, id: _Optional[int] = ..., store_id: _Optional[int] = ..., role: _Optional[_Union[PeerRole, str]] = ..., is_witness: _Optional[bool] = ...) -> None: ...
 
 class Region(_message.Message):
-    __slots__ = ("id", "start_key", "end_key", "region_epoch", "peers")
+    __slots__ = ("id", "start_key", "end_key", "region_epoch", "peers", "is_in_flashback", "flashback_start_ts")
     ID_FIELD_NUMBER: _ClassVar[int]
     START_KEY_FIELD_NUMBER: _ClassVar[int]
     END_KEY_FIELD_NUMBER: _ClassVar[int]
     REGION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    IS_IN_FLASHBACK_FIELD_NUMBER: _ClassVar[int]
+    FLASHBACK_START_TS_FIELD_NUMBER: _ClassVar[int]
     id: int
     start_key: bytes
     end_key: bytes
     region_epoch: RegionEpoch
     peers: _containers.RepeatedCompositeFieldContainer[Peer]
-    def __init__(self, id: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., region_epoch: _Optional[_Union[RegionEpoch, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ...) -> None: ...
+    is_in_flashback: bool
+    flashback_start_ts: int
+    def __init__(self, id: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., region_epoch: _Optional[_Union[RegionEpoch, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., is_in_flashback: _Optional[bool] = ..., flashback_start_ts: _Optional[int] = ...) -> None: ...
 
 class StoreLabel(_message.Message):
     __slots__ = ("key", "value")

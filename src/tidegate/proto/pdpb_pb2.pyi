@@ -405,12 +405,14 @@ class GCState(_message.Message):
     def __init__(self, keyspace_scope: _Optional[_Union[KeyspaceScope, _Mapping]] = ..., is_keyspace_level_gc: _Optional[bool] = ..., txn_safe_point: _Optional[int] = ..., gc_safe_point: _Optional[int] = ..., gc_barriers: _Optional[_Iterable[_Union[GCBarrierInfo, _Mapping]]] = ...) -> None: ...
 
 class GetGCStateRequest(_message.Message):
-    __slots__ = ("header", "keyspace_scope")
+    __slots__ = ("header", "keyspace_scope", "exclude_gc_barriers")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     KEYSPACE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_GC_BARRIERS_FIELD_NUMBER: _ClassVar[int]
     header: RequestHeader
     keyspace_scope: KeyspaceScope
-    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., keyspace_scope: _Optional[_Union[KeyspaceScope, _Mapping]] = ...) -> None: ...
+    exclude_gc_barriers: bool
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., keyspace_scope: _Optional[_Union[KeyspaceScope, _Mapping]] = ..., exclude_gc_barriers: _Optional[bool] = ...) -> None: ...
 
 class GetGCStateResponse(_message.Message):
     __slots__ = ("header", "gc_state")
@@ -419,6 +421,46 @@ class GetGCStateResponse(_message.Message):
     header: ResponseHeader
     gc_state: GCState
     def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., gc_state: _Optional[_Union[GCState, _Mapping]] = ...) -> None: ...
+
+class SetGCBarrierRequest(_message.Message):
+    __slots__ = ("header", "keyspace_scope", "barrier_id", "barrier_ts", "ttl_seconds")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_ID_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_TS_FIELD_NUMBER: _ClassVar[int]
+    TTL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    keyspace_scope: KeyspaceScope
+    barrier_id: str
+    barrier_ts: int
+    ttl_seconds: int
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., keyspace_scope: _Optional[_Union[KeyspaceScope, _Mapping]] = ..., barrier_id: _Optional[str] = ..., barrier_ts: _Optional[int] = ..., ttl_seconds: _Optional[int] = ...) -> None: ...
+
+class SetGCBarrierResponse(_message.Message):
+    __slots__ = ("header", "new_barrier_info")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    NEW_BARRIER_INFO_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    new_barrier_info: GCBarrierInfo
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., new_barrier_info: _Optional[_Union[GCBarrierInfo, _Mapping]] = ...) -> None: ...
+
+class DeleteGCBarrierRequest(_message.Message):
+    __slots__ = ("header", "keyspace_scope", "barrier_id")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    KEYSPACE_SCOPE_FIELD_NUMBER: _ClassVar[int]
+    BARRIER_ID_FIELD_NUMBER: _ClassVar[int]
+    header: RequestHeader
+    keyspace_scope: KeyspaceScope
+    barrier_id: str
+    def __init__(self, header: _Optional[_Union[RequestHeader, _Mapping]] = ..., keyspace_scope: _Optional[_Union[KeyspaceScope, _Mapping]] = ..., barrier_id: _Optional[str] = ...) -> None: ...
+
+class DeleteGCBarrierResponse(_message.Message):
+    __slots__ = ("header", "deleted_barrier_info")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    DELETED_BARRIER_INFO_FIELD_NUMBER: _ClassVar[int]
+    header: ResponseHeader
+    deleted_barrier_info: GCBarrierInfo
+    def __init__(self, header: _Optional[_Union[ResponseHeader, _Mapping]] = ..., deleted_barrier_info: _Optional[_Union[GCBarrierInfo, _Mapping]] = ...) -> None: ...
 
 class GetMinTSRequest(_message.Message):
     __slots__ = ("header",)

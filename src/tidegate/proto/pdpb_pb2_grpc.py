@@ -109,6 +109,16 @@ class PDStub:
                 request_serializer=tidegate_dot_proto_dot_pdpb__pb2.GetGCStateRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.GetGCStateResponse.FromString,
                 _registered_method=True)
+        self.SetGCBarrier = channel.unary_unary(
+                '/pdpb.PD/SetGCBarrier',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.SetGCBarrierRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.SetGCBarrierResponse.FromString,
+                _registered_method=True)
+        self.DeleteGCBarrier = channel.unary_unary(
+                '/pdpb.PD/DeleteGCBarrier',
+                request_serializer=tidegate_dot_proto_dot_pdpb__pb2.DeleteGCBarrierRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_pdpb__pb2.DeleteGCBarrierResponse.FromString,
+                _registered_method=True)
         self.GetMinTS = channel.unary_unary(
                 '/pdpb.PD/GetMinTS',
                 request_serializer=tidegate_dot_proto_dot_pdpb__pb2.GetMinTSRequest.SerializeToString,
@@ -244,6 +254,18 @@ class PDServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetGCBarrier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteGCBarrier(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetMinTS(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -369,6 +391,16 @@ def add_PDServicer_to_server(servicer, server):
                     servicer.GetGCState,
                     request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.GetGCStateRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_pdpb__pb2.GetGCStateResponse.SerializeToString,
+            ),
+            'SetGCBarrier': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetGCBarrier,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.SetGCBarrierRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.SetGCBarrierResponse.SerializeToString,
+            ),
+            'DeleteGCBarrier': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGCBarrier,
+                    request_deserializer=tidegate_dot_proto_dot_pdpb__pb2.DeleteGCBarrierRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_pdpb__pb2.DeleteGCBarrierResponse.SerializeToString,
             ),
             'GetMinTS': grpc.unary_unary_rpc_method_handler(
                     servicer.GetMinTS,
@@ -816,6 +848,60 @@ class PD:
             '/pdpb.PD/GetGCState',
             tidegate_dot_proto_dot_pdpb__pb2.GetGCStateRequest.SerializeToString,
             tidegate_dot_proto_dot_pdpb__pb2.GetGCStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetGCBarrier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/SetGCBarrier',
+            tidegate_dot_proto_dot_pdpb__pb2.SetGCBarrierRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.SetGCBarrierResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGCBarrier(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pdpb.PD/DeleteGCBarrier',
+            tidegate_dot_proto_dot_pdpb__pb2.DeleteGCBarrierRequest.SerializeToString,
+            tidegate_dot_proto_dot_pdpb__pb2.DeleteGCBarrierResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -170,6 +170,21 @@ class TikvStub:
                 request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.FromString,
                 _registered_method=True)
+        self.KvPrepareFlashbackToVersion = channel.unary_unary(
+                '/tikvpb.Tikv/KvPrepareFlashbackToVersion',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.PrepareFlashbackToVersionRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.PrepareFlashbackToVersionResponse.FromString,
+                _registered_method=True)
+        self.KvFlashbackToVersion = channel.unary_unary(
+                '/tikvpb.Tikv/KvFlashbackToVersion',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlashbackToVersionRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlashbackToVersionResponse.FromString,
+                _registered_method=True)
+        self.RawChecksum = channel.unary_unary(
+                '/tikvpb.Tikv/RawChecksum',
+                request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawChecksumRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawChecksumResponse.FromString,
+                _registered_method=True)
         self.RawCompareAndSwap = channel.unary_unary(
                 '/tikvpb.Tikv/RawCompareAndSwap',
                 request_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawCASRequest.SerializeToString,
@@ -372,6 +387,24 @@ class TikvServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KvPrepareFlashbackToVersion(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KvFlashbackToVersion(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RawChecksum(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RawCompareAndSwap(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -552,6 +585,21 @@ def add_TikvServicer_to_server(servicer, server):
                     servicer.RawGetKeyTTL,
                     request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.SerializeToString,
+            ),
+            'KvPrepareFlashbackToVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvPrepareFlashbackToVersion,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.PrepareFlashbackToVersionRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.PrepareFlashbackToVersionResponse.SerializeToString,
+            ),
+            'KvFlashbackToVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.KvFlashbackToVersion,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlashbackToVersionRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.FlashbackToVersionResponse.SerializeToString,
+            ),
+            'RawChecksum': grpc.unary_unary_rpc_method_handler(
+                    servicer.RawChecksum,
+                    request_deserializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawChecksumRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_kvrpcpb__pb2.RawChecksumResponse.SerializeToString,
             ),
             'RawCompareAndSwap': grpc.unary_unary_rpc_method_handler(
                     servicer.RawCompareAndSwap,
@@ -1318,6 +1366,87 @@ class Tikv:
             '/tikvpb.Tikv/RawGetKeyTTL',
             tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLRequest.SerializeToString,
             tidegate_dot_proto_dot_kvrpcpb__pb2.RawGetKeyTTLResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvPrepareFlashbackToVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvPrepareFlashbackToVersion',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.PrepareFlashbackToVersionRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.PrepareFlashbackToVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KvFlashbackToVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/KvFlashbackToVersion',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.FlashbackToVersionRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.FlashbackToVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RawChecksum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tikvpb.Tikv/RawChecksum',
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawChecksumRequest.SerializeToString,
+            tidegate_dot_proto_dot_kvrpcpb__pb2.RawChecksumResponse.FromString,
             options,
             channel_credentials,
             insecure,

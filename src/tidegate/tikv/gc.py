@@ -51,6 +51,11 @@ class SafePoints:
         """Versions hidden at this ts may be gone."""
         return self._safe_point
 
+    @property
+    def txn_safe_point(self) -> int:
+        """No transaction may read below: the collector has announced it."""
+        return max(self._safe_point, self._services[GC_WORKER].safe_point)
+
     def services(self, now_ts: int) -> list[ServiceSafePoint]:
         """The services that still hold one, least first."""
         with self._mutex:
@@ -72,6 +77,29 @@ class SafePoints:
                 self._services[service_id] = ServiceSafePoint(service_id, safe_point, expires)
                 self._store()
             return self._alive(now_ts)[0]
+
+    def set_barrier(self, barrier_id: str, ttl_s: int, ts: int, now_ts: int) -> ServiceSafePoint | None:
+        """Hold or renew a safepoint of a name (newer clients' GC barrier); None when it is too late for it.
+
+        It may be below other services', but not below `txn_safe_point`.
+        """
+        with self._mutex:
+            self._alive(now_ts)
+            if ts < self.txn_safe_point:
+                return None
+            ends = min(timestamp.physical_ms(now_ts) + ttl_s * 1000, _FOREVER_MS)
+            held = self._services[barrier_id] = ServiceSafePoint(barrier_id, ts, ends)
+            self._store()
+            return held
+
+    def delete_barrier(self, barrier_id: str, now_ts: int) -> ServiceSafePoint | None:
+        """Give up a safepoint; what it was, None when it was not held."""
+        with self._mutex:
+            self._alive(now_ts)
+            held = None if barrier_id == GC_WORKER else self._services.pop(barrier_id, None)
+            if held is not None:
+                self._store()
+            return held
 
     def update(self, safe_point: int, now_ts: int) -> int:
         """Raise the cluster's safepoint towards `safe_point`, as far as every service allows; the new one."""

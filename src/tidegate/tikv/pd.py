@@ -15,7 +15,7 @@ from tidegate.model import timestamp
 from tidegate.proto import keyspacepb_pb2
 from tidegate.proto import pdpb_pb2 as pb
 from tidegate.tikv.engine import META, Engine
-from tidegate.tikv.gc import SafePoints
+from tidegate.tikv.gc import GC_WORKER, SafePoints, ServiceSafePoint
 from tidegate.tikv.keyspace import Keyspaces
 from tidegate.tikv.pd_regions import PdRegions
 from tidegate.tikv.region_meta import has_regions
@@ -24,6 +24,8 @@ from tidegate.tikv.tso import Tso
 
 API_VERSION_KEY: Final = b"pd/api_version"
 CLUSTER_KEY: Final = b"pd/cluster_id"
+NO_KEYSPACE: Final = 0xFFFFFFFF
+"""The keyspace id of what belongs to none."""
 
 
 def load_cluster_id(engine: Engine) -> int:
@@ -183,12 +185,40 @@ class PlacementDriver:
             min_safe_point=least.safe_point,
         )
 
-    def gc_state(self) -> pb.GetGCStateResponse:
-        """The safepoint in the form newer clients ask for."""
-        point = self.safe_points.safe_point
-        scope = pb.KeyspaceScope(keyspace_id=0xFFFFFFFF)
-        state = pb.GCState(keyspace_scope=scope, txn_safe_point=point, gc_safe_point=point)
+    def gc_state(self, barriers: bool = True) -> pb.GetGCStateResponse:
+        """The safepoint, and the services' as `barriers`, in the form newer clients ask for."""
+        state = pb.GCState(
+            keyspace_scope=pb.KeyspaceScope(keyspace_id=NO_KEYSPACE),
+            txn_safe_point=self.safe_points.txn_safe_point,
+            gc_safe_point=self.safe_points.safe_point,
+        )
+        if barriers:
+            now_ts = self.tso.present()
+            services = self.safe_points.services(now_ts)
+            state.gc_barriers.extend(
+                _barrier(each, now_ts) for each in services if each.service_id != GC_WORKER
+            )
         return pb.GetGCStateResponse(header=self._header, gc_state=state)
+
+    def set_gc_barrier(self, barrier_id: str, ts: int, ttl_s: int) -> pb.SetGCBarrierResponse:
+        """Hold a service's safepoint, as newer clients ask for it: refused below what may be gone."""
+        if not barrier_id or barrier_id == GC_WORKER or ttl_s <= 0 or ts <= 0:
+            text = f"a barrier needs a name of its own, a ts and a ttl, not '{barrier_id}', {ts}, {ttl_s}"
+            return pb.SetGCBarrierResponse(header=self._failure(pb.INVALID_VALUE, text))
+        now_ts = self.tso.get(1)
+        held = self.safe_points.set_barrier(barrier_id, ttl_s, ts, now_ts)
+        if held is None:
+            point = self.safe_points.txn_safe_point
+            text = f"trying to set a GC barrier on ts {ts} which is already behind the txn safe point {point}"
+            return pb.SetGCBarrierResponse(header=self._failure(pb.UNKNOWN, text))
+        return pb.SetGCBarrierResponse(header=self._header, new_barrier_info=_barrier(held, now_ts))
+
+    def delete_gc_barrier(self, barrier_id: str) -> pb.DeleteGCBarrierResponse:
+        """Give it up; answers with what there was."""
+        now_ts = self.tso.get(1)
+        held = self.safe_points.delete_barrier(barrier_id, now_ts)
+        gone = None if held is None else _barrier(held, now_ts)
+        return pb.DeleteGCBarrierResponse(header=self._header, deleted_barrier_info=gone)
 
     def keyspace(self, name: str) -> keyspacepb_pb2.LoadKeyspaceResponse:
         """A keyspace by its name, or an error in the header."""
@@ -210,3 +240,9 @@ class PlacementDriver:
 
     def _failure(self, kind: pb.ErrorType, message: str) -> pb.ResponseHeader:
         return pb.ResponseHeader(cluster_id=self.cluster_id, error=pb.Error(type=kind, message=message))
+
+
+def _barrier(held: ServiceSafePoint, now_ts: int) -> pb.GCBarrierInfo:
+    return pb.GCBarrierInfo(
+        barrier_id=held.service_id, barrier_ts=held.safe_point, ttl_seconds=held.ttl_s(now_ts)
+    )

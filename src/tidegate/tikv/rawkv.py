@@ -21,6 +21,7 @@ from tidegate.errors import Retryable, Undecodable
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.call import Call, RefusalError, Serve, scan_range, the_key, the_keys, the_range
+from tidegate.tikv.checksum import crc64
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.mvcc import Change
@@ -153,9 +154,25 @@ class RawKv:
             self._fill(region, response.kvs, low, high, request.each_limit, request)
         answer(response, None)
 
-    def _fill(self, region: Region, pairs: Any, low: bytes, high: bytes, limit: int, request: Any) -> None:
+    def _checksum(
+        self, region: Region, request: pb.RawChecksumRequest, stored: list[bytes], answer: Answer
+    ) -> None:
+        response = pb.RawChecksumResponse()
+        for each in request.ranges:
+            for raw, value in self._ascending(*self._clipped(region, each.start_key, each.end_key)):
+                response.checksum ^= crc64(raw + value)
+                response.total_kvs += 1
+                response.total_bytes += len(raw) + len(value)
+        answer(response, None)
+
+    def _clipped(self, region: Region, low: bytes, high: bytes) -> tuple[bytes, bytes]:
+        """The stored form of [low, high) inside the region; an empty `high` is infinity."""
         start = max(region.start, self.physical(low)) if low else region.start
         end = min(self.physical(high), region.end or self.physical(high)) if high else region.end
+        return start, end
+
+    def _fill(self, region: Region, pairs: Any, low: bytes, high: bytes, limit: int, request: Any) -> None:
+        start, end = self._clipped(region, low, high)
         size = 0
         walk = self._descending(start, end) if request.reverse else self._ascending(start, end)
         for found, (raw, value) in enumerate(walk):
@@ -358,8 +375,9 @@ class RawKv:
 
         def call(response: Any, serve: Serve, keys: Any = None, range: Any = None) -> Call:
             def checked(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
-                if request.cf not in ("", "default"):
-                    raise RefusalError(f"invalid column family '{request.cf}': raw keys are in 'default'")
+                cf = getattr(request, "cf", "")
+                if cf not in ("", "default"):
+                    raise RefusalError(f"invalid column family '{cf}': raw keys are in 'default'")
                 serve(region, request, stored, answer)
 
             return Call(response, checked, keys, range, raw=True)
@@ -370,6 +388,7 @@ class RawKv:
             pb.RawGetKeyTTLRequest: call(pb.RawGetKeyTTLResponse, self._ttl, the_key),
             pb.RawScanRequest: call(pb.RawScanResponse, self._scan, range=scan_range),
             pb.RawBatchScanRequest: call(pb.RawBatchScanResponse, self._batch_scan),
+            pb.RawChecksumRequest: call(pb.RawChecksumResponse, self._checksum),
             pb.RawPutRequest: call(pb.RawPutResponse, self._put, the_key),
             pb.RawBatchPutRequest: call(pb.RawBatchPutResponse, self._batch_put, _pair_keys),
             pb.RawDeleteRequest: call(pb.RawDeleteResponse, self._delete, the_key),

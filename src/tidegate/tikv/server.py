@@ -20,6 +20,7 @@ from tidegate.proto import (
     cdcpb_pb2,
     etcdserverpb_pb2,
     keyspacepb_pb2,
+    meta_storagepb_pb2,
     pdpb_pb2,
     tidegate_pb2,
     tikvpb_pb2,
@@ -42,6 +43,7 @@ from tidegate.tikv.services import (
     ChangeDataService,
     EtcdService,
     KeyspaceService,
+    MetaStorageService,
     PdService,
     TikvService,
     health,
@@ -171,6 +173,7 @@ class EmbeddedUpstream:
                 _of(tidegate_pb2, "Upstream", UpstreamService(pd, self)),
                 _of(etcdserverpb_pb2, "KV", EtcdService(pd)),
                 _of(etcdserverpb_pb2, "Cluster", EtcdService(pd)),
+                _of(meta_storagepb_pb2, "MetaStorage", MetaStorageService(pd)),
                 health(),
             )
         )

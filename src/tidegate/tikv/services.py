@@ -1,7 +1,7 @@
 """The gRPC services of the upstream: thin; each call is handed to the part that knows.
 
-`PdService`, `KeyspaceService` and `EtcdService` speak for PD, `TikvService` for a store, `ChangeDataService`
-for its CDC endpoint. What only this upstream has is in `upstream_service`.
+`PdService`, `KeyspaceService`, `EtcdService` and `MetaStorageService` speak for PD, `TikvService` for a
+store, `ChangeDataService` for its CDC endpoint. What only this upstream has is in `upstream_service`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message_factory import GetMessageClass
 
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, tikvpb_pb2
+from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, meta_storagepb_pb2, tikvpb_pb2
 from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.service import FEATURES_KEY, Connection, parse_features
 from tidegate.tikv.pd import PlacementDriver
@@ -188,7 +188,15 @@ class PdService:
 
     def GetGCState(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.gc_state()
+        return self._pd.gc_state(not request.exclude_gc_barriers)
+
+    def SetGCBarrier(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.set_gc_barrier(request.barrier_id, request.barrier_ts, request.ttl_seconds)
+
+    def DeleteGCBarrier(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self._check(request, context)
+        return self._pd.delete_gc_barrier(request.barrier_id)
 
 
 class KeyspaceService:
@@ -219,6 +227,17 @@ class EtcdService:
         member = etcdserverpb_pb2.Member(ID=1, name=me.name, peerURLs=me.peer_urls, clientURLs=me.client_urls)
         header = etcdserverpb_pb2.ResponseHeader(cluster_id=self._pd.cluster_id, member_id=1)
         return etcdserverpb_pb2.MemberListResponse(header=header, members=[member])
+
+
+class MetaStorageService:
+    """`meta_storagepb.MetaStorage`: newer clients look for routers in it; there are none."""
+
+    def __init__(self, pd: PlacementDriver) -> None:
+        self._pd = pd
+
+    def Get(self, request: Any, context: grpc.ServicerContext) -> Any:
+        header = meta_storagepb_pb2.ResponseHeader(cluster_id=self._pd.cluster_id, revision=1)
+        return meta_storagepb_pb2.GetResponse(header=header)
 
 
 class TikvService:
@@ -294,6 +313,7 @@ _UNARY: Final = (
     "RawBatchScan",
     "RawDeleteRange",
     "RawCompareAndSwap",
+    "RawChecksum",
 )
 
 
