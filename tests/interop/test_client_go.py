@@ -1,0 +1,119 @@
+"""TiKV's own Go client works with the embedded upstream as with TiKV, while regions move and after a restart.
+
+`main.go` is the client's side. It needs Go (1.22 or newer) and the modules of `go.sum`, fetched or cached.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from tidegate.errors import InvalidInput
+from tidegate.tikv.server import EmbeddedUpstream
+
+HERE = Path(__file__).parent
+GO_HOME = Path("/usr/local/go/bin/go")
+"""Where Go's own archive is unpacked to."""
+SECONDS = 1.5
+ACCOUNTS, OPENING, LARGE = 24, 100, 4000
+KINDS = {"optimistic", "pessimistic", "async", "one-phase"}
+WAIT_S = 120
+
+
+@pytest.fixture(scope="session")
+def interop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The program; built from Go's own cache after the first time."""
+    go = shutil.which("go") or (str(GO_HOME) if GO_HOME.exists() else None)
+    if go is None:
+        pytest.skip("Go is not installed")
+    env = os.environ | {"GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local"}
+    fetched = subprocess.run([go, "mod", "download"], cwd=HERE, env=env, capture_output=True, text=True)
+    if fetched.returncode:
+        pytest.skip(f"the modules of client-go are not there: {fetched.stderr.strip()[-300:]}")
+    program = tmp_path_factory.mktemp("interop") / "interop"
+    built = subprocess.run(
+        [go, "build", "-o", str(program), "."], cwd=HERE, env=env, capture_output=True, text=True
+    )
+    assert not built.returncode, built.stderr
+    return program
+
+
+def move(upstream: EmbeddedUpstream, chance: Random) -> bool:
+    """One change of some region; whether there was one."""
+    regions = upstream.regions.all
+    region = chance.choice(regions)
+    kind = chance.choice(("split", "merge", "transfer", "transfer"))
+    try:
+        if kind == "split" and len(regions) < 12:
+            upstream.operators.split_at([upstream.split_key(region.id)])
+        elif kind == "merge" and len(regions) > 3:
+            upstream.operators.merge(region.id, upstream.neighbour(region.id))
+        else:
+            upstream.operators.transfer(region.id, chance.choice(region.stores))
+    except InvalidInput:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("api_version", [1, 2])
+def test_client_go_writes_in_every_way_while_regions_move_and_reads_the_same_after_a_restart(
+    interop: Path, tmp_path: Path, api_version: int
+) -> None:
+    chance = Random(api_version)
+    moves = 0
+    with EmbeddedUpstream(tmp_path, stores=3, api_version=api_version) as upstream:
+        child = subprocess.Popen(
+            [interop, "write", upstream.pd_addr, str(api_version), str(SECONDS)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        for _ in range(round(WAIT_S / 0.1)):
+            moves += move(upstream, chance)
+            try:
+                child.wait(0.1)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        child.kill()
+        out, failure = child.communicate()
+        assert out, failure
+        found = json.loads(out)
+        check(found)
+        assert moves >= 5
+    with EmbeddedUpstream(tmp_path) as upstream:
+        again = subprocess.run(
+            [interop, "read", upstream.pd_addr, str(api_version)],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+        assert not again.returncode, again.stderr
+        assert json.loads(again.stdout)["reading"] == found["reading"]
+
+
+def check(found: dict[str, Any]) -> None:
+    """What holds however the transactions met each other and the regions' changes."""
+    reading, committed = found["reading"], found["committed"]
+    assert set(committed) == KINDS, found
+    assert set(found["modes"]) == {"2pc", "async_commit", "1pc"}, "each in its own way"
+    assert reading["sum"] == ACCOUNTS * OPENING
+    assert reading["large"] == LARGE
+    done = sum(committed.values())
+    assert done <= reading["logged"] <= done + found["undetermined"], (
+        "what was committed is there, and no more"
+    )
+    assert reading["keys"] == ACCOUNTS + LARGE + reading["logged"]
+    assert reading["raw_keys"] == 300
+    assert found["deadlock"], "two that wait for each other are told"
+    assert found["exists"], "an insert of what is there is refused"
+    assert found["regions"] == 4
