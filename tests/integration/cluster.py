@@ -80,6 +80,12 @@ class Cluster:
             "changefeed", "create", "--server", self.server, "-c", name, "--sink-uri", self.uri, *options
         )
 
+    def follow_load(self, name: str = "bank") -> Child:
+        """The command that follows a feed's initial load."""
+        return self._start(
+            "load", tidegate("changefeed", "load", "--server", self.server, "-c", name, "--json")
+        )
+
     def run(self, *arguments: str | Path, expect: int = 0, patience_s: float = 300) -> str:
         """Run a command to its end and return what it printed."""
         done = subprocess.run(tidegate(*arguments), capture_output=True, text=True, timeout=patience_s)

@@ -23,6 +23,7 @@ from tidegate.errors import InvalidInput
 from tidegate.filter.tables import why_ineligible
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
+from tidegate.server import initial_load
 from tidegate.server.feed import Feed
 from tidegate.server.reactor import SHOWN_TABLES, Refused, check_new
 
@@ -265,7 +266,14 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "ineligible": left_out,
         "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
         "puller": puller_totals(feed),
+        "initial_load": shown_load(feed),
     }
+
+
+def shown_load(feed: Feed) -> dict[str, Any] | None:
+    """How far the initial load is; None for a feed without one."""
+    wanted = feed.config.tidegate.initial_load
+    return initial_load.shown(feed.load, loading=feed.loading) if wanted else None
 
 
 def puller_totals(feed: Feed) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidegate.cli.changefeed_load import follow, line_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 app = typer.Typer(help="Create and watch changefeeds.", no_args_is_help=True)
@@ -45,14 +46,19 @@ def create(
     config: Annotated[Path | None, typer.Option(help="Changefeed TOML file, as TiCDC's.")] = None,
     start_ts: Annotated[int, typer.Option(min=0, help="Replicate commits above this ts; 0: now.")] = 0,
     target_ts: Annotated[int, typer.Option(min=0, help="Stop after this ts; 0: never.")] = 0,
+    initial_load: Annotated[
+        bool, typer.Option("--initial-load", help="Begin with the rows there are at the start ts.")
+    ] = False,
     namespace: NamespaceOption = "default",
     as_json: JsonOption = False,
 ) -> None:
     """Create a changefeed and start it."""
-    from tidegate.config import merge_config, parse_sink_uri, read_toml
+    from tidegate.config import laid_over, merge_config, parse_sink_uri, read_toml
 
     with _reported():
         settings = read_toml(config) if config is not None else {}
+        if initial_load:
+            settings = laid_over(settings, {"tidegate": {"initial_load": True}})
         merged = merge_config(settings, parse_sink_uri(sink_uri))
         body: dict[str, Any] = {
             "namespace": namespace,
@@ -101,6 +107,19 @@ def query(
     with _reported():
         feed = _call(server, "GET", f"/changefeeds/{changefeed_id}", query={"namespace": namespace})
         _show(feed, _described(feed), as_json)
+
+
+@app.command()
+def load(
+    changefeed_id: IdOption,
+    server: ServerOption = DEFAULT_SERVER,
+    namespace: NamespaceOption = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+) -> None:
+    """Follow a changefeed's initial load until it is done."""
+    path, query = f"/changefeeds/{changefeed_id}", {"namespace": namespace}
+    with _reported():
+        follow(lambda: _call(server, "GET", path, query=query), as_json=as_json)
 
 
 @app.command()
@@ -248,6 +267,8 @@ def _described(feed: dict[str, Any]) -> str:
         "spans": len(own["spans"]),
         "waiting for": own["waiting_for"] or "-",
     }
+    if own["initial_load"]:
+        rows["initial load"] = line_of(own["initial_load"])
     if own["ineligible"]:
         named = [f"{table['table']}: {table['reason']}" for table in own["ineligible_tables"]]
         more = own["ineligible"] - len(named)

@@ -74,6 +74,8 @@ def check(config: ReplicaConfig) -> None:
     _at_least("max-batch-size", kafka.codec_config.max_batch_size, 1)
     _at_least("tidegate.slots", own.slots, 0)
     _at_least("tidegate.max-batch-bytes", own.max_batch_bytes, 1 << 16)
+    _at_least("tidegate.load-rows-per-second", own.load_rows_per_second, 0)
+    _at_least("tidegate.load-bytes-per-second", own.load_bytes_per_second, 0)
 
 
 def _check_force_replicate(config: ReplicaConfig) -> None:

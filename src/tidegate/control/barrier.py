@@ -48,6 +48,8 @@ class Barrier:
     """Every DDL with FinishedTS <= it is known."""
     target_ts: int = 0
     """0: none."""
+    held_at: int = 0
+    """While the initial load at this ts is not durable, nothing above it is delivered; 0: none."""
     waiting: deque[DdlBatch] = field(default_factory=deque)
 
     def learn(self, batches: Iterable[DdlBatch], upto: int) -> None:
@@ -73,12 +75,12 @@ class Barrier:
     def bound(self) -> int:
         """How far spans may be delivered."""
         bound = self.waiting[0].finished_ts if self.waiting else self.resolved
-        return min(bound, self.target_ts) if self.target_ts else bound
+        return min([bound, *(ts for ts in (self.target_ts, self.held_at) if ts)])
 
     @property
     def cap(self) -> int:
         """How high the checkpoint may be."""
-        return self.waiting[0].finished_ts - 1 if self.waiting else self.bound
+        return min(self.waiting[0].finished_ts - 1, self.bound) if self.waiting else self.bound
 
     def lift(self, finished_ts: int) -> DdlBatch:
         """The next DDL is durable downstream."""

@@ -252,6 +252,8 @@ class FeedStatus:
     """Every commit <= it is durable downstream; below an unfinished DDL's FinishedTS."""
     resolved_ts: int = 0
     """For display: up to where changes had been received."""
+    loaded: bool = False
+    """Whether the initial load, of a feed that begins with one, is durable downstream."""
 
     def to_bytes(self) -> bytes:
         """As stored."""
@@ -262,7 +264,8 @@ class FeedStatus:
         """Raises InvalidInput when the value is not a feed's status."""
         body = _object(data, "changefeed status")
         try:
-            return cls(int(body["checkpoint_ts"]), int(body.get("resolved_ts", 0)))
+            resolved_ts, loaded = int(body.get("resolved_ts", 0)), bool(body.get("loaded", False))
+            return cls(int(body["checkpoint_ts"]), resolved_ts, loaded)
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput("A checkpoint in the metadata store is damaged.", why=repr(error)) from error
 

@@ -10,7 +10,8 @@ Promises, whatever the order of events:
    about DDL; it never goes back;
  - Resolved R leaves only when every wanted span is durable up to R and every DDL <= R is;
  - DDL F leaves only when every span is durable up to F, and no span is let beyond F before it is durable;
- - reports under another token or incarnation change nothing.
+ - reports under another token or incarnation change nothing;
+ - while an initial load holds the barrier, neither Resolved nor DDL leaves.
 """
 
 from __future__ import annotations
@@ -173,7 +174,7 @@ class Owner:
 
     def _send(self, now: float) -> SendDdl | SendResolved | None:
         """The next thing for the sink, which takes one at a time."""
-        if self._busy or not self._open:
+        if self._busy or not self._open or self.barrier.held_at:
             return None
         batch = self.barrier.next
         if batch is not None and all(p.checkpoint >= batch.finished_ts for p in self._spans.values()):
@@ -203,6 +204,10 @@ class Owner:
         """Resolved `ts` is durable downstream."""
         self._busy = False
         self.resolved_sent = max(self.resolved_sent, ts)
+
+    def load_done(self) -> None:
+        """The initial load is durable downstream, and that it is, is stored: the stream may go on."""
+        self.barrier.held_at = 0
 
     def persisted(self, ts: int) -> None:
         """The checkpoint `ts` is durable in the metadata store."""

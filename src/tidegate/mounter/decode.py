@@ -192,9 +192,14 @@ class Checks:
 
 
 def mount(
-    block: pa.RecordBatch, store: SchemaStore, options: MountOptions, checks: Checks | None = None
+    block: pa.RecordBatch,
+    store: SchemaStore,
+    options: MountOptions,
+    checks: Checks | None = None,
+    *,
+    at: int | None = None,
 ) -> tuple[list[RowBlock], list[Quarantined]]:
-    """Decode a block of ENTRY_SCHEMA with the schemas valid at each row's commit_ts - 1.
+    """Decode a block of ENTRY_SCHEMA with the schemas valid at each row's commit_ts - 1, or all at `at`.
 
     Returns one RowBlock per table version that occurs, rows in block order (`position` restores the order
     between them), and the rows that could not be decoded. Left out without a word: index entries, deletes of
@@ -208,7 +213,7 @@ def mount(
         _quarantined(block, int(row), "this is not the key of a record")
         for row in np.flatnonzero(columns.lengths == row_kernels.NO_RECORD)
     ]
-    for table, rows in _groups(columns, store):
+    for table, rows in _groups(columns, store, at):
         if table is None:
             failed += [_quarantined(block, int(row), "no table has this id at this time") for row in rows]
         elif table.eligible or options.force_replicate:
@@ -242,11 +247,13 @@ def _bytes(block: pa.RecordBatch, name: str) -> int:
     return address(column.buffers()[1]) + int(column.offset)
 
 
-def _groups(columns: BlockColumns, store: SchemaStore) -> Iterator[tuple[TableSchema | None, Int64s]]:
+def _groups(
+    columns: BlockColumns, store: SchemaStore, at: int | None
+) -> Iterator[tuple[TableSchema | None, Int64s]]:
     """The rows of each table version, in block order; keys that are not record keys in none."""
     groups: dict[int, tuple[TableSchema | None, list[Int64s]]] = {}
     for physical_id, rows in _by_table(columns):
-        for table, part in _by_version(columns, rows, physical_id, store):
+        for table, part in _by_version(columns, rows, physical_id, store, at):
             groups.setdefault(id(table), (table, []))[1].append(part)
     for table, parts in groups.values():
         yield table, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
@@ -268,9 +275,12 @@ def _by_table(columns: BlockColumns) -> Iterator[tuple[int, Int64s]]:
 
 
 def _by_version(
-    columns: BlockColumns, rows: Int64s, physical_id: int, store: SchemaStore
+    columns: BlockColumns, rows: Int64s, physical_id: int, store: SchemaStore, at: int | None
 ) -> Iterator[tuple[TableSchema | None, Int64s]]:
-    """The rows of a physical table by the version valid at commit_ts - 1."""
+    """The rows of a physical table by the version valid at commit_ts - 1, or at `at`."""
+    if at is not None:
+        yield store.table(physical_id, at), rows
+        return
     times = columns.commit_ts[rows]
     low, high = int(times.min()) - 1, int(times.max()) - 1
     versions = store.versions(physical_id, low, high)
@@ -279,9 +289,9 @@ def _by_version(
         return
     starts = np.array([start for start, _ in versions], dtype=np.uint64)
     known = [None, *(table for _, table in versions)]
-    at = np.searchsorted(starts, times, side="left")
-    for i in np.unique(at):
-        yield known[int(i)], rows[at == i]
+    which = np.searchsorted(starts, times, side="left")
+    for i in np.unique(which):
+        yield known[int(i)], rows[which == i]
 
 
 def decode_group(

@@ -164,7 +164,7 @@ class Worker:
         blocks = reader.read(self.spec.store_dir, one.span, one.after, one.upto)
         for block, next_ts in _with_next(blocks):
             encoded = stages.run(block, schemas, self.plan, self.clock.now_ms())
-            self._set_aside(one.span, encoded)
+            self.set_aside(one.span, encoded)
             batch.add(encoded, report)
             if next_ts > encoded.last_ts:
                 batch.progress(one.span, report, encoded.last_ts)
@@ -172,7 +172,7 @@ class Worker:
                     batch.commit()
         batch.progress(one.span, report, one.upto)
 
-    def _set_aside(self, span: str, encoded: stages.Encoded) -> None:
+    def set_aside(self, span: str, encoded: stages.Encoded) -> None:
         """Keep damaged entries with their bytes, durably, before anything after them goes out.
 
         Raises Fatal when the feed is to stop at damage: nothing of this block has been sent then.
@@ -232,7 +232,8 @@ class Transaction:
     worker: Worker
     writer: Writer
     blocks: list[MessageBlock] = field(default_factory=list)
-    reached: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, bytes] = field(default_factory=dict)
+    """Records of progress by their keys."""
     size: int = 0
     began: float = 0.0
 
@@ -253,7 +254,13 @@ class Transaction:
 
     def progress(self, span: str, report: Report, ts: int) -> None:
         """All rows of the span up to `ts` are in this transaction or an earlier one."""
-        self.reached[span] = report.ts = ts
+        report.ts = ts
+        spec = self.worker.spec
+        self.note(span, SpanProgress(spec.instance, spec.token, spec.incarnation, ts).to_bytes())
+
+    def note(self, key: str, record: bytes) -> None:
+        """A record of what is in this transaction or an earlier one; a later one of the key replaces it."""
+        self.reached[key] = record
 
     def is_full(self) -> bool:
         """Whether it is time to commit."""
@@ -264,11 +271,7 @@ class Transaction:
         if not self.reached:
             return
         spec = self.worker.spec
-        progress = {
-            span: SpanProgress(spec.instance, spec.token, spec.incarnation, ts).to_bytes()
-            for span, ts in self.reached.items()
-        }
-        self.writer.deliver(spec.sink_uri.topic, self.blocks, spec.progress_topic, progress)
+        self.writer.deliver(spec.sink_uri.topic, self.blocks, spec.progress_topic, self.reached)
         self.blocks, self.reached, self.size = [], {}, 0
 
 
@@ -299,7 +302,7 @@ def run_tasks(
     for batch in batches:
         ranges = [Range(**row) for row in batch.to_pylist()]
         if ranges:
-            reports = _worker(spec_path, open_worker).deliver(ranges)
+            reports = worker_of(spec_path, open_worker).deliver(ranges)
             yield pa.RecordBatch.from_pylist([_row(report) for report in reports], schema=REPORT_SCHEMA)
 
 
@@ -319,7 +322,8 @@ def _row(report: Report) -> dict[str, Any]:
     return {name: getattr(report, name) for name in REPORT_SCHEMA.names}
 
 
-def _worker(spec_path: str, open_worker: Callable[[FeedSpec], Worker]) -> Worker:
+def worker_of(spec_path: str, open_worker: Callable[[FeedSpec], Worker]) -> Worker:
+    """This process's worker for a feed's incarnation, made if need be."""
     spec = FeedSpec.load(Path(spec_path))
     key = (spec_path, spec.incarnation)
     if key not in WORKERS:

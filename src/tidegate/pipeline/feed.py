@@ -19,6 +19,8 @@ from tidegate.errors import Fenced, Retryable
 from tidegate.sink.kafka import progress_topic, transactional_id
 
 GRANT_READ_S = 10.0
+LOAD_FILE = "load.json"
+"""Beside `spec.json` while the feed's initial load is not known to be durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,8 @@ class FeedSpec:
     feed_dir: Path
     metadata_path: Path
     socket_path: Path
+    loads: bool = False
+    """Whether what `load.json` plans comes before the stream."""
 
     @classmethod
     def load(cls, path: Path) -> FeedSpec:
@@ -59,6 +63,7 @@ class FeedSpec:
             feed_dir=path.parent,
             metadata_path=Path(found["metadata_path"]),
             socket_path=Path(found["socket_path"]),
+            loads=found.get("load", False),
         )
 
     @property

@@ -8,6 +8,8 @@ decode, dispatch, encode and deliver. Nothing here handles a single row.
     EventSource (span, after, upto)  ->  deliver: read > mount > split > dispatch > encode > Kafka
                                                                    -> reports -> control process
 
+A feed that begins with an initial load delivers that first, as Spark tasks of its own (`pipeline.load`).
+
 Exactly-once: a new incarnation first fences every transactional id that any incarnation has used, then
 reads the progress that was committed with the rows, and starts there. Spark's own checkpoint is
 disposable and fresh for each incarnation. Any failure ends the process; the supervisor starts the next.
@@ -38,6 +40,7 @@ from tidegate.ipc import ControlClient
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.load import InitialLoad
 from tidegate.pipeline.offsets import Offset
 from tidegate.pipeline.source import START_FILE, EventSource
 from tidegate.sink.kafka import ensure_progress_topic, fence_slots, read_progress
@@ -127,7 +130,7 @@ def run(path: Path) -> None:
         if isinstance(found[0], TidegateError):
             raise found[0]
         (spec.feed_dir / START_FILE).write_text(json.dumps(found[0].to_json()))
-        query = start_query(spark, spec, path, control)
+        signal.signal(signal.SIGTERM, _stop)
         control.send(
             {
                 "type": "started",
@@ -136,8 +139,9 @@ def run(path: Path) -> None:
                 "spans": found[0].spans,
             }
         )
-        signal.signal(signal.SIGTERM, partial(_stop, query, spark))
-        query.awaitTermination()
+        if spec.loads:
+            InitialLoad(spark, spec, str(path), control).run()
+        start_query(spark, spec, path, control).awaitTermination()
     except Exception as error:
         control.send(failure(spec, error))
         raise
@@ -150,7 +154,7 @@ def _note(found: list[Offset | TidegateError], spec: FeedSpec) -> None:
         found.append(error)
 
 
-def _stop(query: StreamingQuery, spark: SparkSession, number: int, frame: FrameType | None) -> None:
+def _stop(number: int, frame: FrameType | None) -> None:
     # Leave the interpreter at once: stopping Spark in order takes seconds, and nothing needs it. What was
     # not committed is written again by the next incarnation.
     os._exit(0)

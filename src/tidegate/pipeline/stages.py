@@ -73,10 +73,15 @@ class Encoded:
     last_ts: int
 
 
-def run(block: pa.RecordBatch, schemas: SchemaStore, plan: Plan, build_ms: int) -> Encoded:
-    """All stages over one block of entries sorted by commit ts. `build_ms` is canal-json's `ts`."""
+def run(
+    block: pa.RecordBatch, schemas: SchemaStore, plan: Plan, build_ms: int, *, at: int | None = None
+) -> Encoded:
+    """All stages over one block of entries sorted by commit ts. `build_ms` is canal-json's `ts`.
+
+    `at`: decode with the schemas valid then, instead of before each row's commit ts.
+    """
     checks = Checks.of(block) if plan.verify else None
-    tables, bad = mount(block, schemas, plan.mount, checks)
+    tables, bad = mount(block, schemas, plan.mount, checks, at=at)
     tally, damaged = Tally(), list[Mismatch]()
     if checks is not None:
         damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]

@@ -27,6 +27,7 @@ from tidegate.clock import Clock
 from tidegate.config import config_from_json, parse_sink_uri
 from tidegate.control.barrier import Barrier
 from tidegate.control.changefeed import Command, Life, State
+from tidegate.control.load import LoadPlan, LoadState
 from tidegate.control.metadata import (
     Compare,
     Delete,
@@ -50,7 +51,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.mounter.schema_image import Image
-from tidegate.server import processor
+from tidegate.pipeline.feed import LOAD_FILE
+from tidegate.server import initial_load, processor
 from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation, OpenSink, Paths, PipelineCommand
 from tidegate.server.schema_tracker import (
     DDL_SPAN,
@@ -61,6 +63,7 @@ from tidegate.server.schema_tracker import (
     save_image,
 )
 from tidegate.server.spans import SpanRegistry
+from tidegate.sink.load_progress import load_key
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -159,16 +162,21 @@ class Totals:
 class Feed:
     """A changefeed on this node."""
 
-    def __init__(self, node: Node, feed: FeedId, info: FeedInfo, checkpoint: int) -> None:
+    def __init__(self, node: Node, feed: FeedId, info: FeedInfo, status: FeedStatus) -> None:
         self.node, self.id, self.info = node, feed, info
         self.uri = parse_sink_uri(info.sink_uri)
         self.config = config_from_json(info.config)
         self.life = Life.restored(info.state, info.error)
-        self.checkpoint = checkpoint
+        self.checkpoint = checkpoint = status.checkpoint_ts
         """Durable downstream."""
         self.persisted = checkpoint
         """Durable in the metadata store: where a restart begins; never above `checkpoint`."""
         self.resolved_ts = checkpoint
+        self.loading = self.config.tidegate.initial_load and not status.loaded
+        """Whether the rows there are at `checkpoint` are still to be delivered; nothing above it is then."""
+        self.load = LoadState()
+        """How far that is, or was."""
+        self._load_plan: LoadPlan | None = None
         self.waiting_for = ""
         self.totals = Totals()
         self.owner: Owner | None = None
@@ -197,9 +205,8 @@ class Feed:
     @property
     def plan(self) -> FeedPlan:
         """What the incarnations have in common."""
-        return FeedPlan(
-            self.node.cluster, self.id, self.uri, self.config, self.info.instance, self.node.paths
-        )
+        node, info = self.node, self.info
+        return FeedPlan(node.cluster, self.id, self.uri, self.config, info.instance, node.paths, self.loading)
 
     def start(self) -> None:
         """Run the loop, unless the feed's life has ended or it runs already."""
@@ -322,6 +329,8 @@ class Feed:
     async def _replicate(self) -> None:
         if self.owner is None:
             await self._open()
+        if self.loading:
+            await self._plan_load()
         try:
             await self._start_incarnation()
             while not self._reached:
@@ -353,13 +362,23 @@ class Feed:
             await asyncio.sleep(TICK_S)
         resolved = self._frontier()[DDL_SPAN_ID]
         batches, known = await asyncio.to_thread(tracker.begin, self.persisted, resolved)
-        barrier = Barrier(self.persisted, self.info.target_ts)
+        barrier = Barrier(self.persisted, self.info.target_ts, held_at=self.persisted if self.loading else 0)
         barrier.learn(batches, known)
         self._tracker, self._save_at = tracker, self.node.clock.monotonic()
         interval = self.config.tidegate.resolved_interval
         self.owner = Owner(self.persisted, tracker.initial, barrier, resolved_interval_s=interval)
         for task in (*tracker.initial, *(task for batch in batches for task in batch.added)):
             self.node.spans.hold(self.id, task.span, task.start_ts)
+
+    async def _plan_load(self) -> None:
+        """The ranges of the initial load, of the tables there are at the checkpoint."""
+        assert self._tracker is not None
+        self.waiting_for = "regions from PD"
+        tables = self._tracker.initial
+        self._load_plan = await asyncio.to_thread(
+            initial_load.plan_load, self.node.pd, self.persisted, tables, self.plan.folder
+        )
+        self.load = dataclasses.replace(self.load, ranges=len(self._load_plan.ranges))
 
     def _frontier(self) -> dict[str, int]:
         return outlook.read_frontier(self.node.paths.store)
@@ -444,6 +463,9 @@ class Feed:
                 first, second = message["token"]
                 owner.report((first, second), message["incarnation"], message["spans"])
                 self._count(message.get("stats", {}))
+            case "load":
+                self._count(message["stats"])
+                self._hear_load(owner, initial_load.told_state(message["state"]))
             case "error":
                 kind = Retryable if message.get("retry", True) else Fatal
                 parts = {name: str(message.get(name, "")) for name in ("where", "why", "fix")}
@@ -451,6 +473,24 @@ class Feed:
             case "gone":
                 self._gone.set()
         self._wake.set()
+
+    def _hear_load(self, owner: Owner, state: LoadState) -> None:
+        self.load = state
+        if self.loading and state.finished:
+            self._spawn(self._end_load(owner))
+
+    async def _end_load(self, owner: Owner) -> None:
+        """The load is durable downstream: store that, then let the stream go on."""
+        ts, plan = self.persisted, self._load_plan
+        assert plan is not None
+        status = FeedStatus(ts, self.resolved_ts, loaded=True)
+        await self.node.write(Put(feed_key(self.node.cluster, self.id, "status"), status.to_bytes()))
+        self.loading, self.waiting_for = False, ""
+        owner.load_done()
+        event(LOG, logging.INFO, "initial load done", changefeed=str(self.id), ts=ts, rows=self.load.rows)
+        (self.plan.folder / LOAD_FILE).unlink(missing_ok=True)
+        if self._incarnation is not None:
+            await self._incarnation.forget(load_key(one.id) for one in plan.ranges)
 
     def _first_offsets(self, message: Mapping[str, Any]) -> Mapping[str, int]:
         """Where the incarnation begins: the sink's own progress, which may be ahead of what was reported.
@@ -562,7 +602,8 @@ class Feed:
         event(LOG, logging.INFO, "ddl delivered", changefeed=str(self.id), finished_ts=ts, count=len(queries))
 
     async def _persist(self, owner: Owner, ts: int) -> None:
-        status = FeedStatus(ts, self.resolved_ts)
+        loaded = self.config.tidegate.initial_load and not self.loading
+        status = FeedStatus(ts, self.resolved_ts, loaded)
         try:
             await self.node.write(Put(feed_key(self.node.cluster, self.id, "status"), status.to_bytes()))
         except Retryable:
@@ -662,6 +703,8 @@ class Feed:
         """What the checkpoint waits for, in words; empty when nothing is known."""
         if self.waiting_for or self.owner is None or self._tracker is None:
             return self.waiting_for
+        if self.loading:
+            return f"initial load: {self.load.done} of {self.load.ranges} ranges"
         batch = self.owner.barrier.next
         slowest = self.owner.slowest()
         if batch is not None and batch.events:

@@ -161,6 +161,8 @@ class FeedPlan:
     config: ReplicaConfig
     instance: str
     paths: Paths
+    load: bool = False
+    """Whether the initial load comes first: `load.json` is there."""
 
     @property
     def folder(self) -> Path:
@@ -187,6 +189,7 @@ class FeedPlan:
             "store_dir": str(self.paths.store),
             "metadata_path": str(self.paths.metadata),
             "socket_path": str(self.paths.socket),
+            "load": self.load,
         }
 
 

@@ -120,8 +120,8 @@ class Reactor:
                 continue
             info = FeedInfo.from_bytes(found.value)
             status = stored.get(feed_key(node.cluster, named[0], "status"))
-            checkpoint = FeedStatus.from_bytes(status.value).checkpoint_ts if status else info.start_ts
-            self._adopt(Feed(node, named[0], info, checkpoint))
+            known = FeedStatus.from_bytes(status.value) if status else FeedStatus(info.start_ts)
+            self._adopt(Feed(node, named[0], info, known))
         self._task = asyncio.create_task(self._keep_house(), name="housekeeping")
 
     async def stop(self) -> None:
@@ -163,7 +163,8 @@ class Reactor:
         node = self.node
         start_ts = await self._start_ts(new)
         held = creating_id(node.cluster, new.feed)
-        if new.config.check_gc_safe_point:
+        guarded = new.config.check_gc_safe_point or new.config.tidegate.initial_load
+        if guarded:
             await self._hold(held, start_ts)
         try:
             catalogue = await asyncio.to_thread(load_catalogue, node.pd, start_ts)
@@ -172,7 +173,7 @@ class Reactor:
             self._adopt(feed)
             await self._tend_gc(force=True)
         finally:
-            if new.config.check_gc_safe_point:
+            if guarded:
                 await self._let_go(held)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
@@ -251,7 +252,7 @@ class Reactor:
         absent = (Compare(key, mod_revision=0),)
         if not await node.write(Put(key, info.to_bytes()), status, guards=absent):
             raise Refused("CDC:ErrChangeFeedAlreadyExists", f"Changefeed {new.feed} exists already.")
-        return Feed(node, new.feed, info, start_ts)
+        return Feed(node, new.feed, info, FeedStatus(start_ts))
 
     async def command(self, feed: FeedId, command: Command) -> None:
         """Pause or resume a feed."""
@@ -278,6 +279,13 @@ class Reactor:
             sink_uri = info.sink_uri
         wanted = info.config if config is None else with_secrets_of(config, info.config)
         new = check_new(feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts)
+        if new.config.tidegate.initial_load != found.config.tidegate.initial_load:
+            raise Refused(
+                "CDC:ErrChangefeedUpdateRefused",
+                "[CDC:ErrChangefeedUpdateRefused]initial-load cannot be changed.",
+                why="whether a changefeed begins with the rows there are is decided when it is created",
+                fix="leave initial-load as it is, or create another changefeed",
+            )
         if target_ts and target_ts <= found.checkpoint:
             raise Refused(
                 "CDC:ErrTargetTsBeforeStartTs",

@@ -36,7 +36,9 @@ PROGRESS_READ_S: Final = 60.0
 TAKE_BACKS: Final = 5
 """How often one delivery takes its slot back before it gives up."""
 JOURNAL_KEY: Final = "owner"
-"""Key of the owner's journal record in the progress topic; all others are span ids."""
+"""Key of the owner's journal record in the progress topic."""
+LOAD_PREFIX: Final = "load/"
+"""Begins the keys of an initial load's records (`sink.load_progress`); all others are span ids."""
 
 
 def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
@@ -249,8 +251,11 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
 
 def read_progress(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, SpanProgress]:
     """Every span's last committed progress, by span id."""
-    records = read_records(uri, kafka, topic)
-    return {key: SpanProgress.from_bytes(value) for key, value in records.items() if key != JOURNAL_KEY}
+    return {
+        key: SpanProgress.from_bytes(value)
+        for key, value in read_records(uri, kafka, topic).items()
+        if key != JOURNAL_KEY and not key.startswith(LOAD_PREFIX)
+    }
 
 
 def transactional_id(cluster: int, namespace: str, changefeed: str, slot: int | str) -> str:

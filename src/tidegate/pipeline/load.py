@@ -1,0 +1,100 @@
+"""The initial load of a feed, on the driver: tasks out, what is durable in, until no range is left.
+
+Each task is a Spark job of its own, one to a core at a time, so that a slow range keeps nobody waiting and
+each report goes to the control process at once. The stream begins when the load is durable; what happens
+upstream meanwhile is captured into the event store.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+
+from pyspark.sql import SparkSession
+
+from tidegate.control.load import Left, LoadPlan, LoadQueue, Pace
+from tidegate.ipc import ControlClient
+from tidegate.metrics import INTEGRITY_OUTCOMES
+from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
+from tidegate.pipeline.load_task import LoadReport, LoadTask, load
+from tidegate.sink.load_progress import read_load_progress
+
+
+class InitialLoad:
+    """One incarnation's part of a load. `run` once."""
+
+    def __init__(self, spark: SparkSession, spec: FeedSpec, spec_path: str, control: ControlClient) -> None:
+        self._context, self._spec, self._path, self._control = spark.sparkContext, spec, spec_path, control
+        self._plan = LoadPlan.from_bytes((spec.feed_dir / LOAD_FILE).read_bytes())
+        own = spec.config.tidegate
+        self._pace = Pace(own.load_rows_per_second, own.load_bytes_per_second)
+        self._changed = threading.Condition()
+        self._failed = False
+        self._tasks = max(1, int(self._context.defaultParallelism))
+
+    def run(self) -> None:
+        """Load what is not durable yet; all is on return. The slots must have been fenced before."""
+        spec = self._spec
+        kafka = spec.config.sink.kafka_config
+        begun = read_load_progress(spec.sink_uri, kafka, spec.progress_topic, spec.instance, self._plan.ts)
+        self._queue = LoadQueue(self._plan, {name: (p.rows, p.left_from) for name, p in begun.items()})
+        self._began = time.monotonic()
+        self._tell([], 0.0)
+        with ThreadPoolExecutor(self._tasks, thread_name_prefix="load") as pool:
+            for one in [pool.submit(self._work) for _ in range(self._tasks)]:
+                one.result()
+
+    def _work(self) -> None:
+        """One task after another, until nothing is left or another thread has failed."""
+        try:
+            while share := self._take():
+                began = time.monotonic()
+                reports = self._run_task(share)
+                with self._changed:
+                    self._settle(share, reports)
+                    self._tell(reports, time.monotonic() - began)
+                    self._changed.notify_all()
+        except BaseException:
+            with self._changed:
+                self._failed = True
+                self._changed.notify_all()
+            raise
+
+    def _take(self) -> list[Left]:
+        """A share, as soon as there is one and the pace allows it; empty: the end."""
+        with self._changed:
+            while not self._failed:
+                wait = self._pace.wait(time.monotonic())
+                share = [] if wait else self._queue.take(self._tasks)
+                if share or not (wait or self._queue.busy):
+                    return share
+                self._changed.wait(wait or None)
+            return []
+
+    def _run_task(self, share: list[Left]) -> list[LoadReport]:
+        rows_max, bytes_max = self._pace.share(self._tasks)
+        task = LoadTask(self._path, self._plan.pd, self._plan.ts, tuple(share), rows_max, bytes_max)
+        found: list[LoadReport] = self._context.parallelize([task], 1).flatMap(load).collect()
+        return found
+
+    def _settle(self, share: list[Left], reports: list[LoadReport]) -> None:
+        rows, size = sum(r.read_rows for r in reports), sum(r.read_bytes for r in reports)
+        self._pace.spent(time.monotonic(), rows, size)
+        self._queue.settle([(r.report.span, r.rows, r.left_from) for r in reports], share)
+
+    def _tell(self, reports: list[LoadReport], task_s: float) -> None:
+        """What is durable now, to the control process."""
+        state = self._queue.state(time.monotonic() - self._began)
+        names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES)
+        stats = {name: sum(getattr(r.report, name) for r in reports) for name in names}
+        self._control.send(
+            {
+                "type": "load",
+                "changefeed": self._spec.changefeed,
+                "incarnation": self._spec.incarnation,
+                "state": asdict(state),
+                "stats": stats | {"batch_ms": round(task_s * 1000)},
+            }
+        )

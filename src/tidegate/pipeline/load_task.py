@@ -1,0 +1,138 @@
+"""The task of an initial load: ranges of the snapshot in, durable rows in Kafka out.
+
+Pages of keys and values at the load's ts become entries, and go through the stages and the slot of the stream
+as inserts with the load's ts as commit ts. Each transaction carries, beside its rows, from where each of its
+ranges goes on. A task ends after `TASK_S`, or its share of the pace; the driver hands out what is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.control.load import Left
+from tidegate.kvclient.pages import pages
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.snapshot import Snapshot
+from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.pipeline import stages
+from tidegate.pipeline.deliver import Report, Transaction, Worker, on_kafka, worker_of
+from tidegate.sink.load_progress import LoadProgress, load_key
+
+TASK_S: Final = 4.0
+"""How long a task begins new pages; then the driver hears of it."""
+CLIENTS: Final[dict[str, PdClient]] = {}
+"""This process's, with its regions and channels."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTask:
+    """What one task is told."""
+
+    spec_path: str
+    pd: str
+    ts: int
+    share: tuple[Left, ...]
+    rows_max: int
+    """0: no limit; a page more may be read."""
+    bytes_max: int
+
+
+@dataclass(slots=True)
+class LoadReport:
+    """What became of one range in one task."""
+
+    report: Report
+    """`span` is the range's id."""
+    rows: int
+    """Entries of the range that are durable, of earlier tasks too."""
+    left_from: str | None
+    """Hex; None: the range is done."""
+    read_rows: int = 0
+    read_bytes: int = 0
+
+
+def load(task: LoadTask) -> list[LoadReport]:
+    """Load a share, or a part of it; durable on return. Ranges that were not begun are in no report."""
+    worker = worker_of(task.spec_path, on_kafka)
+    client = CLIENTS.get(task.pd) or CLIENTS.setdefault(task.pd, PdClient(task.pd))
+    with worker.slot.writer() as writer:
+        return Loader(worker, Transaction(worker, writer), client, task).run(task.share)
+
+
+class Loader:
+    """One task's work."""
+
+    def __init__(self, worker: Worker, batch: Transaction, pd: PdClient, task: LoadTask) -> None:
+        self._worker, self._batch, self._pd, self._task = worker, batch, pd, task
+        self._schemas = worker.schemas.upto(task.ts)
+        self._until = time.monotonic() + TASK_S
+        self._reports: list[LoadReport] = []
+
+    def run(self, share: Sequence[Left]) -> list[LoadReport]:
+        """Range after range, until all are done or it is time to end."""
+        for one in share:
+            if self._is_over():
+                break
+            report = LoadReport(Report(one.id, self._task.ts), one.rows, one.span.start.hex())
+            self._reports.append(report)
+            self._load(one, report)
+        self._batch.commit()
+        return self._reports
+
+    def _load(self, one: Left, told: LoadReport) -> None:
+        snapshot = Snapshot(self._pd, self._task.ts)
+        for page in pages(self._pd, snapshot, one.span):
+            block = entries(page, self._task.ts)
+            now_ms = self._worker.clock.now_ms()
+            encoded = stages.run(block, self._schemas, self._worker.plan, now_ms, at=self._task.ts)
+            self._worker.set_aside(one.id, encoded)
+            self._batch.add(encoded, told.report)
+            told.rows += page.num_rows
+            told.read_rows += page.num_rows
+            told.read_bytes += page.nbytes
+            self._note(one.id, told, page.column(0)[-1].as_py() + b"\0")
+            if self._is_over():
+                return
+            if self._batch.is_full():
+                self._batch.commit()
+        self._note(one.id, told, None)
+
+    def _note(self, name: str, told: LoadReport, left_from: bytes | None) -> None:
+        told.left_from = None if left_from is None else left_from.hex()
+        spec = self._worker.spec
+        record = LoadProgress(
+            spec.instance, spec.token, spec.incarnation, self._task.ts, told.rows, told.left_from
+        )
+        self._batch.note(load_key(name), record.to_bytes())
+
+    def _is_over(self) -> bool:
+        task, read = self._task, self._reports
+        return (
+            time.monotonic() >= self._until
+            or (0 < task.rows_max <= sum(one.read_rows for one in read))
+            or (0 < task.bytes_max <= sum(one.read_bytes for one in read))
+        )
+
+
+def entries(page: pa.RecordBatch, ts: int) -> pa.RecordBatch:
+    """Pairs of a snapshot at `ts` as a block of puts without an old value: inserts, committed at `ts`.
+
+    Their start ts is 0, which no transaction has.
+    """
+    n = page.num_rows
+    none = pa.array([b""], pa.binary()).take(pa.array(np.zeros(n, np.int8)))
+    columns = [
+        pa.array(np.full(n, ts, np.uint64)),
+        pa.array(np.zeros(n, np.uint64)),
+        pa.array(np.full(n, PUT, np.uint8)),
+        page.column(0),
+        page.column(1),
+        none,
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
