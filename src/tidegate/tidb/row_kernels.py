@@ -21,6 +21,7 @@ import numpy as np
 from tidegate.kernel import (
     address,
     bswap64,
+    cttz64,
     inline,
     kernel,
     load_i8,
@@ -117,6 +118,9 @@ NO_ROW: Final = -1
 NO_RECORD: Final = -2
 _POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
 _LONGEST_TIME: Final = DURATION_MAX_NS
+_PACKED_YEARS: Final = 10_000 * 13 * 32
+"""Above every packed year, month and day."""
+_INTEGER_SIZES: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 8
 _SHAPES_SIDE: Final = 82
 
 
@@ -251,11 +255,10 @@ def float_bits(addr: int) -> int:
 def packed_ok(packed: int, zoned: bool) -> bool:
     """Whether a packed time has a clock and a year; zoned: whether it is a calendar date too, or zero."""
     clock = (packed >> 24) & 0x1FFFF
-    days = (packed >> 41) & 0x7FFFFF
-    year = days // 416
-    ok = year <= 9999 and clock < 98304 and (clock & 0xFFF) < 3840 and (clock & 63) < 60
-    ok = ok and (packed & 0xFFFFFF) < 1000000
-    return ok and (not zoned or packed == 0 or calendar_ok(packed))
+    ok = ((packed >> 41) & 0x7FFFFF) < _PACKED_YEARS
+    ok &= (clock < 98304) & ((clock & 0xFFF) < 3840) & ((clock & 63) < 60)
+    ok &= (packed & 0xFFFFFF) < 1000000
+    return bool(ok) and (not zoned or packed == 0 or calendar_ok(packed))
 
 
 @inline
@@ -292,32 +295,31 @@ def vector_ok(addr: int, size: int) -> bool:
 
 
 @inline
-def load_integer(form: int, addr: int, size: int) -> int:
-    """A little-endian integer of 1, 2, 4 or 8 bytes, signed for the signed forms."""
-    if size == 8:
-        return load_i64(addr)
-    if form <= NANOSECONDS:
-        if size == 1:
-            return I64(load_i8(addr))
-        if size == 2:
-            return I64(load_i16(addr))
-        return I64(load_i32(addr))
-    if size == 1:
-        return I64(load_u8(addr))
-    if size == 2:
-        return I64(load_u16(addr))
-    return I64(load_u32(addr))
+def load_integer(form: int, end: int, size: int) -> int:
+    """A little-endian integer of 1, 2, 4 or 8 bytes that ends at `end`, signed for the signed forms.
+
+    Sizes differ from row to row, so that a branch on them would be mispredicted: one load of the 8 bytes
+    before `end`, which a row's header makes readable, and a shift.
+    """
+    word = load_u64(end - 8)
+    shift = 64 - 8 * size
+    signed = I64(word) >> shift
+    unsigned = I64(word >> U64(shift))
+    return signed if form <= NANOSECONDS else unsigned
 
 
 @inline
 def decode_value(entry: int, addr: int, size: int, a: int, l: int, stack: int) -> bool:  # noqa: E741
-    """One value of `size` bytes at `addr`, as v2 stores it, into the slot its plan line names."""
+    """One value of `size` bytes at `addr`, as v2 stores it, into the slot its plan line names.
+
+    `size` is not negative, and at least 8 bytes of the row come before `addr`.
+    """
     form = load_i64(entry + 16)
     cell = load_i64(entry + 8)
     if form < BYTES:
-        if size != 1 and size != 2 and size != 4 and size != 8:
+        if size > 8 or (_INTEGER_SIZES >> size) & 1 == 0:
             return False
-        word = load_integer(form, addr, size)
+        word = load_integer(form, addr + size, size)
         put_slot(a, l, cell, word, 0)
         return integer_ok(form, word)
     if form == FLOAT:
@@ -536,22 +538,24 @@ _FREE: Final = 32
 _INT_HANDLE: Final = 40
 _HANDLES_A: Final = 48
 _HANDLES_L: Final = _HANDLES_A + 8 * MAX_HANDLE_DATUMS
-_STACK: Final = _HANDLES_L + 8 * MAX_HANDLE_DATUMS
+_LINES: Final = _HANDLES_L + 8 * MAX_HANDLE_DATUMS
+_STACK: Final = _LINES + 256
 CONTEXT_WORDS: Final = _STACK // 8 + STACK_WORDS
 """int64 words that `decode_rows` wants as its working memory."""
+
+_MOST_LINES: Final = 64
+_NO_LINE: Final = 255
+_NO_LINES: Final = U64(0xFFFFFFFFFFFFFFFF)
 
 
 @kernel
 def decode_handle(plan: int, columns: int, context: int) -> bool:
-    """The handle of a row's key into the context's handle slots, once a row."""
+    """The common handle of a row's key into the context's handle slots, once a row."""
     key = load_i64(context + _KEY)
     size = load_i64(context + _KEY_SIZE)
     datums = load_i64(context + _DATUMS)
     handles_a = context + _HANDLES_A
     handles_l = context + _HANDLES_L
-    if datums == 0:
-        put_slot(handles_a, handles_l, 0, load_i64(context + _INT_HANDLE), 0)
-        return size == 8
     free = load_i64(context + _FREE)
     at = 0
     for k in range(datums):
@@ -581,6 +585,9 @@ def put_missing(entry: int, plan: int, columns: int, context: int, a: int, l: in
     if source < 0:
         put_slot(a, l, cell, load_i64(entry + 32), load_i64(entry + 40))
         return 0 if source == FROM_DEFAULT else DEFAULT_FAULT
+    if load_i64(context + _DATUMS) == 0:
+        put_slot(a, l, cell, load_i64(context + _INT_HANDLE), 0)
+        return 0 if load_i64(context + _KEY_SIZE) == 8 else KEY_FAULT
     if load_i64(context + _READY) == 0:
         if not decode_handle(plan, columns, context):
             return KEY_FAULT
@@ -699,6 +706,95 @@ def decode_v2(
     return 0
 
 
+@inline
+def note_lines(plan: int, columns: int, context: int) -> None:
+    """By column id, the number of its line in the plan, for `decode_small`."""
+    lines = context + _LINES
+    for at in range(0, 256, 8):
+        store_u64(lines + at, _NO_LINES)
+    for c in range(min(columns, _MOST_LINES)):
+        wanted = load_i64(plan + c * _LINE)
+        if wanted < 256:
+            store_u8(lines + wanted, c)
+
+
+@inline
+def decode_small(
+    value: int,
+    length: int,
+    plan: int,
+    columns: int,
+    context: int,
+    a: int,
+    l: int,  # noqa: E741
+) -> int:
+    """`decode_v2` of a row with ids of one byte, for tables of at most `_MOST_LINES` columns.
+
+    What `decode_v2` merges is looked up here, each value and each NULL once: which columns are NULL differs
+    from row to row, and a merge would mispredict them.
+    """
+    if length < 6:
+        return fault(HEADER_FAULT, 0)
+    flags = I64(load_u8(value + 1))
+    filled = I64(load_u16(value + 2))
+    nulls = I64(load_u16(value + 4))
+    ids = value + 6
+    null_ids = ids + filled
+    ends = null_ids + nulls
+    data = ends + filled * 2
+    room = value + length - data
+    if room < 0 or flags > 3:
+        return fault(HEADER_FAULT, 1)
+    lines = context + _LINES
+    stack = context + _STACK
+    seen = U64(0)
+    twice = U64(0)
+    strangers = 0
+    start = 0
+    last = -1
+    for i in range(filled):
+        found = I64(load_u8(ids + i))
+        end = I64(load_u16(ends + 2 * i))
+        if (found <= last) | (end < start) | (end > room):
+            return fault(OFFSETS_FAULT, ids + i - value)
+        line = I64(load_u8(lines + found))
+        if line == _NO_LINE:
+            strangers += 1
+        else:
+            seen |= U64(1) << U64(line)
+            if not decode_value(plan + line * _LINE, data + start, end - start, a, l, stack):
+                return fault(VALUE_FAULT, data + start - value)
+        last = found
+        start = end
+    last = -1
+    for i in range(nulls):
+        found = I64(load_u8(null_ids + i))
+        if found <= last:
+            return fault(ORDER_FAULT, null_ids + i - value)
+        line = I64(load_u8(lines + found))
+        if line == _NO_LINE:
+            strangers += 1
+        else:
+            bit = U64(1) << U64(line)
+            twice |= seen & bit
+            seen |= bit
+            put_slot(a, l, load_i64(plan + line * _LINE + 8), 0, -1)
+        last = found
+    if twice != U64(0):
+        return fault(ORDER_FAULT, 6)
+    missing = seen ^ (~U64(0) >> U64(64 - columns)) if columns > 0 else U64(0)
+    while missing != U64(0):
+        code = put_missing(plan + I64(cttz64(missing)) * _LINE, plan, columns, context, a, l)
+        if code != 0:
+            return fault(code, 0)
+        missing &= missing - U64(1)
+    if not tail_ok(flags, data + start, room - start):
+        return fault(CHECKSUM_FAULT, data + start - value)
+    if strangers > 0 and not lists_apart(ids, filled, null_ids, nulls, 0):
+        return fault(ORDER_FAULT, 6)
+    return 0
+
+
 @kernel
 def decode_v1(
     value: int,
@@ -781,6 +877,7 @@ def decode_rows(
     odd = 0
     store_u64(context + _DATUMS, datums)
     store_u64(context + _FREE, free)
+    note_lines(plan, columns, context)
     for i in range(n):
         row = load_i64(rows + 8 * i)
         start = I64(load_i32(value_ends + 4 * row))
@@ -810,10 +907,12 @@ def decode_rows(
             a = (new_a if image == 0 else old_a) + i * stride * 8
             l = (new_l if image == 0 else old_l) + i * stride * 4  # noqa: E741
             if load_u8(addr) == 0x80:
-                if length > 1 and load_u8(addr + 1) & 1 == 0:
-                    wrong = decode_v2(addr, length, 0, plan, columns, context, a, l)
-                else:
+                if length > 1 and load_u8(addr + 1) & 1 != 0:
                     wrong = decode_v2(addr, length, 1, plan, columns, context, a, l)
+                elif columns <= _MOST_LINES:
+                    wrong = decode_small(addr, length, plan, columns, context, a, l)
+                else:
+                    wrong = decode_v2(addr, length, 0, plan, columns, context, a, l)
             else:
                 wrong = decode_v1(addr, length, plan, columns, context, a, l)
             if wrong != 0:
