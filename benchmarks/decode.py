@@ -11,7 +11,8 @@ order flatters the branch predictor. Each figure is the best of the passes, CPU 
     mount    mounter.decode.mount: with grouping and allocation, Python included
     checked  mount with checksums compared, and mounter.integrity.verify
     columns  mounter.integrity.column_sums of the new image: what version 0 compares and messages carry
-    arrow    mounter.columns.to_arrow of the new image
+    arrow    mount and to_arrow of both images: from bytes to typed Arrow columns, JSON as text
+    binary   the same with JSON columns taken as bytes, neither checked nor turned into text
     plain    mounter.mounter.mount_row, row by row
 """
 
@@ -25,6 +26,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
-from tidegate.model.schema import TableSchema
+from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter import decode
 from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.integrity import Tally, column_sums, verify
@@ -135,6 +137,14 @@ def sealed(entries: list[Entry]) -> list[Entry]:
     ]
 
 
+def json_as_bytes(table: TableSchema) -> TableSchema:
+    """The table with its JSON columns declared as binary ones."""
+    columns = (
+        replace(column, kind=Kind.BYTES) if column.kind is Kind.JSON else column for column in table.columns
+    )
+    return replace(table, columns=tuple(columns))
+
+
 def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, float]:
     """All figures for one table."""
     store, options = OneTable(table), decode.MountOptions(force_replicate=True)
@@ -154,10 +164,18 @@ def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, 
 
         return prepare
 
-    def arrow_pass() -> tuple[Callable[[], None], int]:
-        blocks = blocks_of(entries, 10_000) or blocks_of(entries, len(entries))
-        mounted = [group for block in blocks for group in decode.mount(block, store, options)[0]]
-        return lambda: [to_arrow(group) for group in mounted] and None, sum(len(group) for group in mounted)
+    def arrow_pass(batch: int) -> Callable[[], tuple[Callable[[], None], int]]:
+        def run(blocks: list[pa.RecordBatch]) -> None:
+            for block in blocks:
+                for group in decode.mount(block, store, options)[0]:
+                    to_arrow(group, "new")
+                    to_arrow(group, "old")
+
+        def prepare() -> tuple[Callable[[], None], int]:
+            blocks = blocks_of(entries, batch)
+            return lambda: run(blocks), len(blocks) * batch
+
+        return prepare
 
     def plain_pass() -> tuple[Callable[[], None], int]:
         some = random.sample(entries, min(2_000, len(entries)))
@@ -168,7 +186,12 @@ def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, 
     for batch in BATCHES:
         figures[f"mount, {batch} a batch"] = best(mount_pass(batch), passes)
     figures |= measure_checksums(table, entries, passes)
-    figures["arrow"] = best(arrow_pass, passes)
+    for batch in BATCHES:
+        figures[f"arrow, {batch} a batch"] = best(arrow_pass(batch), passes)
+    if any(column.kind is Kind.JSON for column in table.columns):
+        store = OneTable(json_as_bytes(table))
+        for batch in BATCHES:
+            figures[f"binary, {batch} a batch"] = best(arrow_pass(batch), passes)
     figures["plain"] = best(plain_pass, 2)
     return figures
 

@@ -122,8 +122,8 @@ store_u8, store_u16, store_u32, store_u64 = _store(8), _store(16), _store(32), _
 def _unary(name: str) -> Callable[[Any], int]:
     def operation(typingctx: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            if name == "bswap":
-                return builder.bswap(args[0])
+            if name in ("bswap", "ctpop"):
+                return getattr(builder, name)(args[0])
             return getattr(builder, name)(args[0], ir.Constant(ir.IntType(1), 0))
 
         return types.uint64(types.uint64), codegen
@@ -131,7 +131,7 @@ def _unary(name: str) -> Callable[[Any], int]:
     return cast("Callable[[Any], int]", intrinsic(operation))
 
 
-bswap64, cttz64, ctlz64 = _unary("bswap"), _unary("cttz"), _unary("ctlz")
+bswap64, cttz64, ctlz64, ctpop64 = _unary("bswap"), _unary("cttz"), _unary("ctlz"), _unary("ctpop")
 
 
 def _copy32(typingctx: Any, target: Any, source: Any) -> Any:
@@ -235,6 +235,7 @@ KERNEL_MODULES: Final = (
     "tidegate.eventstore.kernels",
     "tidegate.tidb.row_kernels",
     "tidegate.tidb.column_kernels",
+    "tidegate.tidb.arrow_kernels",
     "tidegate.tidb.checksum_kernels",
     "tidegate.dispatcher.kernels",
     "tidegate.codec.kernels",

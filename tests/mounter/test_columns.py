@@ -11,12 +11,13 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from tests.mounter.golden_rows import CASES, block_of, golden_rows, store_of
+from tests.mounter.golden_rows import CASES, GoldenRow, block_of, golden_rows, store_of
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
 from tidegate.mounter.columns import Losses, target_type, to_arrow
 from tidegate.mounter.decode import MountOptions, mount
 from tidegate.mounter.rows import rows_of
+from tidegate.tidb.arrow_kernels import TILE
 from tidegate.tidb.types import enum
 
 
@@ -52,7 +53,18 @@ def expected(column: Column, value: Value) -> Any:
 
 @pytest.mark.parametrize("case", CASES)
 def test_arrow_columns_hold_what_the_plain_rows_do(case: str) -> None:
+    check(golden_rows(case))
+
+
+@pytest.mark.parametrize("case", ["random_00", "types_decimals_wide", "types_enums_sets", "part_hash"])
+def test_rows_of_many_tiles_are_as_those_of_one(case: str) -> None:
     rows = golden_rows(case)
+    check([rows[i % len(rows)] for i in range(2 * TILE + 1)])
+    check([rows[i % len(rows)] for i in range(2 * TILE)])
+
+
+def check(rows: list[GoldenRow]) -> None:
+    """Both images of the rows as Arrow columns, beside the plain mounter's values."""
     mounted, _ = mount(
         block_of([row.entry for row in rows]), store_of(rows), MountOptions(force_replicate=True)
     )
@@ -66,6 +78,7 @@ def test_arrow_columns_hold_what_the_plain_rows_do(case: str) -> None:
                 assert array.type == target_type(column)
                 wanted = [None if image is None else expected(column, image[at]) for image in images]
                 assert array.to_pylist() == wanted, column.name
+                assert array.null_count == wanted.count(None)
 
 
 def test_dates_of_no_calendar_are_null_and_counted() -> None:

@@ -13,13 +13,13 @@ from tests.golden_folder import count
 from tests.mounter.golden_rows import CASES, GoldenRow, OneTable, block_of, golden_rows, store_of
 from tidegate.model.block import DELETE, PUT
 from tidegate.model.row import RowChange
-from tidegate.model.schema import TableSchema
+from tidegate.model.schema import Kind, TableSchema
 from tidegate.model.slots import RowBlock
 from tidegate.mounter import decode
 from tidegate.mounter.decode import MountOptions, Quarantined, mount
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.rows import rows_of
-from tidegate.tidb import record
+from tidegate.tidb import keys, record, row
 from tidegate.tidb.table_info import table_schema
 
 UTC = ZoneInfo("UTC")
@@ -134,6 +134,38 @@ def test_a_row_is_read_with_the_schema_before_its_commit_ts() -> None:
         (2, [150, 200]),
         (3, [201]),
     ]
+
+
+@pytest.mark.parametrize("columns", [2, 63, 64, 65, 200, 300])
+def test_rows_of_wide_tables_with_nulls_and_lost_and_missing_columns(columns: int) -> None:
+    """At 64 columns and at ids above 255 the kernels take other ways."""
+    table, older, newer = table_of(columns), table_of(max(columns - 3, 2)), table_of(columns + 3)
+    entries = []
+    for seed in range(40):
+        written = (older, table, newer)[seed % 3]
+        cells: dict[int, tuple[Kind, row.Stored]] = {
+            column.id: (column.kind, (-1) ** column.id * (seed + 1) << (column.id * 7 + seed) % 50)
+            for column in written.columns[1:]
+        }
+        for gap in range(2 + seed % 5, len(written.columns), 5):
+            cells[gap] = (Kind.INT, None)
+        key, value = keys.int_record(7, seed), row.encode_v2((at, *cell) for at, cell in cells.items())
+        entries.append(Entry(101, 99, PUT, key, value, value if seed % 2 else b""))
+    blocks, failed = mount(block_of(entries), OneTable({7: [(0, table)]}), ALL)
+    assert failed == []
+    assert_same(in_block_order(blocks), [mount_row(entry, table, UTC) for entry in entries])
+
+
+def test_a_column_that_is_both_null_and_not_is_refused() -> None:
+    table = table_of(3)
+    value = row.encode_v2([(2, Kind.INT, None), (3, Kind.INT, 5)])
+    assert value[6:8] == bytes([3, 2])
+    twice = value[:7] + bytes([3]) + value[8:]
+    key = keys.int_record(7, 1)
+    entries = [Entry(101, 99, PUT, key, twice, b"")]
+    blocks, failed = mount(block_of(entries), OneTable({7: [(0, table)]}), ALL)
+    assert not blocks
+    assert "db.t" in failed[0].table
 
 
 def test_rows_of_a_table_that_does_not_exist_at_their_time_are_quarantined() -> None:

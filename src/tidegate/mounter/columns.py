@@ -8,25 +8,25 @@ and is counted in `Losses`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from tidegate.errors import Undecodable
-from tidegate.kernel import address, buffer
-from tidegate.model.schema import Column, Kind
-from tidegate.model.slots import DELETE, INSERT, NULL, RowBlock
-from tidegate.tidb import column_kernels
-from tidegate.tidb.column_kernels import WIDTH, Text
-from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.types import enum
-from tidegate.tidb.value import fsp
+from tidegate.kernel import address
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import DELETE, INSERT, RowBlock
+from tidegate.mounter.batch_layout import Layout
+from tidegate.tidb import arrow_kernels
+from tidegate.tidb.arrow_kernels import Fill, Word
+from tidegate.tidb.json_kernels import STACK_WORDS
+from tidegate.tidb.zone_kernels import month_lines
 
-Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
 
 _TINY, _SHORT, _LONG, _LONGLONG, _INT24 = 1, 2, 3, 8, 9
 _SIGNED: Final = {
@@ -60,6 +60,30 @@ _FIXED: Final = {
 }
 _DECIMAL_DIGITS: Final = 38
 
+_FILLS: Final = {
+    Kind.FLOAT: Fill.SINGLE,
+    Kind.DOUBLE: Fill.WORD8,
+    Kind.YEAR: Fill.WORD4,
+    Kind.DATE: Fill.DAYS,
+    Kind.DATETIME: Fill.MICROS,
+    Kind.TIMESTAMP: Fill.MICROS,
+    Kind.TIME: Fill.DURATION,
+    Kind.ENUM: Fill.ENUM,
+    Kind.SET: Fill.SET,
+    Kind.JSON: Fill.JSON,
+    Kind.STRING: Fill.BYTES,
+    Kind.BYTES: Fill.BYTES,
+    Kind.VECTOR: Fill.VECTOR,
+}
+_WORDS: Final = {1: Fill.WORD1, 2: Fill.WORD2, 4: Fill.WORD4, 8: Fill.WORD8}
+_LOSSES: Final = {
+    Fill.DAYS: "bad_dates",
+    Fill.MICROS: "bad_dates",
+    Fill.DECIMAL: "bad_decimals",
+    Fill.ENUM: "bad_members",
+    Fill.SET: "bad_members",
+}
+
 
 @dataclass(slots=True)
 class Losses:
@@ -91,194 +115,80 @@ def target_type(column: Column) -> pa.DataType:
             return _FIXED[kind]
 
 
+def fill_of(column: Column) -> Fill:
+    """How a column's slots become values of its `target_type`."""
+    of_type = target_type(column)
+    if column.kind is Kind.DECIMAL:
+        return Fill.DECIMAL if pa.types.is_decimal(of_type) else Fill.DECIMAL_TEXT
+    if column.kind in _FILLS:
+        return _FILLS[column.kind]
+    return Fill.WIDE if pa.types.is_decimal(of_type) else _WORDS[of_type.bit_width // 8]
+
+
+_layouts: WeakKeyDictionary[TableSchema, Layout] = WeakKeyDictionary()
+
+
+def _layout_of(table: TableSchema) -> Layout:
+    """The layout of a table version's batches, made once."""
+    if table not in _layouts:
+        schema = pa.schema([(column.name, target_type(column)) for column in table.columns])
+        _layouts[table] = Layout(schema, table.columns, [fill_of(column) for column in table.columns])
+    return _layouts[table]
+
+
 def to_arrow(
     block: RowBlock, image: Literal["new", "old"] = "new", losses: Losses | None = None
 ) -> pa.RecordBatch:
     """One image of a block as a record batch of `len(block)` rows, a column per table column.
 
-    Values are copied: the batch outlives the block. `losses` is added to.
+    Values are copied: the batch outlives the block. `losses` is added to. Raises Undecodable when a
+    column's text has more bytes than one batch can hold (2 GiB).
     """
     counted = Losses() if losses is None else losses
     slots, lacking = (block.new, DELETE) if image == "new" else (block.old, INSERT)
-    absent = block.op == lacking
-    arrays = []
-    for at, column in enumerate(block.table.columns):
-        sizes = np.ascontiguousarray(slots.l[:, at])
-        if absent.any():
-            sizes[absent] = NULL
-        cells = _Cells(column, np.ascontiguousarray(slots.a[:, at]), sizes, counted)
-        arrays.append(_CONVERTERS[column.kind](cells))
-    names = [column.name for column in block.table.columns]
-    return pa.record_batch(arrays, names=names)
+    layout = _layout_of(block.table)
+    lines = layout.lines.copy()
+    ops, stack, months = np.ascontiguousarray(block.op), np.empty(STACK_WORDS, np.int64), month_lines()
+    n, a, sizes = len(block), np.ascontiguousarray(slots.a), np.ascontiguousarray(slots.l)
+    head = (n, address(lines), len(lines))
+    tail = (address(sizes), a.shape[1], address(ops), lacking)
+    arrow_kernels.measure(*head, *tail)
+    draft = layout.draft(n, lines)
+    safe = _readable(block, image)
+    arrow_kernels.fill(*head, address(a), *tail, address(stack), address(months), *safe)
+    longest = int(lines[:, Word.USED].max(initial=0))
+    if longest > np.iinfo(np.int32).max:
+        column = block.table.columns[int(lines[:, Word.USED].argmax())].name
+        raise Undecodable("a column's text is too long for one batch", where=column, why=f"{longest} B")
+    batch = draft.finish(lines)
+    for at in np.flatnonzero(lines[:, Word.LOST]):
+        name = _LOSSES[Fill(lines[at, Word.FILL])]
+        setattr(counted, name, getattr(counted, name) + int(lines[at, Word.LOST]))
+    for at in np.flatnonzero(lines[:, Word.HIGH]):
+        array = batch.column(int(at))
+        if pa.types.is_string(array.type):
+            batch = batch.set_column(int(at), batch.schema.field(int(at)), _utf8(array, counted))
+    return batch
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """One column's slots: `a` int64[n], `sizes` int32[n] with NULL where there is no value."""
-
-    column: Column
-    a: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int32]
-    losses: Losses
-
-    def __len__(self) -> int:
-        return len(self.a)
-
-    @property
-    def nulls(self) -> Bools:
-        return np.equal(self.sizes, NULL)
-
-    @property
-    def words(self) -> tuple[int, int, int]:
-        """Arguments of a column kernel: rows, address of a, address of l."""
-        return len(self.a), address(self.a), address(self.sizes)
-
-
-def _array(of_type: pa.DataType, valid: npt.NDArray[np.uint8] | Bools, *buffers: Any) -> pa.Array:
-    """An Arrow array over numpy buffers."""
-    bits = pa.py_buffer(np.packbits(valid.astype(bool), bitorder="little"))
-    held = [pa.py_buffer(data) for data in buffers]
-    return pa.Array.from_buffers(of_type, len(valid), [bits, *held])
-
-
-def _integers(cells: _Cells) -> pa.Array:
-    of_type = target_type(cells.column)
-    if pa.types.is_decimal(of_type):
-        wide = np.zeros((len(cells), 2), dtype=np.int64)
-        wide[:, 0] = cells.a
-        return _array(of_type, ~cells.nulls, wide)
-    return _array(of_type, ~cells.nulls, cells.a.astype(of_type.to_pandas_dtype()))
-
-
-def _floats(cells: _Cells) -> pa.Array:
-    numbers = cells.a.view(np.float64)
-    if cells.column.kind is Kind.DOUBLE:
-        return _array(pa.float64(), ~cells.nulls, numbers)
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = np.where(cells.nulls, 0, numbers).astype(np.float32)
-    return _array(pa.float32(), ~cells.nulls, narrow)
-
-
-def _decimals(cells: _Cells) -> pa.Array:
-    of_type = target_type(cells.column)
-    if pa.types.is_string(of_type):
-        return _texts(cells)
-    numbers, valid = buffer(16 * len(cells)), np.empty(len(cells), dtype=np.uint8)
-    cells.losses.bad_decimals += column_kernels.decimals(
-        *cells.words, of_type.scale, address(numbers), address(valid)
-    )
-    return _array(of_type, valid, numbers)
-
-
-def _moments(cells: _Cells) -> pa.Array:
-    of_type = _FIXED[cells.column.kind]
-    days = cells.column.kind is Kind.DATE
-    moments = np.empty(len(cells), dtype=np.int32 if days else np.int64)
-    valid = np.empty(len(cells), dtype=np.uint8)
-    cells.losses.bad_dates += column_kernels.moments(*cells.words, days, address(moments), address(valid))
-    return _array(of_type, valid, moments)
-
-
-_TEXTS: Final = {
-    Kind.DECIMAL: Text.DECIMAL,
-    Kind.TIME: Text.DURATION,
-    Kind.JSON: Text.JSON,
-    Kind.STRING: Text.BYTES,
-    Kind.BYTES: Text.BYTES,
-}
-
-
-def _texts(cells: _Cells) -> pa.Array:
-    what = _TEXTS[cells.column.kind]
-    room = WIDTH[what] * len(cells)
-    if room == 0:
-        room = int(cells.sizes[~cells.nulls].sum(dtype=np.int64)) * (JSON_GROWTH if what is Text.JSON else 1)
-    if room > np.iinfo(np.int32).max:
-        raise Undecodable(
-            "a column's text is too long for one batch", where=cells.column.name, why=f"{room} B"
-        )
-    out, ends = buffer(room), np.empty(len(cells) + 1, dtype=np.int32)
-    valid, stack = np.empty(len(cells), dtype=np.uint8), np.empty(STACK_WORDS, dtype=np.int64)
-    n, a, sizes = cells.words
-    used = column_kernels.texts(
-        int(what),
-        fsp(cells.column),
-        n,
-        a,
-        sizes,
-        1,
-        address(out),
-        address(ends),
-        address(valid),
-        address(stack),
-        0,
-    )
-    data = out[:used].copy() if used < room else out
-    array = _array(pa.binary(), valid, ends, data)
-    return array if cells.column.kind is Kind.BYTES else _utf8(array, cells.losses)
+def _readable(block: RowBlock, image: Literal["new", "old"]) -> tuple[int, int]:
+    """The first and the last address from which 64 bytes of the image's values can be read."""
+    entries = block.owners[0] if block.owners else None
+    if not isinstance(entries, pa.RecordBatch):
+        return 1, 0
+    data = entries.column("value" if image == "new" else "old_value").buffers()[2]
+    return (1, 0) if data is None or data.size < 64 else (data.address, data.address + data.size - 64)
 
 
 def _utf8(array: pa.Array, losses: Losses) -> pa.Array:
+    """The array itself if its texts are UTF-8, else one whose bad bytes are U+FFFD."""
     try:
-        return array.cast(pa.string())
+        array.validate(full=True)
     except pa.ArrowInvalid:
-        pass  # some text is not UTF-8: rare enough for Python
-    out = []
-    for raw in array.to_pylist():
-        text = None if raw is None else raw.decode(errors="replace")
-        losses.bad_texts += text is not None and text.encode() != raw
-        out.append(text)
-    return pa.array(out, pa.string())
-
-
-def _names(cells: _Cells) -> pa.Array:
-    """Enum and set: each distinct number once."""
-    elems = cells.column.elems
-    name_of: Callable[[int, tuple[str, ...]], str] = (
-        enum.enum_name if cells.column.kind is Kind.ENUM else enum.set_names
-    )
-    filled = ~cells.nulls
-    numbers, at = np.unique(cells.a[filled].view(np.uint64), return_inverse=True)
-    names: list[str | None] = []
-    for number, times in zip(numbers, np.bincount(at, minlength=len(numbers)), strict=True):
-        try:
-            names.append(name_of(int(number), elems))
-        except Undecodable:
-            names.append(None)
-            cells.losses.bad_members += int(times)
-    indices = np.full(len(cells), len(names), dtype=np.int32)
-    indices[filled] = at
-    return pa.array([*names, None], pa.string()).take(pa.array(indices))
-
-
-def _vectors(cells: _Cells) -> pa.Array:
-    size = int(cells.sizes[~cells.nulls].sum(dtype=np.int64))
-    out, ends = buffer(size), np.empty(len(cells) + 1, dtype=np.int32)
-    valid = np.empty(len(cells), dtype=np.uint8)
-    total = column_kernels.vectors(*cells.words, address(out), address(ends), address(valid))
-    elements = pa.array(out[: 4 * total].view(np.float32))
-    bits = pa.py_buffer(np.packbits(valid.astype(bool), bitorder="little"))
-    return pa.ListArray.from_buffers(
-        pa.list_(pa.float32()), len(cells), [bits, pa.py_buffer(ends)], children=[elements]
-    )
-
-
-_CONVERTERS: Final[dict[Kind, Callable[[_Cells], pa.Array]]] = {
-    Kind.INT: _integers,
-    Kind.UINT: _integers,
-    Kind.YEAR: _integers,
-    Kind.BIT: _integers,
-    Kind.FLOAT: _floats,
-    Kind.DOUBLE: _floats,
-    Kind.DECIMAL: _decimals,
-    Kind.DATE: _moments,
-    Kind.DATETIME: _moments,
-    Kind.TIMESTAMP: _moments,
-    Kind.TIME: _texts,
-    Kind.STRING: _texts,
-    Kind.BYTES: _texts,
-    Kind.JSON: _texts,
-    Kind.ENUM: _names,
-    Kind.SET: _names,
-    Kind.VECTOR: _vectors,
-}
+        out = []
+        for raw in array.cast(pa.binary()).to_pylist():
+            text = None if raw is None else raw.decode(errors="replace")
+            losses.bad_texts += text is not None and text.encode() != raw
+            out.append(text)
+        return pa.array(out, pa.string())
+    return array

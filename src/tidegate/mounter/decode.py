@@ -130,7 +130,7 @@ class _BytePool:
     """Bytes that slots will point to, gathered before their address is known."""
 
     def __init__(self) -> None:
-        self.data = bytearray()
+        self.data = bytearray(8)  # kernels read a decimal's words whole, from up to three bytes before
 
     def slot(self, stored: Stored) -> tuple[int, int]:
         """The words of a slot; of bytes, the offset in the pool instead of an address."""

@@ -1,7 +1,7 @@
-"""Column kernels: one column of many slots, as text or as the words of an Arrow array.
+"""Column kernels: one column of many slots, as text or as decimal128.
 
-`mounter.columns` calls them; the tests of the text kernels do too. Slots are given by the addresses of the
-first row's two words and the step between rows, in cells.
+`filter.expression` calls them; the tests of the text kernels do too. Slots are given by the addresses of the
+first row's two words and the step between rows, in cells. Whole record batches: `arrow_kernels`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tidegate.tidb.kernels import (
     put_i64,
     put_u64,
 )
-from tidegate.tidb.zone_kernels import calendar_ok, epoch_days, epoch_seconds, in_zone
+from tidegate.tidb.zone_kernels import in_zone
 
 _ZERO: Final = U64(0)
 _ONE: Final = U64(1)
@@ -174,31 +174,6 @@ def texts(
     return out - base
 
 
-@kernel
-def moments(n: int, a: int, l: int, days: bool, out: int, valid: int) -> int:  # noqa: E741
-    """Packed times as Arrow keeps them: days (int32) or microseconds (int64) since 1970.
-
-    a: int64[n], l: int32[n]. Dates of no calendar (zero, 31 February) are null in `valid` (uint8[n]) like
-    NULLs; returns how many there were.
-    """
-    lost = 0
-    for i in range(n):
-        moment = 0
-        filled = load_i32(l + 4 * i) >= 0
-        packed = load_i64(a + 8 * i)
-        if filled and not calendar_ok(packed):
-            filled = False
-            lost += 1
-        if filled:
-            moment = epoch_days(packed) if days else epoch_seconds(packed) * 1000000 + (packed & 0xFFFFFF)
-        if days:
-            store_u32(out + 4 * i, moment)
-        else:
-            store_u64(out + 8 * i, moment)
-        store_u8(valid + i, 1 if filled else 0)
-    return lost
-
-
 @inline
 def shift_in(out: int, factor: Any, word: int) -> bool:
     """The U128 at `out` times `factor`, plus `word`; False when it does not fit 127 bits."""
@@ -262,21 +237,6 @@ def decimals(n: int, a: int, l: int, scale: int, out: int, valid: int) -> int:  
 
 
 @kernel
-def vectors(n: int, a: int, l: int, out: int, ends: int, valid: int) -> int:  # noqa: E741
-    """The elements of vectors, f32 one after the other; ends: int32[n + 1] in elements."""
-    total = 0
-    store_u32(ends, 0)
-    for i in range(n):
-        size = I64(load_i32(l + 4 * i))
-        if size >= 4:
-            copy_bytes(out + 4 * total, load_i64(a + 8 * i) + 4, size - 4)
-            total += (size - 4) >> 2
-        store_u8(valid + i, 1 if size >= 0 else 0)
-        store_u32(ends + 4 * i + 4, total)
-    return total
-
-
-@kernel
 def check_json(n: int, a: int, l: int, ok: int, stack: int) -> int:  # noqa: E741
     """Whether each of n JSON slots is whole (uint8[n]); returns how many are. For tests."""
     good = 0
@@ -298,6 +258,4 @@ def warm() -> None:
     at = address(word)
     texts(SIGNED, 0, 1, at, address(none), 1, address(out), address(end), address(valid), address(stack), 0)
     check_json(0, at, at, at, at)
-    moments(0, at, at, True, at, at)
     decimals(0, at, at, 0, at, at)
-    vectors(0, at, at, at, at, at)

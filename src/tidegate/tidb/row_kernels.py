@@ -24,8 +24,6 @@ from tidegate.kernel import (
     cttz64,
     inline,
     kernel,
-    load_i8,
-    load_i16,
     load_i32,
     load_i64,
     load_u8,

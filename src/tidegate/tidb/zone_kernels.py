@@ -24,6 +24,7 @@ _DAY: Final = 86_400
 _FIRST_DAY: Final = -365
 _LAST_DAY: Final = 70 * 366
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MONTHS: Final = 10_000 * 13
 _MONTH_DAYS: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31], dtype=np.int64)
 
 
@@ -94,8 +95,39 @@ def epoch_days(packed: int) -> int:
 @inline
 def epoch_seconds(packed: int) -> int:
     """Seconds from 1970-01-01 00:00:00 to a packed time that is `calendar_ok`, its fraction cut."""
+    return epoch_days(packed) * 86400 + clock_seconds(packed)
+
+
+@cache
+def month_lines() -> npt.NDArray[np.int64]:
+    """By year * 13 + month (a packed time's own count of months): the days from 1970 to its first, times
+    256, plus its number of days; 0 for what is no month.
+    """
+    lines = np.zeros((10_000, 13), dtype=np.int64)
+    firsts = np.arange("0001-01", "10000-02", dtype="datetime64[M]").astype("datetime64[D]").astype(np.int64)
+    lines[1:, 1:] = ((firsts[:-1] << 8) + np.diff(firsts))[: 9_999 * 12].reshape(-1, 12)
+    return lines.ravel()
+
+
+@inline
+def month_line(packed: int, months: int) -> int:
+    """The line of a packed time's month; months: address of `month_lines()`."""
+    month = (packed >> 46) & 0x3FFFF
+    return load_i64(months + 8 * (month if month < _MONTHS else 0))
+
+
+@inline
+def day_of(packed: int, line: int) -> int:
+    """A packed time's day from 0 on, or -1 if its month has no such day."""
+    day = ((packed >> 41) & 31) - 1
+    return day if day < (line & 0xFF) else -1
+
+
+@inline
+def clock_seconds(packed: int) -> int:
+    """Seconds since midnight."""
     clock = (packed >> 24) & 0x1FFFF
-    return epoch_days(packed) * 86400 + (clock >> 12) * 3600 + ((clock >> 6) & 63) * 60 + (clock & 63)
+    return (clock >> 12) * 3600 + ((clock >> 6) & 63) * 60 + (clock & 63)
 
 
 @inline
