@@ -41,6 +41,8 @@ def refused(response: Any, text: str) -> Any:
         response.error = text
     elif "error" in fields:
         response.error.CopyFrom(error)
+    elif "pairs" not in fields and "kvs" not in fields:
+        response.region_error.message = text
     else:
         getattr(response, "pairs" if "pairs" in fields else "kvs").add(error=error)
     return response

@@ -152,6 +152,10 @@ class RawKv:
             if request.reverse:
                 low, high = high, low
             self._fill(region, response.kvs, low, high, request.each_limit, request)
+            if response.ByteSize() >= SCAN_BYTES_MAX:
+                raise RefusalError(
+                    f"a batch scan may answer with {SCAN_BYTES_MAX >> 20} MiB; ask for fewer pairs"
+                )
         answer(response, None)
 
     def _checksum(

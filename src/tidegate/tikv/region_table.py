@@ -194,6 +194,11 @@ def max_ts_not_synced(region: Region) -> errorpb_pb2.Error:
     )
 
 
+def server_is_busy(reason: str) -> errorpb_pb2.Error:
+    """Ask again later."""
+    return errorpb_pb2.Error(message=reason, server_is_busy=errorpb_pb2.ServerIsBusy(reason=reason))
+
+
 def key_not_in_region(key: bytes, region: Region) -> errorpb_pb2.Error:
     """The region error for a raw key outside its region."""
     outside = errorpb_pb2.KeyNotInRegion(

@@ -331,7 +331,7 @@ class EmbeddedUpstream:
         node = StoreNode(store_id, self._shared)
         server.add_generic_rpc_handlers(
             (
-                _of(tikvpb_pb2, "Tikv", TikvService(node.store)),
+                _of(tikvpb_pb2, "Tikv", TikvService(node.store, self.cluster_id)),
                 _of(cdcpb_pb2, "ChangeData", ChangeDataService(node.endpoint)),
                 health(),
             )

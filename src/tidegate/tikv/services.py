@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from tidegate.errors import InvalidInput, Retryable
@@ -20,10 +21,13 @@ from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, meta_storagepb_pb2, ti
 from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.service import FEATURES_KEY, Connection, parse_features
 from tidegate.tikv.pd import PlacementDriver
+from tidegate.tikv.region_table import server_is_busy
 from tidegate.tikv.scheduler import Answer
 from tidegate.tikv.store import Store
 
 ANSWERS_PER_MESSAGE: Final = 128
+ANSWERS_BYTES_MAX: Final = 64 << 20
+COMMANDS_MAX: Final = 1 << 16
 FROZEN_POLL_S: Final = 0.2
 """How often a timestamp request that waits for a frozen TSO looks whether its client is still there."""
 _SERVING: Final = b"\x08\x01"
@@ -45,17 +49,37 @@ def service(descriptor: ServiceDescriptor, implementation: object) -> grpc.Gener
         behaviour = getattr(implementation, method.name, None)
         if behaviour is None:
             continue
-        streaming = method.client_streaming, method.server_streaming
-        make = (
-            grpc.stream_stream_rpc_method_handler if all(streaming) else grpc.unary_unary_rpc_method_handler
-        )
+        decode = GetMessageClass(method.input_type).FromString
         encode = GetMessageClass(method.output_type).SerializeToString
-        handlers[method.name] = make(
-            behaviour,
-            request_deserializer=GetMessageClass(method.input_type).FromString,
-            response_serializer=_as_it_is if method.full_name in _SERIALIZED else encode,
-        )
+        if method.client_streaming:
+            handlers[method.name] = grpc.stream_stream_rpc_method_handler(
+                _decoding(behaviour, decode),
+                request_deserializer=_as_it_is,
+                response_serializer=_as_it_is if method.full_name in _SERIALIZED else encode,
+            )
+        else:
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(
+                behaviour, request_deserializer=decode, response_serializer=encode
+            )
     return grpc.method_handlers_generic_handler(descriptor.full_name, handlers)
+
+
+def _decoding(behaviour: Callable[..., Any], decode: Callable[[bytes], Any]) -> Callable[..., Any]:
+    """A stream's messages are decoded here: of a call that gRPC itself ends for a malformed one it never
+    forgets the state, and a server with such a call never stops.
+    """
+
+    def messages(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+        for data in requests:
+            try:
+                message = decode(data)
+            except DecodeError:
+                context.set_code(grpc.StatusCode.INTERNAL)
+                context.set_details("Exception deserializing request!")
+                return
+            yield message
+
+    return lambda requests, context: behaviour(messages(requests, context), context)
 
 
 def health() -> grpc.GenericRpcHandler:
@@ -243,12 +267,17 @@ class MetaStorageService:
 class TikvService:
     """`tikvpb.Tikv` over gRPC: unary calls wait for their answer, BatchCommands has many under way."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, cluster_id: int) -> None:
         self._store = store
+        self._cluster_id = cluster_id
         for name in _UNARY:
             setattr(self, name, self._call)
 
     def _call(self, request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            check_cluster(request, self._cluster_id)
+        except InvalidInput as error:
+            abort(context, error)
         return _waited(lambda answer: self._store.submit(request, answer), context)
 
     def UnsafeDestroyRange(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -261,7 +290,7 @@ class TikvService:
         return kvrpcpb_pb2.StoreSafeTSResponse()
 
     def BatchCommands(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        return CommandStream(self._store, requests).responses()
+        return CommandStream(self._store, self._cluster_id, requests).responses(context)
 
 
 def _waited(submit: Callable[[Answer], None], context: grpc.ServicerContext) -> Any:
@@ -318,60 +347,111 @@ _UNARY: Final = (
 
 
 class CommandStream:
-    """One BatchCommands stream: requests are submitted as they come, answers leave as they are ready."""
+    """One BatchCommands stream: requests are submitted as they come, answers leave as they are ready.
 
-    def __init__(self, store: Store, requests: Iterator[Any]) -> None:
+    Bounds: while `ANSWERS_BYTES_MAX` of answers wait for the client to read them, no more of its requests are
+    read; of those under way (waiting for locks, say) at most `COMMANDS_MAX`, the others are told that the
+    server is busy.
+    """
+
+    def __init__(self, store: Store, cluster_id: int, requests: Iterator[Any]) -> None:
         self._store = store
+        self._cluster_id = cluster_id
         self._requests = requests
-        self._answers: queue.SimpleQueue[tuple[int, Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, Any, int] | Exception | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._unsent = self._under_way = 0
+        self._ended = False
 
-    def responses(self) -> Iterator[Any]:
+    def responses(self, context: grpc.ServicerContext) -> Iterator[Any]:
         """Messages for the client, until it closes the stream."""
+        if not context.add_callback(self._end):
+            return
         threading.Thread(target=self._receive, name="batch-commands", daemon=True).start()
         while (first := self._answers.get()) is not None:
             message = tikvpb_pb2.BatchCommandsResponse()
-            self._add(message, first)
-            while len(message.request_ids) < ANSWERS_PER_MESSAGE and not self._answers.empty():
+            following: tuple[int, Any, int] | Exception | None = first
+            while isinstance(following, tuple):
+                self._add(message, *following)
+                if len(message.request_ids) == ANSWERS_PER_MESSAGE or self._answers.empty():
+                    break
                 following = self._answers.get()
-                if following is None:
-                    yield message
-                    return
-                self._add(message, following)
-            yield message
+            if message.request_ids:
+                yield message
+            if following is None:
+                return
+            if isinstance(following, Exception):
+                abort(context, following)
 
-    def _add(self, message: Any, answer: tuple[int, Any]) -> None:
-        number, response = answer
+    def _add(self, message: Any, number: int, response: Any, size: int) -> None:
         message.request_ids.append(number)
         message.responses.append(response)
+        with self._changed:
+            self._unsent -= size
+            self._changed.notify_all()
+
+    def _put(self, number: int, response: Any) -> None:
+        size = response.ByteSize()
+        with self._changed:
+            self._unsent += size
+        self._answers.put((number, response, size))
+
+    def _end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
 
     def _receive(self) -> None:
+        ended: Exception | None = None
         try:
             for message in self._requests:
-                for number, request in zip(message.request_ids, message.requests, strict=True):
+                # As TiKV: what has no partner is passed over.
+                for number, request in zip(message.request_ids, message.requests, strict=False):
+                    with self._changed:
+                        while self._unsent > ANSWERS_BYTES_MAX and not self._ended:
+                            self._changed.wait()
                     self._submit(number, request)
         except grpc.RpcError:
             return  # the client went away
+        except InvalidInput as error:
+            ended = error
         finally:
-            self._answers.put(None)
+            self._answers.put(ended)
 
     def _submit(self, number: int, request: Any) -> None:
         name = request.WhichOneof("cmd")
         wrap = tikvpb_pb2.BatchCommandsResponse.Response
         if name == "Empty":
             empty = tikvpb_pb2.BatchCommandsEmptyResponse(test_id=request.Empty.test_id)
-            self._answers.put((number, wrap(Empty=empty)))
+            self._put(number, wrap(Empty=empty))
             return
         if name is None:
-            self._answers.put((number, wrap()))
+            self._put(number, wrap())
             return
+        command = getattr(request, name)
+        check_cluster(command, self._cluster_id)
 
         def answer(response: Any, error: Exception | None) -> None:
+            with self._changed:
+                self._under_way -= 1
             if error is None:
-                self._answers.put((number, wrap(**{name: response})))
+                self._put(number, wrap(**{name: response}))
             else:
                 self._answers.put(None)  # end the stream: the client retries on a new one
 
-        self._store.submit(getattr(request, name), answer)
+        with self._changed:
+            self._under_way += 1
+            is_busy = self._under_way > COMMANDS_MAX
+        if is_busy:
+            self._store.refuse(command, server_is_busy("too many commands of one stream"), answer)
+        else:
+            self._store.submit(command, answer)
+
+
+def check_cluster(request: Any, cluster_id: int) -> None:
+    """Raises InvalidInput for a request to another cluster; 0 is any."""
+    if request.context.cluster_id not in (0, cluster_id):
+        raise InvalidInput("the cluster id of the request does not match the TiKV cluster")
 
 
 class ChangeDataService:

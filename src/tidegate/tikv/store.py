@@ -48,6 +48,8 @@ RESOLVE_LOCKS_MAX: Final = 4096
 
 _VERSION: Final = ("version",)
 _PREWRITTEN: Final = ("start_version", "for_update_ts", "min_commit_ts")
+_FLUSHED: Final = ("start_ts", "min_commit_ts")
+_CHOSEN: Final = frozenset((*_PREWRITTEN, *_FLUSHED))
 
 Announcements = Callable[[int], Announced]
 """Region id -> what CDC has announced for its keys."""
@@ -113,6 +115,10 @@ class Store:
 
         self._serve(call, region, request, served)
 
+    def refuse(self, request: Any, error: errorpb_pb2.Error, answer: Answer) -> None:
+        """Answer a request with a region error, whatever it is."""
+        answer(self._calls[type(request)].response(region_error=error), None)
+
     def _serve(self, call: Call, region: Region, request: Any, answer: Answer) -> None:
         named = call.keys(request) if call.keys is not None else ()
         if self._api_version != 1 or request.context.api_version:
@@ -122,7 +128,7 @@ class Store:
                 return
         for name in call.stamps:
             ts = getattr(request, name)
-            if ts > self._ts_limit and self._is_ahead(ts):
+            if ts > self._ts_limit and self._is_ahead(ts, name in _CHOSEN):
                 text = f"{name} {ts} is more than {MAX_TS_DRIFT_MS // 1000} s ahead of PD's time"
                 answer(refused(call.response(), text), None)
                 return
@@ -147,11 +153,13 @@ class Store:
             modes.append((api_version.range_mode(start, end), start))
         return api_version.refusal(self._api_version, request.context, call.raw, modes)
 
-    def _is_ahead(self, ts: int) -> bool:
+    def _is_ahead(self, ts: int, chosen: bool) -> bool:
         """Whether a ts would move max_ts where PD's timestamps come only much later: it would hide what is
-        committed with a ts of its own until then.
+        committed with a ts of its own until then. `chosen`: it is to be a point in time, which TS_MAX is not.
         """
-        if self._pd_ts is None or ts == keys.TS_MAX:
+        if ts == keys.TS_MAX:
+            return chosen
+        if self._pd_ts is None:
             return False
         try:
             self._ts_limit = self._pd_ts() + timestamp.compose(MAX_TS_DRIFT_MS)
@@ -348,7 +356,7 @@ class Store:
             ),
             pb.MvccGetByKeyRequest: Call(pb.MvccGetByKeyResponse, self._reads(self._mvcc_by_key), the_key),
             pb.PrewriteRequest: Call(pb.PrewriteResponse, self._prewrite, mutated, stamps=_PREWRITTEN),
-            pb.FlushRequest: Call(pb.FlushResponse, self._flush, mutated),
+            pb.FlushRequest: Call(pb.FlushResponse, self._flush, mutated, stamps=_FLUSHED),
             pb.CommitRequest: Call(pb.CommitResponse, self._commit, the_keys),
             pb.PessimisticLockRequest: Call(pb.PessimisticLockResponse, self._pessimistic_lock, mutated),
             pb.PessimisticRollbackRequest: Call(

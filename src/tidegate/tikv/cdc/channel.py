@@ -19,6 +19,10 @@ SCAN_BYTES_MAX: Final = 4 << 20
 """Scans put no more while this much waits."""
 MESSAGE_BYTES_MAX: Final = 6 << 20
 DRAIN_MAX: Final = 64
+REQUESTS_MAX: Final = 1024
+"""Requests of one connection that may wait for the endpoint."""
+ERRORS_MAX: Final = 4096
+"""Refusals that may wait to be sent: of a client that does not read them no more requests are read."""
 EVENT_OVERHEAD: Final = 64
 """Charged for each item beside its rows."""
 
@@ -38,6 +42,7 @@ class _Item(NamedTuple):
     data: bytes
     size: int
     alone: bool
+    is_error: bool = False
 
 
 class Channel:
@@ -48,6 +53,7 @@ class Channel:
         self._items: deque[_Item] = deque()
         self._bytes = 0
         self._closed = False
+        self._requests = self._errors = 0
         self._changed = threading.Condition()
 
     @property
@@ -84,11 +90,28 @@ class Channel:
             if not self._closed and self._bytes + size <= self._quota:
                 self._push(mark, size, alone)
 
+    def begin_request(self) -> bool:
+        """A request came. Waits while too many of the client are in hand, or it does not read the errors it
+        gets; False when the channel is closed.
+        """
+        with self._changed:
+            while (self._requests >= REQUESTS_MAX or self._errors >= ERRORS_MAX) and not self._closed:
+                self._changed.wait()
+            self._requests += 1
+            return not self._closed
+
+    def end_request(self) -> None:
+        """It was dealt with."""
+        with self._changed:
+            self._requests -= 1
+            self._changed.notify_all()
+
     def put_error(self, event: bytes) -> None:
         """Queue the error of a request that never became a subscription."""
         with self._changed:
             if not self._closed:
-                self._push(event, EVENT_OVERHEAD)
+                self._errors += 1
+                self._push(event, EVENT_OVERHEAD, is_error=True)
 
     def fail(self, of: Subscription, event: bytes | None) -> None:
         """End a subscription; `event` is its last one."""
@@ -116,11 +139,12 @@ class Channel:
                 return None
             taken = [self._items.popleft() for _ in range(min(len(self._items), DRAIN_MAX))]
             self._bytes -= sum(item.size for item in taken)
+            self._errors -= sum(item.is_error for item in taken)
             self._changed.notify_all()
         return _pack(taken)
 
-    def _push(self, data: bytes, size: int, alone: bool = False) -> None:
-        self._items.append(_Item(data, size, alone))
+    def _push(self, data: bytes, size: int, alone: bool = False, is_error: bool = False) -> None:
+        self._items.append(_Item(data, size, alone, is_error))
         self._bytes += size
         self._changed.notify_all()
 
@@ -130,7 +154,7 @@ def _pack(items: list[_Item]) -> list[bytes]:
     messages: list[bytes] = []
     together: list[bytes] = []
     room = 0
-    for data, size, alone in items:
+    for data, size, alone, _ in items:
         if together and (alone or size > room):
             messages.append(b"".join(together))
             together = []

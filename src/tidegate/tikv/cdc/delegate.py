@@ -143,23 +143,31 @@ class Delegate:
         self.region = region
         self.has_raw = has_raw
         """Whether keys that begin with `r` are raw ones (API V2)."""
-        self.downstreams: list[Downstream] = []
+        self.downstreams: dict[Downstream, None] = {}
+        """In the order they came."""
+        self._is_cut = True
         self._bounds: list[bytes] = [b""]
         self._segments: list[list[Downstream]] = [[]]
         self.announced = Announced(self._bounds, self._segments)
 
     def add(self, downstream: Downstream) -> None:
         """Begin to serve a downstream (it gets rows when it is initialized)."""
-        self.downstreams.append(downstream)
-        self._cut()
+        self.downstreams[downstream] = None
+        self._is_cut = False
 
     def remove(self, downstream: Downstream) -> None:
         """Serve it no more."""
-        self.downstreams.remove(downstream)
-        self._cut()
+        del self.downstreams[downstream]
+        self._is_cut = False
 
     def _cut(self) -> None:
-        """Cut the key space at all range bounds; a key's downstreams are those of its segment."""
+        """Cut the key space at all range bounds; a key's downstreams are those of its segment.
+
+        Put off until somebody is served: many may come and go at once, and nobody has been told anything yet.
+        """
+        if self._is_cut:
+            return
+        self._is_cut = True
         ends = [each.end for each in self.downstreams if each.end]
         self._bounds = sorted({b"", *(each.start for each in self.downstreams), *ends})
         self._segments = [[] for _ in self._bounds]
@@ -172,6 +180,7 @@ class Delegate:
 
     def resolve(self, min_ts: int) -> None:
         """Advance every downstream that is in step."""
+        self._cut()
         for each in self.downstreams:
             if each.state is State.NORMAL:
                 each.resolver.resolve(min_ts)
@@ -179,6 +188,7 @@ class Delegate:
     def on_command(self, command: Command, old_values: OldValues) -> list[Downstream]:
         """Send an applied command's rows to the downstreams; those that are congested are returned."""
         rows: dict[Downstream, list[bytes]] = {}
+        self._cut()
         bounds, segments = self._bounds, self._segments
         if command.ranges:
             self._forget(command)

@@ -6,7 +6,8 @@ behind the commands it contains, and a resolved ts is queued behind every comman
 timestamp was taken. Scans run on threads of their own.
 
 Bounds: the queue holds at most `BACKLOG_CHANGES_MAX` applied changes (the apply thread waits; the endpoint
-itself never waits for a client), each channel its quota, and at most `SCANS_MAX` scans wait or run.
+itself never waits for a client) and `REQUESTS_MAX` requests of a connection (its stream waits), each channel
+its quota, and at most `SCANS_MAX` scans wait or run.
 """
 
 from __future__ import annotations
@@ -129,11 +130,9 @@ class Endpoint:
         self._tasks.put(lambda: self._close(connection))
 
     def request(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
-        """Register or deregister."""
-        if request.WhichOneof("request") == "deregister":
-            self._tasks.put(lambda: self._deregister(connection, request.request_id, request.region_id))
-        elif request.WhichOneof("request") != "notify_txn_status":
-            self._tasks.put(lambda: self._register(connection, request))
+        """Register or deregister. Waits while the connection has too many requests in hand."""
+        if connection.channel.begin_request():
+            self._tasks.put(lambda: self._request(connection, request))
 
     # --- what may be made to go wrong ---
 
@@ -197,6 +196,15 @@ class Endpoint:
             if delegate is not None and error is not None:
                 for downstream in list(delegate.downstreams):
                     self._drop(downstream, error)
+
+    def _request(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
+        try:
+            if request.WhichOneof("request") == "deregister":
+                self._deregister(connection, request.request_id, request.region_id)
+            elif request.WhichOneof("request") != "notify_txn_status":
+                self._register(connection, request)
+        finally:
+            connection.channel.end_request()
 
     def _register(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
         if connection.id not in self._connections:

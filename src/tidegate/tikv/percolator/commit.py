@@ -212,6 +212,8 @@ def make_rollback(
 
 def _collapse(reader: Reader, key: bytes, start_ts: int, changes: list[Change]) -> None:
     """An unprotected rollback right below a newer one says nothing more: drop it."""
+    if not start_ts:
+        return
     below = reader.newest_write(key, start_ts - 1)
     if below is not None and below[1].kind == mvcc.ROLLBACK and not below[1].is_protected():
         changes.append((mvcc.WRITE, keys.versioned(key, below[0]), None))
