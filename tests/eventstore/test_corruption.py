@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.errors import Fatal, TidegateError
+from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.eventstore import reader
 from tidegate.eventstore.order import Entry, block_of, entries_of
 from tidegate.eventstore.store import EventStore
@@ -46,10 +46,10 @@ def test_a_segment_with_any_changed_byte_is_refused_or_reads_the_same(
     bad = bytearray(good)
     bad[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(bytes(bad))
-    refusal: Fatal | None = None
+    refusal: Retryable | None = None
     try:
         assert read(folder) == ROWS  # padding and unused fields
-    except Fatal as error:
+    except Retryable as error:
         refusal = error
     assert refusal is None or (str(path) in refusal.where and "byte" in refusal.where)
 
@@ -59,7 +59,7 @@ def test_a_changed_value_is_found_by_its_crc(tmp_path: Path) -> None:
     good = path.read_bytes()
     at = good.index(b"valuevalue")
     path.write_bytes(good[:at] + b"VALUE" + good[at + 5 :])
-    with pytest.raises(Fatal, match="CRC32C of a batch"):
+    with pytest.raises(Retryable, match="CRC32C of a batch"):
         read(tmp_path)
 
 
@@ -67,13 +67,13 @@ def test_a_changed_value_is_found_by_its_crc(tmp_path: Path) -> None:
 def test_a_cut_segment_is_refused(tmp_path: Path, size: int) -> None:
     path = make(tmp_path)
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(Fatal, match="corrupt"):
+    with pytest.raises(Retryable, match="corrupt"):
         read(tmp_path)
 
 
 def test_a_missing_segment_is_refused_after_the_manifest_was_read_again(tmp_path: Path) -> None:
     make(tmp_path).unlink()
-    with pytest.raises(Fatal, match="missing"):
+    with pytest.raises(Retryable, match="the file is not there"):
         read(tmp_path)
 
 

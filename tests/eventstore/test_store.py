@@ -15,7 +15,8 @@ from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.manifest import Manifest, write_manifest
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
-from tidegate.eventstore.store import MERGE_COUNT, EventStore, SpanStore
+from tidegate.eventstore.span_store import MERGE_COUNT, SpanStore
+from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span
 
 SPAN = Span(b"a", b"z")
@@ -146,7 +147,7 @@ def test_a_disk_that_is_full_at_a_merge_loses_nothing(
         written.append(manifest)
         write_manifest(folder, manifest, durable)
 
-    monkeypatch.setattr("tidegate.eventstore.store.write_manifest", full)
+    monkeypatch.setattr("tidegate.eventstore.span_store.write_manifest", full)
 
     def fill() -> None:
         for row in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -29,6 +30,10 @@ def server(
     addr: Annotated[
         str, typer.Option("--addr", help="Address of the HTTP API; port 0 takes a free one.")
     ] = "127.0.0.1:8300",
+    event_store_quota: Annotated[
+        str,
+        typer.Option(help="Disk the event store may take, as 500MB, 20GiB; 0: no bound. Docs: trouble.md."),
+    ] = "0",
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS) + ".")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
@@ -41,6 +46,7 @@ def server(
     """
     if log_level.lower() not in LEVELS:
         raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")
+    quota = _bytes(event_store_quota)
     import asyncio
 
     from tidegate import log
@@ -54,7 +60,8 @@ def server(
         print(error.render(), file=sys.stderr)
         raise typer.Exit(error.exit_code) from error
     try:
-        failure = asyncio.run(_run(Options(pd=pd, data_dir=data_dir.absolute()), listener, as_json))
+        options = Options(pd=pd, data_dir=data_dir.absolute(), event_store_bytes=quota)
+        failure = asyncio.run(_run(options, listener, as_json))
     except TidegateError as error:
         failure = error
     if failure is not None:
@@ -63,6 +70,17 @@ def server(
     sys.stderr.flush()
     # A thread may still be in a blocking call to the sink; nothing is lost by leaving it.
     os._exit(failure.exit_code if failure is not None else 0)
+
+
+def _bytes(text: str) -> int:
+    """A size as people write it."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?)B?|B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        hint = f"'{text}' is not a size: 0, or a number with MB, GB, TB, MiB, GiB or TiB"
+        raise typer.BadParameter(hint, param_hint="--event-store-quota")
+    power = " KMGT".index((found[2] or " ").upper())
+    unit: int = (1024 if found[3] else 1000) ** power
+    return round(float(found[1]) * unit)
 
 
 async def _run(options: Options, listener: socket.socket, as_json: bool) -> TidegateError | None:

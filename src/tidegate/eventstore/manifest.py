@@ -9,6 +9,7 @@ A span that moved without new rows moves in the frontier only.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ import orjson
 from crc32c import crc32c
 
 from tidegate.errors import Fatal
+from tidegate.eventstore.disk import writing
 from tidegate.eventstore.segment import FORMAT, BlockInfo, Durability, SegmentInfo, sync
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
@@ -29,11 +31,15 @@ _TRAILER: Final = len(b',"crc32c":"00000000"}')
 
 @dataclass(frozen=True, slots=True)
 class RegionRange:
-    """How far a part of the span is durable."""
+    """How far a part of the span is durable: its rows up to `resolved` are in segments or runs."""
 
     start: bytes
     end: bytes
     resolved: Timestamp
+
+
+RANGES_MAX: Final = 4096
+"""A manifest holds so many ranges at most; beyond, neighbours are joined at the least of their ts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,28 @@ class Manifest:
         return min(r.resolved for r in self.ranges)
 
     def with_resolved(self, ts: Timestamp) -> Manifest:
-        """The same, complete up to `ts`."""
+        """The same, complete up to `ts`; ranges that are further stay so."""
+        return replace(self, ranges=joined([replace(r, resolved=max(r.resolved, ts)) for r in self.ranges]))
+
+    def restarted(self, ts: Timestamp) -> Manifest:
+        """The same, with all of the span complete up to `ts` and no further."""
         return replace(self, ranges=(RegionRange(self.span.start, self.span.end, ts),))
+
+
+def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[RegionRange, ...]:
+    """Ranges that tile a span, in key order, as fewer: equal neighbours are one; at most about `most`."""
+    found: list[RegionRange] = []
+    for each in ranges:
+        if found and found[-1].resolved == each.resolved:
+            found[-1] = replace(found[-1], end=each.end)
+        else:
+            found.append(each)
+    if len(found) <= most:
+        return tuple(found)
+    step = -(-len(found) // most)
+    groups = [found[i : i + step] for i in range(0, len(found), step)]
+    least = [RegionRange(g[0].start, g[-1].end, min(r.resolved for r in g)) for g in groups]
+    return joined(least, most)
 
 
 def _seal(document: dict[str, Any]) -> bytes:
@@ -79,11 +105,12 @@ def _open(path: Path, data: bytes, fix: str) -> Any:
 
 
 def replace_file(path: Path, data: bytes, durable: Durability) -> None:
-    """Put `data` at `path` so that a reader finds the old bytes or the new, never a mixture."""
+    """Put `data` at `path`: a reader finds the old bytes or the new, never a mixture. Raises DiskFull."""
     partial = path.with_suffix(".tmp")
-    partial.write_bytes(data)
-    if durable == "fsync":
-        sync(partial)
+    with writing(partial):
+        partial.write_bytes(data)
+        if durable == "fsync":
+            sync(partial)
     partial.replace(path)
     if durable == "fsync":
         sync(path.parent)

@@ -16,10 +16,10 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.errors import Fatal
-from tidegate.eventstore import kernels
+from tidegate.eventstore import damage, kernels
 from tidegate.eventstore.manifest import Manifest, load_frontier
 from tidegate.eventstore.outlook import read_manifest
-from tidegate.eventstore.segment import Segment
+from tidegate.eventstore.segment import DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.timestamp import Timestamp
 
@@ -32,13 +32,16 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
-    Raises Fatal when a file is corrupt, when the store no longer holds rows from `after` on, or when `upto`
-    lies beyond what is resolved; Retryable when the span has no manifest. Blocks may be views of mapped
-    files.
+    Raises Fatal when a manifest is corrupt, when the store no longer holds rows from `after` on, or when
+    `upto` lies beyond what is resolved; Retryable when the span has no manifest, or a segment is damaged and
+    being mended (`damage`; Fatal when it cannot be). Blocks may be views of mapped files.
     """
     folder = Path(store) / span_id
     published = load_frontier(Path(store)).get(span_id, 0)
-    manifest, segments = _open_segments(Path(store), span_id, after, upto)
+    try:
+        manifest, segments = _open_segments(Path(store), span_id, after, upto)
+    except DamagedSegment as found:
+        raise damage.met(Path(store), span_id, found) from None
     if after < manifest.dropped_to and upto > after:
         raise Fatal(
             "the event store no longer has the changes asked for",
@@ -53,7 +56,14 @@ def read(
             why="rows there are still missing",
             fix="read no further than the frontier; if the store's folder was restored, start over",
         )
-    return merged(segments, after, upto, max_rows)
+    return _reporting(Path(store), span_id, merged(segments, after, upto, max_rows))
+
+
+def _reporting(store: Path, span_id: str, blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    try:
+        yield from blocks
+    except DamagedSegment as found:
+        raise damage.met(store, span_id, found) from None
 
 
 def _open_segments(
@@ -62,16 +72,18 @@ def _open_segments(
     missing = ""
     for _ in range(_OPEN_ATTEMPTS):
         manifest = read_manifest(store, span_id)
-        try:
-            wanted = [s for s in manifest.segments if s.overlaps(after, upto)]
-            return manifest, [Segment(store / span_id, s) for s in wanted]
-        except FileNotFoundError as error:
-            missing = str(error.filename or error)
-    raise Fatal(
-        "a segment of the event store is missing",
-        where=missing,
-        why="the manifest names it and the file is not there",
-        fix="restore the file, or remove the span's folder so that its changes are pulled anew",
+        opened = []
+        for info in manifest.segments:
+            if info.overlaps(after, upto):
+                try:
+                    opened.append(Segment(store / span_id, info))
+                except FileNotFoundError:
+                    missing = info.file
+                    break
+        else:
+            return manifest, opened
+    raise DamagedSegment(
+        store / span_id / missing, "all of it", "the manifest names it and the file is not there"
     )
 
 

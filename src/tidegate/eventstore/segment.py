@@ -12,7 +12,7 @@ machine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -21,15 +21,27 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from tidegate.errors import Fatal
+from tidegate.eventstore.disk import writing
 from tidegate.model.block import ENTRY_SCHEMA
 
 FORMAT: Final = 1
 Durability = Literal["process", "fsync"]
 
 _RESTORE: Final = (
-    "restore the file from a copy, or stop the capture, remove this span's folder and start again: "
-    "its changes are then pulled anew from the checkpoint, as far as TiKV's GC safepoint allows"
+    "while a capture runs it pulls the changes anew; otherwise restore the file from a copy, or stop the "
+    "capture, remove this span's folder and start again: its changes are then pulled anew from the "
+    "checkpoint, as far as TiKV's GC safepoint allows"
 )
+
+
+class DamagedSegment(Fatal):
+    """A file is not what the manifest says. `file`: its name; `repair` mends it, readers report it."""
+
+    def __init__(self, path: Path, at: str, why: str) -> None:
+        self.file = path.name
+        super().__init__(
+            "a segment of the event store is corrupt", where=f"{path}, {at}", why=why, fix=_RESTORE
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,20 +141,21 @@ def write(
 ) -> SegmentInfo:
     """Write sorted, non-empty batches (each starting at offset 0) as one segment; an old file is replaced.
 
-    A batch is not used again once the next one is asked for.
+    A batch is not used again once the next one is asked for. Raises DiskFull; then there is no file.
     """
     metadata = {"format": FORMAT, "span": facts.span, "rows": facts.rows}
     metadata |= {"min_ts": facts.min_ts, "max_ts": facts.max_ts}
     schema = ENTRY_SCHEMA.with_metadata({f"tidegate.{k}": str(v) for k, v in metadata.items()})
     path, blocks = folder / name, []
-    with pa.OSFile(str(path), "wb") as sink:
-        with pa.ipc.new_file(sink, schema) as writer:
-            for batch in batches:
-                blocks.append(BlockInfo(sink.tell(), batch.num_rows, data_bytes(batch), *ends(batch)))
-                writer.write_batch(batch, custom_metadata={"crc32c": f"{_crc(batch):08x}"})
-        size = sink.tell()
-    if durable == "fsync":
-        sync(path)
+    with writing(path):
+        with pa.OSFile(str(path), "wb") as sink:
+            with pa.ipc.new_file(sink, schema) as writer:
+                for batch in batches:
+                    blocks.append(BlockInfo(sink.tell(), batch.num_rows, data_bytes(batch), *ends(batch)))
+                    writer.write_batch(batch, custom_metadata={"crc32c": f"{_crc(batch):08x}"})
+            size = sink.tell()
+        if durable == "fsync":
+            sync(path)
     return SegmentInfo(name, facts.rows, size, facts.min_ts, facts.max_ts, None, tuple(blocks))
 
 
@@ -158,15 +171,18 @@ def sync(path: Path) -> None:
 class Segment:
     """An open segment. The file stays readable through this object even after the store has removed it."""
 
-    def __init__(self, folder: Path, info: SegmentInfo) -> None:
-        """Map the file. Raises FileNotFoundError when it is gone, Fatal when it is not what `info` says."""
-        self.info, self._path = info, folder / info.file
+    def __init__(self, folder: Path, info: SegmentInfo, without: Container[int] = ()) -> None:
+        """Map the file; batches `without` are left out.
+
+        Raises FileNotFoundError when it is gone, DamagedSegment when it is not what `info` says.
+        """
+        self.info, self._path, self._without = info, folder / info.file, without
         source = pa.memory_map(str(self._path), "r")
         if source.size() != info.bytes:
             raise self._corrupt(0, f"the file has {source.size()} bytes, the manifest says {info.bytes}")
         try:
             self._reader = pa.ipc.open_file(source)
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError) as error:
             raise self._corrupt(0, str(error)) from error
         if not self._reader.schema.equals(ENTRY_SCHEMA) or self._reader.num_record_batches != len(
             info.blocks
@@ -190,14 +206,19 @@ class Segment:
     def indexes(self, after: int, upto: int) -> Iterator[int]:
         """The batches that may hold rows in (after, upto]."""
         for index, block in enumerate(self.info.blocks):
-            if block.min_ts <= upto and block.max_ts > after:
+            if block.min_ts <= upto and block.max_ts > after and index not in self._without:
                 yield index
 
-    def _corrupt(self, batch: int, why: str) -> Fatal:
+    def damaged(self) -> list[int]:
+        """The batches that cannot be read."""
+        found = []
+        for index in range(len(self.info.blocks)):
+            try:
+                self.batch(index)
+            except DamagedSegment:
+                found.append(index)
+        return found
+
+    def _corrupt(self, batch: int, why: str) -> DamagedSegment:
         offset = self.info.blocks[batch].at if self.info.blocks else 0
-        return Fatal(
-            "a segment of the event store is corrupt",
-            where=f"{self._path}, batch {batch} at byte {offset}",
-            why=why,
-            fix=_RESTORE,
-        )
+        return DamagedSegment(self._path, f"batch {batch} at byte {offset}", why)

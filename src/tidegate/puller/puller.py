@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import queue
 import random
 import threading
@@ -31,6 +32,7 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.log import event
 from tidegate.model import timestamp
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
@@ -43,8 +45,11 @@ from tidegate.puller.frontier import Frontier
 from tidegate.puller.keeper import STUCK_S, Stuck, keep
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
+from tidegate.puller.room import Deed, Room
 from tidegate.puller.sink import Sink, SpanSink
 from tidegate.tidb.memcomparable import decode_bytes, encode_bytes
+
+LOG: Final = logging.getLogger(__name__)
 
 REGIONS_PER_CALL: Final = 1024
 LEAVE_S: Final = 10.0
@@ -56,6 +61,12 @@ segments become large enough that few are merged, and sealing takes about a fift
 BACKLOG_BYTES: Final = 64 << 20
 """While more waits in memory and a seal can take some of it away, streams wait for the seal."""
 BACKLOG_S: Final = 2.0
+TEND_S: Final = 0.25
+FULL_S: Final = 0.5
+"""Between two attempts to seal on a full disk."""
+KEEP_S: Final = 30.0
+TORN_MS: Final = 30_000
+"""Where a range is so far ahead of another one of its span, what it has is kept for a restart."""
 URGENT_LAG_MS: Final = 600_000
 """Ranges that lag less behind the newest are scanned before the others."""
 
@@ -71,6 +82,8 @@ class _Watched:
     lock: RangeLock
     free_mark: int
     gone: bool = False
+    paused: bool = False
+    """Given up for want of room; nothing of it is asked for."""
     rows: int = 0
     bytes: int = 0
     moved_at: float = 0.0
@@ -131,6 +144,7 @@ class Puller:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
+        self._kept_at = self._clock.monotonic()
         self._newest = 0  # the newest ts a range was registered from
         self._state = threading.Lock()  # guards _spans, _watched, frontier
         self._frontier = Frontier()
@@ -139,6 +153,8 @@ class Puller:
         self._streams: dict[int, Stream] = {}  # coordinator only
         self._held: dict[Registration, _Held] = {}  # coordinator only
         self._admission = Admission[_Held]()  # coordinator only
+        self._room = Room()  # coordinator; streams read `waits`
+        self._passing = threading.Lock()  # while minima are taken and sealed, nothing is shed
         self._moved = threading.Event()
         self._pressed = threading.Event()  # a stream waits: the sealer must not rest
         self._sealed = threading.Condition()
@@ -151,6 +167,7 @@ class Puller:
                 target=keep, args=(pd, self._stuck, self._closing), name="puller-keeper", daemon=True
             ),
         ]
+        self._inbox.put(self._tend)
         for thread in self._threads:
             thread.start()
 
@@ -172,7 +189,7 @@ class Puller:
         with self._state:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
             free_mark = self._frontier.hold(number, sink.resolved)
-            lock = RangeLock(span, sink.resolved)
+            lock = RangeLock(span, sink.ranges)
             watched = _Watched(number, next(self._numbers), span, sink, lock, free_mark)
             watched.request_ids.add(watched.request_id)
             watched.moved_at = self._clock.monotonic()
@@ -209,11 +226,20 @@ class Puller:
         self._inbox.put(None)
         for thread in self._threads:
             thread.join(10)
+        if self.failure is None:
+            for watched in list(self._watched.values()):
+                self._keep(watched)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing is taken in at present, in words; empty when all is well."""
+        return self._room.words
 
     def _line(self, watched: _Watched) -> dict[str, Any]:
         scanning = sum(1 for h in list(watched.feeds) if h.feed.state is State.SCANNING)
         holes = watched.lock.holes
-        waiting = f"{holes} ranges without a region" if holes else ""
+        waiting = self._room.words if watched.paused or self._room.waits else ""
+        waiting = waiting or (f"{holes} ranges without a region" if holes else "")
         waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
         return {
             "span": span_id(watched.span, self._kv_mode),
@@ -259,7 +285,7 @@ class Puller:
 
     def _locate(self, task: _Locate) -> None:
         """Find the regions of a range and register each; what PD does not cover is asked again later."""
-        if task.watched.gone:
+        if task.watched.gone or task.watched.paused:
             return
         at = task.bounds
         while True:
@@ -422,10 +448,89 @@ class Puller:
         for held in [*waiting, *(h for h in self._held.values() if h.stream is stream)]:
             self._step(held, feed.StreamLost(why))
 
+    # --- room on the store's disk, and what outlives a restart ---------------------------------------
+
+    def _tend(self) -> None:
+        """Every TEND_S: look whether the store has room; now and then keep what lies far ahead."""
+        store, before = self._store, self._room.words
+        if store.pressure:
+            store.recover()
+        deed = self._room.look(
+            store.pressure,
+            has_room=store.has_room,
+            over_quota=store.over_quota,
+            used=store.used_bytes,
+            now=self._clock.monotonic(),
+        )
+        if self._room.words and not before:
+            event(LOG, logging.WARNING, "puller waits", why=self._room.words)
+        elif before and not self._room.words:
+            event(LOG, logging.INFO, "puller goes on", after=before)
+        spans = list(self._watched.values())
+        if deed is Deed.SHED:
+            most = max((w for w in spans if not w.paused), key=lambda w: w.sink.disk_bytes, default=None)
+            if most is not None:
+                self._give_up(most)
+        elif deed is Deed.RESUME:
+            for watched in spans:
+                if watched.paused:
+                    watched.paused = False
+                    self._locate(_Locate(watched, watched.span, History(), fresh=True))
+        if self._clock.monotonic() - self._kept_at >= KEEP_S:
+            self._kept_at = self._clock.monotonic()
+            for watched in spans:
+                if self._is_torn(watched):
+                    self._keep(watched)
+        self._after(TEND_S, self._tend)
+
+    def _give_up(self, watched: _Watched) -> None:
+        """Ask nothing more for a span, and forget what it holds beyond its resolved ts."""
+        event(
+            LOG,
+            logging.WARNING,
+            "span given up until there is room",
+            span=span_id(watched.span, self._kv_mode),
+        )
+        watched.paused = True
+        with self._passing:
+            for held in list(watched.feeds):
+                self._release(held)
+            for stream in self._streams.values():
+                for request_id in watched.request_ids:
+                    stream.deregister(request_id)
+            with self._state:
+                watched.lock = RangeLock(watched.span, watched.sink.resolved)
+                self._frontier.put(watched.free_mark, watched.sink.resolved)
+            try:
+                watched.sink.shed()
+            except Retryable as error:
+                event(LOG, logging.WARNING, "nothing was freed", error=error.what)
+
+    def _ranges(self, watched: _Watched) -> list[tuple[Span, Timestamp]]:
+        """How far each part of a span is, in key order."""
+        with self._state:
+            held = [(h.feed.bounds, self._frontier.at(h.mark)) for h in watched.feeds]
+            return sorted([*held, *watched.lock.free])
+
+    def _is_torn(self, watched: _Watched) -> bool:
+        """Whether a part of a span is far ahead of another: a crash would cost all of that."""
+        times = [ts for _, ts in self._ranges(watched)]
+        return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
+
+    def _keep(self, watched: _Watched) -> None:
+        """Let a restart go on where each range is now."""
+        try:
+            watched.sink.keep(self._ranges(watched))
+        except Retryable as error:
+            event(LOG, logging.WARNING, "a restart will pull more than it must", error=error.what)
+
     # --- called by streams, in their workers ---------------------------------------------------------
 
     def matched(self, stream: Stream, matched: Matched) -> None:
-        """Append, then raise the frontier, then tell the coordinator."""
+        """Append, then raise the frontier, then tell the coordinator. Waits while the store has no room."""
+        while matched.blocks and (self._store.pressure or self._room.waits) and not self._room.shedding:
+            if self._closing.wait(0.02):
+                return
         for number, block in matched.blocks:
             watched = self._spans[number]
             if watched is not None:
@@ -460,7 +565,11 @@ class Puller:
                 self._moved.wait()
                 self._moved.clear()
                 began = self._clock.monotonic()
-                self._seal()
+                try:
+                    self._seal()
+                except Retryable:
+                    self._closing.wait(FULL_S)
+                    self._moved.set()
                 took = self._clock.monotonic() - began
                 with self._sealed:
                     self._seals += 1
@@ -469,20 +578,21 @@ class Puller:
                 self._pressed.clear()
         except TidegateError as error:
             self._fail(error)
-        except Exception as error:  # a full disk, for one: say so and stop, never go on unsealed
+        except Exception as error:  # a broken disk, for one: say so and stop, never go on unsealed
             self._fail(Fatal("the event store cannot be written", why=repr(error), fix="make room, restart"))
 
     def _seal(self) -> None:
-        with self._state:
-            spans = [w for w in self._spans if w is not None]
-            minima = self._frontier.minima(len(self._spans)).tolist()
-        now = self._clock.monotonic()
-        for watched in spans:
-            least = minima[watched.number]
-            if watched.sink.resolved < least < timestamp.MAX and not watched.gone:
-                watched.sink.seal(least)
-                watched.moved_at = now
-        self._store.publish()
+        with self._passing:
+            with self._state:
+                spans = [w for w in self._spans if w is not None]
+                minima = self._frontier.minima(len(self._spans)).tolist()
+            now = self._clock.monotonic()
+            for watched in spans:
+                least = minima[watched.number]
+                if watched.sink.resolved < least < timestamp.MAX and not watched.gone:
+                    watched.sink.seal(least)
+                    watched.moved_at = now
+            self._store.publish()
 
     def _stuck(self) -> list[Stuck]:
         """Spans that have not moved for STUCK_S."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tidegate.model.span import Span
@@ -49,14 +50,16 @@ class _Holder:
 class RangeLock:
     """The ranges of one span. A step costs a search and a shift of arrays, whatever the number of ranges."""
 
-    def __init__(self, span: Span, resolved: Timestamp) -> None:
+    def __init__(self, span: Span, resolved: Timestamp | Sequence[tuple[Span, Timestamp]]) -> None:
+        """`resolved`: what the span starts from; or parts that tile it in key order, each with its ts."""
         self.span = span
         self._held: list[_Holder] = []  # by start key, disjoint
         self._held_at: list[bytes] = []  # their start keys
         self._free: dict[bytes, tuple[Span, Timestamp]] = {}  # by start key, disjoint
         self._free_at: list[bytes] = []  # their start keys, ascending
         self._least: list[tuple[Timestamp, bytes]] = []  # a heap; entries outlive what they stand for
-        self._give(span, resolved)
+        for part, ts in [(span, resolved)] if isinstance(resolved, int) else resolved:
+            self._give(part, ts)
 
     def lock(
         self, bounds: Span, region_id: int, version: int, limits: Span | None = None

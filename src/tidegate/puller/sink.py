@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -16,6 +17,16 @@ class SpanSink(Protocol):
     @property
     def resolved(self) -> Timestamp:
         """What is sealed."""
+        ...
+
+    @property
+    def ranges(self) -> Sequence[tuple[Span, Timestamp]]:
+        """How far each part of the span is kept, in key order; the least is `resolved`."""
+        ...
+
+    @property
+    def disk_bytes(self) -> int:
+        """What it takes on disk."""
         ...
 
     @property
@@ -35,6 +46,14 @@ class SpanSink(Protocol):
         """Make what lies at or below durable."""
         ...
 
+    def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
+        """Make what was appended durable, also beyond the resolved ts, and remember how far each part is."""
+        ...
+
+    def shed(self) -> None:
+        """Forget what lies beyond the resolved ts."""
+        ...
+
     def close(self) -> None:
         """Forget what is not sealed; later calls do nothing."""
         ...
@@ -46,6 +65,30 @@ class Sink(Protocol):
     @property
     def held_bytes(self) -> int:
         """What waits in memory over all spans."""
+        ...
+
+    @property
+    def pressure(self) -> str:
+        """Why appending should wait, in words; empty when it need not."""
+        ...
+
+    @property
+    def over_quota(self) -> bool:
+        """Whether more than its share of the disk is taken."""
+        ...
+
+    @property
+    def used_bytes(self) -> int:
+        """What all spans take on disk."""
+        ...
+
+    @property
+    def has_room(self) -> bool:
+        """Whether what was given up may come back."""
+        ...
+
+    def recover(self) -> None:
+        """See whether a full disk has room again."""
         ...
 
     def open_span(self, span: Span) -> SpanSink:

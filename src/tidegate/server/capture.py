@@ -60,6 +60,8 @@ class Options:
     data_dir: Path
     address: str = ""
     """Where its API will be, for status."""
+    event_store_bytes: int = 0
+    """The event store's disk quota; 0: none."""
     pipeline_command: PipelineCommand = pipeline_command
     open_sink: OpenSink = open_kafka_sink
     clock: Clock = field(default_factory=SystemClock)
@@ -167,6 +169,7 @@ class Capture:
         """Start the puller, and start it again with a growing pause whenever it ends."""
         data, wait = self.options.data_dir, RESTART_FIRST_S
         command = [sys.executable, "-m", "tidegate.server.puller_process", str(data), self.options.pd]
+        command += [str(self.options.event_store_bytes)]
         while True:
             began = self.options.clock.monotonic()
             self._puller = await spawn("puller", command, data / "puller.log")

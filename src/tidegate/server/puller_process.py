@@ -1,10 +1,11 @@
 """The puller's process: follows key spans upstream and keeps the event store.
 
-    python -m tidegate.server.puller_process DATA_DIR PD
+    python -m tidegate.server.puller_process DATA_DIR PD [DISK_BYTES]
 
 Told by the control process over its socket: `watch {start, end, start_ts}`, `unwatch {start, end}`,
 `drop_below {start, end, ts}`, `remove {start, end}` (keys in hex). Tells `status {spans}` every 200 ms and
-`error` when something fails. Ends when the socket closes; every file it leaves is whole.
+`error` when something fails, and every 10 s while there is no room. A command that the disk has no room for
+is carried out as soon as there is. Ends when the socket closes; every file it leaves is whole.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -24,8 +27,11 @@ from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.puller.puller import Puller
+from tidegate.server.mender import Mender
 
 STATUS_S: Final = 0.2
+TROUBLE_S: Final = 10.0
+"""How often a lasting want of room is told again."""
 KV_MODE: Final = "tidb"
 
 
@@ -34,17 +40,19 @@ def store_dir(data_dir: Path, cluster_id: int) -> Path:
     return data_dir / "events" / str(cluster_id) / KV_MODE
 
 
-def run(data_dir: Path, pd_address: str) -> int:
-    """Serve until told to end; the exit code."""
+def run(data_dir: Path, pd_address: str, disk_bytes: int = 0) -> int:
+    """Serve until told to end; the exit code. `disk_bytes`: the event store's quota, 0 for none."""
     control = ControlClient(data_dir / "control.sock", {"role": "puller", "pid": os.getpid()})
     signal.signal(signal.SIGTERM, lambda number, frame: _end(control, number, frame))
     try:
         with PdClient(pd_address) as pd:
-            store = EventStore(store_dir(data_dir, pd.cluster_id))
+            store = EventStore(store_dir(data_dir, pd.cluster_id), disk_bytes=disk_bytes)
             puller = Puller(pd, store, on_failure=lambda error: _stop(control, error))
+            mender = Mender(pd, store)
             try:
                 _serve(control, store, puller)
             finally:
+                mender.close()
                 puller.close()
                 store.close()
     except TidegateError as error:
@@ -65,17 +73,55 @@ def _stop(control: ControlClient, error: TidegateError) -> None:
 
 def _serve(control: ControlClient, store: EventStore, puller: Puller) -> None:
     done = threading.Event()
-    teller = threading.Thread(target=_tell_status, args=(control, puller, done), name="status", daemon=True)
+    orders = _Orders(control, store, puller)
+    teller = threading.Thread(
+        target=_tell_status, args=(control, puller, orders, done), name="status", daemon=True
+    )
     teller.start()
     try:
         while (message := control.receive()) is not None:
-            try:
-                _obey(message, store, puller)
-            except Retryable as error:
-                _report(control, error)
+            orders.take(message)
     finally:
         done.set()
         teller.join()
+
+
+class _Orders:
+    """What the control process asked for, in order for each span; what cannot be done yet is tried again."""
+
+    def __init__(self, control: ControlClient, store: EventStore, puller: Puller) -> None:
+        self._control, self._store, self._puller = control, store, puller
+        self._lock = threading.Lock()
+        self._waiting: list[dict[str, Any]] = []
+
+    def take(self, message: dict[str, Any]) -> None:
+        """Carry it out, after what waits for the same span."""
+        with self._lock:
+            if any(_bounds(m) == _bounds(message) for m in self._waiting) or not self._do(message):
+                self._waiting.append(message)
+
+    def again(self) -> None:
+        """Try what waits."""
+        with self._lock:
+            stuck: set[tuple[str, str]] = set()
+            rest = []
+            for message in self._waiting:
+                if _bounds(message) in stuck or not self._do(message):
+                    stuck.add(_bounds(message))
+                    rest.append(message)
+            self._waiting = rest
+
+    def _do(self, message: dict[str, Any]) -> bool:
+        try:
+            _obey(message, self._store, self._puller)
+        except Retryable as error:
+            _report(self._control, error)
+            return False
+        return True
+
+
+def _bounds(message: dict[str, Any]) -> tuple[str, str]:
+    return message["start"], message["end"]
 
 
 def _obey(message: dict[str, Any], store: EventStore, puller: Puller) -> None:
@@ -95,19 +141,36 @@ def _obey(message: dict[str, Any], store: EventStore, puller: Puller) -> None:
             store.remove_span(span)
 
 
-def _tell_status(control: ControlClient, puller: Puller, done: threading.Event) -> None:
+def _tell_status(control: ControlClient, puller: Puller, orders: _Orders, done: threading.Event) -> None:
+    said = float("-inf")
     while not done.wait(STATUS_S):
         try:
             control.send({"type": "status", "spans": puller.status()})
         except Retryable:
             return
+        if puller.trouble and time.monotonic() - said > TROUBLE_S:
+            said = time.monotonic()
+            _report(control, _no_room(puller.trouble))
+            orders.again()
+        elif not puller.trouble:
+            said = float("-inf")
+            orders.again()
+
+
+def _no_room(why: str) -> Retryable:
+    return Retryable(
+        "The puller waits: the event store has no room.",
+        why=why,
+        fix="make room, raise --event-store-quota, or let the slowest changefeed catch up",
+    )
 
 
 def _report(control: ControlClient, error: TidegateError) -> None:
     try:
         control.send(error_message(error))
     except Retryable:
-        print(error, file=sys.stderr)
+        with suppress(OSError):
+            print(error, file=sys.stderr)
 
 
 def error_message(error: TidegateError) -> dict[str, Any]:
@@ -118,4 +181,4 @@ def error_message(error: TidegateError) -> dict[str, Any]:
 
 if __name__ == "__main__":
     log.setup()
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0))

@@ -1,0 +1,121 @@
+"""Pulls one range of commits of a span again, for instance because a segment that held them is damaged.
+
+TiKV scans from any ts its GC has left, so what is pulled again is exactly what was there: a puller of its
+own, on streams of its own, follows the span from `after` until every commit up to `upto` has come, and ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.errors import Retryable
+from tidegate.kvclient.pd import PdClient
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
+from tidegate.puller.puller import Puller
+from tidegate.puller.sink import Sink, SpanSink
+
+LOOK_S: Final = 0.02
+
+
+def repull(
+    pd: PdClient, span: Span, upto: Timestamp, sink: Sink, closing: threading.Event, kv_mode: str
+) -> None:
+    """Pull what a fresh `sink` lacks of a span, up to `upto`: it begins at the ts the sink is complete from.
+
+    Raises Retryable when `closing` is set before it is done, and what ends a puller.
+    """
+    target = _UpTo(sink.open_span(span), upto)
+    puller = Puller(pd, _Only(sink, target), kv_mode=kv_mode)
+    try:
+        puller.watch(span, target.resolved)
+        while target.resolved < upto:
+            if puller.failure is not None:
+                raise puller.failure
+            if closing.wait(LOOK_S):
+                raise Retryable("pulling a range again was cut off", why="the puller ends")
+    finally:
+        puller.close()
+
+
+class _UpTo:
+    """A span's sink that takes nothing above a ts."""
+
+    def __init__(self, sink: SpanSink, upto: Timestamp) -> None:
+        self._sink, self._upto = sink, upto
+
+    @property
+    def resolved(self) -> Timestamp:
+        return self._sink.resolved
+
+    @property
+    def ranges(self) -> Sequence[tuple[Span, Timestamp]]:
+        return self._sink.ranges
+
+    @property
+    def disk_bytes(self) -> int:
+        return self._sink.disk_bytes
+
+    @property
+    def complete_from(self) -> Timestamp:
+        return self._sink.complete_from
+
+    def begin(self, start_ts: Timestamp) -> None:
+        self._sink.begin(start_ts)
+
+    def append(self, block: pa.RecordBatch) -> None:
+        wanted = pc.less_equal(block.column(0), pa.scalar(self._upto, pa.uint64()))
+        self._sink.append(block.filter(wanted))
+
+    def seal(self, resolved: Timestamp) -> None:
+        self._sink.seal(resolved)
+
+    def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
+        """Nothing outlives this."""
+
+    def shed(self) -> None:
+        self._sink.shed()
+
+    def close(self) -> None:
+        """The caller reads it afterwards."""
+
+
+class _Only:
+    """A sink of one span; the rest is the sink it stands for."""
+
+    def __init__(self, sink: Sink, target: _UpTo) -> None:
+        self._sink, self._target = sink, target
+
+    @property
+    def held_bytes(self) -> int:
+        return self._sink.held_bytes
+
+    @property
+    def pressure(self) -> str:
+        return self._sink.pressure
+
+    @property
+    def over_quota(self) -> bool:
+        return False
+
+    @property
+    def used_bytes(self) -> int:
+        return self._sink.used_bytes
+
+    @property
+    def has_room(self) -> bool:
+        return self._sink.has_room
+
+    def recover(self) -> None:
+        self._sink.recover()
+
+    def open_span(self, span: Span) -> SpanSink:
+        return self._target
+
+    def publish(self) -> None:
+        self._sink.publish()

@@ -1,0 +1,76 @@
+r"""What the puller does while its store has no room: wait, then let go of what it can pull again.
+
+```
+          pressure                SHED_AFTER_S, over quota               has room
+ FLOWING ----------> WAITING -------------------------------> SHEDDING ------------> FLOWING
+    ^                   |  \_________________ pressure goes ________/
+    |___________________|
+```
+
+WAITING: streams hand nothing on, so that HTTP/2 flow control holds the stores back; nothing is lost and
+mostly readers free room meanwhile. They cannot when all that is kept lies beyond a resolved ts that comes on
+the very streams that wait. So then SHEDDING: spans are given up one by one, the one that takes most first, as
+it would be spilled first; what they hold beyond their resolved ts is forgotten, streams flow for the others,
+and all are pulled again from their resolved ts when there is room. A disk that is full for other reasons is
+only waited for. Pure.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+SHED_AFTER_S: Final = 5.0
+STEP_S: Final = 1.0
+"""Between two spans that are given up."""
+REST_S: Final = 5.0
+REST_MAX_S: Final = 60.0
+"""What was given up rests so long at least, and twice as long each time it happens again soon."""
+CALM_S: Final = 120.0
+"""After so long without shedding the first rest is a short one again."""
+
+
+class Deed(StrEnum):
+    """What is to be done now."""
+
+    NOTHING = "nothing"
+    SHED = "shed"
+    RESUME = "resume"
+
+
+class Room:
+    """Looked at every so often with the store's own words."""
+
+    def __init__(self) -> None:
+        self.words = ""
+        """Why the puller waits; empty when it does not."""
+        self.shedding = False
+        self._since = self._stepped = self._resumed = 0.0
+        self._rest = 0.0
+        self._used = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether streams are to hand nothing on."""
+        return self.words != "" and not self.shedding
+
+    def look(self, pressure: str, *, has_room: bool, over_quota: bool, used: int, now: float) -> Deed:
+        """`used`: bytes on disk; `now`: monotonic seconds. SHED: give up the span that takes most."""
+        if self.words == "" and pressure:
+            self._since = now
+        if self.shedding:
+            if has_room and now - self._stepped >= self._rest:
+                self._resumed = now
+                self.words, self.shedding = "", False
+                return Deed.RESUME
+            if over_quota and used > self._used and now - self._stepped >= STEP_S:
+                self._stepped, self._used = now, used
+                return Deed.SHED
+            return Deed.NOTHING
+        self.words = pressure
+        if pressure and over_quota and now - self._since >= SHED_AFTER_S:
+            self.shedding, self._stepped, self._used = True, now, used
+            soon = self._rest > 0 and now - self._resumed < CALM_S
+            self._rest = min(2 * self._rest, REST_MAX_S) if soon else REST_S
+            return Deed.SHED
+        return Deed.NOTHING

@@ -1,0 +1,116 @@
+"""Mends damaged segments of the event store: what readers could not read is pulled from TiKV again.
+
+A thread of the puller's process. For each report (`eventstore.damage`): which batches are bad, a GC safepoint
+below them, a puller into a store of its own, the whole segment in the damaged one's place, the report gone.
+Readers meanwhile raise Retryable, so their changefeed waits and tries again. When TiKV's GC has passed the
+range they raise Fatal from then on.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from pathlib import Path
+from typing import Final
+
+from tidegate.errors import TidegateError
+from tidegate.eventstore import damage
+from tidegate.eventstore.damage import Report
+from tidegate.eventstore.segment import Segment
+from tidegate.eventstore.span_store import Damage, SpanStore
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.pd import PdClient
+from tidegate.log import event
+from tidegate.model.timestamp import Timestamp, readable
+from tidegate.puller.repull import repull
+
+LOG: Final = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.5
+"""How often reports are looked for."""
+HELD_S: Final = 3600
+"""A safepoint that is not given back for want of a PD expires by itself after so long."""
+FOLDER: Final = "mending"
+MEMORY_BYTES: Final = 64 << 20
+
+
+class Mender:
+    """Looks for reports until `close`."""
+
+    def __init__(self, pd: PdClient, store: EventStore) -> None:
+        self._pd, self._store = pd, store
+        self._closing = threading.Event()
+        self.mended = 0
+        self._thread = threading.Thread(target=self._run, name="mender", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; what it was mending is mended after the next start."""
+        self._closing.set()
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            for report in damage.reports(self._store.folder):
+                try:
+                    self._look_at(report)
+                except (TidegateError, OSError) as error:
+                    event(LOG, logging.WARNING, "segment not mended yet", file=report.file, error=str(error))
+
+    def _look_at(self, report: Report) -> None:
+        span = next((s for s in self._store.open_spans() if s.id == report.span_id), None)
+        if span is None:
+            return  # nobody follows it, so nobody reads it
+        found = span.assess(report.file)
+        if found is None:
+            damage.settle(self._store.folder, report)
+        elif not report.lost and found.upto <= span.resolved:
+            self._mend(span, report, found)
+
+    def _mend(self, span: SpanStore, report: Report, found: Damage) -> None:
+        service = f"tidegate-{self._pd.cluster_id}-mending-{span.id}"
+        least = self._pd.update_service_gc_safepoint(service, HELD_S, found.after)
+        try:
+            if least > found.after:
+                self._give_up(
+                    report, found, f"TiKV's GC safepoint {least} ({readable(least)}) has passed them"
+                )
+                return
+            missing = self._pull(span, found)
+        finally:
+            self._pd.update_service_gc_safepoint(service, 0, 0)
+        if missing:
+            self._give_up(report, found, f"TiKV no longer has {missing} of the changes")
+            return
+        damage.settle(self._store.folder, report)
+        self.mended += 1
+        event(LOG, logging.INFO, "segment mended", span=span.id, file=found.file, batches=len(found.batches))
+
+    def _pull(self, span: SpanStore, found: Damage) -> int:
+        """Pull the range into a store of its own and put the segment together; the rows it lacks."""
+        folder = self._store.folder / FOLDER
+        shutil.rmtree(folder, ignore_errors=True)
+        aside = EventStore(folder, memory_bytes=MEMORY_BYTES, kv_mode=self._store.kv_mode)
+        try:
+            pulled = aside.open_span(found.span)
+            pulled.begin(found.after)
+            repull(self._pd, found.span, found.upto, aside, self._closing, self._store.kv_mode)
+            return span.mend(found, _segments(folder / span.id, pulled, found.after, found.upto))
+        finally:
+            aside.close()
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _give_up(self, report: Report, found: Damage, why: str) -> None:
+        event(LOG, logging.ERROR, "segment cannot be mended", file=found.file, why=why)
+        damage.give_up(
+            self._store.folder,
+            report,
+            why=f"the changes from {found.after + 1} to {found.upto} are damaged, and {why}",
+            fix="restore the file from a copy; or remove the changefeed, create it again from now on, and "
+            "bring its target up to date from a snapshot of the source",
+        )
+
+
+def _segments(folder: Path, span: SpanStore, after: Timestamp, upto: Timestamp) -> list[Segment]:
+    return [Segment(folder, s) for s in span.manifest.segments if s.overlaps(after, upto)]

@@ -1,0 +1,97 @@
+"""A capture that starts again pulls what is missing and no more."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.puller.test_puller import SPAN, World, eventually, fail
+from tidegate.eventstore import kernels as store_kernels
+from tidegate.eventstore.order import Entry
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.puller import block_matcher
+from tidegate.puller.puller import Puller
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.server import EmbeddedUpstream
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    block_matcher.warm()
+    store_kernels.warm()
+    cuts = [encode_bytes(b"t" + bytes([cut])) for cut in (60, 120, 200)]
+    upstream = EmbeddedUpstream(tmp_path / "upstream", boundaries=cuts)
+    pd = PdClient(upstream.start().pd)
+    yield World(upstream, pd, tmp_path / "events", random.Random(3))
+    pd.close()
+    upstream.stop()
+
+
+def started(world: World, start: int) -> tuple[EventStore, Puller]:
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    return store, puller
+
+
+def stop(store: EventStore, puller: Puller) -> None:
+    puller.close()
+    store.close()
+
+
+def test_after_a_stop_as_many_rows_are_scanned_as_were_written_meanwhile(world: World) -> None:
+    start = world.pd.tso()
+    world.run(50)
+    store, puller = started(world, start)
+    world.check(SPAN, start)
+    stop(store, puller)
+    known = len(world.history)
+    world.run(30)
+    store, puller = started(world, start)
+    world.check(SPAN, start)
+    assert puller.status()[0]["rows"] == len(world.history) - known
+    stop(store, puller)
+
+
+def test_a_range_that_is_ahead_of_a_stuck_one_goes_on_from_its_own_ts(world: World) -> None:
+    """An open transaction pins one region of four; what the others delivered is not scanned again."""
+    start = world.pd.tso()
+    store, puller = started(world, start)
+    world.run(5)
+    world.check(SPAN, start)
+    key = b"t\x05\x00"
+    open_one = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=60_000)
+    open_one.prewrite([Mutation(PUT, key, b"pinned")], Backoff(5000))
+    pinned = len(world.history)
+    for number in range(40):
+        world.commit({bytes([*b"t", 130 + number, 1]): b"ahead"})
+    eventually(lambda: puller.status()[0]["rows"] >= len(world.history), "the rows beyond the pin")
+    goal = world.pd.tso()
+    [watched] = puller._watched.values()
+    eventually(lambda: max(ts for _, ts in puller._ranges(watched)) > goal, "marks beyond the pin")
+    assert store.open_span(SPAN).resolved < world.history[pinned].commit_ts
+    stop(store, puller)
+    meanwhile = len(world.history)
+    for number in range(10):
+        world.commit({bytes([*b"t", 210 + number, 1]): b"meanwhile"})
+    store, puller = started(world, start)
+    assert len(store.open_span(SPAN).ranges) > 1
+    commit_ts = world.pd.tso()
+    open_one.commit([key], commit_ts, Backoff(5000))
+    world.history.append(Entry(commit_ts, 0, 1, key, b"pinned", world.state.get(key, b"")))
+    world.last_ts = commit_ts
+    world.check(SPAN, start)
+    assert puller.status()[0]["rows"] == len(world.history) - meanwhile
+    stop(store, puller)
+    store, puller = started(world, start)
+    assert len(store.open_span(SPAN).ranges) == 1
+    world.check(SPAN, start)
+    stop(store, puller)

@@ -1,0 +1,225 @@
+"""No room for the event store: the puller waits, says so, sheds what it can pull again, loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.puller.test_puller import SPAN, World, eventually, fail
+from tidegate.eventstore import kernels as store_kernels
+from tidegate.eventstore import outlook, reader
+from tidegate.eventstore.order import Entry, entries_of
+from tidegate.eventstore.store import EventStore
+from tidegate.ipc import HEADER, frame
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.model.span import Span, span_id
+from tidegate.puller import block_matcher
+from tidegate.puller.puller import Puller
+from tidegate.puller.room import REST_S, SHED_AFTER_S, Deed, Room
+from tidegate.server.puller_process import store_dir
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.server import EmbeddedUpstream
+
+
+def look(room: Room, now: float, pressure: str = "full", used: int = 100, room_again: bool = False) -> Deed:
+    return room.look(pressure, has_room=room_again, over_quota=bool(pressure), used=used, now=now)
+
+
+def test_it_waits_then_sheds_one_by_one_while_it_grows_and_resumes_after_a_rest() -> None:
+    room = Room()
+    assert look(room, 0.0, "") is Deed.NOTHING
+    assert not room.waits
+    assert look(room, 1.0) is Deed.NOTHING
+    assert room.waits
+    assert look(room, 1.0 + SHED_AFTER_S) is Deed.SHED
+    assert (room.waits, room.shedding, room.words) == (False, True, "full")
+    assert look(room, 7.1) is Deed.NOTHING  # it does not grow
+    assert look(room, 7.2, used=120) is Deed.SHED
+    assert look(room, 7.5, "", room_again=True) is Deed.NOTHING
+    assert look(room, 7.3 + REST_S, "", room_again=True) is Deed.RESUME
+    assert room.words == ""
+    look(room, 20.0)
+    assert look(room, 20.0 + SHED_AFTER_S) is Deed.SHED
+    assert look(room, 25.0 + REST_S, "", room_again=True) is Deed.NOTHING  # twice as long now
+    assert look(room, 25.1 + 2 * REST_S, "", room_again=True) is Deed.RESUME
+
+
+def test_a_disk_that_others_filled_is_waited_for_however_long() -> None:
+    room = Room()
+    for now in range(1000):
+        deed = room.look("disk full", has_room=False, over_quota=False, used=5, now=float(now))
+        assert deed is Deed.NOTHING
+    assert room.waits
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    block_matcher.warm()
+    store_kernels.warm()
+    cuts = [encode_bytes(b"t" + bytes([cut])) for cut in (60, 120, 200)]
+    upstream = EmbeddedUpstream(tmp_path / "upstream", boundaries=cuts)
+    pd = PdClient(upstream.start().pd)
+    yield World(upstream, pd, tmp_path / "events", random.Random(3))
+    pd.close()
+    upstream.stop()
+
+
+def fat(world: World, number: int, size: int = 2000) -> None:
+    world.commit({bytes([*b"t", 130 + number % 60, i]): world.random.randbytes(size) for i in range(5)})
+
+
+@pytest.mark.integration
+def test_a_full_quota_holds_the_stream_back_until_readers_let_segments_go(world: World) -> None:
+    start = world.pd.tso()
+    store = EventStore(world.folder, disk_bytes=100_000)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    for number in range(25):  # 250 kB
+        fat(world, number)
+        eventually(lambda: puller.trouble != "" or world.folder.exists(), "anything")
+    eventually(lambda: "disk quota is used up" in puller.trouble, "the quota to be noticed")
+    assert "of 100000 bytes" in puller.status()[0]["waiting_for"]
+    found: list[Entry] = []
+    after = start
+    while after < world.last_ts:  # a reader that lets go of what it has read
+        upto = outlook.read_frontier(world.folder)[span_id(SPAN)]
+        for block in reader.read(world.folder, span_id(SPAN), after, upto):
+            found += [e._replace(start_ts=0) for e in entries_of(block)]
+        store.open_span(SPAN).drop_below(upto)
+        assert store.used_bytes < 100_000 + 70_000  # the quota, and what was under way
+        after = upto
+    assert sorted(found) == sorted(e for e in world.history if e.commit_ts > start)
+    eventually(lambda: puller.trouble == "", "the end of the trouble")
+    puller.close()
+    store.close()
+
+
+@pytest.mark.integration
+def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can free room here: all that is kept waits for a lock's end, which comes on the held stream."""
+    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.3)
+    monkeypatch.setattr("tidegate.puller.room.REST_S", 0.5)
+    start = world.pd.tso()
+    store = EventStore(world.folder, memory_bytes=20_000, disk_bytes=60_000)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    puller.watch(Span(b"m", b"n"), start)
+    key = b"t\x05\x00"
+    open_one = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=60_000)
+    open_one.prewrite([Mutation(PUT, key, b"pinned")], Backoff(5000))
+    for number in range(15):
+        fat(world, number)
+    eventually(lambda: puller._room.shedding, "the span to be given up")
+    line = next(line for line in puller.status() if line["span"] == span_id(SPAN))
+    assert (line["regions"], "disk quota" in line["waiting_for"]) == (0, True)
+    # The other span's stream flows on meanwhile.
+    goal = world.pd.tso()
+    eventually(
+        lambda: outlook.read_frontier(world.folder).get(span_id(Span(b"m", b"n")), 0) > goal, "the other span"
+    )
+    commit_ts = world.pd.tso()
+    open_one.commit([key], commit_ts, Backoff(5000))
+    world.history.append(Entry(commit_ts, 0, 1, key, b"pinned", b""))
+    world.last_ts = commit_ts
+    store.disk_bytes = 1 << 30
+    world.check(SPAN, start)
+    puller.close()
+    store.close()
+
+
+class Control:
+    """The control process's end of a puller process's socket."""
+
+    def __init__(self, folder: Path, pd: str) -> None:
+        folder.mkdir()
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / "control.sock"))
+        self._listener.listen()
+        command = [sys.executable, "-m", "tidegate.server.puller_process", str(folder), pd]
+        self.log = folder / "puller.log"
+        self.process = subprocess.Popen(command, stderr=self.log.open("wb"))
+        self._connection, _ = self._listener.accept()
+        self.errors: list[dict[str, Any]] = []
+        self.spans: list[dict[str, Any]] = []
+        self._thread = threading.Thread(target=self._listen)
+        self._thread.start()
+
+    def tell(self, **message: Any) -> None:
+        self._connection.sendall(frame(message))
+
+    def _listen(self) -> None:
+        stream = self._connection.makefile("rb")
+        while header := stream.read(HEADER.size):
+            message = json.loads(stream.read(HEADER.unpack(header)[0]))
+            if message["type"] == "error":
+                self.errors.append(message)
+            elif message["type"] == "status":
+                self.spans = message["spans"]
+
+    def limit_files(self, size: int) -> None:
+        """No file may grow beyond `size`: what is written fails as on a full disk."""
+        hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (size, hard))
+
+    def close(self) -> int:
+        self._connection.shutdown(socket.SHUT_RDWR)
+        code = self.process.wait(20)
+        self._thread.join(5)
+        self._listener.close()
+        return code
+
+
+@pytest.mark.integration
+def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path: Path) -> None:
+    """In turn no file may be written at all, then none but small ones, while commits go on."""
+    start = world.pd.tso()
+    world.folder = store_dir(tmp_path / "data", world.pd.cluster_id)
+    control = Control(tmp_path / "data", world.upstream.pd_addr)
+    bounds = {"start": SPAN.start.hex(), "end": SPAN.end.hex()}
+    eventually(lambda: world.folder.exists(), "the store")
+    control.limit_files(0)
+    control.tell(type="watch", start_ts=start, **bounds)
+    eventually(lambda: bool(control.errors), "the refused order")
+    assert control.errors[0]["what"] == "the disk of the event store is full"
+    assert control.errors[0]["why"] == os.strerror(27)
+    control.limit_files(resource.RLIM_INFINITY)
+    world.run(10)
+    world.check(SPAN, start)
+    for size in (0, 3000):  # frontier and manifest; segments
+        before = len(control.errors)
+        control.limit_files(size)
+        for number in range(10):
+            fat(world, number)
+        eventually(lambda before=before: len(control.errors) > before, "the puller to say so")  # type: ignore[misc]
+        assert control.errors[-1]["what"] == "The puller waits: the event store has no room."
+        assert "File too large" in control.errors[-1]["why"]
+        eventually(lambda: "full" in control.spans[0]["waiting_for"], "the status")
+        control.limit_files(resource.RLIM_INFINITY)
+        world.check(SPAN, start)
+        eventually(lambda: "full" not in control.spans[0]["waiting_for"], "the end of the trouble")
+    control.limit_files(0)
+    fat(world, 1)
+    eventually(lambda: "full" in control.spans[0]["waiting_for"], "the status")
+    assert control.close() == 0  # a stop on a full disk is a clean one
+    assert "Traceback" not in control.log.read_text()
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    world.check(SPAN, start)
+    puller.close()
+    store.close()
