@@ -40,6 +40,7 @@ from tidegate.workload.bank import BankWorkload
 SPANS: Final = (Span(b"m", b"n"), Span(b"t", b"u"), Span(b"t\x80\x00\x00\x00\x00\x00\x00\x78", b"t\xff"))
 """Everything, and once more a part of it."""
 STORES: Final = 4
+PD_MEMBERS: Final = 3
 REGIONS_MAX: Final = 40
 SELF_TIMED: Final = 3
 LOOK_S: Final = 0.002
@@ -153,6 +154,7 @@ class Trouble:
                 "kv errors",
                 "capture errors",
                 "stale pd",
+                "pd leader",
                 "calm",
             )
         )
@@ -189,6 +191,9 @@ class Trouble:
             case "capture errors":
                 faults.capture_errors = (random.choice(CAPTURE_ERRORS), random.uniform(0.1, 0.6))
                 upstream.cut_streams()
+                self.stop.wait(last)
+            case "pd leader":
+                upstream.pd_members.transfer(random.randint(1, PD_MEMBERS))
                 self.stop.wait(last)
             case "stale pd":
                 self._stale.hold()
@@ -322,7 +327,7 @@ def run(seed: int, folder: Path, seconds: float) -> Outcome:
     outcome = Outcome()
     stop = threading.Event()
     with (
-        EmbeddedUpstream(folder / "upstream", regions=6, stores=STORES) as upstream,
+        EmbeddedUpstream(folder / "upstream", regions=6, stores=STORES, pd_members=PD_MEMBERS) as upstream,
         PdClient(upstream.pd_addr) as pd,
     ):
         bank = BankWorkload(upstream.pd_addr, seed, accounts=120, threads=4, ddl_every_rows=400)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,8 +36,25 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    ca: Annotated[
+        Path | None,
+        typer.Option(envvar="TIDEGATE_CA", help="TLS to PD and TiKV: the certificate of the cluster's CA."),
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(envvar="TIDEGATE_CERT", help="TLS: the certificate of this side.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(envvar="TIDEGATE_KEY", help="TLS: its private key.")] = None,
 ) -> None:
     """Change data capture for TiDB and TiKV, with its data pipeline on Spark."""
+    if ca or cert or key:
+        from tidegate.cli.upstream_region import reported
+        from tidegate.errors import InvalidInput
+        from tidegate.tls import Tls
+
+        with reported():
+            if ca is None:
+                raise InvalidInput("a certificate is given without the CA's", fix="give --ca, too")
+            Tls(ca, cert, key).into(os.environ)
 
 
 app.add_typer(upstream.app, name="upstream")

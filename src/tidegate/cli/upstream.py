@@ -98,6 +98,7 @@ def run(
     # gRPC prints its own view of an address that is taken; ours follows.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from tidegate.tikv.server import EmbeddedUpstream
+    from tidegate.tls import Tls
 
     if tso not in ("system", "manual"):
         raise typer.BadParameter(f"'{tso}' is not one of system, manual", param_hint="--tso")
@@ -115,6 +116,7 @@ def run(
             store_port=store_port,
             split_bytes=region_split_mib << 20,
             status_port=status_port,
+            tls=Tls.from_environment(),
         )
         try:
             addresses = upstream.start()

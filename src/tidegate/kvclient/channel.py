@@ -1,7 +1,8 @@
 """gRPC channels, one per address, shared by all callers of a client.
 
 Called by `pd` and `region_request`, and by the puller for its event streams. Channels connect lazily and
-reconnect by themselves; a message may be as large as 256 MiB.
+reconnect by themselves; a message may be as large as 256 MiB. With certificates (`tidegate.tls`) all of
+them use TLS, whether or not an address says so: TiKV's, as PD knows them, do not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final
 import grpc
 
 from tidegate.errors import InvalidInput, Retryable
+from tidegate.tls import Tls
 
 MAX_MESSAGE_BYTES: Final = 256 << 20
 
@@ -34,7 +36,8 @@ _OPTIONS: Final = (
 class ChannelPool:
     """Channels by address. Thread-safe; `close` ends every call on them."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Tls | None = None) -> None:
+        self._tls = tls
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
         self._closed = False
@@ -46,7 +49,10 @@ class ChannelPool:
                 raise InvalidInput("the client is closed", where=address)
             channel = self._channels.get(address)
             if channel is None:
-                channel = grpc.insecure_channel(address, options=_OPTIONS)
+                if self._tls is None:
+                    channel = grpc.insecure_channel(address, options=_OPTIONS)
+                else:
+                    channel = grpc.secure_channel(address, self._tls.client(), options=_OPTIONS)
                 self._channels[address] = channel
             return channel
 
@@ -105,18 +111,13 @@ class Requests:
 
 
 def address_of(url: str) -> str:
-    """`host:port` of an address as users and PD write it (`http://` is dropped).
+    """`host:port` of an address as users and PD write it (`http://` and `https://` are dropped).
 
-    Raises InvalidInput for anything else; https needs certificates, which this client does not take yet.
+    Raises InvalidInput for anything else.
     """
-    text = url.strip().rstrip("/")
-    if text.startswith("https://"):
-        raise InvalidInput(
-            "TLS addresses are not supported", where=url, fix="use an http:// or host:port address"
-        )
-    text = text.removeprefix("http://")
+    text = url.strip().rstrip("/").removeprefix("http://").removeprefix("https://")
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit():
+    if not colon or not host or "/" in host or not port.isdigit():
         raise InvalidInput("an address is host:port", where=url, fix="for example 127.0.0.1:2379")
     return text
 

@@ -23,10 +23,13 @@ from tidegate.kvclient.region_cache import RegionCache, RegionInfo
 from tidegate.model import timestamp
 from tidegate.proto import pdpb_pb2 as pdpb
 from tidegate.proto import pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
+from tidegate.tls import Tls
 
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 3.0
+MEMBERS_MAX: Final = 16
+"""PD addresses learned; a cluster has three to seven members."""
 STORES_MAX: Final = 4096
 """Store addresses remembered; a cluster never has more."""
 
@@ -44,13 +47,25 @@ class UpstreamInfo:
 
 
 class PdClient:
-    """A client of one PD cluster at `addr` = `host:port[,host:port...]`."""
+    """A client of one PD cluster at `addr` = `host:port[,host:port...]`.
 
-    def __init__(self, addr: str, *, retry_s: float = 10.0) -> None:
+    Members that are not named there are learned from PD, and asked when those named do not answer. `tls`:
+    the certificates, by default those of the environment (`tidegate.tls`).
+    """
+
+    def __init__(self, addr: str, *, retry_s: float = 10.0, tls: Tls | None = None) -> None:
         self._endpoints = [address_of(a) for a in addr.split(",") if a.strip()]
         if not self._endpoints:
             raise InvalidInput("no PD address given", fix="--pd HOST:PORT")
-        self.channels = ChannelPool()
+        tls = tls or Tls.from_environment()
+        if tls is None and "https://" in addr:
+            raise InvalidInput(
+                "TLS needs the certificate of the cluster's CA",
+                where=addr,
+                fix="tidegate --ca CA.pem [--cert CERT.pem --key KEY.pem] COMMAND",
+            )
+        self._learned: list[str] = []
+        self.channels = ChannelPool(tls)
         self.regions = RegionCache(self.scan_regions)
         self._retry_ms = int(retry_s * 1000)
         self._closed = threading.Event()
@@ -232,7 +247,7 @@ class PdClient:
             if self._leader is not None:
                 return self._leader
         last: grpc.RpcError | None = None
-        for address in self._endpoints:
+        for address in [*self._endpoints, *self._learned]:
             stub = pdpb_pb2_grpc.PDStub(self.channels.get(address))
             try:
                 response = stub.GetMembers(pdpb.GetMembersRequest(), timeout=CALL_TIMEOUT_S)
@@ -255,6 +270,8 @@ class PdClient:
                     fix="check the PD address",
                 )
             self._cluster_id = cluster_id
+            members = [address_of(url) for member in response.members for url in member.client_urls]
+            self._learned = [each for each in members if each not in self._endpoints][:MEMBERS_MAX]
             urls = list(response.leader.client_urls)
             leader = address_of(urls[0]) if urls else asked
             self._leader = asked if asked in [address_of(u) for u in urls] else leader

@@ -17,6 +17,7 @@ from tidegate.proto import pdpb_pb2 as pb
 from tidegate.tikv.engine import META, Engine
 from tidegate.tikv.gc import GC_WORKER, SafePoints, ServiceSafePoint
 from tidegate.tikv.keyspace import Keyspaces
+from tidegate.tikv.pd_members import PdMembers
 from tidegate.tikv.pd_regions import PdRegions
 from tidegate.tikv.region_meta import has_regions
 from tidegate.tikv.stores import VERSION, Stores
@@ -67,7 +68,8 @@ class PlacementDriver:
         header: pb.ResponseHeader,
         tso: Tso,
         safe_points: SafePoints,
-        address: str,
+        members: PdMembers,
+        scheme: str,
         keyspaces: Keyspaces,
         stores: Stores,
         regions: PdRegions,
@@ -78,19 +80,23 @@ class PlacementDriver:
         self.tso = tso
         self.safe_points = safe_points
         self._keyspaces = keyspaces
-        self._address = address
+        self._members, self._scheme = members, scheme
         self._header = header
 
     def members(self) -> pb.GetMembersResponse:
-        """This process is the only member and the leader."""
-        me = pb.Member(
-            name="pd-embedded",
-            member_id=1,
-            peer_urls=[f"http://{self._address}"],
-            client_urls=[f"http://{self._address}"],
-            binary_version=VERSION,
-        )
-        return pb.GetMembersResponse(header=self._header, members=[me], leader=me, etcd_leader=me)
+        """All members, and which leads."""
+        members = [
+            pb.Member(
+                name="pd-embedded" if number == 1 else f"pd-embedded-{number}",
+                member_id=number,
+                peer_urls=[f"{self._scheme}://{address}"],
+                client_urls=[f"{self._scheme}://{address}"],
+                binary_version=VERSION,
+            )
+            for number, address in enumerate(self._members.addresses, start=1)
+        ]
+        leader = members[self._members.leader - 1]
+        return pb.GetMembersResponse(header=self._header, members=members, leader=leader, etcd_leader=leader)
 
     def cluster_info(self) -> pb.GetClusterInfoResponse:
         """Timestamps come from PD itself, not from a service of their own."""

@@ -33,6 +33,7 @@ from tidegate.tikv.keyspace import Keyspaces
 from tidegate.tikv.node import Shared, StoreNode
 from tidegate.tikv.operators import Operators
 from tidegate.tikv.pd import PlacementDriver, load_api_version, load_cluster_id
+from tidegate.tikv.pd_members import PdMembers
 from tidegate.tikv.pd_regions import PdRegions
 from tidegate.tikv.raftstore import Raftstore
 from tidegate.tikv.region import STORE_ID, split_keys
@@ -55,6 +56,7 @@ from tidegate.tikv.store import Store
 from tidegate.tikv.stores import HEARTBEAT_S, StoreInfo, Stores
 from tidegate.tikv.tso import Tso, TsoMode
 from tidegate.tikv.upstream_service import UpstreamService
+from tidegate.tls import Tls
 
 MESSAGE_BYTES_MAX: Final = 256 << 20
 HANDLER_THREADS: Final = 256
@@ -81,9 +83,11 @@ class EmbeddedUpstream:
     encoded `boundaries`) and `stores` count only at the first start of a data directory; later the stored
     ones are used. So does `api_version`, 1 or 2: 2 is for RawKV with versions (and its capture), and for
     keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
-    `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `status` over HTTP. `start`
-    returns when requests are served; `stop` ends cleanly within a few seconds and may be called twice. Keep
-    a reference: the server ends with the object.
+    `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `status` over HTTP.
+    PD has `pd_members`, the first at `pd_addr`, the others at free ports of its host. With `tls` gRPC is
+    served to clients that have a certificate of its CA, and to no others. `start` returns when requests are
+    served; `stop` ends cleanly within a few seconds and may be called twice. Keep a reference: the server
+    ends with the object.
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class EmbeddedUpstream:
         store_port: int = 0,
         split_bytes: int = 0,
         status_port: int | None = None,
+        pd_members: int = 1,
+        tls: Tls | None = None,
     ) -> None:
         if regions < 1:
             raise InvalidInput(f"an upstream cannot have {regions} regions", fix="give --regions 1 or more")
@@ -144,9 +150,11 @@ class EmbeddedUpstream:
         self._store_port = store_port
         self._status_port = status_port
         self._status: StatusServer | None = None
-        self._pd_server: grpc.Server | None = None
         self._store_servers: dict[int, grpc.Server] = {}
         self._life = threading.RLock()
+        self._tls = tls
+        self.pd_members = PdMembers(_grpc_server, self._listen)
+        self._pd_addresses = [pd_addr, *[f"{pd_addr.rpartition(':')[0]}:0"] * (pd_members - 1)]
         self._stopping = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
         self.pd_addr = ""
@@ -155,35 +163,34 @@ class EmbeddedUpstream:
 
     def start(self) -> Addresses:
         """Listen and serve."""
-        server = _grpc_server()
-        self.pd_addr = _listen(server, self._wanted_addr, "choose a free --pd address")
+        self.pd_members.bind(self._pd_addresses)
+        self.pd_addr = self.pd_members.addresses[0]
         pd = PlacementDriver(
             self._header,
             self.tso,
             self._safe_points,
-            self.pd_addr,
+            self.pd_members,
+            "http" if self._tls is None else "https",
             self._keyspaces,
             self.stores,
             self.pd_regions,
         )
-        server.add_generic_rpc_handlers(
-            (
-                _of(pdpb_pb2, "PD", PdService(pd)),
-                _of(keyspacepb_pb2, "Keyspace", KeyspaceService(pd)),
-                _of(tidegate_pb2, "Upstream", UpstreamService(pd, self)),
-                _of(etcdserverpb_pb2, "KV", EtcdService(pd)),
-                _of(etcdserverpb_pb2, "Cluster", EtcdService(pd)),
-                _of(meta_storagepb_pb2, "MetaStorage", MetaStorageService(pd)),
-                health(),
-            )
+        handlers = (
+            _of(pdpb_pb2, "PD", PdService(pd)),
+            _of(keyspacepb_pb2, "Keyspace", KeyspaceService(pd)),
+            _of(tidegate_pb2, "Upstream", UpstreamService(pd, self)),
+            _of(etcdserverpb_pb2, "KV", EtcdService(pd)),
+            _of(etcdserverpb_pb2, "Cluster", EtcdService(pd)),
+            _of(meta_storagepb_pb2, "MetaStorage", MetaStorageService(pd)),
+            health(),
         )
         if self._status_port is not None:
             self._status = StatusServer(f"{self._wanted_addr.rpartition(':')[0]}:{self._status_port}")
             self._status.start(StatusPages(pd))
         self._raftstore.start()
-        if len(self.stores) == 1:
+        if len(self.stores) == 1 and len(self._pd_addresses) == 1:
             (only,) = self.stores.all()
-            self._open(only.id, server, self.pd_addr)
+            self._open(only.id, self.pd_members.also(1), self.pd_addr)
         else:
             try:
                 for store in self.stores.all():
@@ -195,8 +202,7 @@ class EmbeddedUpstream:
         self._collector.start()
         self._splitter.start()
         self._heart.start()
-        server.start()
-        self._pd_server = server
+        self.pd_members.serve(handlers)
         addresses = tuple(store.address for store in self.stores.all())
         return Addresses(self.pd_addr, addresses[0], self.cluster_id, addresses)
 
@@ -212,8 +218,8 @@ class EmbeddedUpstream:
         self._splitter.stop()
         if self._status is not None:
             self._status.stop()
-        servers = [*self._store_servers.values(), *([self._pd_server] if self._pd_server else [])]
-        ended = [server.stop(STOP_GRACE_S) for server in servers]
+        ended = [server.stop(STOP_GRACE_S) for server in self._store_servers.values()]
+        ended += self.pd_members.stop(STOP_GRACE_S)
         for node in list(self._shared.nodes.values()):
             node.stop()
         self._collector.stop()
@@ -313,18 +319,31 @@ class EmbeddedUpstream:
             raise InvalidInput(f"there is no store {store_id}", fix=f"name one of these: {known}")
         return info
 
+    def _listen(self, server: grpc.Server, address: str, fix: str = "choose a free --pd address") -> str:
+        """Bind; the address with its real port. Raises InvalidInput when it cannot be."""
+        try:
+            if self._tls is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, self._tls.server())
+        except RuntimeError as error:
+            raise InvalidInput(
+                "the upstream cannot listen", where=address, why=str(error), fix=fix
+            ) from error
+        return f"{address.rpartition(':')[0]}:{port}"
+
     def _listen_store(self, server: grpc.Server, info: StoreInfo) -> str:
         """At the address it had; at its first start, or when that is taken by now, at a new one."""
         host = self._wanted_addr.rpartition(":")[0]
         port = self._store_port + info.id - STORE_ID if self._store_port else 0
         if port:
-            return _listen(server, f"{host}:{port}", "choose another --store-port")
+            return self._listen(server, f"{host}:{port}", "choose another --store-port")
         if info.address:
             try:
-                return _listen(server, info.address, "")
+                return self._listen(server, info.address, "")
             except InvalidInput:
-                return _listen(server, f"{host}:0", "")
-        return _listen(server, f"{host}:0", "")
+                return self._listen(server, f"{host}:0", "")
+        return self._listen(server, f"{host}:0", "")
 
     def _open(self, store_id: int, server: grpc.Server, address: str) -> None:
         """Put a new node behind a server."""
@@ -349,9 +368,10 @@ def _of(file: Any, name: str, implementation: object) -> grpc.GenericRpcHandler:
     return service(file.DESCRIPTOR.services_by_name[name], implementation)
 
 
-def _grpc_server() -> grpc.Server:
+def _grpc_server(interceptors: Sequence[grpc.ServerInterceptor] = ()) -> grpc.Server:
     return grpc.server(
         ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
+        interceptors=interceptors,
         options=[
             ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
             ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
@@ -361,12 +381,3 @@ def _grpc_server() -> grpc.Server:
             ("grpc.http2.max_ping_strikes", 0),
         ],
     )
-
-
-def _listen(server: grpc.Server, address: str, fix: str) -> str:
-    """Bind; the address with its real port. Raises InvalidInput when it cannot be."""
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise InvalidInput("the upstream cannot listen", where=address, why=str(error), fix=fix) from error
-    return f"{address.rpartition(':')[0]}:{port}"

@@ -1,0 +1,88 @@
+"""TLS to PD and TiKV, both sides proving who they are: the three PEM files that every tool of TiDB takes.
+
+`tidegate --ca CA --cert CERT --key KEY ...` puts their paths into the environment, where the processes that
+a command starts (the puller, Spark's Python workers) find them too; on a Spark cluster the executors need
+the files at the same paths and the variables by `spark.executorEnv`. The files are read anew for each
+channel, so that a renewed certificate is used by the next connection.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from tidegate.errors import InvalidInput
+
+CA: Final = "TIDEGATE_CA"
+CERT: Final = "TIDEGATE_CERT"
+KEY: Final = "TIDEGATE_KEY"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Where the certificates are. `cert` and `key` may be missing where the other side does not ask for them.
+
+    Raises InvalidInput when only one of both is given.
+    """
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+
+    def __post_init__(self) -> None:
+        if (self.cert is None) != (self.key is None):
+            given, missing = ("--cert", "--key") if self.key is None else ("--key", "--cert")
+            raise InvalidInput(f"{given} is given without {missing}", fix=f"give {missing}, too")
+
+    @classmethod
+    def from_environment(cls) -> Tls | None:
+        """As the variables say; None without TIDEGATE_CA. Raises InvalidInput."""
+        ca, cert, key = (os.environ.get(name) for name in (CA, CERT, KEY))
+        if not ca:
+            if cert or key:
+                raise InvalidInput("a certificate is given without the CA's", fix="give --ca, too")
+            return None
+        return cls(Path(ca), Path(cert) if cert else None, Path(key) if key else None)
+
+    def into(self, environment: MutableMapping[str, str]) -> None:
+        """Set the variables."""
+        for name, path in ((CA, self.ca), (CERT, self.cert), (KEY, self.key)):
+            if path is not None:
+                environment[name] = str(path.absolute())
+
+    def client(self) -> grpc.ChannelCredentials:
+        """Of a connection to PD or TiKV. Raises InvalidInput when a file cannot be read."""
+        cert, key = self._pair()
+        return grpc.ssl_channel_credentials(_read(self.ca), key, cert)
+
+    def server(self) -> grpc.ServerCredentials:
+        """Of the embedded upstream, which asks its clients for a certificate of the same CA."""
+        cert, key = self._pair()
+        if cert is None or key is None:
+            raise InvalidInput("a server needs a certificate of its own", fix="give --cert and --key")
+        return grpc.ssl_server_credentials([(key, cert)], _read(self.ca), require_client_auth=True)
+
+    def _pair(self) -> tuple[bytes | None, bytes | None]:
+        if self.cert is None or self.key is None:
+            return None, None
+        return _read(self.cert), _read(self.key)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InvalidInput(
+            "a certificate or key cannot be read",
+            where=str(path),
+            why=error.strerror or str(error),
+            fix="check --ca, --cert and --key",
+        ) from error
+    if b"-----BEGIN" not in data:
+        raise InvalidInput("this is not a PEM file", where=str(path), fix="check --ca, --cert and --key")
+    return data
