@@ -392,7 +392,7 @@ class Hostile:
 def test_any_request_is_answered_and_leaves_the_store_as_able_as_before(make: Make, api_version: int) -> None:
     cluster = make(api_version=api_version)
     hostile = Hostile(api_version)
-    kinds = list(cluster.store._calls)
+    kinds = [kind for kind in cluster.store._calls if kind is not pb.PrepareFlashbackToVersionRequest]
     for _ in range(1500):
         request = hostile.fill(hostile.rng.choice(kinds)())
         for name in ("start_version", "version", "lock_ts", "start_ts", "for_update_ts", "max_version"):

@@ -114,6 +114,14 @@ def test_every_transactional_command_is_served(send: Send, upstream: EmbeddedUps
     mine = pb.BufferBatchGetRequest(keys=[c], version=start)
     assert send("BufferBatchGet", mine).pairs[0].value == b"v"
     send("BatchRollback", rollback(start, c))
+    now = wire.tso()
+    held = pb.PrepareFlashbackToVersionRequest(
+        start_key=T, end_key=T + b"z", version=now, start_ts=wire.tso()
+    )
+    assert not send("PrepareFlashbackToVersion", held).error
+    back = pb.FlashbackToVersionRequest(start_key=T, end_key=T + b"z", version=now, start_ts=held.start_ts)
+    back.commit_ts = wire.tso()
+    assert not send("FlashbackToVersion", back).error
     assert not send("DeleteRange", pb.DeleteRangeRequest(start_key=T, end_key=T + b"z")).error
     assert not send("Scan", pb.ScanRequest(start_key=T, end_key=T + b"z", limit=9, version=wire.tso())).pairs
 

@@ -46,7 +46,8 @@ class Region:
     """A range of encoded keys [start, end); empty bounds are infinity.
 
     `leader` is the leader's store, 0 when there is none (its store is down and no other peer could take
-    over). `merging` is the region it is about to become a part of, 0 otherwise.
+    over). `merging` is the region it is about to become a part of, 0 otherwise; `flashback` the start_ts of
+    the flashback that alone it serves, 0 otherwise.
     """
 
     id: int
@@ -58,6 +59,7 @@ class Region:
     leader: int = STORE_ID
     term: int = FIRST_TERM
     merging: int = 0
+    flashback: int = 0
     message: metapb_pb2.Region = field(init=False, compare=False, repr=False)
     leader_peer: metapb_pb2.Peer | None = field(init=False, compare=False, repr=False)
 
@@ -72,6 +74,8 @@ class Region:
             end_key=self.end,
             region_epoch=metapb_pb2.RegionEpoch(conf_ver=self.conf_ver, version=self.version),
             peers=[peer.message() for peer in self.peers],
+            is_in_flashback=bool(self.flashback),
+            flashback_start_ts=self.flashback,
         )
         object.__setattr__(self, "message", message)
         leader = self.peer_on(self.leader)

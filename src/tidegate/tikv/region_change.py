@@ -8,6 +8,7 @@
 | roll back merge (source) | + 1 | | |
 | leader transfer | | | + 1 |
 | k peers added or removed | | + k | |
+| prepare, finish flashback | | | |
 
 (TiKV: raftstore/src/store/fsm/apply.rs exec_batch_split, exec_prepare_merge, exec_commit_merge.)
 """
@@ -35,6 +36,8 @@ class Kind(StrEnum):
     ROLLBACK_MERGE = "roll back merge"
     TRANSFER = "transfer leader"
     CHANGE_PEERS = "change peers"
+    PREPARE_FLASHBACK = "prepare flashback"
+    FINISH_FLASHBACK = "finish flashback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,14 @@ def change_peers(region: Region, add: Sequence[int], remove: Sequence[int], new_
     )
 
 
+def flashback(region: Region, start_ts: int) -> RegionChange:
+    """The region serves nothing but the flashback `start_ts` from now on; 0: everything again."""
+    if start_ts:
+        _settled(region, "flash back")
+    kind = Kind.PREPARE_FLASHBACK if start_ts else Kind.FINISH_FLASHBACK
+    return RegionChange(kind, (region,), (replace(region, flashback=start_ts),))
+
+
 def present(table: RegionTable, region_id: int) -> Region:
     """A region by its id; raises InvalidInput when there is none."""
     region = table.by_id.get(region_id)
@@ -163,6 +174,10 @@ def _settled(region: Region, wish: str) -> None:
         raise InvalidInput(
             f"cannot {wish} region {region.id}: it is being merged into region {region.merging}",
             fix="wait until the merge is done",
+        )
+    if region.flashback:
+        raise InvalidInput(
+            f"cannot {wish} region {region.id}: it is in flashback", fix="wait until the flashback is done"
         )
 
 

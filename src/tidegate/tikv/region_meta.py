@@ -1,7 +1,8 @@
 """Regions on disk: one row each in the meta column family, and the ids that were given out.
 
 Row: key `region/` + id (8 bytes) -> JSON [start, end, version, conf_ver, [[peer, store], ...], leader, term,
-merging]. A change's rows are one batch with nothing else, so after a kill the regions tile the key space.
+merging, flashback]. A change's rows are one batch with nothing else, so after a kill the regions tile the key
+space.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def row(region: Region) -> Change:
         region.leader,
         region.term,
         region.merging,
+        region.flashback,
     ]
     return META, _key(region.id), json.dumps(members).encode()
 
@@ -73,7 +75,7 @@ def _stored(engine: Engine) -> list[Region]:
     cursor.seek(PREFIX)
     while cursor.valid():
         number = int.from_bytes(cursor.key()[len(PREFIX) :], "big")
-        start, end, version, conf_ver, peers, leader, term, merging = json.loads(cursor.value())
+        start, end, version, conf_ver, peers, *others = json.loads(cursor.value())
         found.append(
             Region(
                 number,
@@ -82,9 +84,7 @@ def _stored(engine: Engine) -> list[Region]:
                 version,
                 conf_ver,
                 tuple(Peer(*peer) for peer in peers),
-                leader,
-                term,
-                merging,
+                *others,
             )
         )
         cursor.next()

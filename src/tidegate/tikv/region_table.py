@@ -103,8 +103,10 @@ class RegionTable:
             ids,
         )
 
-    def check(self, context: kvrpcpb_pb2.Context, store_id: int) -> Region | errorpb_pb2.Error:
-        """The region a request to a store is for, or why it cannot be served."""
+    def check(
+        self, context: kvrpcpb_pb2.Context, store_id: int, flashback: bool = False
+    ) -> Region | errorpb_pb2.Error:
+        """The region a request to a store is for, or why it cannot be served; `flashback`: of one."""
         peer = context.peer
         if peer.store_id not in (store_id, 0):
             other = errorpb_pb2.StoreNotMatch(request_store_id=peer.store_id, actual_store_id=store_id)
@@ -119,6 +121,8 @@ class RegionTable:
             return stale_command()
         if context.region_epoch.version != region.version:
             return self.epoch_not_match(region, context.region_epoch.version)
+        if region.flashback and not flashback:
+            return flashback_in_progress(region)
         return region
 
     def check_capture(self, region_id: int, version: int, store_id: int) -> Region | errorpb_pb2.Error:
@@ -128,6 +132,8 @@ class RegionTable:
             return self._elsewhere(region_id, region, store_id)
         if region.version != version:
             return self.epoch_not_match(region, version)
+        if region.flashback:
+            return flashback_in_progress(region)
         return region
 
     def refusal(self, was: Region) -> errorpb_pb2.Error | None:
@@ -141,6 +147,8 @@ class RegionTable:
             return stale_command()
         if now.version != was.version:
             return self.epoch_not_match(now, was.version)
+        if now.flashback != was.flashback:
+            return flashback_in_progress(now) if now.flashback else flashback_not_prepared(now)
         if now.merging:
             merging = errorpb_pb2.ProposalInMergingMode(region_id=now.id)
             return errorpb_pb2.Error(
@@ -191,6 +199,22 @@ def max_ts_not_synced(region: Region) -> errorpb_pb2.Error:
     return errorpb_pb2.Error(
         message=f"max timestamp of region {region.id} is not synced with PD",
         max_timestamp_not_synced=errorpb_pb2.MaxTimestampNotSynced(),
+    )
+
+
+def flashback_in_progress(region: Region) -> errorpb_pb2.Error:
+    """The region serves a flashback alone."""
+    held = errorpb_pb2.FlashbackInProgress(region_id=region.id, flashback_start_ts=region.flashback)
+    return errorpb_pb2.Error(
+        message=f"region {region.id} is in flashback progress", flashback_in_progress=held
+    )
+
+
+def flashback_not_prepared(region: Region) -> errorpb_pb2.Error:
+    """The second phase of a flashback without its first."""
+    missing = errorpb_pb2.FlashbackNotPrepared(region_id=region.id)
+    return errorpb_pb2.Error(
+        message=f"region {region.id} is not prepared for the flashback", flashback_not_prepared=missing
     )
 
 

@@ -343,6 +343,8 @@ _UNARY: Final = (
     "RawDeleteRange",
     "RawCompareAndSwap",
     "RawChecksum",
+    "KvPrepareFlashbackToVersion",
+    "KvFlashbackToVersion",
 )
 
 

@@ -29,6 +29,7 @@ from tidegate.tikv.call import (
 )
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.faults import Faults
+from tidegate.tikv.flashback import Flashback, Range
 from tidegate.tikv.lock_waiting import LockWaiting
 from tidegate.tikv.max_ts import MaxTsSync
 from tidegate.tikv.percolator import Announced, Outcome
@@ -48,8 +49,9 @@ RESOLVE_LOCKS_MAX: Final = 4096
 
 _VERSION: Final = ("version",)
 _PREWRITTEN: Final = ("start_version", "for_update_ts", "min_commit_ts")
+_FLASHBACKS: Final = (pb.PrepareFlashbackToVersionRequest, pb.FlashbackToVersionRequest)
 _FLUSHED: Final = ("start_ts", "min_commit_ts")
-_CHOSEN: Final = frozenset((*_PREWRITTEN, *_FLUSHED))
+_CHOSEN: Final = frozenset((*_PREWRITTEN, *_FLUSHED, "commit_ts"))
 
 Announcements = Callable[[int], Announced]
 """Region id -> what CDC has announced for its keys."""
@@ -96,12 +98,13 @@ class Store:
         self._api_version = parts.raw.api_version
         self._pd_ts = parts.pd_ts
         self._ts_limit = 0
+        self._flashback = Flashback(parts.raftstore, parts.announced, parts.scheduler.later)
         self._calls = self._table()
 
     def submit(self, request: Any, answer: Answer) -> None:
         """Serve one request of any type; `answer` is called once, perhaps on another thread."""
         call = self._calls[type(request)]
-        region = self._regions.check(request.context, self._id)
+        region = self._regions.check(request.context, self._id, isinstance(request, _FLASHBACKS))
         if self._faults.kv_errors[0]:
             region = self._faults.kv_error() or region
         if isinstance(region, errorpb_pb2.Error):
@@ -177,6 +180,15 @@ class Store:
             self._scheduler.submit(
                 Task(region, stored, lambda reader: decide(reader, request, stored), answer)
             )
+
+        return serve
+
+    def _flashes_back(self, phase: Callable[[Range, Any, Answer], None]) -> Serve:
+        def serve(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
+            what = Range(region, *_clip(region, request.start_key, request.end_key))
+            if what.end and what.start >= what.end:
+                raise RefusalError("the range to flash back is not in the region")
+            phase(what, request, answer)
 
         return serve
 
@@ -384,6 +396,18 @@ class Store:
             pb.ResolveLockRequest: Call(pb.ResolveLockResponse, self._resolve, the_keys),
             pb.DeleteRangeRequest: Call(pb.DeleteRangeResponse, self._delete_range, range=the_range),
             pb.SplitRegionRequest: Call(pb.SplitRegionResponse, self._split),
+            pb.PrepareFlashbackToVersionRequest: Call(
+                pb.PrepareFlashbackToVersionResponse,
+                self._flashes_back(self._flashback.prepare),
+                range=the_range,
+                stamps=("start_ts",),
+            ),
+            pb.FlashbackToVersionRequest: Call(
+                pb.FlashbackToVersionResponse,
+                self._flashes_back(self._flashback.flash_back),
+                range=the_range,
+                stamps=("start_ts", "commit_ts"),
+            ),
         }
 
 

@@ -204,13 +204,21 @@ def test_requests_that_cannot_be_served_say_why(make: Callable[..., Cluster]) ->
     client.close()
 
 
+class _Refused(Feed):
+    """Of a registration under the ids of another, whose marks go on coming."""
+
+    def take_resolved(self, ts: int) -> None:
+        return
+
+
 def test_a_duplicate_is_refused_and_the_first_registration_stays(make: Callable[..., Cluster]) -> None:
     cluster = make()
     (region,) = cluster.regions.all
     client = Client(cluster)
     feed = client.register(1, region)
     client.until(lambda: feed.initialized)
-    second = client.register(1, region)
+    second = client.feeds[1, region.id] = _Refused(0)
+    cluster.endpoint.request(client.connection, client.request(1, region))
     client.until(lambda: second.error is not None)
     assert second.error is not None
     assert second.error.HasField("duplicate_request")

@@ -146,6 +146,8 @@ class Delegate:
         self.downstreams: dict[Downstream, None] = {}
         """In the order they came."""
         self._is_cut = True
+        self.flashback = 0
+        """The start_ts of a flashback: no resolved ts goes beyond it meanwhile."""
         self._bounds: list[bytes] = [b""]
         self._segments: list[list[Downstream]] = [[]]
         self.announced = Announced(self._bounds, self._segments)
@@ -181,6 +183,8 @@ class Delegate:
     def resolve(self, min_ts: int) -> None:
         """Advance every downstream that is in step."""
         self._cut()
+        if self.flashback:
+            min_ts = min(min_ts, self.flashback)
         for each in self.downstreams:
             if each.state is State.NORMAL:
                 each.resolver.resolve(min_ts)

@@ -192,6 +192,8 @@ class Endpoint:
         """A region is another from here on: the delegates of what it was end."""
         for region in change.before:
             delegate = self._delegates.get(region.id)
+            if delegate is not None and change.kind in (Kind.PREPARE_FLASHBACK, Kind.FINISH_FLASHBACK):
+                delegate.flashback = change.now[0].flashback
             error = ended_by(change, region, self._store_id)
             if delegate is not None and error is not None:
                 for downstream in list(delegate.downstreams):
@@ -421,7 +423,7 @@ def ended_by(change: RegionChange, region: Region, store_id: int) -> pb.Error | 
         case Kind.TRANSFER:
             (now,) = change.now
             return None if now.leader == store_id else as_capture_error(not_leader(now))
-        case Kind.CHANGE_PEERS:
+        case Kind.CHANGE_PEERS | Kind.PREPARE_FLASHBACK | Kind.FINISH_FLASHBACK:
             return None
 
 
@@ -431,6 +433,9 @@ def as_capture_error(error: errorpb_pb2.Error) -> pb.Error:
         return pb.Error(not_leader=error.not_leader)
     if error.HasField("epoch_not_match"):
         return pb.Error(epoch_not_match=error.epoch_not_match)
+    if error.HasField("flashback_in_progress"):  # TiKV's answer to all it has no other for
+        missing = errorpb_pb2.RegionNotFound(region_id=error.flashback_in_progress.region_id)
+        return pb.Error(region_not_found=missing)
     return pb.Error(region_not_found=error.region_not_found)
 
 

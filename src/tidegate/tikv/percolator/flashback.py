@@ -1,0 +1,73 @@
+"""A range becomes what it was at a version: which records that takes. Pure.
+
+First the locks of the range go, and its first key is locked by the flashback; then every other key whose
+value differs from what a reader at `version` saw gets that value, or a Delete, as one record at `commit_ts`;
+last the first key is committed. So the lock holds the resolved ts until all is there, and a second run finds
+what the first has done. (TiKV: storage/txn/actions/flashback_to_version.rs.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from tidegate.tikv import keys, mvcc
+from tidegate.tikv.mvcc import Change, Lock, Write
+from tidegate.tikv.reader import Reader, View
+
+BATCH_KEYS: Final = 256
+"""Keys of one command."""
+
+
+def after(key: bytes) -> bytes:
+    """Where the records of the keys above an encoded key begin."""
+    return keys.versioned(key, 0) + b"\0"
+
+
+def written_keys(view: View, start: bytes, end: bytes) -> Iterator[bytes]:
+    """The encoded keys of [start, end) with any record, ascending."""
+    cursor = view.cursor(mvcc.WRITE)
+    cursor.seek(start)
+    while cursor.valid():
+        key = cursor.key()[: -keys.TS_BYTES]
+        if end and key >= end:
+            return
+        yield key
+        cursor.seek(after(key))
+
+
+def lock_first(reader: Reader, key: bytes, version: int, start_ts: int) -> list[Change]:
+    """The lock on the first key, with its value of then."""
+    value = reader.value_at(key, version)
+    raw = keys.decode(key)
+    if value is None:
+        return [(mvcc.LOCK, key, mvcc.encode_lock(Lock(mvcc.DELETE, raw, start_ts, 0)))]
+    if len(value) <= mvcc.SHORT_VALUE_MAX:
+        lock = Lock(mvcc.PUT, raw, start_ts, 0, short_value=value)
+        return [(mvcc.LOCK, key, mvcc.encode_lock(lock))]
+    lock = Lock(mvcc.PUT, raw, start_ts, 0)
+    return [
+        (mvcc.DEFAULT, keys.versioned(key, start_ts), value),
+        (mvcc.LOCK, key, mvcc.encode_lock(lock)),
+    ]
+
+
+def rewrite(reader: Reader, key: bytes, version: int, start_ts: int, commit_ts: int) -> list[Change]:
+    """The record that makes a key what it was; none when it is."""
+    newest = reader.newest_data(key, keys.TS_MAX)
+    if newest is None or newest[0] <= version or newest[1].start_ts == start_ts:
+        return []
+    value = reader.value_at(key, version)
+    if value is None:
+        if newest[1].kind == mvcc.DELETE:
+            return []
+        write = Write(mvcc.DELETE, start_ts)
+    elif len(value) <= mvcc.SHORT_VALUE_MAX:
+        write = Write(mvcc.PUT, start_ts, value)
+    else:
+        write = Write(mvcc.PUT, start_ts)
+    changes: list[Change] = []
+    if value is not None and write.short_value is None:
+        changes.append((mvcc.DEFAULT, keys.versioned(key, start_ts), value))
+    changes.append((mvcc.WRITE, keys.versioned(key, commit_ts), mvcc.encode_write(write)))
+    return changes
