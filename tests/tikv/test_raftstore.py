@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tidegate.errors import Retryable
-from tidegate.tikv import mvcc
+from tidegate.tikv import mvcc, region_change
 from tidegate.tikv.engine import Engine, EngineSnapshot
 from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.region import split
+from tidegate.tikv.region_change import RegionChange
+from tidegate.tikv.region_meta import load
 from tidegate.tikv.region_table import RegionTable
 
 WAIT_S = 10
@@ -56,6 +58,45 @@ def test_observers_see_a_command_before_its_client_and_a_capture_is_in_step(tmp_
         assert log.index(f"seen {name}") < log.index(f"told {name}")
     assert [line for line in log if line.startswith("seen")] == [f"seen {name}" for name in "abcde"]
     store.engine.close()
+
+
+def test_a_split_is_durable_and_observed_before_anyone_can_find_its_parts(tmp_path: Path) -> None:
+    store = Raftstore(Engine(tmp_path), RegionTable(split([])))
+    (region,) = store.regions.all
+    seen: list[tuple[str, int, int]] = []
+
+    class Watcher:
+        """Both an observer and a member: what it is told, and how many regions there are by then."""
+
+        def _note(self, what: str) -> None:
+            durable = len(load(store.engine, [], 1).all)
+            seen.append((what, durable, len(store.regions.all)))
+
+        def on_applied(self, commands: Sequence[Command]) -> None:
+            self._note("observed")
+
+        def will_change(self, change: RegionChange) -> None:
+            self._note("will change")
+
+        def has_changed(self, change: RegionChange) -> None:
+            self._note("has changed")
+
+    told = threading.Event()
+    store.observers[1] = store.members[1] = Watcher()
+    store.start()
+    ids = iter(range(100, 110))
+    store.propose(
+        Command(
+            region.id,
+            (),
+            on_applied=lambda error: told.set(),
+            admin=lambda table: region_change.split(table.all[0], [b"m"], lambda: next(ids)),
+        )
+    )
+    assert told.wait(WAIT_S)
+    store.stop()
+    store.engine.close()
+    assert seen == [("observed", 2, 1), ("will change", 2, 1), ("has changed", 2, 2)]
 
 
 def test_after_a_failure_nothing_is_applied_on_top_of_it(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ term_change, stale_epoch_after_region_ready.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from dataclasses import replace
 
-from tests.tikv.cluster import Client, Cluster, Feed
+from tests.tikv.cluster import WAIT_S, Client, Cluster, Feed
 from tests.tikv.support import commit, prewrite, put
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv import keys
 from tidegate.tikv.region import Region
+from tidegate.tikv.region_change import RegionChange
 
 
 def ended(client: Client, feed: Feed) -> cdc.Error:
@@ -159,6 +162,41 @@ def test_a_split_while_a_scan_waits_reaches_the_registration_and_nothing_follows
     fresh = client.register(9, cluster.regions.all[0])
     client.until(lambda: fresh.initialized)
     assert rows == [len(feed.rows) for feed in feeds], "G4: nothing after the error"
+    client.close()
+
+
+def test_a_registration_between_a_split_and_the_table_that_shows_it_is_ended(
+    make: Callable[..., Cluster],
+) -> None:
+    """It came too late to be told by the observer, and too early to be refused: its capture finds out."""
+    cluster = make()
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    observed, go_on = threading.Event(), threading.Event()
+
+    class Holder:
+        """A member that keeps the table of regions as it was for a while."""
+
+        def will_change(self, change: RegionChange) -> None:
+            observed.set()
+            assert go_on.wait(WAIT_S)
+
+        def has_changed(self, change: RegionChange) -> None:
+            """Nothing to do."""
+
+    cluster.raftstore.members[99] = Holder()
+    splitting = threading.Thread(target=cluster.operators.split, args=(region.id, [keys.encode(b"m")]))
+    splitting.start()
+    assert observed.wait(WAIT_S)
+    feed = client.register(1, region)
+    later = client.register(2, replace(region, id=999))
+    client.until(lambda: later.error is not None)  # the endpoint takes them in order
+    assert feed.error is None
+    go_on.set()
+    splitting.join()
+    parts = ended(client, feed).epoch_not_match.current_regions
+    assert {part.id for part in parts} == {each.id for each in cluster.regions.all}
+    assert not feed.initialized
     client.close()
 
 
