@@ -26,6 +26,7 @@ from tidegate.tikv.region_table import RegionTable
 from tidegate.tikv.scheduler import Scheduler
 from tidegate.tikv.store import Parts, Store
 from tidegate.tikv.tso import Tso, TsoMode
+from tidegate.tikv.txn_status import TxnStatusCache
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class Shared:
     tick_s: float = TICK_S
     faults: Faults = field(default_factory=Faults)
     detector: DeadlockDetector = field(default_factory=DeadlockDetector)
+    txn_status: TxnStatusCache = field(default_factory=TxnStatusCache)
     nodes: dict[int, StoreNode] = field(default_factory=dict)
     """The stores that run."""
 
@@ -69,6 +71,7 @@ class StoreNode:
             api_version=shared.api_version,
             store_id=store_id,
             faults=shared.faults,
+            txn_status=shared.txn_status,
         )
         scheduler = Scheduler(shared.raftstore, shared.pool, self.concurrency, self.waiting)
         raw_ts: Callable[[], int] | None = tso.get if moves and shared.api_version == 2 else None
@@ -88,6 +91,7 @@ class StoreNode:
                 tso.get if moves else None,
                 store_id,
                 shared.faults,
+                shared.txn_status,
             )
         )
 

@@ -41,6 +41,7 @@ from tidegate.tikv.region_change import NewId, RegionChange
 from tidegate.tikv.region_change import split as split_region
 from tidegate.tikv.region_table import RegionError, RegionTable, key_not_in_region, max_ts_not_synced
 from tidegate.tikv.scheduler import Answer, Patience, Scheduler, Task
+from tidegate.tikv.txn_status import TxnStatusCache
 
 MAX_TS_DRIFT_MS: Final = 60_000
 """A request may not name a ts further ahead of PD than this (TiKV's storage.max-ts.max-drift)."""
@@ -76,6 +77,7 @@ class Parts:
     """PD's present ts; None when its time stands still, and any ts may be named."""
     store_id: int = STORE_ID
     faults: Faults = field(default_factory=Faults)
+    txn_status: TxnStatusCache = field(default_factory=TxnStatusCache)
 
 
 class Store:
@@ -94,6 +96,7 @@ class Store:
         self._new_id = parts.new_id
         self._id = parts.store_id
         self._faults = parts.faults
+        self._txn_status = parts.txn_status
         self._raw = parts.raw
         self._api_version = parts.raw.api_version
         self._pd_ts = parts.pd_ts
@@ -180,6 +183,30 @@ class Store:
             self._scheduler.submit(
                 Task(region, stored, lambda reader: decide(reader, request, stored), answer)
             )
+
+        return serve
+
+    def _tells(self, decide: Callable[[Reader, Any, list[bytes]], Outcome[Any]]) -> Serve:
+        """Of a primary: what its lock promises is told to `txn_status` when it is durable."""
+
+        def serve(region: Region, request: Any, stored: list[bytes], answer: Answer) -> None:
+            promised: list[tuple[int, int]] = []
+
+            def decided(reader: Reader) -> Outcome[Any]:
+                outcome = decide(reader, request, stored)
+                for cf, key, value in outcome.changes:
+                    lock = mvcc.decode_lock(value) if cf == mvcc.LOCK and value is not None else None
+                    if lock is not None and lock.generation and keys.encode(lock.primary) == key:
+                        promised.append((lock.start_ts, lock.min_commit_ts))
+                return outcome
+
+            def then(response: Any, error: Exception | None) -> None:
+                if error is None:
+                    for each in promised:
+                        self._txn_status.update(*each)
+                answer(response, error)
+
+            self._scheduler.submit(Task(region, stored, decided, then))
 
         return serve
 
@@ -380,7 +407,7 @@ class Store:
             pb.CleanupRequest: Call(pb.CleanupResponse, self._writes(percolator.cleanup), the_key),
             pb.CheckTxnStatusRequest: Call(
                 pb.CheckTxnStatusResponse,
-                self._writes(lambda r, q, keys: percolator.check_txn_status(r, q, keys, concurrency)),
+                self._tells(lambda r, q, keys: percolator.check_txn_status(r, q, keys, concurrency)),
                 _primary_key,
                 stamps=("lock_ts", "caller_start_ts", "current_ts"),
             ),
@@ -391,7 +418,7 @@ class Store:
                 stamps=("start_version",),
             ),
             pb.TxnHeartBeatRequest: Call(
-                pb.TxnHeartBeatResponse, self._writes(percolator.heart_beat), _primary_lock
+                pb.TxnHeartBeatResponse, self._tells(percolator.heart_beat), _primary_lock
             ),
             pb.ResolveLockRequest: Call(pb.ResolveLockResponse, self._resolve, the_keys),
             pb.DeleteRangeRequest: Call(pb.DeleteRangeResponse, self._delete_range, range=the_range),

@@ -227,8 +227,12 @@ def test_a_pipelined_transaction_sends_each_flush_and_commits_the_last_generatio
     assert not flush(2, put(b"b", b"2")), "the same again changes nothing"
     mine = cluster.call(pb.BufferBatchGetRequest(keys=[b"a", b"b", b"c", b"d"], version=start_ts), b"a")
     assert [(pair.key, pair.value) for pair in mine.pairs] == [(b"a", b"1"), (b"b", b"2"), (b"c", b"")]
+    client.until(lambda: feed.resolved_ts == start_ts - 1)
     beat = pb.TxnHeartBeatRequest(primary_lock=b"a", start_version=start_ts, min_commit_ts=start_ts + 50)
     cluster.call(beat, b"a")
+    client.until(lambda: feed.resolved_ts == start_ts + 49)
+    late = client.register(9, cluster.regions.all[0])
+    client.until(lambda: late.resolved_ts == start_ts + 49)
     commit_ts = cluster.tso.get() + 100
     cluster.call(commit(start_ts, commit_ts, b"a"), b"a")
     cluster.call(pb.ResolveLockRequest(start_version=start_ts, commit_version=commit_ts), b"a")

@@ -79,6 +79,7 @@ class Downstream(Subscription):
         checkpoint_ts: int,
         filter_loop: bool = False,
         raw: bool = False,
+        resolver: Resolver | None = None,
     ) -> None:
         super().__init__()
         self.channel = channel
@@ -90,7 +91,7 @@ class Downstream(Subscription):
         self.filter_loop = filter_loop
         self.raw = raw
         self.state = State.UNINITIALIZED
-        self.resolver = Resolver()
+        self.resolver = Resolver() if resolver is None else resolver
 
     def event(self, rows: Sequence[bytes], index: int = 0) -> bytes:
         """An event of this downstream with the given rows."""
@@ -107,9 +108,10 @@ class Downstream(Subscription):
         )
 
 
-Seen = tuple[bytes, bytes | None, int | None, int, bool]
+Seen = tuple[bytes, bytes | None, int | None, int, bool, bool]
 """What a command did to one key: the key, a row for it or none, the data lock it has afterwards (its
-start_ts; 0: none; None: not touched), the row's txn_source, and whether it is a raw key."""
+start_ts; 0: none; None: not touched), the row's txn_source, whether it is a raw key, and whether the lock is
+of a large transaction."""
 
 
 class Announced:
@@ -196,7 +198,7 @@ class Delegate:
         bounds, segments = self._bounds, self._segments
         if command.ranges:
             self._forget(command)
-        for key, row, lock_ts, txn_source, raw in self._seen(command, old_values):
+        for key, row, lock_ts, txn_source, raw, is_large in self._seen(command, old_values):
             for downstream in segments[bisect.bisect_right(bounds, key) - 1]:
                 if downstream.state is State.UNINITIALIZED or downstream.raw is not raw:
                     continue
@@ -204,7 +206,7 @@ class Delegate:
                 if lock_ts is not None:
                     if not lock_ts and row is None:
                         mine = _silent_rollback(key, downstream.resolver.locked_by(key))
-                    downstream.resolver.track(key, lock_ts)
+                    downstream.resolver.track(key, lock_ts, is_large)
                 if mine is not None and (not txn_source or downstream.wants(txn_source)):
                     found = rows.get(downstream)
                     if found is None:
@@ -249,12 +251,13 @@ class Delegate:
             elif cf == mvcc.DEFAULT:
                 user = key[: -keys.TS_BYTES]
                 if self.has_raw and key[0] == _RAW:
-                    seen[user] = (user, raw_row(user, keys.version_of(key), value), None, 0, True)
+                    seen[user] = (user, raw_row(user, keys.version_of(key), value), None, 0, True, False)
                 else:
                     long_values[user] = value
         for key in unlocked:
             before = seen.get(key)
-            seen[key] = (key, None if before is None else before[1], 0, before[3] if before else 0, False)
+            row, source = (None, 0) if before is None else (before[1], before[3])
+            seen[key] = (key, row, 0, source, False, False)
         return seen.values()
 
 
@@ -266,28 +269,29 @@ def _on_lock(
     old_values: OldValues,
 ) -> Seen:
     if not lock.is_data():
-        return key, None, 0, 0, False
+        return key, None, 0, 0, False, False
     new = b""
+    is_large = lock.generation > 0
     if lock.kind == mvcc.PUT:
         found = long_values.get(key) if short is None else short
         if found is None:
-            return key, None, lock.start_ts, 0, False
+            return key, None, lock.start_ts, 0, False, is_large
         new = found
     old = old_values.before(key, max(lock.start_ts, lock.for_update_ts))
-    return key, prewrite_row(key, lock, new, old), lock.start_ts, lock.txn_source, False
+    return key, prewrite_row(key, lock, new, old), lock.start_ts, lock.txn_source, False, is_large
 
 
 def _on_write(user: bytes, key: bytes, write: mvcc.Write, short: bytes | None) -> Seen | None:
     raw, ts = keys.decode(user), keys.version_of(key)
     if write.gc_fence is not None:
-        return user, wire.row(wire.ROLLBACK, 0, ts, 0, raw), None, 0, False
+        return user, wire.row(wire.ROLLBACK, 0, ts, 0, raw), None, 0, False, False
     if write.kind == mvcc.ROLLBACK:
-        return user, wire.row(wire.ROLLBACK, 0, write.start_ts, 0, raw), None, 0, False
+        return user, wire.row(wire.ROLLBACK, 0, write.start_ts, 0, raw), None, 0, False, False
     if not write.is_data():
         return None
     source = write.txn_source
     row = wire.row(wire.COMMIT, OPS[write.kind], write.start_ts, ts, raw, short or b"", txn_source=source)
-    return user, row, None, source, False
+    return user, row, None, source, False, False
 
 
 def _on_one_pc(
@@ -303,7 +307,7 @@ def _on_one_pc(
     commit_ts = keys.version_of(key)
     new = long_values.get(user, b"") if short is None else short
     old = old_values.before(user, commit_ts - 1)
-    return user, committed_row(user, commit_ts, write, new, old), None, write.txn_source, False
+    return user, committed_row(user, commit_ts, write, new, old), None, write.txn_source, False, False
 
 
 def prewrite_row(key: bytes, lock: mvcc.Lock, value: bytes, old_value: bytes) -> bytes:

@@ -30,6 +30,7 @@ from tidegate.tikv.cdc import initializer, wire
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
 from tidegate.tikv.cdc.observer import CdcObserver
 from tidegate.tikv.cdc.old_value import OldValues
+from tidegate.tikv.cdc.resolver import Resolver
 from tidegate.tikv.cdc.service import Connection
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.engine import EngineSnapshot
@@ -38,6 +39,7 @@ from tidegate.tikv.raftstore import Command, Raftstore
 from tidegate.tikv.region import STORE_ID, Region
 from tidegate.tikv.region_change import Kind, RegionChange
 from tidegate.tikv.region_table import RegionTable, not_leader
+from tidegate.tikv.txn_status import TxnStatusCache
 
 TICK_S: Final = 0.05
 TICK_PER_DOWNSTREAM_S: Final = 0.0002
@@ -70,9 +72,11 @@ class Endpoint:
         api_version: int = 1,
         store_id: int = STORE_ID,
         faults: Faults | None = None,
+        txn_status: TxnStatusCache | None = None,
     ) -> None:
         self._store_id = store_id
         self._faults = faults or Faults()
+        self._txn_status = txn_status or TxnStatusCache()
         self._cluster_id = cluster_id
         self._regions = regions
         self._raftstore = raftstore
@@ -230,6 +234,7 @@ class Endpoint:
             request.checkpoint_ts,
             request.filter_loop,
             request.kv_api == pb.ChangeDataRequest.RawKV,
+            Resolver(self._txn_status.min_commit_ts),
         )
         connection.downstreams[request.request_id, region.id] = downstream
         delegate = self._delegates.setdefault(region.id, Delegate(region, self._api_version == 2))
@@ -307,8 +312,8 @@ class Endpoint:
             snapshot = self._capture(downstream)
             if snapshot is None:
                 return
-            locks = initializer.scan_locks(downstream, snapshot, self._faults)
-            self._tasks.put(lambda: downstream.resolver.finish_scan(locks))
+            locks, large = initializer.scan_locks(downstream, snapshot, self._faults)
+            self._tasks.put(lambda: downstream.resolver.finish_scan(locks, large))
             initializer.scan_versions(downstream, snapshot, self._faults)
             self._tasks.put(lambda: _in_step(downstream))
         except initializer.StoppedError:

@@ -29,11 +29,16 @@ class StoppedError(Exception):
     """The downstream ended while it was scanned; nobody is left to tell."""
 
 
-def scan_locks(downstream: Downstream, view: EngineSnapshot, faults: Faults) -> dict[bytes, int]:
-    """Send the open locks; returns all data locks of the range (key -> start_ts). Raises `StoppedError`."""
+def scan_locks(
+    downstream: Downstream, view: EngineSnapshot, faults: Faults
+) -> tuple[dict[bytes, int], set[int]]:
+    """Send the open locks; returns all data locks of the range (key -> start_ts), and which of these start_ts
+    are of large transactions. Raises `StoppedError`.
+    """
     found: dict[bytes, int] = {}
+    large: set[int] = set()
     if downstream.raw:
-        return found
+        return found, large
     reader = Reader(view)
 
     def rows() -> Iterator[bytes]:
@@ -41,6 +46,8 @@ def scan_locks(downstream: Downstream, view: EngineSnapshot, faults: Faults) -> 
             if not lock.is_data():
                 continue
             found[key] = lock.start_ts
+            if lock.generation:
+                large.add(lock.start_ts)
             if downstream.wants(lock.txn_source):
                 value = b""
                 if lock.kind == mvcc.PUT:
@@ -50,7 +57,7 @@ def scan_locks(downstream: Downstream, view: EngineSnapshot, faults: Faults) -> 
                 yield prewrite_row(key, lock, value, old)
 
     _send(downstream, rows(), faults)
-    return found
+    return found, large
 
 
 def scan_versions(downstream: Downstream, view: EngineSnapshot, faults: Faults) -> None:
