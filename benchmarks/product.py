@@ -31,8 +31,10 @@ class Product:
 
     def __init__(self, folder: Path, log: str, rows: int, sink_uri: str, live: int = 0) -> None:
         self.folder, self.sink_uri = folder, sink_uri
-        self._feed = [sys.executable, "-m", "benchmarks.feed_server", str(LOGS / f"{log}.jsonl.gz")]
-        self._feed += ["--rows", str(rows)] + (["--live", str(live)] if live else [])
+        self.source = [sys.executable, "-m", "benchmarks.feed_server", str(LOGS / f"{log}.jsonl.gz")]
+        self.source += ["--rows", str(rows)] + (["--live", str(live)] if live else [])
+        self.options: list[str] = []
+        """Further words of `changefeed create`."""
         self.children: dict[str, Child] = {}
         self.ledger: Ledger | None = None
 
@@ -44,7 +46,7 @@ class Product:
 
     def start(self) -> None:
         """Start feed server, capture and changefeed. On return Spark's query runs, or is about to."""
-        ready = self._child("feed", self._feed).wait_line(lambda line: "pd" in line, READY_S)
+        ready = self._child("feed", self.source).wait_line(lambda line: "pd" in line, READY_S)
         config = self.folder / "feed.toml"
         config.write_text(f"[filter]\nrules = ['{_table_name(ready['pd'], ready['table_id'])}']\n")
         command = tidegate("server", "--pd", ready["pd"], "--data-dir", self.folder / "data", "--json")
@@ -52,7 +54,8 @@ class Product:
         self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
         self.ledger = Ledger([server.pid])
         create = tidegate("changefeed", "create", "--server", self.address, "-c", FEED, "--config", config)
-        subprocess.run([*create, "--sink-uri", self.sink_uri], check=True, stdout=subprocess.DEVNULL)
+        create += ["--sink-uri", self.sink_uri, *self.options]
+        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
 
     def totals(self) -> dict[str, Any]:
         """Rows, messages and batches delivered so far, from the capture's metrics."""

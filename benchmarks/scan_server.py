@@ -44,7 +44,7 @@ class Table(Cluster):
     """The table's rows beside the catalogue that `Cluster` serves."""
 
     def __init__(self, log: Log, rows: int, regions: int) -> None:
-        feed = Feed(log, Settings(rows, 1, 1, regions, 0))
+        feed = Feed(log, Settings(0, 1, 1, regions, 0))
         super().__init__(feed)
         self._rows, self._prefix = rows, _table_prefix(log.table_id) + b"_r"
         starts = [rows * at // regions for at in range(1, regions)]

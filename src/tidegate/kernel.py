@@ -239,6 +239,7 @@ KERNEL_MODULES: Final = (
     "tidegate.tidb.checksum_kernels",
     "tidegate.dispatcher.kernels",
     "tidegate.codec.kernels",
+    "tidegate.codec.kv_kernels",
     "tidegate.codec.decode_kernels",
     "tidegate.verify.kernels",
 )

@@ -213,7 +213,8 @@ def full(feed: Feed, request: Request) -> dict[str, Any]:
     """A feed with everything."""
     info = feed.info
     created = datetime.fromtimestamp(info.create_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    table_ids = [t.physical_id for t in feed.owner.spans.values()] if feed.owner else []
+    spans = feed.owner.spans.values() if feed.owner and feed.config.has_tables else ()
+    table_ids = [t.physical_id for t in spans]
     return {
         "upstream_id": feed.node.cluster,
         "namespace": feed.id.namespace,
@@ -279,7 +280,7 @@ def shown_load(feed: Feed) -> dict[str, Any] | None:
 def puller_totals(feed: Feed) -> dict[str, int]:
     """Rows and bytes the puller has received for this feed's spans since it started."""
     names = set(feed.owner.spans) if feed.owner else set()
-    lines = [line for line in feed.node.spans.status if line.get("span") in names]
+    lines = [line for line in feed.captured.spans.status if line.get("span") in names]
     return {
         "rows": sum(int(line.get("rows", 0)) for line in lines),
         "bytes": sum(int(line.get("bytes", 0)) for line in lines),

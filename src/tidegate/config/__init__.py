@@ -27,10 +27,14 @@ from tidegate.config.settings import (
     ReplicaConfig,
 )
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
-from tidegate.config.values import REDACTED, nearest
+from tidegate.config.values import KV_MODES, RAW_MODE, REDACTED, TABLE_MODE, TXN_MODE, nearest
 
 __all__ = [
+    "KV_MODES",
+    "RAW_MODE",
     "REDACTED",
+    "TABLE_MODE",
+    "TXN_MODE",
     "ColumnSelector",
     "DispatchRule",
     "EventFilterRule",

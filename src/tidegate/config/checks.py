@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 
-from tidegate.config.settings import ReplicaConfig
+from tidegate.config.settings import FilterConfig, ReplicaConfig
 from tidegate.config.values import (
     COMPRESSIONS,
     CORRUPTION_LEVELS,
     FLAVOURS,
     INTEGRITY_LEVELS,
+    KV_MODES,
     PARTITION_RULES,
     PROTOCOL_ALIASES,
     PROTOCOLS,
@@ -54,6 +55,7 @@ def check(config: ReplicaConfig) -> None:
     for rule in config.sink.dispatchers:
         _one_of("sink.dispatchers.partition", rule.partition, PARTITION_RULES)
     _check_force_replicate(config)
+    _check_keys(config)
     if config.sink.column_selectors and config.integrity.integrity_check_level != "none":
         raise InvalidInput(
             "Column selectors and integrity checks exclude each other.",
@@ -93,6 +95,79 @@ def _check_force_replicate(config: ReplicaConfig) -> None:
             why="a row of a table without a key is found downstream by its whole old content",
             fix="leave one of the two out",
         )
+
+
+def _check_keys(config: ReplicaConfig) -> None:
+    """A feed of keys knows neither tables nor rows; one of tables has no key range."""
+    own = config.tidegate
+    _one_of("tidegate.kv-mode", own.kv_mode, KV_MODES)
+    for option, text in (
+        ("start-key", own.start_key),
+        ("end-key", own.end_key),
+        ("key-prefix", own.key_prefix),
+    ):
+        if not _is_hex(text):
+            raise InvalidInput(
+                f"Option 'tidegate.{option}' is not hex: '{text[:40]}'",
+                where="changefeed configuration",
+                fix="write two hex digits a byte, without 0x",
+            )
+    ranged = own.start_key or own.end_key
+    if (ranged and own.key_prefix) or (own.end_key and own.end_key.lower() <= own.start_key.lower()):
+        raise InvalidInput(
+            "The keys of the changefeed are no range.",
+            where="changefeed configuration",
+            fix="give start-key below end-key, or key-prefix alone",
+        )
+    if not -1 <= own.keyspace_id < 1 << 24:
+        raise InvalidInput(
+            f"There is no keyspace {own.keyspace_id}.", where="changefeed configuration", fix="0 to 16777215"
+        )
+    if config.has_tables:
+        foreign = [
+            name
+            for name, given in (
+                ("start-key", own.start_key),
+                ("end-key", own.end_key),
+                ("key-prefix", own.key_prefix),
+                ("keyspace-id", own.keyspace_id != -1),
+            )
+            if given
+        ]
+        why = "they say which keys a changefeed of keys follows"
+        fix = "set kv-mode to txnkv or rawkv, or leave them out"
+    else:
+        foreign = _of_tables(config)
+        why, fix = "they speak of tables, and a changefeed of keys has none", "leave them out"
+    if foreign:
+        raise InvalidInput(
+            f"kv-mode = '{own.kv_mode}' does not go with {', '.join(foreign)}.",
+            where="changefeed configuration",
+            why=why,
+            fix=fix,
+        )
+
+
+def _of_tables(config: ReplicaConfig) -> list[str]:
+    """Settings in force that make sense for tables only."""
+    rules, sink = config.filter, config.sink
+    given = (
+        ("[filter] rules", rules.rules != FilterConfig().rules),
+        ("[filter] event-filters", bool(rules.event_filters or rules.ignore_txn_start_ts)),
+        ("[[sink.dispatchers]]", bool(sink.dispatchers)),
+        ("[[sink.column-selectors]]", bool(sink.column_selectors)),
+        ("[integrity]", config.integrity.checks),
+        ("initial-load", config.tidegate.initial_load),
+        ("protocol = 'canal-json'", sink.protocol not in ("", "open-protocol")),
+    )
+    return [name for name, is_given in given if is_given]
+
+
+def _is_hex(text: str) -> bool:
+    try:
+        return bytes.fromhex(text).hex() == text.lower()
+    except ValueError:
+        return False
 
 
 def _check_protocol(name: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tidegate.config.fields import dump, setting
+from tidegate.config.values import TABLE_MODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,16 @@ class TidegateConfig:
     """The initial load reads no faster, over all tasks; 0: as fast as it can."""
     load_bytes_per_second: int = 0
     """The same in bytes of keys and values."""
+    kv_mode: str = TABLE_MODE
+    """tidb: tables; txnkv, rawkv: committed keys without tables (docs/key-value.md)."""
+    keyspace_id: int = -1
+    """Of the keys; -1: the default keyspace for rawkv, keys as they are (API V1) for txnkv."""
+    start_key: str = ""
+    """Hex, without mode and keyspace; the first key that is followed."""
+    end_key: str = ""
+    """Hex; the first key that is not followed; empty: none."""
+    key_prefix: str = ""
+    """Hex; instead of the two: all keys that begin with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +202,11 @@ class ReplicaConfig:
         """Whether a reader of the topic can know up to when it is complete."""
         extended = self.sink.kafka_config.codec_config.enable_tidb_extension
         return self.sink.protocol != "canal-json" or extended
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether the feed follows tables, not keys."""
+        return self.tidegate.kv_mode == TABLE_MODE
 
     def codec_settings(self) -> dict[str, str | int | bool]:
         """The options of the protocol, as `codec.registry.codec_options` takes them."""

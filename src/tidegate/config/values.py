@@ -15,6 +15,11 @@ PROTOCOL_ALIASES: Final = MappingProxyType({"default": "open-protocol", "open": 
 PROTOCOLS_TO_COME: Final = frozenset(
     ["canal", "avro", "simple", "debezium", "debezium-avro", "maxwell", "craft", "csv"]
 )
+TABLE_MODE: Final = "tidb"
+TXN_MODE: Final = "txnkv"
+RAW_MODE: Final = "rawkv"
+KV_MODES: Final = (TABLE_MODE, TXN_MODE, RAW_MODE)
+"""What a changefeed's keys are: TiDB's tables, transactional keys without tables, raw keys of API V2."""
 FLAVOURS: Final = ("classic", "new")
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")

@@ -25,10 +25,12 @@ from tidegate.clock import SystemClock
 from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import reader
 from tidegate.metrics import INTEGRITY_OUTCOMES
+from tidegate.model.key_range import KeyRange
 from tidegate.model.message import MessageBlock
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.decode import Quarantined
 from tidegate.mounter.integrity import Mismatch
+from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline import stages
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.offsets import Range
@@ -144,8 +146,10 @@ class Worker:
 
     def __init__(self, spec: FeedSpec, partitions: int, slot: WriterSource) -> None:
         self.spec, self.slot = spec, slot
+        self.partitions = partitions
         self.plan = stages.plan(spec.config, spec.sink_uri.topic, partitions)
-        self.schemas = SchemaReader(spec)
+        self.schemas = SchemaReader(spec) if spec.config.has_tables else None
+        self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
         self.quarantine = Quarantine(spec.feed_dir / "quarantine.jsonl")
         self.clock = SystemClock()
 
@@ -160,10 +164,10 @@ class Worker:
         return reports
 
     def _deliver_range(self, one: Range, report: Report, batch: Transaction) -> None:
-        schemas = self.schemas.upto(one.upto)
+        schemas = None if self.schemas is None else self.schemas.upto(one.upto)
         blocks = reader.read(self.spec.store_dir, one.span, one.after, one.upto)
         for block, next_ts in _with_next(blocks):
-            encoded = stages.run(block, schemas, self.plan, self.clock.now_ms())
+            encoded = self._encode(block, schemas)
             self.set_aside(one.span, encoded)
             batch.add(encoded, report)
             if next_ts > encoded.last_ts:
@@ -171,6 +175,12 @@ class Worker:
                 if batch.is_full():
                     batch.commit()
         batch.progress(one.span, report, one.upto)
+
+    def _encode(self, block: pa.RecordBatch, schemas: SchemaStore | None) -> stages.Encoded:
+        if schemas is None:
+            assert self.keys is not None
+            return stages.run_keys(block, self.keys, self.partitions)
+        return stages.run(block, schemas, self.plan, self.clock.now_ms())
 
     def set_aside(self, span: str, encoded: stages.Encoded) -> None:
         """Keep damaged entries with their bytes, durably, before anything after them goes out.

@@ -70,6 +70,7 @@ class Loader:
 
     def __init__(self, worker: Worker, batch: Transaction, pd: PdClient, task: LoadTask) -> None:
         self._worker, self._batch, self._pd, self._task = worker, batch, pd, task
+        assert worker.schemas is not None, "a feed of keys has no initial load"
         self._schemas = worker.schemas.upto(task.ts)
         self._until = time.monotonic() + TASK_S
         self._reports: list[LoadReport] = []

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.blocks import encode_block
+from tidegate.codec.kv_json import encode_block as encode_keys
 from tidegate.codec.registry import codec_options
 from tidegate.config import ReplicaConfig
 from tidegate.dispatcher.columns import ColumnSelectors
@@ -22,6 +23,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import split_block
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter
+from tidegate.model.key_range import KeyRange
 from tidegate.model.message import MessageBlock
 from tidegate.model.slots import RowBlock
 from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
@@ -88,6 +90,12 @@ def run(
     messages = tuple(_messages(tables, plan, build_ms))
     last_ts = block.column(0)[-1].as_py()
     return Encoded(messages, tuple(bad), tuple(damaged), tally, block.num_rows, last_ts)
+
+
+def run_keys(block: pa.RecordBatch, keys: KeyRange, partitions: int) -> Encoded:
+    """The stages of a feed without tables: encode, by the hash of the key."""
+    messages = encode_keys(block, keys.strip, partitions)
+    return Encoded((messages,), (), (), Tally(), block.num_rows, block.column(0)[-1].as_py())
 
 
 def _messages(tables: list[RowBlock], plan: Plan, build_ms: int) -> Iterator[MessageBlock]:

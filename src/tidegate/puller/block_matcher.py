@@ -91,7 +91,9 @@ class Matched:
 class BlockMatcher:
     """All registrations of one stream."""
 
-    def __init__(self, open_bytes_max: int = OPEN_BYTES_MAX) -> None:
+    def __init__(self, open_bytes_max: int = OPEN_BYTES_MAX, lag: Timestamp = 0) -> None:
+        """`lag` is taken off every resolved ts that comes."""
+        self._lag = np.uint64(lag)
         self._lock = threading.Lock()
         self._open_bytes_max = open_bytes_max
         self._memory = Recycler()
@@ -172,6 +174,9 @@ class BlockMatcher:
         """Scan and match; prewrites still open leave the messages. Returns the number of rows."""
         counts = self._counts
         events, rows = self._scan(messages)
+        if self._lag:
+            times = self._events[:events, k.E_TS]
+            times -= np.minimum(times, self._lag)
         self._make_room(events, rows, sum(map(len, messages)))
         counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
         while not match_kernels.match(

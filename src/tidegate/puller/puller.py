@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any, Final
 
 from tidegate.clock import Clock, SystemClock
+from tidegate.config import RAW_MODE
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
@@ -366,7 +367,8 @@ class Puller:
         stream = self._streams.get(store_id)
         if stream is None:
             channel = self._pd.channels.get(self._pd.store_address(store_id))
-            stream = Stream(store_id, channel, self._pd.cluster_id, self)
+            raw = self._kv_mode == RAW_MODE
+            stream = Stream(store_id, channel, self._pd.cluster_id, self, raw=raw)
             self._streams[store_id] = stream
         return stream
 
@@ -595,7 +597,9 @@ class Puller:
             self._store.publish()
 
     def _stuck(self) -> list[Stuck]:
-        """Spans that have not moved for STUCK_S."""
+        """Spans that have not moved for STUCK_S; of raw keys none, which have no locks."""
+        if self._kv_mode == RAW_MODE:
+            return []
         with self._state:
             spans = list(self._watched.values())
         now = self._clock.monotonic()

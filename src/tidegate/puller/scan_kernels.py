@@ -31,6 +31,8 @@ from tidegate.puller.table_kernels import (
     KEY,
     KEY_SIZE,
     KIND,
+    OLD,
+    OLD_SIZE,
     OP,
     OTHER,
     RESOLVED,
@@ -107,7 +109,10 @@ def skip_field(wire: int, at: int, end: int) -> Any:
 
 @inline
 def _scan_row(at: int, end: int, rows: int, n: int) -> bool:
-    """Event.Row: scalars at their fields' numbers, bytes as address and size."""
+    """Event.Row: scalars at their fields' numbers, bytes as address and size.
+
+    The expiry of a raw row, which has no old value, takes that one's place, as the varint's bytes.
+    """
     for word in range(ROW_WORDS):
         put_row_word(rows, n, word, np.uint64(0))
     while at < end:
@@ -116,6 +121,7 @@ def _scan_row(at: int, end: int, rows: int, n: int) -> bool:
             return False
         field, wire = i64(tag >> np.uint64(3)), i64(tag & np.uint64(7))
         if wire == 0:
+            first = at
             value, at = read_varint(at, end)
             if at == 0:
                 return False
@@ -129,6 +135,9 @@ def _scan_row(at: int, end: int, rows: int, n: int) -> bool:
                 put_row_word(rows, n, OP, value & np.uint64(0xFFFFFFFF))
             elif field == 10:
                 put_row_word(rows, n, GENERATION, value)
+            elif field == 8 and value != np.uint64(0):
+                put_row_word(rows, n, OLD, np.uint64(first))
+                put_row_word(rows, n, OLD_SIZE, np.uint64(at - first))
         elif wire == 2:
             size, at = read_varint(at, end)
             if at == 0 or size > np.uint64(end - at):

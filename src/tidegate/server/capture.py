@@ -25,11 +25,12 @@ from typing import Any, Final
 
 from tidegate import metrics
 from tidegate.clock import Clock, SystemClock
+from tidegate.config import TABLE_MODE
 from tidegate.control.metadata import FeedError, FeedId, Put, owner_key
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
-from tidegate.server.feed import Node
+from tidegate.server.feed import Captured, Node
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_kafka_sink
 from tidegate.server.puller_process import store_dir
@@ -79,7 +80,9 @@ class Capture:
         self.waiting_for = ""
         """What the start waits for, in words; empty once that is over."""
         self._stack = contextlib.AsyncExitStack()
-        self._puller: Child | None = None
+        self._modes: dict[str, Captured] = {}
+        self._pullers: dict[str, Child] = {}
+        self._keepers: list[asyncio.Task[None]] = []
         self._ready = False
 
     async def start(self) -> None:
@@ -103,12 +106,10 @@ class Capture:
         stack.callback(self.pd.close)
         self.cluster = await self._wait_for_pd()
         paths = Paths(options.data_dir, store_dir(options.data_dir, self.cluster))
-        paths.store.mkdir(parents=True, exist_ok=True)
         disk = ThreadPoolExecutor(1, thread_name_prefix="metadata")
         stack.callback(disk.shutdown, False)
         metadata = await asyncio.get_running_loop().run_in_executor(disk, SqliteMetadata, paths.metadata)
         stack.callback(metadata.close)
-        self.spans = SpanRegistry()
         self.node = Node(
             cluster=self.cluster,
             address=options.address,
@@ -116,7 +117,7 @@ class Capture:
             paths=paths,
             pd=self.pd,
             metadata=metadata,
-            spans=self.spans,
+            captured=self._captured,
             clock=options.clock,
             disk=disk,
             pipeline_command=options.pipeline_command,
@@ -127,8 +128,8 @@ class Capture:
         socket = ControlSocket(paths.socket, self._hear)
         await socket.open()
         stack.push_async_callback(socket.close)
-        keeper = asyncio.create_task(self._keep_puller(), name="puller keeper")
-        stack.push_async_callback(self._end_puller, keeper)
+        stack.push_async_callback(self._end_pullers)
+        self._captured(TABLE_MODE)
         await self.reactor.start()
         stack.push_async_callback(self.reactor.stop)
 
@@ -165,32 +166,48 @@ class Capture:
 
     # --- the puller ----------------------------------------------------------------------------------
 
-    async def _keep_puller(self) -> None:
-        """Start the puller, and start it again with a growing pause whenever it ends."""
+    @property
+    def spans(self) -> SpanRegistry:
+        """The spans of tables."""
+        return self._modes[TABLE_MODE].spans
+
+    def _captured(self, kv_mode: str) -> Captured:
+        """The event store of a kv mode, and its puller's ear; the first call starts the puller."""
+        if kv_mode not in self._modes:
+            store = store_dir(self.options.data_dir, self.cluster, kv_mode)
+            store.mkdir(parents=True, exist_ok=True)
+            self._modes[kv_mode] = Captured(store, SpanRegistry(kv_mode))
+            keeper = asyncio.create_task(self._keep_puller(kv_mode), name=f"puller keeper {kv_mode}")
+            self._keepers.append(keeper)
+        return self._modes[kv_mode]
+
+    async def _keep_puller(self, kv_mode: str) -> None:
+        """Start the puller of a mode, and start it again with a growing pause whenever it ends."""
         data, wait = self.options.data_dir, RESTART_FIRST_S
         command = [sys.executable, "-m", "tidegate.server.puller_process", str(data), self.options.pd]
-        command += [str(self.options.event_store_bytes)]
+        command += [str(self.options.event_store_bytes), kv_mode]
+        name = "puller" if kv_mode == TABLE_MODE else f"puller-{kv_mode}"
         while True:
             began = self.options.clock.monotonic()
-            self._puller = await spawn("puller", command, data / "puller.log")
-            code = await self._puller.wait()
-            event(LOG, logging.WARNING, "puller ended", exit_code=code)
+            puller = await spawn(name, command, data / f"{name}.log")
+            self._pullers[kv_mode] = puller
+            code = await puller.wait()
+            event(LOG, logging.WARNING, "puller ended", kv_mode=kv_mode, exit_code=code)
             metrics.restarts.labels("puller").inc()
             healthy = self.options.clock.monotonic() - began > HEALTHY_S
             wait = RESTART_FIRST_S if healthy else min(RESTART_MAX_S, wait * 2)
             await asyncio.sleep(wait)
 
-    async def _end_puller(self, keeper: asyncio.Task[None]) -> None:
-        keeper.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await keeper
-        if self._puller is not None:
-            await self._puller.stop()
+    async def _end_pullers(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*(puller.stop() for puller in self._pullers.values()))
 
     @property
     def puller_alive(self) -> bool:
-        """Whether the puller's process runs."""
-        return self._puller is not None and self._puller.alive
+        """Whether the pullers' processes run."""
+        return len(self._pullers) == len(self._modes) and all(p.alive for p in self._pullers.values())
 
     # --- the socket ----------------------------------------------------------------------------------
 
@@ -203,13 +220,14 @@ class Capture:
                 feed.hear({"incarnation": connection.hello.get("incarnation"), **message})
 
     def _hear_puller(self, connection: Connection, message: Message) -> None:
+        spans = self._captured(str(connection.hello.get("kv_mode", TABLE_MODE))).spans
         match message["type"]:
             case "hello":
-                self.spans.connect(connection)
+                spans.connect(connection)
             case "gone":
-                self.spans.disconnect(connection)
+                spans.disconnect(connection)
             case "status":
-                self.spans.status = message["spans"]
+                spans.status = message["spans"]
             case "error":
                 event(LOG, logging.WARNING, "puller error", error=str(message.get("what")))
                 self.reactor.puller_error(self._puller_error(message))

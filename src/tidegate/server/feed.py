@@ -49,14 +49,16 @@ from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import why_ineligible
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
+from tidegate.model.key_range import KeyRange
+from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.mounter.schema_image import Image
 from tidegate.pipeline.feed import LOAD_FILE
 from tidegate.server import initial_load, processor
+from tidegate.server.key_tracker import KeyTracker
 from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation, OpenSink, Paths, PipelineCommand
 from tidegate.server.schema_tracker import (
     DDL_SPAN,
-    DDL_SPAN_ID,
     SNAPSHOT,
     SchemaTracker,
     load_catalogue,
@@ -84,6 +86,14 @@ LAST_WORDS_S: Final = 0.5
 """How long the socket of a dead pipeline is still read for the reason."""
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What the puller of one kv mode is told, and where it keeps what it captures."""
+
+    store: Path
+    spans: SpanRegistry
+
+
 @dataclass(slots=True)
 class Node:
     """What all feeds of a capture share."""
@@ -94,7 +104,8 @@ class Node:
     paths: Paths
     pd: PdClient
     metadata: MetadataStore
-    spans: SpanRegistry
+    captured: Callable[[str], Captured]
+    """By kv mode; the first call for a mode starts its puller."""
     clock: Clock
     disk: Executor
     """One thread for the metadata store."""
@@ -123,16 +134,16 @@ class Node:
                 raise error
         return outcome.succeeded
 
-    def manifest(self, span: str) -> Manifest | None:
+    def manifest(self, store: Path, span: str) -> Manifest | None:
         """A span's manifest, read again only when the file was replaced; None while there is none."""
         try:
-            status = (self.paths.store / span / MANIFEST).stat()
+            status = (store / span / MANIFEST).stat()
         except FileNotFoundError:
             return None
         signature = (status.st_mtime_ns, status.st_ino)
         known = self.manifests.get(span)
         if known is None or known[0] != signature:
-            known = (signature, outlook.read_manifest(self.paths.store, span))
+            known = (signature, outlook.read_manifest(store, span))
             self.manifests[span] = known
         return known[1]
 
@@ -166,6 +177,7 @@ class Feed:
         self.node, self.id, self.info = node, feed, info
         self.uri = parse_sink_uri(info.sink_uri)
         self.config = config_from_json(info.config)
+        self.captured = node.captured(self.config.tidegate.kv_mode)
         self.life = Life.restored(info.state, info.error)
         self.checkpoint = checkpoint = status.checkpoint_ts
         """Durable downstream."""
@@ -182,7 +194,7 @@ class Feed:
         self.owner: Owner | None = None
         self._drop_rows = self._drop_ddl = 0
         self._filter = FeedFilter.of(self.config)
-        self._tracker: SchemaTracker | None = None
+        self._tracker: SchemaTracker | KeyTracker | None = None
         self._barrier: BarrierFile | None = None
         self._incarnation: Incarnation | None = None
         self._grant: Grant | None = None
@@ -206,7 +218,17 @@ class Feed:
     def plan(self) -> FeedPlan:
         """What the incarnations have in common."""
         node, info = self.node, self.info
-        return FeedPlan(node.cluster, self.id, self.uri, self.config, info.instance, node.paths, self.loading)
+        paths = dataclasses.replace(node.paths, store=self.captured.store)
+        return FeedPlan(node.cluster, self.id, self.uri, self.config, info.instance, paths, self.loading)
+
+    @property
+    def _ddl_span(self) -> Span:
+        """Whose resolved ts bounds all others': that of DDL, or of a feed of keys the only one there is."""
+        return DDL_SPAN if self.config.has_tables else KeyRange.of(self.config).span
+
+    @property
+    def _ddl_span_id(self) -> str:
+        return span_id(self._ddl_span, self.config.tidegate.kv_mode)
 
     def start(self) -> None:
         """Run the loop, unless the feed's life has ended or it runs already."""
@@ -226,7 +248,7 @@ class Feed:
 
     def _close(self, *, forget: bool = False) -> None:
         """Let go of catalogue and spans; the next start opens them at the stored checkpoint."""
-        self.node.spans.release(self.id, forget=forget)
+        self.captured.spans.release(self.id, forget=forget)
         self.owner = self._tracker = self._barrier = None
         self.waiting_for = ""
 
@@ -349,18 +371,14 @@ class Feed:
 
     async def _open(self) -> None:
         """Catalogue, spans and owner at the stored checkpoint."""
-        folder = self.plan.folder
-        snapshot = folder / SNAPSHOT
-        self.waiting_for = "catalogue from upstream"
-        if not snapshot.exists():
-            await asyncio.to_thread(save_catalogue, self.node.pd, self.persisted, snapshot)
-        tracker = await asyncio.to_thread(SchemaTracker.load, snapshot, self.node.paths.store, self._filter)
+        tracker = await self._open_tracker()
+        ddl_span = self._ddl_span_id
         self._catalogue_to = tracker.resolved_ts
-        self.node.spans.hold(self.id, DDL_SPAN, tracker.resolved_ts)
-        self.waiting_for = "DDL puller"
-        while self._frontier().get(DDL_SPAN_ID, 0) < max(self.persisted, tracker.resolved_ts):
+        self.captured.spans.hold(self.id, self._ddl_span, tracker.resolved_ts)
+        self.waiting_for = "DDL puller" if self.config.has_tables else "puller"
+        while self._frontier().get(ddl_span, 0) < max(self.persisted, tracker.resolved_ts):
             await asyncio.sleep(TICK_S)
-        resolved = self._frontier()[DDL_SPAN_ID]
+        resolved = self._frontier()[ddl_span]
         batches, known = await asyncio.to_thread(tracker.begin, self.persisted, resolved)
         barrier = Barrier(self.persisted, self.info.target_ts, held_at=self.persisted if self.loading else 0)
         barrier.learn(batches, known)
@@ -368,7 +386,16 @@ class Feed:
         interval = self.config.tidegate.resolved_interval
         self.owner = Owner(self.persisted, tracker.initial, barrier, resolved_interval_s=interval)
         for task in (*tracker.initial, *(task for batch in batches for task in batch.added)):
-            self.node.spans.hold(self.id, task.span, task.start_ts)
+            self.captured.spans.hold(self.id, task.span, task.start_ts)
+
+    async def _open_tracker(self) -> SchemaTracker | KeyTracker:
+        if not self.config.has_tables:
+            return KeyTracker(self._ddl_span, self.config.tidegate.kv_mode, self.persisted)
+        snapshot = self.plan.folder / SNAPSHOT
+        self.waiting_for = "catalogue from upstream"
+        if not snapshot.exists():
+            await asyncio.to_thread(save_catalogue, self.node.pd, self.persisted, snapshot)
+        return await asyncio.to_thread(SchemaTracker.load, snapshot, self.captured.store, self._filter)
 
     async def _plan_load(self) -> None:
         """The ranges of the initial load, of the tables there are at the checkpoint."""
@@ -381,7 +408,7 @@ class Feed:
         self.load = dataclasses.replace(self.load, ranges=len(self._load_plan.ranges))
 
     def _frontier(self) -> dict[str, int]:
-        return outlook.read_frontier(self.node.paths.store)
+        return outlook.read_frontier(self.captured.store)
 
     async def _start_incarnation(self) -> None:
         """Grant, files, sink, process: in this order."""
@@ -391,7 +418,8 @@ class Feed:
         self._gone.clear()
         self._grant = grant = await self._raise_grant()
         self.owner.granted(grant.token, grant.incarnation)
-        self._barrier = BarrierFile(self.plan.folder / "barrier.json", grant.token, self.info.target_ts)
+        path = self.plan.folder / "barrier.json"
+        self._barrier = BarrierFile(path, grant.token, self.info.target_ts, self._ddl_span_id)
         self._barrier.write(self.owner.barrier.bound, self.owner.spans)
         self.waiting_for = "sink"
         self._incarnation = await processor.start(
@@ -540,14 +568,14 @@ class Feed:
         assert tracker is not None
         assert barrier is not None
         frontier = self._frontier()
-        ddl_resolved = frontier.get(DDL_SPAN_ID, 0)
+        ddl_resolved = frontier.get(self._ddl_span_id, 0)
         if ddl_resolved > owner.barrier.resolved:
             batches, known = tracker.catch_up(ddl_resolved, len(owner.barrier.waiting))
             owner.barrier.learn(batches, known)
             for batch in batches:
                 # Pulled from now on, delivered from the DDL on.
                 for task in batch.added:
-                    self.node.spans.hold(self.id, task.span, task.start_ts)
+                    self.captured.spans.hold(self.id, task.span, task.start_ts)
         self._advance_idle(owner, frontier)
         for effect in owner.tick(self.node.clock.monotonic()):
             self._spawn(self._perform(owner, effect))
@@ -558,7 +586,7 @@ class Feed:
 
     def _advance_idle(self, owner: Owner, frontier: Mapping[str, int]) -> None:
         for span, after, upto in owner.idle_ranges(frontier):
-            manifest = self.node.manifest(span)
+            manifest = self.node.manifest(self.captured.store, span)
             if manifest is not None and not outlook.pending(manifest, after, upto)[0]:
                 owner.idle(span, after, upto)
 
@@ -592,7 +620,7 @@ class Feed:
     def _let_go(self, owner: Owner, span: str, ended: int) -> None:
         """A span has ended; a DDL that waits may bring it back (a table that is recovered)."""
         again = owner.barrier.start_of(span)
-        self.node.spans.drop(self.id, span, again_from=again)
+        self.captured.spans.drop(self.id, span, again_from=again)
         if again is None:
             self._ended[span] = ended
 
@@ -629,7 +657,7 @@ class Feed:
 
     # --- letting go of old segments ------------------------------------------------------------------
 
-    def _move_floor(self, owner: Owner, tracker: SchemaTracker, barrier: BarrierFile) -> None:
+    def _move_floor(self, owner: Owner, tracker: SchemaTracker | KeyTracker, barrier: BarrierFile) -> None:
         """Now and then move what readers start from, so that old segments can be dropped a while later."""
         now = self.node.clock.monotonic()
         if now - self._floor_at < FLOOR_S:
@@ -654,9 +682,9 @@ class Feed:
 
     def _save_due(self, checkpoint: int, now: float) -> bool:
         """When DDL has passed the checkpoint; else seldom, so that the catalogue is not far behind."""
-        if self._saving is not None and not self._saving.done():
+        if not self.config.has_tables or (self._saving is not None and not self._saving.done()):
             return False
-        ddl = self.node.manifest(DDL_SPAN_ID)
+        ddl = self.node.manifest(self.captured.store, self._ddl_span_id)
         passed = ddl is not None and outlook.pending(ddl, self._catalogue_to, checkpoint)[0] > 0
         return now >= (self._save_at if passed else self._save_at + SAVE_IDLE_S)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from tidegate.codec.kv_json import KvMarks
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import ReplicaConfig, SinkUri
 from tidegate.control.barrier import DdlBatch, SpanTask
@@ -80,8 +81,10 @@ class Paths:
 class BarrierFile:
     """`barrier.json`: how far each span may go. Replaced atomically, only when something changed."""
 
-    def __init__(self, path: Path, token: tuple[int, int], target_ts: int) -> None:
-        self._path, self._token, self._target = path, token, target_ts
+    def __init__(
+        self, path: Path, token: tuple[int, int], target_ts: int, ddl_span: str = DDL_SPAN_ID
+    ) -> None:
+        self._path, self._token, self._target, self._ddl_span = path, token, target_ts, ddl_span
         self._spans: dict[str, SpanTask] = {}
         self._spans_text = ""
         self._written = ""
@@ -93,7 +96,7 @@ class BarrierFile:
             self._spans = {name: kept.get(name, task) for name, task in spans.items()}
             self._spans_text = json.dumps(spans_json(self._spans.values()))
         text = (
-            f'{{"token":[{self._token[0]},{self._token[1]}],"barrier_ts":{bound},"ddl_span":"{DDL_SPAN_ID}",'
+            f'{{"token":[{self._token[0]},{self._token[1]}],"barrier_ts":{bound},"ddl_span":"{self._ddl_span}",'
             f'"target_ts":{self._target or "null"},"spans":{self._spans_text}}}'
         )
         if text != self._written:
@@ -206,7 +209,7 @@ def open_kafka_sink(plan: FeedPlan) -> FeedSink:
         transactional_id(plan.cluster, feed.namespace, feed.name, "owner"),
         progress_topic(plan.cluster, feed.namespace, feed.name),
         plan.instance,
-        encoder(codec_options(plan.config.codec_settings())),
+        encoder(codec_options(plan.config.codec_settings())) if plan.config.has_tables else KvMarks(),
     )
 
 

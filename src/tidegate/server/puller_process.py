@@ -1,6 +1,8 @@
 """The puller's process: follows key spans upstream and keeps the event store.
 
-    python -m tidegate.server.puller_process DATA_DIR PD [DISK_BYTES]
+    python -m tidegate.server.puller_process DATA_DIR PD [DISK_BYTES [KV_MODE]]
+
+There is one for each kv mode that feeds have, each with an event store of its own.
 
 Told by the control process over its socket: `watch {start, end, start_ts}`, `unwatch {start, end}`,
 `drop_below {start, end, ts}`, `remove {start, end}` (keys in hex). Tells `status {spans}` every 200 ms and
@@ -21,6 +23,7 @@ from types import FrameType
 from typing import Any, Final
 
 from tidegate import log
+from tidegate.config import TABLE_MODE
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore.store import EventStore
 from tidegate.ipc import ControlClient
@@ -32,22 +35,23 @@ from tidegate.server.mender import Mender
 STATUS_S: Final = 0.2
 TROUBLE_S: Final = 10.0
 """How often a lasting want of room is told again."""
-KV_MODE: Final = "tidb"
 
 
-def store_dir(data_dir: Path, cluster_id: int) -> Path:
+def store_dir(data_dir: Path, cluster_id: int, kv_mode: str = TABLE_MODE) -> Path:
     """Where the event store of a cluster lies."""
-    return data_dir / "events" / str(cluster_id) / KV_MODE
+    return data_dir / "events" / str(cluster_id) / kv_mode
 
 
-def run(data_dir: Path, pd_address: str, disk_bytes: int = 0) -> int:
+def run(data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TABLE_MODE) -> int:
     """Serve until told to end; the exit code. `disk_bytes`: the event store's quota, 0 for none."""
-    control = ControlClient(data_dir / "control.sock", {"role": "puller", "pid": os.getpid()})
+    hello = {"role": "puller", "pid": os.getpid(), "kv_mode": kv_mode}
+    control = ControlClient(data_dir / "control.sock", hello)
     signal.signal(signal.SIGTERM, lambda number, frame: _end(control, number, frame))
     try:
         with PdClient(pd_address) as pd:
-            store = EventStore(store_dir(data_dir, pd.cluster_id), disk_bytes=disk_bytes)
-            puller = Puller(pd, store, on_failure=lambda error: _stop(control, error))
+            folder = store_dir(data_dir, pd.cluster_id, kv_mode)
+            store = EventStore(folder, disk_bytes=disk_bytes, kv_mode=kv_mode)
+            puller = Puller(pd, store, kv_mode=kv_mode, on_failure=lambda error: _stop(control, error))
             mender = Mender(pd, store)
             try:
                 _serve(control, store, puller)
@@ -181,4 +185,5 @@ def error_message(error: TidegateError) -> dict[str, Any]:
 
 if __name__ == "__main__":
     log.setup()
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else 0))
+    given = sys.argv[3:]
+    sys.exit(run(Path(sys.argv[1]), sys.argv[2], int(given[0]) if given else 0, *given[1:2]))

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tidegate import metrics
 from tidegate.codec.registry import codec_options
-from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri, with_secrets_of
+from tidegate.config import TABLE_MODE, ReplicaConfig, SinkUri, merge_config, parse_sink_uri, with_secrets_of
 from tidegate.control.changefeed import Command, State
 from tidegate.control.gc import HELD, GcGuard, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (
@@ -41,7 +41,7 @@ from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms, readable
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
-from tidegate.server.feed import Feed, Node
+from tidegate.server.feed import Captured, Feed, Node
 from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
 from tidegate.sink.kafka import delete_topic, progress_topic
 
@@ -54,6 +54,8 @@ CREATING_TTL_S: Final = 3600
 SHOWN_TABLES: Final = 20
 UPDATABLE: Final = (State.STOPPED, State.FAILED)
 """How many tables without a key an error, or a changefeed's status, names."""
+FIXED: Final = ("initial_load", "kv_mode", "keyspace_id", "start_key", "end_key", "key_prefix")
+"""Settings of `[tidegate]` that a feed has for life."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
 
@@ -167,8 +169,7 @@ class Reactor:
         if guarded:
             await self._hold(held, start_ts)
         try:
-            catalogue = await asyncio.to_thread(load_catalogue, node.pd, start_ts)
-            self._check_tables(new, catalogue, start_ts)
+            catalogue = await self._catalogue(new, start_ts)
             feed = await self._store(new, start_ts, catalogue)
             self._adopt(feed)
             await self._tend_gc(force=True)
@@ -177,6 +178,14 @@ class Reactor:
                 await self._let_go(held)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
+
+    async def _catalogue(self, new: NewFeed, ts: int) -> SchemaStore | None:
+        """Upstream's tables at `ts`, checked to suit the feed; None for a feed of keys."""
+        if not new.config.has_tables:
+            return None
+        catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
+        self._check_tables(new, catalogue, ts)
+        return catalogue
 
     async def _start_ts(self, new: NewFeed) -> int:
         now: int = await asyncio.to_thread(self.node.pd.tso)
@@ -232,12 +241,13 @@ class Reactor:
         with _named():
             FeedFilter.of(new.config).check(followed)
 
-    async def _store(self, new: NewFeed, start_ts: int, catalogue: SchemaStore) -> Feed:
+    async def _store(self, new: NewFeed, start_ts: int, catalogue: SchemaStore | None) -> Feed:
         node = self.node
         folder = node.paths.feed(new.feed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        await asyncio.to_thread(save_image, folder / SNAPSHOT, catalogue.image(start_ts))
+        if catalogue is not None:
+            await asyncio.to_thread(save_image, folder / SNAPSHOT, catalogue.image(start_ts))
         info = FeedInfo(
             sink_uri=new.uri.render(redact=False),
             config=new.config.to_json(),
@@ -279,21 +289,21 @@ class Reactor:
             sink_uri = info.sink_uri
         wanted = info.config if config is None else with_secrets_of(config, info.config)
         new = check_new(feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts)
-        if new.config.tidegate.initial_load != found.config.tidegate.initial_load:
-            raise Refused(
-                "CDC:ErrChangefeedUpdateRefused",
-                "[CDC:ErrChangefeedUpdateRefused]initial-load cannot be changed.",
-                why="whether a changefeed begins with the rows there are is decided when it is created",
-                fix="leave initial-load as it is, or create another changefeed",
-            )
+        for name in FIXED:
+            if getattr(new.config.tidegate, name) != getattr(found.config.tidegate, name):
+                raise Refused(
+                    "CDC:ErrChangefeedUpdateRefused",
+                    f"[CDC:ErrChangefeedUpdateRefused]{name.replace('_', '-')} cannot be changed.",
+                    why="where a changefeed begins and which keys it follows is decided when it is created",
+                    fix="leave it as it is, or create another changefeed",
+                )
         if target_ts and target_ts <= found.checkpoint:
             raise Refused(
                 "CDC:ErrTargetTsBeforeStartTs",
                 f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}.",
                 fix="choose a later target-ts",
             )
-        catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, found.persisted)
-        self._check_tables(new, catalogue, found.persisted)
+        await self._catalogue(new, found.persisted)
         moved = (new.uri.hosts, new.uri.topic) != (found.uri.hosts, found.uri.topic)
         await found.update(
             replace(
@@ -332,7 +342,9 @@ class Reactor:
             event(LOG, logging.WARNING, "progress topic stays", topic=topic, error=str(error))
 
     async def tables(self, config: ReplicaConfig, ts: int) -> tuple[list[TableVersion], list[TableVersion]]:
-        """Eligible and ineligible tables that pass the filter at `ts`."""
+        """Eligible and ineligible tables that pass the filter at `ts`; a feed of keys has none."""
+        if not config.has_tables:
+            return [], []
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
         with _named():
             return split_tables(catalogue, config, ts)
@@ -354,7 +366,9 @@ class Reactor:
             force = self._gc_now.is_set()
             self._gc_now.clear()
             await self._tend_gc(force=force)
-            self.node.spans.drop_below({f.id: f.drop_below for f in self.feeds.values()})
+            limits = {f.id: f.drop_below for f in self.feeds.values()}
+            for captured in self._captured():
+                captured.spans.drop_below(limits)
             await self._sweep()
             self._measure()
 
@@ -364,16 +378,22 @@ class Reactor:
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
-        held = self.node.spans.held
-        try:
-            idle = await asyncio.to_thread(outlook.spans, self.node.paths.store, held)
-        except (TidegateError, OSError) as error:
-            event(LOG, logging.WARNING, "event store not swept", error=str(error))
-            return
         floor = min((f.floor for f in self.feeds.values() if f.life.state in HELD), default=MAX)
-        if not self._creating:
-            for span in self.node.spans.sweep(idle, floor):
-                self.node.manifests.pop(span, None)
+        for captured in self._captured():
+            held = captured.spans.held
+            try:
+                idle = await asyncio.to_thread(outlook.spans, captured.store, held)
+            except (TidegateError, OSError) as error:
+                event(LOG, logging.WARNING, "event store not swept", error=str(error))
+                continue
+            if not self._creating:
+                for span in captured.spans.sweep(idle, floor):
+                    self.node.manifests.pop(span, None)
+
+    def _captured(self) -> list[Captured]:
+        """The tables' event store, and those of other kv modes that feeds have."""
+        modes = {TABLE_MODE, *(f.config.tidegate.kv_mode for f in self.feeds.values())}
+        return [self.node.captured(mode) for mode in sorted(modes)]
 
     async def _tend_gc(self, *, force: bool = False) -> None:
         """Renew the safepoint when due; a feed whose history is gone fails for good."""

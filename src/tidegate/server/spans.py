@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tidegate.config import TABLE_MODE
 from tidegate.control.metadata import FeedId
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
@@ -17,9 +18,10 @@ from tidegate.server.supervisor import Connection
 
 
 class SpanRegistry:
-    """Spans held by feeds; talks to the puller of the moment. One asyncio loop."""
+    """Spans of one kv mode held by feeds; talks to the puller of the moment. One asyncio loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, kv_mode: str = TABLE_MODE) -> None:
+        self._kv_mode = kv_mode
         self._spans: dict[str, Span] = {}
         self._holders: dict[str, dict[FeedId, int]] = {}
         self._puller: Connection | None = None
@@ -41,7 +43,7 @@ class SpanRegistry:
 
     def hold(self, feed: FeedId, span: Span, start_ts: int) -> None:
         """Follow a span for a feed from `start_ts` on, or from where the feed holds it already."""
-        name = span_id(span)
+        name = span_id(span, self._kv_mode)
         holders = self._holders.setdefault(name, {})
         before = min(holders.values(), default=None)
         holders[feed] = min(start_ts, holders.get(feed, start_ts))

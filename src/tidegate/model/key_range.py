@@ -1,0 +1,47 @@
+"""The keys that a feed without tables follows, as TiKV knows them. Pure.
+
+Under API V2 every key of a keyspace begins with its mode, `r` raw or `x` transactional, and three bytes of
+keyspace id. Users and messages speak of keys without these four bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.config import RAW_MODE, ReplicaConfig
+from tidegate.model.span import Span
+
+DEFAULT_KEYSPACE: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """A span of TiKV's keys, and how many bytes of each are mode and keyspace."""
+
+    span: Span
+    strip: int
+
+    @classmethod
+    def of(cls, config: ReplicaConfig) -> KeyRange:
+        """The keys of a checked configuration."""
+        own = config.tidegate
+        front = front_of(own.kv_mode, own.keyspace_id)
+        start, end = bytes.fromhex(own.start_key), bytes.fromhex(own.end_key)
+        if own.key_prefix:
+            start = bytes.fromhex(own.key_prefix)
+            end = after_all(start)
+        return cls(Span(front + start, front + end if end else after_all(front)), len(front))
+
+
+def front_of(kv_mode: str, keyspace_id: int) -> bytes:
+    """Mode and keyspace as they begin every key; empty for transactional keys of API V1 (-1)."""
+    if kv_mode == RAW_MODE:
+        return b"r" + max(keyspace_id, DEFAULT_KEYSPACE).to_bytes(3, "big")
+    return b"" if keyspace_id < 0 else b"x" + keyspace_id.to_bytes(3, "big")
+
+
+def after_all(prefix: bytes) -> bytes:
+    """The least key above all that begin with `prefix`; empty: there is none."""
+    cut = prefix.rstrip(b"\xff")
+    return cut[:-1] + bytes([cut[-1] + 1]) if cut else b""

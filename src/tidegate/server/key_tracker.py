@@ -1,0 +1,45 @@
+"""What a feed without tables follows: one range of keys, for ever. Stands where `SchemaTracker` stands else.
+
+There is no DDL: what the range itself is resolved to takes the place of what is known about DDL.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.model.span import Span, span_id
+from tidegate.mounter.schema_image import Image
+from tidegate.mounter.table_version import TableVersion
+
+NO_TABLE: Final = 0
+"""The physical id of keys that are no table's."""
+
+
+class KeyTracker:
+    """One feed's range of keys."""
+
+    def __init__(self, span: Span, kv_mode: str, ts: int) -> None:
+        self._span, self._kv_mode = span, kv_mode
+        self.resolved_ts = ts
+        self.initial: tuple[SpanTask, ...] = ()
+        self.left_out: tuple[TableVersion, ...] = ()
+
+    def begin(self, checkpoint: int, resolved: int) -> tuple[list[DdlBatch], int]:
+        """As `SchemaTracker.begin`."""
+        name = span_id(self._span, self._kv_mode)
+        self.initial = (SpanTask(name, self._span, NO_TABLE, checkpoint),)
+        return self.catch_up(resolved)
+
+    def catch_up(self, resolved: int, waiting: int = 0) -> tuple[list[DdlBatch], int]:
+        """As `SchemaTracker.catch_up`."""
+        self.resolved_ts = max(self.resolved_ts, resolved)
+        return [], self.resolved_ts
+
+    def name_of(self, physical_id: int) -> str:
+        """The range, for people."""
+        return f"keys from {self._span.start.hex() or 'the first'} to {self._span.end.hex() or 'the last'}"
+
+    def image(self, checkpoint: int) -> Image:
+        """There is no catalogue to be saved."""
+        raise AssertionError("a feed of keys has no catalogue")

@@ -1,0 +1,185 @@
+"""Feeds of keys without tables, transactional and raw: upstream, pullers, Spark, Kafka, at every Resolved."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures.topic import read_committed
+from tests.integration.cluster import Cluster
+from tidegate.codec.kv_json import KeyChange, KeyResolved, decode, partition_of
+from tidegate.config import RAW_MODE, parse_sink_uri
+from tidegate.errors import TidegateError
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import RegionRequester
+from tidegate.kvclient.snapshot import Snapshot
+from tidegate.kvclient.transaction import Transaction
+from tidegate.kvclient.upstream_control import UpstreamControl
+from tidegate.model.block import DELETE, PUT
+from tidegate.model.key_range import front_of
+from tidegate.model.span import Span
+from tidegate.model.timestamp import physical_ms
+from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+from tidegate.tidb.memcomparable import encode_bytes
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+TXN = Span(b"txn/", b"txn0")
+RAW = front_of(RAW_MODE, -1)
+PARTITIONS = 3
+Partition = list[KeyChange | KeyResolved]
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
+    running = Cluster(tmp_path, kafka, options=f"&partition-num={PARTITIONS}")
+    yield running
+    running.stop()
+
+
+class RawClient:
+    """Raw writes of API V2."""
+
+    def __init__(self, pd: PdClient) -> None:
+        self._requester = RegionRequester(pd)
+
+    def call(self, method: str, key: bytes, **fields: object) -> object:
+        request = getattr(kvrpcpb, f"{method}Request")(key=RAW + key, **fields)
+        request.context.api_version = kvrpcpb.V2
+        answer = self._requester.at_key(RAW + key, method, request, Backoff(20_000))
+        assert not answer.error, answer.error
+        return answer
+
+    def count_up(self, key: bytes) -> None:
+        """Raise a counter by compare and swap, however many others do so, too."""
+        while True:
+            found = self.call("RawGet", key)
+            before = None if found.not_found else found.value  # type: ignore[attr-defined]
+            after = b"%d" % (int(before or b"0") + 1)
+            fields = {"previous_not_exist": before is None, "previous_value": before or b""}
+            request = kvrpcpb.RawCASRequest(key=RAW + key, value=after, **fields)
+            request.context.api_version = kvrpcpb.V2
+            if self._requester.at_key(RAW + key, "RawCompareAndSwap", request, Backoff(20_000)).succeed:
+                return
+
+
+def at_once(works: list[Callable[[], None]]) -> None:
+    """Run each in a thread."""
+    threads = [threading.Thread(target=work) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def transactions(pd: PdClient, seed: int, count: int) -> None:
+    """Random puts and deletes of a few keys at a time; conflicts are left to the others."""
+    chance = random.Random(seed)
+    for number in range(count):
+        transaction = Transaction(pd)
+        for key in {b"txn/%03d" % chance.randrange(60) for _ in range(5)}:
+            if chance.random() < 0.25:
+                transaction.delete(key)
+            else:
+                transaction.put(key, b"%d-%d" % (seed, number) * chance.randrange(1, 80))
+        try:
+            transaction.commit()
+        except TidegateError:
+            continue
+
+
+def topic(uri: str) -> dict[int, Partition]:
+    """All messages of a topic, decoded, by partition."""
+    parsed = parse_sink_uri(uri)
+    found = read_committed(parsed.bootstrap, parsed.topic)
+    return {p: [one for m in messages for one in decode(m.key(), m.value())] for p, messages in found.items()}
+
+
+def changes_of(found: dict[int, Partition]) -> list[KeyChange]:
+    """All changes, after a look at what every partition promises."""
+    changes = []
+    for number, partition in found.items():
+        resolved, last = 0, dict[bytes, int]()
+        for one in partition:
+            if isinstance(one, KeyResolved):
+                assert one.ts >= resolved
+                resolved = one.ts
+                continue
+            assert one.commit_ts > resolved, "a change first seen after its Resolved"
+            assert one.commit_ts > last.get(one.key, 0), "changes of a key out of order, or doubled"
+            assert number == partition_of(one.key, PARTITIONS)
+            last[one.key] = one.commit_ts
+            changes.append(one)
+    return changes
+
+
+def state_at(changes: list[KeyChange], ts: int) -> dict[bytes, bytes]:
+    state: dict[bytes, bytes] = {}
+    for change in sorted(changes, key=lambda c: c.commit_ts):
+        if change.commit_ts <= ts:
+            state.pop(change.key, None)
+            if change.op == PUT:
+                state[change.key] = change.value
+    return state
+
+
+def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster) -> None:
+    cluster.start_upstream("--regions", "3", "--api-version", "2")
+    cluster.start_server()
+    raw_uri, txn_uri = (cluster.uri.replace("?", f"-{mode}?", 1) for mode in ("raw", "txn"))
+    for name, uri, *options in (
+        ("raw", raw_uri, "--kv-mode", "rawkv", "--start-key", "k", "--end-key", "m", "--format", "raw"),
+        ("txn", txn_uri, "--kv-mode", "txnkv", "--key-prefix", b"txn/".hex()),
+    ):
+        create = ("changefeed", "create", "--server", cluster.server, "-c", name, "--sink-uri", uri)
+        cluster.run(*create, *options)
+    with PdClient(cluster.pd) as pd:
+        began = cluster.feed("txn")["start_ts"]
+        raw = RawClient(pd)
+        UpstreamControl(pd).split(0, [encode_bytes(RAW + b"k5"), encode_bytes(b"txn/030")])
+        raw.call("RawPut", b"a", value=b"outside")
+        raw.call("RawPut", b"k1", value=b"for a while", ttl=1000)
+        raw.call("RawPut", b"k2", value=b"")
+        raw.call("RawDelete", b"k2")
+        now_s = int(time.time())
+        at_once(
+            [lambda: [raw.count_up(b"k%d" % n) for _ in range(15) for n in (3, 7)] and None] * 3
+            + [lambda seed=seed: transactions(pd, seed, 25) for seed in range(3)]  # type: ignore[misc]
+        )
+        raw.call("RawDelete", b"k7")
+        end = pd.tso()
+        for name in ("txn", "raw"):
+            cluster.wait_checkpoint(end, name)
+        assert cluster.feed("raw")["task_status"][0]["table_ids"] == []
+        # A topic has an end only when nobody writes Resolved any more.
+        cluster.children.pop("server").end()
+        txn = topic(txn_uri)
+        txn_changes = changes_of(txn)
+        marks = sorted({one.ts for part in txn.values() for one in part if isinstance(one, KeyResolved)})
+        for ts in [*marks[:: max(1, len(marks) // 12)], marks[-1]]:
+            truth = dict(Snapshot(pd, ts).scan(TXN)) if ts > began else {}
+            assert state_at(txn_changes, ts) == truth
+        assert len(txn_changes) > 150
+        raw_found = topic(raw_uri)
+        changes = changes_of(raw_found)
+    history: dict[bytes, list[tuple[int, bytes]]] = {}
+    for change in sorted(changes, key=lambda c: c.commit_ts):
+        history.setdefault(change.key, []).append((change.op, change.value))
+    counted = [(PUT, b"%d" % n) for n in range(1, 46)]
+    assert history == {
+        b"k1": [(PUT, b"for a while")],
+        b"k2": [(PUT, b""), (DELETE, b"")],
+        b"k3": counted,
+        b"k7": [*counted, (DELETE, b"")],
+    }
+    expiry = next(change.expires for change in changes if change.key == b"k1")
+    assert abs(expiry - now_s - 1000) < 60
+    assert [change.expires for change in changes if change.key != b"k1"] == [0] * (len(changes) - 1)
+    last = max(one.ts for part in raw_found.values() for one in part if isinstance(one, KeyResolved))
+    assert physical_ms(last) <= int(time.time() * 1000) - 3000, "the safe interval of raw keys"
