@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
 
@@ -13,6 +14,7 @@ from tests.puller.wire import error_message, resolved_message, rows_message
 from tidegate.errors import Retryable
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
+from tidegate.puller import block_matcher
 from tidegate.puller.block_matcher import BlockMatcher, Happening, Matched
 from tidegate.puller.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 
@@ -46,6 +48,14 @@ steps = st.one_of(
     st.tuples(st.just("initialized"), st.integers(0, 2), st.just([Row(Kind.INITIALIZED)])),
     st.tuples(st.just("resolved"), st.integers(0, 2), st.integers(1, 30)),
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_portions() -> Iterator[None]:
+    """Few messages a portion, so that a batch has several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_matcher, "_PORTION_BYTES", 64)
+        yield
 
 
 def changes_of(matched: Matched) -> list[list[Change]]:
@@ -98,6 +108,15 @@ class Twins:
         for mark, ts in moved.items():
             plain = self.plain[mark]
             assert plain is None or plain.resolved == ts
+
+
+def test_a_later_portion_of_a_batch_leaves_the_changes_of_an_earlier_one_alone() -> None:
+    twins = Twins()
+    old = [Row(Kind.PREWRITE, 20, 0, 1, b"b%d" % n, b"old" * 40) for n in range(9)]
+    twins.step([("initialized", 0, [Row(Kind.INITIALIZED)]), ("rows", 0, old)])
+    done = [Row(Kind.COMMIT, 20, 30, 1, row.key) for row in old]
+    new = [Row(Kind.PREWRITE, 31, 0, 1, b"c%d" % n, b"new" * 40) for n in range(9)]
+    twins.step([("rows", 0, done), ("rows", 0, new)])
 
 
 @settings(max_examples=400, deadline=None)

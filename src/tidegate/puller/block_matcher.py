@@ -162,6 +162,7 @@ class BlockMatcher:
             counts = self._counts
             counts[k.C_OUT] = counts[k.C_NOTES] = counts[k.C_MOVED] = 0
             self._retired.clear()
+            self._reclaim()
             rows = sum(self._feed(portion) for portion in _portions(messages))
             marks, resolved = self._read_moved()
             changes = int(counts[k.C_OUT])
@@ -237,12 +238,18 @@ class BlockMatcher:
             self._events = np.zeros((2 * len(self._events), k.EVENT_WORDS), dtype=np.uint64)
             self._rows = np.zeros((2 * len(self._rows), k.ROW_WORDS), dtype=np.uint64)
 
+    def _reclaim(self) -> None:
+        """Begin empty arenas anew. Only before a call's first portion: its changes point into them to the end."""
+        counts = self._counts
+        if not self._slots[:, k.S_WAITING].any():
+            counts[k.C_WAITING] = 0
+        if counts[k.C_LIVE] == 0:
+            counts[k.C_ARENA] = k.RECORD
+
     def _make_room(self, events: int, rows: int, size: int) -> None:
         """Room for a portion of `rows` rows in messages of `size` bytes, whatever they turn out to be."""
         counts, slots = self._counts, self._slots
         waiting = int(slots[:, k.S_WAITING].sum())
-        if waiting == 0:
-            counts[k.C_WAITING] = 0
         if (slots[:, k.S_STATE] == k.SCANNING).any():
             self._make_waiting(int(counts[k.C_WAITING]) + size + (k.WAIT_RECORD + 8) * rows)
         if len(self._row_slots) < len(self._rows):
@@ -250,8 +257,6 @@ class BlockMatcher:
             self._kept = np.zeros(len(self._rows), dtype=np.int64)
         self._out = _longer(self._out, int(counts[k.C_OUT]) + rows + waiting)
         self._notes = _longer(self._notes, int(counts[k.C_NOTES]) + events + 2 * len(slots))
-        if counts[k.C_LIVE] == 0:
-            counts[k.C_ARENA] = k.RECORD
         need = size + (k.RECORD + 8) * rows
         if int(counts[k.C_ARENA]) + need > len(self._arena) - k.RECORD:
             self._compact(need)
