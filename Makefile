@@ -37,6 +37,9 @@ kills: setup ## the kill test in its long form: 30 kills
 chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20
 	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --chaos-seconds 6 $(PYTEST_ARGS)
 
+isolation: setup ## histories of concurrent transactions, checked for snapshot isolation: make isolation SEEDS=20000
+	@$(PY) -m pytest -s tests/tikv/test_isolation.py --isolation-seeds $(or $(SEEDS),20000) --timeout 86400 $(PYTEST_ARGS)
+
 bench: setup ## the figures of the README, measured on this machine
 	@$(PY) -m benchmarks.run
 
@@ -47,4 +50,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills chaos bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills chaos isolation bench lock clean

@@ -15,4 +15,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seeds", type=int, default=20, help="runs of the chaos test (default 20)")
     parser.addoption("--first-seed", type=int, default=1, help="the seed of its first run (default 1)")
     parser.addoption("--chaos-seconds", type=float, default=1.2, help="trouble in one run (default 1.2 s)")
+    parser.addoption("--isolation-seeds", type=int, default=200, help="isolation histories (default 200)")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")

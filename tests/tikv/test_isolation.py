@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,14 +13,19 @@ from tests.tikv.cluster import Cluster
 from tidegate.tikv.percolator.prewrite import _Prewriter
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_history_of_concurrent_transactions_is_snapshot_isolation(
-    make: Callable[..., Cluster], seed: int
+def test_histories_of_concurrent_transactions_are_snapshot_isolation(
+    make: Callable[..., Cluster], pytestconfig: pytest.Config
 ) -> None:
-    history = isolation.run(make(b"g", b"p"), seed)
-    assert isolation.violations(history) == []
-    kinds = {txn.kind for txn in history if txn.commit_ts}
-    assert kinds == set(isolation.KINDS)
+    """Many short runs over one store; `make isolation SEEDS=n` for more."""
+    cluster = make(b"g", b"p", stores=3)
+    first, count = pytestconfig.getoption("first_seed"), pytestconfig.getoption("isolation_seeds")
+    kinds: Counter[str] = Counter()
+    for seed in range(first, first + count):
+        history = isolation.run(cluster, seed, transactions=4)
+        assert isolation.violations(history) == [], f"seed {seed}"
+        kinds.update(txn.kind for txn in history if txn.commit_ts)
+    print(f"{count} seeds, committed: {dict(kinds)}")
+    assert kinds.keys() == set(isolation.KINDS)
 
 
 def test_the_checker_finds_lost_updates_when_conflicts_are_not_checked(
