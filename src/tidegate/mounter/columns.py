@@ -152,22 +152,22 @@ def to_arrow(
     n, a, sizes = len(block), np.ascontiguousarray(slots.a), np.ascontiguousarray(slots.l)
     head = (n, address(lines), len(lines))
     tail = (address(sizes), a.shape[1], address(ops), lacking)
-    arrow_kernels.measure(*head, *tail)
-    draft = layout.draft(n, lines)
+    message = layout.message(n, arrow_kernels.measure(*head, *tail))
     safe = _readable(block, image)
-    arrow_kernels.fill(*head, address(a), *tail, address(stack), address(months), *safe)
+    arrow_kernels.fill(*head, address(a), *tail, message.body, address(stack), address(months), *safe)
+    arrow_kernels.seal(*head, message.nodes, message.buffers)
     longest = int(lines[:, Word.USED].max(initial=0))
     if longest > np.iinfo(np.int32).max:
         column = block.table.columns[int(lines[:, Word.USED].argmax())].name
         raise Undecodable("a column's text is too long for one batch", where=column, why=f"{longest} B")
-    batch = draft.finish(lines)
-    for at in np.flatnonzero(lines[:, Word.LOST]):
+    batch = pa.ipc.read_record_batch(message.buffer, layout.schema)
+    for at in np.flatnonzero(lines[:, Word.LOST]).tolist():
         name = _LOSSES[Fill(lines[at, Word.FILL])]
         setattr(counted, name, getattr(counted, name) + int(lines[at, Word.LOST]))
-    for at in np.flatnonzero(lines[:, Word.HIGH]):
-        array = batch.column(int(at))
-        if pa.types.is_string(array.type):
-            batch = batch.set_column(int(at), batch.schema.field(int(at)), _utf8(array, counted))
+    for at in np.flatnonzero(lines[:, Word.HIGH]).tolist():
+        array = batch.column(at)
+        if pa.types.is_string(array.type) and not _is_utf8(array):
+            batch = batch.set_column(at, batch.schema.field(at), _mended(array, counted))
     return batch
 
 
@@ -180,15 +180,19 @@ def _readable(block: RowBlock, image: Literal["new", "old"]) -> tuple[int, int]:
     return (1, 0) if data is None or data.size < 64 else (data.address, data.address + data.size - 64)
 
 
-def _utf8(array: pa.Array, losses: Losses) -> pa.Array:
-    """The array itself if its texts are UTF-8, else one whose bad bytes are U+FFFD."""
+def _is_utf8(array: pa.Array) -> bool:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
-        out = []
-        for raw in array.cast(pa.binary()).to_pylist():
-            text = None if raw is None else raw.decode(errors="replace")
-            losses.bad_texts += text is not None and text.encode() != raw
-            out.append(text)
-        return pa.array(out, pa.string())
-    return array
+        return False
+    return True
+
+
+def _mended(array: pa.Array, losses: Losses) -> pa.Array:
+    """The texts with U+FFFD for bytes that are not UTF-8."""
+    out = []
+    for raw in array.cast(pa.binary()).to_pylist():
+        text = None if raw is None else raw.decode(errors="replace")
+        losses.bad_texts += text is not None and text.encode() != raw
+        out.append(text)
+    return pa.array(out, pa.string())

@@ -1,9 +1,10 @@
 """Arrow kernels: one image of many rows, from slots to the buffers of a whole record batch.
 
-`mounter.batch_layout` lays out the record batch, `mounter.columns` calls both: `measure` sums what columns
-of text will need, `fill` writes validity, offsets and values of every column. Rows are handled in tiles:
-their slots stay in the first-level cache, the column's kind is asked once a tile, and a tile's validity is
-one word, whose bits lead to the values: which are NULL differs from row to row and is no branch.
+`mounter.columns` calls them one after the other: `measure` gives every buffer its place in the body of an
+Arrow message, `fill` writes validity, offsets and values, `seal` the head (`mounter.batch_layout`). Rows are
+handled in tiles: their slots stay in the first-level cache, the column's kind is asked once a tile, and a
+tile's validity is one word, whose bits lead to the values: which are NULL differs from row to row and is no
+branch.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from tidegate.tidb.kernels import (
     BYTES_OF_DIGITS,
     I64,
     POWERS_OF_TEN,
+    SLACK,
     U64,
     put_decimal,
     put_duration,
@@ -83,6 +85,7 @@ DURATION: Final = int(Fill.DURATION)
 JSON: Final = int(Fill.JSON)
 ENUM: Final = int(Fill.ENUM)
 SET: Final = int(Fill.SET)
+VECTOR: Final = int(Fill.VECTOR)
 
 
 class Word(IntEnum):
@@ -95,20 +98,24 @@ class Word(IntEnum):
     """Scale of a decimal, fsp of a time, or where the elements of an enum or set are."""
     ELEMENTS = 3
     """How many; an element is two int64: address and length of its name."""
-    VALID = 4
-    """Address of the validity bits, in whole tiles."""
-    DATA = 5
-    """Address of the values; of text and vectors, of the offsets: int32[n + 1]."""
-    TEXT = 6
-    """Address of the bytes of text, or of the vectors' elements."""
-    NEEDED = 7
-    """Bytes of the slots that become text, as `measure` finds them."""
-    USED = 8
-    """This and what follows are written by `fill`: bytes of text."""
-    NULLS = 9
-    LOST = 10
+    WIDTH = 4
+    """Bytes of a value of fixed width."""
+    GROWTH = 5
+    """Bytes of text, at most, for each of a slot's bytes."""
+    LONGEST = 6
+    """Bytes of text, at most, of a value whose length does not follow from its slot's."""
+    VALID = 7
+    """From here on `measure` and `fill` write. Where in the body: the validity bits, in whole tiles;"""
+    DATA = 8
+    """the values, or the offsets of text and vectors, int32[n + 1];"""
+    TEXT = 9
+    """the bytes of text, or the vectors' elements."""
+    USED = 10
+    """Bytes of text."""
+    NULLS = 11
+    LOST = 12
     """Values that the target's type cannot hold; they are null."""
-    HIGH = 11
+    HIGH = 13
     """1 if the text has bytes above 127."""
 
 
@@ -117,15 +124,19 @@ _LINE: Final = 8 * LINE_WORDS
 _CELL: Final = 8 * int(Word.CELL)
 _ARGUMENT: Final = 8 * int(Word.ARGUMENT)
 _ELEMENTS: Final = 8 * int(Word.ELEMENTS)
+_WIDTH: Final = 8 * int(Word.WIDTH)
+_GROWTH: Final = 8 * int(Word.GROWTH)
+_LONGEST: Final = 8 * int(Word.LONGEST)
 _VALID: Final = 8 * int(Word.VALID)
 _DATA: Final = 8 * int(Word.DATA)
 _TEXT: Final = 8 * int(Word.TEXT)
-_NEEDED: Final = 8 * int(Word.NEEDED)
 _USED: Final = 8 * int(Word.USED)
 _NULLS: Final = 8 * int(Word.NULLS)
 _LOST: Final = 8 * int(Word.LOST)
 _HIGH: Final = 8 * int(Word.HIGH)
 TILE: Final = 32
+_SPARE: Final = max(SLACK, 64)
+"""Bytes that may be written after the end of a text."""
 _ONE: Final = U64(1)
 _NONE: Final = U64(0)
 _TOP_BITS: Final = U64(0x8080808080808080)
@@ -140,6 +151,12 @@ def present(rows: int, ops: int, lacking: int) -> Any:
     for i in range(rows):
         bits |= (_ONE if load_u8(ops + i) != lacking else _NONE) << U64(i)
     return bits
+
+
+@inline
+def filled(valid: Any, i: int) -> int:
+    """-1 if row i of the tile has a value, else 0."""
+    return I64(_NONE - ((valid >> U64(i)) & _ONE))
 
 
 @inline
@@ -233,40 +250,55 @@ def put_text(out: int, addr: int, size: int, safe_from: int, safe_to: int) -> No
         copy_exact(out, addr, size)
 
 
-@kernel
-def measure(n: int, lines: int, columns: int, l: int, stride: int, ops: int, lacking: int) -> None:  # noqa: E741
-    """Sum the sizes of the slots that hold bytes, for each column that keeps them or makes text of them.
+@inline
+def aligned(at: int) -> int:
+    """The next multiple of 64."""
+    return (at + 63) & -64
 
-    lines: int64[columns, LINE_WORDS]; l: the slots' second words; ops: uint8[n], rows of operation `lacking`
-    do not have the image.
+
+@kernel
+def measure(n: int, lines: int, columns: int, l: int, stride: int, ops: int, lacking: int) -> int:  # noqa: E741
+    """Give each column its places in the body of a message; returns the body's bytes.
+
+    lines: int64[columns, LINE_WORDS], what the two kernels write being 0; l: the slots' second words; ops:
+    uint8[n], rows of operation `lacking` do not have the image. Text is given the room it needs at most, by
+    the sizes of its slots.
     """
     for first in range(0, n, TILE):
         rows = min(TILE, n - first)
         held = present(rows, ops + first, lacking)
         for c in range(columns):
             line = lines + c * _LINE
-            kind = load_i64(line)
-            if kind == BYTES or kind >= JSON:
+            if load_i64(line + _GROWTH) > 0:
                 sizes = l + 4 * (first * stride + load_i64(line + _CELL))
                 total = 0
                 for i in range(rows):
                     size = I64(load_i32(sizes + 4 * stride * i))
-                    total += size & ~(size >> 63) & I64(_NONE - ((held >> U64(i)) & _ONE))
-                store_u64(line + _NEEDED, load_i64(line + _NEEDED) + total)
-
-
-@inline
-def filled(valid: Any, i: int) -> int:
-    """-1 if row i of the tile has a value, else 0."""
-    return I64(_NONE - ((valid >> U64(i)) & _ONE))
+                    total += size & ~(size >> 63) & filled(held, i)
+                store_u64(line + _USED, load_i64(line + _USED) + total)
+    at = 0
+    for c in range(columns):
+        line = lines + c * _LINE
+        store_u64(line + _VALID, at)
+        at = aligned(at + (n + TILE - 1) // TILE * (TILE // 8))
+        store_u64(line + _DATA, at)
+        if load_i64(line) < BYTES:
+            at = aligned(at + load_i64(line + _WIDTH) * n)
+        else:
+            at = aligned(at + 4 * (n + 1))
+            store_u64(line + _TEXT, at)
+            text = load_i64(line + _USED) * load_i64(line + _GROWTH) + load_i64(line + _LONGEST) * n
+            at = aligned(at + text + _SPARE)
+            store_u64(line + _USED, 0)
+    return at
 
 
 @inline
 def fill_fixed(
-    line: int, kind: int, first: int, rows: int, words: int, step: int, valid: Any, months: int
+    line: int, kind: int, body: int, first: int, rows: int, words: int, step: int, valid: Any, months: int
 ) -> Any:
     """One tile of a column of fixed width; returns the bits of values that could not be kept."""
-    data = load_i64(line + _DATA)
+    data = body + load_i64(line + _DATA)
     lost = _NONE
     if kind == WORD8:
         for i in range(rows):
@@ -325,6 +357,7 @@ def fill_fixed(
 @inline
 def fill_bytes(
     line: int,
+    body: int,
     first: int,
     rows: int,
     words: int,
@@ -335,8 +368,8 @@ def fill_bytes(
     safe_to: int,
 ) -> None:
     """One tile of a column whose bytes are its values."""
-    ends = load_i64(line + _DATA) + 4 * (first + 1)
-    text = load_i64(line + _TEXT)
+    ends = body + load_i64(line + _DATA) + 4 * (first + 1)
+    text = body + load_i64(line + _TEXT)
     end = load_i64(line + _USED)
     for i in range(rows):
         end += I64(load_i32(sizes + 4 * stride * i)) & filled(valid, i)
@@ -353,11 +386,20 @@ def fill_bytes(
 
 @inline
 def fill_text(
-    line: int, kind: int, first: int, rows: int, words: int, sizes: int, stride: int, valid: Any, stack: int
+    line: int,
+    kind: int,
+    body: int,
+    first: int,
+    rows: int,
+    words: int,
+    sizes: int,
+    stride: int,
+    valid: Any,
+    stack: int,
 ) -> Any:
     """One tile of any other column of text or vectors; returns the bits of values that could not be kept."""
-    ends = load_i64(line + _DATA) + 4 * (first + 1)
-    text = load_i64(line + _TEXT)
+    ends = body + load_i64(line + _DATA) + 4 * (first + 1)
+    text = body + load_i64(line + _TEXT)
     out = text + load_i64(line + _USED)
     argument = load_i64(line + _ARGUMENT)
     count = load_i64(line + _ELEMENTS)
@@ -402,19 +444,20 @@ def fill(
     stride: int,
     ops: int,
     lacking: int,
+    body: int,
     stack: int,
     months: int,
     safe_from: int,
     safe_to: int,
 ) -> None:
-    """Write the buffers of every column, those that `lines` names.
+    """Write every column into the body, at the places that `measure` has given it.
 
     Arguments as for `measure`, and a: the slots' first words; stack: int64[STACK_WORDS], for JSON;
     months: `zone_kernels.month_lines`; from each address from safe_from to safe_to 64 bytes may be read.
     """
     for c in range(columns):
         if load_i64(lines + c * _LINE) >= BYTES:
-            store_u32(load_i64(lines + c * _LINE + _DATA), 0)
+            store_u32(body + load_i64(lines + c * _LINE + _DATA), 0)
     for first in range(0, n, TILE):
         rows = min(TILE, n - first)
         held = present(rows, ops + first, lacking)
@@ -422,23 +465,52 @@ def fill(
             line = lines + c * _LINE
             kind = load_i64(line)
             cell = first * stride + load_i64(line + _CELL)
-            valid = held & not_null(rows, l + 4 * cell, 4 * stride)
+            words = a + 8 * cell
+            sizes = l + 4 * cell
+            valid = held & not_null(rows, sizes, 4 * stride)
+            lost = _NONE
             if kind < BYTES:
-                lost = fill_fixed(line, kind, first, rows, a + 8 * cell, 8 * stride, valid, months)
+                lost = fill_fixed(line, kind, body, first, rows, words, 8 * stride, valid, months)
             elif kind == BYTES:
-                fill_bytes(line, first, rows, a + 8 * cell, l + 4 * cell, stride, valid, safe_from, safe_to)
-                lost = _NONE
+                fill_bytes(line, body, first, rows, words, sizes, stride, valid, safe_from, safe_to)
             else:
-                lost = fill_text(line, kind, first, rows, a + 8 * cell, l + 4 * cell, stride, valid, stack)
+                lost = fill_text(line, kind, body, first, rows, words, sizes, stride, valid, stack)
             valid ^= lost
-            store_u32(load_i64(line + _VALID) + first // 8, valid)
+            store_u32(body + load_i64(line + _VALID) + first // 8, valid)
             store_u64(line + _LOST, load_i64(line + _LOST) + I64(ctpop64(lost)))
             store_u64(line + _NULLS, load_i64(line + _NULLS) + rows - I64(ctpop64(valid)))
     for c in range(columns):
         line = lines + c * _LINE
         if load_i64(line) >= BYTES:
-            high = above_127(load_i64(line + _TEXT), load_i64(line + _USED))
+            high = above_127(body + load_i64(line + _TEXT), load_i64(line + _USED))
             store_u64(line + _HIGH, 1 if high else 0)
+
+
+@kernel
+def seal(n: int, lines: int, columns: int, nodes: int, buffers: int) -> None:
+    """Write the nodes (length, NULLs) and buffers (offset, length) of a message's head, after `fill`."""
+    for c in range(columns):
+        line = lines + c * _LINE
+        kind = load_i64(line)
+        text = load_i64(line + _TEXT)
+        used = load_i64(line + _USED)
+        nodes = put_pair(nodes, n, load_i64(line + _NULLS))
+        buffers = put_pair(buffers, load_i64(line + _VALID), (n + 7) // 8)
+        size = load_i64(line + _WIDTH) * n if kind < BYTES else 4 * (n + 1)
+        buffers = put_pair(buffers, load_i64(line + _DATA), size)
+        if kind == VECTOR:
+            nodes = put_pair(nodes, used // 4, 0)
+            buffers = put_pair(buffers, text, 0)
+        if kind >= BYTES:
+            buffers = put_pair(buffers, text, used)
+
+
+@inline
+def put_pair(at: int, first: int, second: int) -> int:
+    """Two int64; returns where the next ones go."""
+    store_u64(at, first)
+    store_u64(at + 8, second)
+    return at + 16
 
 
 @inline
@@ -460,4 +532,5 @@ def warm() -> None:
     words = np.zeros(STACK_WORDS, dtype=np.int64)
     at = address(words)
     measure(0, at, 0, at, 1, at, 0)
-    fill(0, at, 0, at, at, 1, at, 0, at, at, 0, 0)
+    fill(0, at, 0, at, at, 1, at, 0, at, at, at, 0, 0)
+    seal(0, at, 0, at, at)
