@@ -239,7 +239,7 @@ class BlockMatcher:
             self._rows = np.zeros((2 * len(self._rows), k.ROW_WORDS), dtype=np.uint64)
 
     def _reclaim(self) -> None:
-        """Begin empty arenas anew. Only before a call's first portion: its changes point into them to the end."""
+        """Begin empty arenas anew, before the first portion: changes point into them to the call's end."""
         counts = self._counts
         if not self._slots[:, k.S_WAITING].any():
             counts[k.C_WAITING] = 0
