@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.integration.cluster import Cluster, eventually
 from tests.integration.test_kills import KEYS, newest
 from tests.integration.validators import read_topic, validate
+from tidegate.consumer.snapshots import open_snapshot
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.tables import read_rows, read_tables
@@ -76,6 +78,8 @@ def test_a_load_is_joined_with_the_stream_through_a_kill_and_a_split(cluster: Cl
     done = workload.wait_line(lambda line: line.get("event") == "done", 60)
     cluster.wait_checkpoint(done["last_commit_ts"])
     eventually("the last commit in the tables", lambda: newest(cluster.lake) >= done["last_commit_ts"])
+    balance = open_snapshot(cluster.lake).tables["bank.accounts"].to_arrow(["balance"]).schema.field(0).type
+    assert balance == pa.decimal128(20, 4), "as the table was defined, not guessed from its rows"
     assert not (cluster.folder / "capture/feeds/default/bank/quarantine.jsonl").exists()
     named = sorted(set(Lakehouse(cluster.lake).read(SNAPSHOTS).column("ts").to_pylist()))
     assert named[0] >= start_ts

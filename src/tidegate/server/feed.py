@@ -49,6 +49,7 @@ from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import why_ineligible
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
+from tidegate.model.ddl import DdlEvent
 from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import compose, physical_ms
@@ -407,6 +408,11 @@ class Feed:
         )
         self.load = dataclasses.replace(self.load, ranges=len(self._load_plan.ranges))
 
+    def _definitions(self) -> list[DdlEvent]:
+        """What is told of the tables before their rows."""
+        assert isinstance(self._tracker, SchemaTracker)
+        return initial_load.definitions(self._tracker.followed(self.persisted), self._filter, self.persisted)
+
     def _frontier(self) -> dict[str, int]:
         return outlook.read_frontier(self.captured.store)
 
@@ -421,9 +427,10 @@ class Feed:
         path = self.plan.folder / "barrier.json"
         self._barrier = BarrierFile(path, grant.token, self.info.target_ts, self._ddl_span_id)
         self._barrier.write(self.owner.barrier.bound, self.owner.spans)
+        first = await asyncio.to_thread(self._definitions) if self.loading else []
         self.waiting_for = "sink"
         self._incarnation = await processor.start(
-            self.plan, grant, self.node.pipeline_command, self.node.open_sink
+            self.plan, grant, self.node.pipeline_command, self.node.open_sink, first
         )
         self.waiting_for = "pipeline process"
         self._incarnation.ended.add_done_callback(self._on_exit)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tidegate.control.barrier import SpanTask
 from tidegate.control.load import LoadPlan, LoadRange, LoadState
+from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.ddl import DdlEvent
+from tidegate.mounter.ddl import Told
+from tidegate.mounter.table_version import TableVersion
 from tidegate.pipeline.feed import LOAD_FILE
+from tidegate.server.create_statement import create_schema, create_table
 from tidegate.server.schema_tracker import replace_file
 from tidegate.tables.reader import cut_at, region_starts
 
@@ -27,6 +33,41 @@ def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) ->
     plan = LoadPlan(ts, pd.address, tuple(ranges))
     replace_file(path, plan.to_bytes())
     return plan
+
+
+def definitions(tables: Iterable[TableVersion], feed_filter: FeedFilter, ts: int) -> list[DdlEvent]:
+    """What makes the tables of a load at `ts` and their schemas, where they are not there; at `ts` - 1."""
+    found = sorted(tables, key=lambda table: (table.schema, table.table))
+    told = [
+        Told(_creation(ts - 1, 1, create_schema(schema), schema))
+        for schema in dict.fromkeys(table.schema for table in found)
+    ]
+    told += [
+        Told(_creation(ts - 1, 3, create_table(table), table.schema, table), after=table) for table in found
+    ]
+    sent = [event for one in told if (event := feed_filter.sent(one)) is not None]
+    return [replace(event, seq=seq) for seq, event in enumerate(sent)]
+
+
+def _creation(ts: int, action: int, query: str, schema: str, table: TableVersion | None = None) -> DdlEvent:
+    name = table.table if table else ""
+    return DdlEvent(
+        job_id=0,
+        seq=0,
+        start_ts=ts,
+        finished_ts=ts,
+        action=action,
+        query=query,
+        schema=schema,
+        table=name,
+        old_schema=schema,
+        old_table=name,
+        schema_version=0,
+        before=None,
+        after=table.info() if table else None,
+        added_ids=tuple(table.physical_ids) if table else (),
+        removed_ids=(),
+    )
 
 
 def told_state(message: dict[str, Any]) -> LoadState:

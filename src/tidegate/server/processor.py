@@ -121,7 +121,7 @@ class Incarnation:
 
     async def send_ddl(self, batch: DdlBatch) -> None:
         """Deliver a batch's events in order."""
-        await self._call(lambda: self._send_events(batch.events))
+        await self._call(lambda: _send(self._sink, batch.events))
 
     async def send_resolved(self, ts: int) -> None:
         """Broadcast a Resolved."""
@@ -141,10 +141,6 @@ class Incarnation:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._call(self._sink.close), CLOSE_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _send_events(self, events: Iterable[DdlEvent]) -> None:
-        for event in events:
-            self._sink.send_ddl(event, _now_ms())
 
     async def _call(self, work: Callable[[], None]) -> None:
         await asyncio.get_running_loop().run_in_executor(self._pool, work)
@@ -213,8 +209,14 @@ def open_kafka_sink(plan: FeedPlan) -> FeedSink:
     )
 
 
-async def start(plan: FeedPlan, grant: Grant, command: PipelineCommand, open_sink: OpenSink) -> Incarnation:
-    """Open the sink, then start the process; `barrier.json` and `schema.bin` must be there.
+async def start(
+    plan: FeedPlan,
+    grant: Grant,
+    command: PipelineCommand,
+    open_sink: OpenSink,
+    first: Sequence[DdlEvent] = (),
+) -> Incarnation:
+    """Open the sink, send what is `first`, start the process; `barrier.json` and `schema.bin` must be there.
 
     The grant must already be durable. Raises TidegateError when the sink cannot be opened.
     """
@@ -223,6 +225,7 @@ async def start(plan: FeedPlan, grant: Grant, command: PipelineCommand, open_sin
     opening = loop.run_in_executor(pool, open_sink, plan)
     try:
         sink = await asyncio.shield(opening)
+        await loop.run_in_executor(pool, _send, sink, first)
         path = plan.folder / "spec.json"
         replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
         child = await spawn("pipeline", command(path), plan.folder / "log")
@@ -231,6 +234,12 @@ async def start(plan: FeedPlan, grant: Grant, command: PipelineCommand, open_sin
         pool.shutdown(wait=False)
         raise
     return Incarnation(grant, child, sink, pool)
+
+
+def _send(sink: FeedSink, events: Iterable[DdlEvent]) -> None:
+    """Those that the journal does not hold already."""
+    for event in events:
+        sink.send_ddl(event, _now_ms())
 
 
 def _close_opened(opening: asyncio.Future[FeedSink]) -> None:

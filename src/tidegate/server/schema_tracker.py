@@ -144,6 +144,14 @@ class SchemaTracker:
             self._catalogue.advance(resolved)
         return batches, self.resolved_ts
 
+    def followed(self, ts: int) -> list[TableVersion]:
+        """The tables that were followed at `ts`, by id."""
+        return [
+            table
+            for table in self._filter.passing(self._catalogue.entries(ts))
+            if self._filter.follows(table)
+        ]
+
     def name_of(self, physical_id: int) -> str:
         """`schema.table` of a physical id as known now, else empty."""
         table = self._catalogue.version_at(physical_id, self.resolved_ts)
