@@ -192,8 +192,11 @@ class Delegate:
                 each.resolver.resolve(min_ts)
 
     def on_command(self, command: Command, old_values: OldValues) -> list[Downstream]:
-        """Send an applied command's rows to the downstreams; those that are congested are returned."""
+        """Send an applied command's rows to the downstreams; those that are congested are returned: whose
+        client reads too slowly, or which have too many locks.
+        """
         rows: dict[Downstream, list[bytes]] = {}
+        congested: dict[Downstream, None] = {}
         self._cut()
         bounds, segments = self._bounds, self._segments
         if command.ranges:
@@ -207,18 +210,19 @@ class Delegate:
                     if not lock_ts and row is None:
                         mine = _silent_rollback(key, downstream.resolver.locked_by(key))
                     downstream.resolver.track(key, lock_ts, is_large)
+                    if downstream.resolver.is_congested:
+                        congested[downstream] = None
                 if mine is not None and (not txn_source or downstream.wants(txn_source)):
                     found = rows.get(downstream)
                     if found is None:
                         rows[downstream] = [mine]
                     else:
                         found.append(mine)
-        congested = []
         for downstream, found in rows.items():
             event = downstream.event(found, command.index if downstream.raw else 0)
             if not downstream.channel.put_observed(downstream, event):
-                congested.append(downstream)
-        return congested
+                congested[downstream] = None
+        return list(congested)
 
     def _forget(self, command: Command) -> None:
         for cf, start, end in command.ranges:

@@ -29,7 +29,7 @@ from tidegate.tikv import keys
 from tidegate.tikv.cdc import initializer, wire
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
 from tidegate.tikv.cdc.observer import CdcObserver
-from tidegate.tikv.cdc.old_value import OldValues
+from tidegate.tikv.cdc.old_value import Counts, OldValues
 from tidegate.tikv.cdc.resolver import Resolver
 from tidegate.tikv.cdc.service import Connection
 from tidegate.tikv.concurrency import ConcurrencyManager
@@ -76,6 +76,7 @@ class Endpoint:
     ) -> None:
         self._store_id = store_id
         self._faults = faults or Faults()
+        self.old_values = Counts()
         self._txn_status = txn_status or TxnStatusCache()
         self._cluster_id = cluster_id
         self._regions = regions
@@ -151,7 +152,7 @@ class Endpoint:
             for number, delegate in list(self._delegates.items()):
                 if region_id in (0, number):
                     for downstream in list(delegate.downstreams):
-                        self._drop(downstream, pb.Error(congested=pb.Congested(region_id=number)))
+                        self._congested(downstream)
 
         self._tasks.put(end)
 
@@ -184,13 +185,15 @@ class Endpoint:
             delegate = self._delegates.get(command.region_id)
             if delegate is None:
                 continue
-            old_values = OldValues(self._raftstore.engine, command.old_values)
+            old_values = OldValues(self._raftstore.engine, command.old_values, self.old_values)
             for downstream in delegate.on_command(command, old_values):
-                congested = pb.Congested(region_id=command.region_id)
-                self._drop(downstream, pb.Error(congested=congested))
+                self._congested(downstream)
         with self._drained:
             self._backlog -= size
             self._drained.notify_all()
+
+    def _congested(self, downstream: Downstream) -> None:
+        self._drop(downstream, pb.Error(congested=pb.Congested(region_id=downstream.region.id)))
 
     def _on_change(self, change: RegionChange) -> None:
         """A region is another from here on: the delegates of what it was end."""
@@ -313,16 +316,23 @@ class Endpoint:
             if snapshot is None:
                 return
             locks, large = initializer.scan_locks(downstream, snapshot, self._faults)
-            self._tasks.put(lambda: downstream.resolver.finish_scan(locks, large))
+            self._tasks.put(lambda: self._locks_scanned(downstream, locks, large))
             initializer.scan_versions(downstream, snapshot, self._faults)
             self._tasks.put(lambda: _in_step(downstream))
         except initializer.StoppedError:
             return
+        except initializer.CongestedError:
+            self._tasks.put(lambda: self._congested(downstream))
         except Exception:
             failed = True
             _log.exception("incremental scan failed", extra={"region_id": downstream.region.id})
         finally:
             self._tasks.put(lambda: self._scan_ended(downstream, failed))
+
+    def _locks_scanned(self, downstream: Downstream, locks: dict[bytes, int], large: set[int]) -> None:
+        downstream.resolver.finish_scan(locks, large)
+        if downstream.resolver.is_congested:
+            self._congested(downstream)
 
     def _capture(self, downstream: Downstream) -> EngineSnapshot | None:
         """A snapshot, with the downstream receiving exactly what is applied after it.

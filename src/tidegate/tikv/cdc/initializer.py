@@ -16,6 +16,8 @@ from tidegate.tikv import keys, mvcc, snapshot
 from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.delegate import Downstream, committed_row, prewrite_row, raw_row
+from tidegate.tikv.cdc.old_value import ScannedOldValues
+from tidegate.tikv.cdc.resolver import LOCK_OVERHEAD, LOCKS_BYTES_MAX
 from tidegate.tikv.engine import EngineSnapshot, Range
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.mvcc import Write
@@ -23,6 +25,10 @@ from tidegate.tikv.reader import Reader
 
 EVENT_BYTES: Final = 32 << 10
 _AFTER_RAW: Final = bytes([RAW_PREFIX[0] + 1])
+
+
+class CongestedError(Exception):
+    """There are more locks than may be remembered."""
 
 
 class StoppedError(Exception):
@@ -33,19 +39,25 @@ def scan_locks(
     downstream: Downstream, view: EngineSnapshot, faults: Faults
 ) -> tuple[dict[bytes, int], set[int]]:
     """Send the open locks; returns all data locks of the range (key -> start_ts), and which of these start_ts
-    are of large transactions. Raises `StoppedError`.
+    are of large transactions. Raises `StoppedError`, `CongestedError`.
     """
     found: dict[bytes, int] = {}
     large: set[int] = set()
     if downstream.raw:
         return found, large
     reader = Reader(view)
+    old_values = ScannedOldValues(view)
+    size = 0
 
     def rows() -> Iterator[bytes]:
+        nonlocal size
         for key, lock in snapshot.locks_in(view, downstream.start, downstream.end):
             if not lock.is_data():
                 continue
             found[key] = lock.start_ts
+            size += len(key) + LOCK_OVERHEAD
+            if size > LOCKS_BYTES_MAX:
+                raise CongestedError
             if lock.generation:
                 large.add(lock.start_ts)
             if downstream.wants(lock.txn_source):
@@ -53,7 +65,7 @@ def scan_locks(
                 if lock.kind == mvcc.PUT:
                     short = lock.short_value
                     value = reader.long_value(key, lock.start_ts) if short is None else short
-                old = reader.value_at(key, max(lock.start_ts, lock.for_update_ts)) or b""
+                old = old_values.before(key, max(lock.start_ts, lock.for_update_ts))
                 yield prewrite_row(key, lock, value, old)
 
     _send(downstream, rows(), faults)

@@ -14,6 +14,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Collection
+from typing import Final
+
+LOCKS_BYTES_MAX: Final = 256 << 20
+"""Of the tracked locks of one downstream; one with more fails with Congested."""
+LOCK_OVERHEAD: Final = 128
+"""Charged for each lock beside its key."""
 
 
 class Resolver:
@@ -25,6 +31,7 @@ class Resolver:
         """Never goes back."""
         self._min_commit_ts = min_commit_ts
         self._large: set[int] = set()
+        self._bytes = 0
         self._locks: dict[bytes, int] = {}
         self._counts: dict[int, int] = {}
         self._heap: list[int] = []
@@ -35,6 +42,11 @@ class Resolver:
         """Whether the locks that were there at the start are known."""
         return self._replay is None
 
+    @property
+    def is_congested(self) -> bool:
+        """Whether it remembers more than it may."""
+        return self._bytes > LOCKS_BYTES_MAX
+
     def __len__(self) -> int:
         return len(self._locks)
 
@@ -42,6 +54,7 @@ class Resolver:
         """The key has a data lock of `start_ts` now; 0: it has none. `is_large`: it has a generation."""
         if self._replay is not None:
             self._replay.append((key, start_ts, is_large))
+            self._bytes += len(key) + LOCK_OVERHEAD
         else:
             self._set(key, start_ts, is_large)
 
@@ -63,6 +76,7 @@ class Resolver:
         transactions. Called once.
         """
         replay, self._replay = self._replay, None
+        self._bytes = 0
         assert replay is not None
         for key, start_ts in scanned.items():
             self._set(key, start_ts, start_ts in large)
@@ -81,6 +95,7 @@ class Resolver:
     def _set(self, key: bytes, start_ts: int, is_large: bool = False) -> None:
         before = self._locks.pop(key, 0)
         if before:
+            self._bytes -= len(key) + LOCK_OVERHEAD
             left = self._counts[before] - 1
             if left:
                 self._counts[before] = left
@@ -89,6 +104,7 @@ class Resolver:
                 self._large.discard(before)
         if start_ts:
             self._locks[key] = start_ts
+            self._bytes += len(key) + LOCK_OVERHEAD
             count = self._counts.get(start_ts, 0)
             self._counts[start_ts] = count + 1
             if is_large:
