@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tikv.cluster import Cluster, Pending
+from tests.tikv.cluster import WAIT_S, Cluster, Pending
 from tests.tikv.support import commit, pessimistic_lock, prewrite, put
 from tidegate.errors import InvalidInput
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys
 from tidegate.tikv.engine import META, Engine
 from tidegate.tikv.region import Region
+from tidegate.tikv.region_change import RegionChange
 from tidegate.tikv.region_meta import Ids, load
 from tidegate.tikv.splitter import by_size, middle
 from tidegate.tikv.tso import TsoMode
@@ -302,3 +304,38 @@ def test_split_region_answers_with_the_parts_or_the_reason(make: Callable[..., C
     assert response.regions[2].id == low.id
     now = cluster.regions.by_id[low.id]
     assert "no valid key found" in error(cluster.at(now, pb.SplitRegionRequest(split_keys=[b"h"]))).message
+
+
+def test_a_store_that_stops_while_regions_merge_leads_none_afterwards(make: Callable[..., Cluster]) -> None:
+    """The election of a region that was merged away meanwhile must not end those of the others."""
+    cluster = make(b"g", b"p", stores=3)
+    for region in cluster.regions.all:
+        cluster.operators.transfer(region.id, 1)
+    source, target, _ = cluster.regions.all
+    merged, go_on = threading.Event(), threading.Event()
+
+    class Holder:
+        """A member that holds the merge's end back."""
+
+        def will_change(self, change: RegionChange) -> None:
+            if change.gone:
+                merged.set()
+                assert go_on.wait(WAIT_S)
+
+        def has_changed(self, change: RegionChange) -> None:
+            """Nothing to do."""
+
+    cluster.raftstore.members[99] = Holder()
+    merging = threading.Thread(target=cluster.operators.merge, args=(source.id, target.id))
+    merging.start()
+    assert merged.wait(WAIT_S)
+    stopping = threading.Thread(target=cluster.stop_store, args=(1,))
+    stopping.start()
+    time.sleep(0.05)  # the election of the region that goes is asked for by now
+    go_on.set()
+    merging.join()
+    stopping.join()
+    assert source.id not in cluster.regions.by_id
+    assert all(region.leader in (2, 3) for region in cluster.regions.all)
+    with pytest.raises(InvalidInput, match="store 1 is down"):
+        cluster.operators.transfer(target.id, 1)

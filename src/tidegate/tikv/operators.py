@@ -91,13 +91,15 @@ class Operators:
         if self._stores.get(store_id) is None:
             known = ", ".join(str(each.id) for each in self._stores.all())
             raise InvalidInput(f"there is no store {store_id}", fix=f"name one of these: {known}")
-        if store_id not in self._stores.up():
-            raise InvalidInput(f"store {store_id} is down", fix="start it, or name another one")
         if region.leader == store_id:
             return region
-        return self._run(
-            lambda table: region_change.transfer(region_change.present(table, region_id), store_id)
-        ).now[0]
+
+        def decide(table: RegionTable) -> RegionChange:
+            if store_id not in self._stores.up():
+                raise InvalidInput(f"store {store_id} is down", fix="start it, or name another one")
+            return region_change.transfer(region_change.present(table, region_id), store_id)
+
+        return self._run(decide).now[0]
 
     def move(self, region_id: int, source: int, target: int) -> Region:
         """Move a peer from one store to another; a leader is transferred to another peer first, or along."""
@@ -116,11 +118,14 @@ class Operators:
         return self._change(region_id, [], [source])
 
     def elect(self, store_id: int) -> list[Region]:
-        """A store is gone: the regions it led get another leader, or none. Those regions."""
+        """A store is gone: the regions it led get another leader, or none. Those regions.
+
+        Regions may split and merge meanwhile: it ends when the store leads none.
+        """
         changed: list[Region] = []
-        for region in self._regions.all:
-            if region.leader == store_id:
-                changed += self._run(lambda table, region=region: self._election(table, region.id)).now  # type: ignore[misc]
+        while led := [region.id for region in self._regions.all if region.leader == store_id]:
+            for region_id in led:
+                changed += self._elect(region_id)
         return changed
 
     def resume(self) -> None:
@@ -131,9 +136,18 @@ class Operators:
         up = self._stores.up()
         for region in self._regions.all:
             if region.leader not in up and any(store in up for store in region.stores):
-                self._run(lambda table, region=region: self._election(table, region.id))  # type: ignore[misc]
+                self._elect(region.id)
 
     # --- parts ---
+
+    def _elect(self, region_id: int) -> tuple[Region, ...]:
+        """Another leader for a region, if it is still there."""
+        try:
+            return self._run(lambda table: self._election(table, region_id)).now
+        except InvalidInput:
+            if region_id in self._regions.by_id:
+                raise
+            return ()
 
     def _election(self, table: RegionTable, region_id: int) -> RegionChange:
         region = region_change.present(table, region_id)
