@@ -230,6 +230,8 @@ KERNEL_MODULES: Final = (
     "tidegate.kvclient.page_kernels",
     "tidegate.puller.scan_kernels",
     "tidegate.puller.open_kernels",
+    "tidegate.puller.spill_kernels",
+    "tidegate.puller.frontier_kernels",
     "tidegate.puller.match_kernels",
     "tidegate.puller.gather_kernels",
     "tidegate.eventstore.kernels",

@@ -197,6 +197,7 @@ def test_open_prewrites_beyond_the_limit_are_given_up_and_their_commit_is_a_viol
     matcher = live(open_bytes_max=10_000)
     big = [Row(1, 30, 0, 1, b"k%03d" % i, b"v" * 500) for i in range(100)]
     matcher.feed([rows_message(1, 7, big)])
+    matcher.relieve()
     assert matcher.open_bytes <= 10_000
     notes = matcher.feed([rows_message(1, 7, [Row(2, 30, 40, 1, b"k000")])]).notes
     assert [n.violation for n in notes] == [Violation.PREWRITE_MISSING]
@@ -206,7 +207,9 @@ def test_what_the_resolved_ts_has_passed_goes_first() -> None:
     matcher = live(open_bytes_max=30_000)
     matcher.feed([rows_message(1, 7, [Row(1, 20, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
     matcher.feed([resolved_message([1], 7, 25)])
+    matcher.relieve()
     matcher.feed([rows_message(1, 7, [Row(1, 30, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
+    matcher.relieve()
     assert matcher.feed([rows_message(1, 7, [Row(2, 30, 40, 1, b"k07")])]).changes == 1
 
 

@@ -15,8 +15,9 @@ from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import Entry, entries_of
 from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.transaction import Transaction
+from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span, span_id
 from tidegate.puller import block_matcher
 from tidegate.puller.puller import Puller
@@ -228,3 +229,30 @@ def test_an_upstream_that_goes_away_and_comes_back_is_followed_again(tmp_path: P
     store.close()
     pd.close()
     world.upstream.stop()
+
+
+def test_a_transaction_of_many_times_the_memory_bound_goes_by_the_disk(world: World, tmp_path: Path) -> None:
+    start = world.pd.tso()
+    spill = tmp_path / "spill"
+    spill.mkdir()
+    (spill / "1-7").mkdir()
+    (spill / "1-7" / "000001.spill").write_bytes(b"of a puller that was killed")
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, spill=spill, open_bytes_max=50_000, on_failure=fail)
+    assert not spill.exists()
+    puller.watch(SPAN, start)
+    changes = {b"t%05d" % i: b"value" * 100 for i in range(2000)}
+    large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=60_000)
+    large.prewrite([Mutation(PUT, *change) for change in changes.items()], Backoff(20_000))
+    eventually(lambda: sum(f.stat().st_size for f in spill.rglob("*.spill")) > 900_000, "1 MB on disk")
+    world.run(10)
+    commit_ts = world.pd.tso()
+    large.commit(list(changes), commit_ts, Backoff(20_000))
+    world.last_ts = commit_ts
+    for key, value in changes.items():
+        world.history.append(Entry(commit_ts, 0, 1, key, value, b""))
+    world.check(SPAN, start)
+    eventually(lambda: not list(spill.rglob("*.spill")), "the files to go")
+    assert puller.status()[0]["errors"] == {}
+    puller.close()
+    store.close()

@@ -195,7 +195,7 @@ def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path:
     control.limit_files(0)
     control.tell(type="watch", start_ts=start, **bounds)
     eventually(lambda: bool(control.errors), "the refused order")
-    assert control.errors[0]["what"] == "the disk of the event store is full"
+    assert control.errors[0]["what"] == "the disk is full"
     assert control.errors[0]["why"] == os.strerror(27)
     control.limit_files(resource.RLIM_INFINITY)
     world.run(10)

@@ -17,8 +17,8 @@ from typing import Any, Final
 import orjson
 from crc32c import crc32c
 
+from tidegate.disk import writing
 from tidegate.errors import Fatal
-from tidegate.eventstore.disk import writing
 from tidegate.eventstore.segment import FORMAT, BlockInfo, Durability, SegmentInfo, sync
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp

@@ -20,8 +20,8 @@ from typing import Final, Literal
 import pyarrow as pa
 from crc32c import crc32c
 
+from tidegate.disk import writing
 from tidegate.errors import Fatal
-from tidegate.eventstore.disk import writing
 from tidegate.model.block import ENTRY_SCHEMA
 
 FORMAT: Final = 1

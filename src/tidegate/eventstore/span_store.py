@@ -20,9 +20,9 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from tidegate.disk import DiskFull
 from tidegate.errors import Fatal
 from tidegate.eventstore import damage, kernels, reader, segment
-from tidegate.eventstore.disk import DiskFull
 from tidegate.eventstore.manifest import (
     MANIFEST,
     Manifest,
@@ -363,6 +363,7 @@ class SpanStore:
             info = self._write(batches, len(refs), low, high)
             self._manifest = replace(self._manifest, segments=(*self._manifest.segments, info))
             self._dirty = True
+            self._measure()
             self.rows_sealed += len(refs)
         self._forget_taken(chosen, taken, upto)
 

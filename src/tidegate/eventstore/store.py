@@ -29,9 +29,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tidegate.disk import DiskFull, writing
 from tidegate.errors import Retryable
 from tidegate.eventstore import damage, kernels
-from tidegate.eventstore.disk import DiskFull, writing
 from tidegate.eventstore.manifest import MANIFEST, load_frontier, span_folder, write_frontier
 from tidegate.eventstore.segment import Durability
 from tidegate.eventstore.span_store import SpanStore

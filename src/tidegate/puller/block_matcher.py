@@ -6,37 +6,53 @@ Holds the tables that the kernels work on and sees to their room; decides nothin
 worker calls `feed`; `register` and `stop` may come from another thread.
 
 Memory: open prewrites are kept whole until their commit. Beyond `open_bytes_max` those go that the resolved
-ts has passed, then those of the registration that holds most; a commit without its prewrite makes that
-registration start anew from its resolved ts, and the scan then brings the change whole. So memory stays
-bounded at the price of a scan.
+ts has passed; then the registrations that hold most are spilled to disk (`spill`) by `relieve`, and matched
+by `join` when a resolved ts would pass one of their commits. Without a folder for that, their state is
+dropped: a commit without its prewrite makes a registration start anew from its resolved ts, and the scan then
+brings the change whole.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
+from tidegate.disk import DiskFull
 from tidegate.errors import Retryable
 from tidegate.kernel import address, buffer
 from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller import gather_kernels, match_kernels, open_kernels, scan_kernels
+from tidegate.puller import gather_kernels, match_kernels, open_kernels, scan_kernels, spill_kernels
 from tidegate.puller import table_kernels as k
 from tidegate.puller.matcher import Violation
 from tidegate.puller.recycler import Recycler
+from tidegate.puller.spill import DamagedLogError, SpillFolder, SpillLog
 
 OPEN_BYTES_MAX: Final = 1 << 30
 """Bytes of open prewrites one stream keeps."""
 
+FLUSH_BYTES: Final = 8 << 20
+"""So much of spilled registrations' rows is gathered before it is written."""
+
+PASS_BYTES_MIN: Final = 16 << 10
+"""A pass over a log is not worth its while for less."""
+
 _TABLE: Final = 4096
+_PLAYED: Final = 4096
+"""Rows of a log that are played back at once."""
+_NO_MARKS: Final = np.zeros(0, dtype=np.int64)
+_NO_TS: Final = np.zeros(0, dtype=np.uint64)
+
+LogKernel = Callable[[int, int, int, int, int, int, int], int]
 _PORTION_BYTES: Final = 256 << 10
 
 
@@ -91,10 +107,14 @@ class Matched:
 class BlockMatcher:
     """All registrations of one stream."""
 
-    def __init__(self, open_bytes_max: int = OPEN_BYTES_MAX, lag: Timestamp = 0) -> None:
-        """`lag` is taken off every resolved ts that comes."""
+    def __init__(
+        self, open_bytes_max: int = OPEN_BYTES_MAX, spill: Path | None = None, lag: Timestamp = 0
+    ) -> None:
+        """`lag` is taken off every resolved ts that comes; `spill`: a folder for what is too much."""
         self._lag = np.uint64(lag)
         self._lock = threading.Lock()
+        flush = min(FLUSH_BYTES, max(1 << 16, open_bytes_max // 8))
+        self._spill = SpillFolder(spill, flush) if spill is not None else None
         self._open_bytes_max = open_bytes_max
         self._memory = Recycler()
         self._owners: dict[int, Registration] = {}
@@ -151,6 +171,7 @@ class BlockMatcher:
             if self._owners.get(registration.slot) is not registration:
                 return 0
             self._slots[registration.slot, k.S_STATE] = k.STOPPED
+            self._unspill(registration.slot)
             return int(self._slots[registration.slot, k.S_RESOLVED])
 
     def feed(self, messages: Sequence[bytes]) -> Matched:
@@ -166,21 +187,89 @@ class BlockMatcher:
             rows = sum(self._feed(portion) for portion in _portions(messages))
             marks, resolved = self._read_moved()
             changes = int(counts[k.C_OUT])
-            matched = Matched(self._blocks(), self._read_notes(), marks, resolved, rows, changes)
-            if counts[k.C_LIVE] > self._open_bytes_max:
+            return Matched(self._blocks(), self._read_notes(), marks, resolved, rows, changes)
+
+    def relieve(self) -> None:
+        """Bring what is open under the limit, and what was logged to disk.
+
+        Called after `feed`. Raises DiskFull: nothing has changed, call it again.
+        """
+        with self._lock:
+            slots, counts, spill = self._slots, self._counts, self._spill
+            if spill is not None:
+                for slot in list(spill.logs):
+                    if slots[slot, k.S_STATE] == k.STOPPED:
+                        self._unspill(slot)
+                if counts[k.C_LOG] > spill.room // 2:
+                    spill.flush(counts, len(slots))
+            if counts[k.C_LIVE] <= self._open_bytes_max:
+                return
+            self._compact(0, drop_resolved=True)
+            if counts[k.C_LIVE] <= self._open_bytes_max:
+                return
+            if spill is None:
                 self._shed()
-            return matched
+            else:
+                self._spill_largest(spill)
+
+    def join(self) -> Iterator[Matched]:
+        """Match what was spilled and may be told now; the resolved ts comes with a registration's last part.
+
+        Called after `feed` and `relieve`, by the same thread, until the end. Raises DiskFull: call it again;
+        changes may then come twice.
+        """
+        if self._spill is None:
+            return
+        for slot in np.flatnonzero(self._slots[:, k.S_DUE]).tolist():
+            with self._lock:
+                owner = self._owners.get(slot)
+                log = self._spill.logs.get(slot)
+                if owner is None or log is None or self._slots[slot, k.S_STATE] != k.LIVE:
+                    self._slots[slot, k.S_DUE] = 0
+                    continue
+                self._spill.flush(self._counts, len(self._slots))
+            yield from self._play_back(owner, log)
+
+    def close(self) -> None:
+        """Remove what is on disk."""
+        with self._lock:
+            if self._spill is not None:
+                self._spill.close()
 
     def _feed(self, messages: Sequence[bytes]) -> int:
         """Scan and match; prewrites still open leave the messages. Returns the number of rows."""
-        counts = self._counts
         events, rows = self._scan(messages)
         if self._lag:
             times = self._events[:events, k.E_TS]
             times -= np.minimum(times, self._lag)
-        self._make_room(events, rows, sum(map(len, messages)))
+        self._apply(events, rows, sum(map(len, messages)))
+        return rows
+
+    def _apply(self, events: int, rows: int, size: int) -> None:
+        """Match what is in the tables, of `size` bytes."""
+        counts = self._counts
+        self._make_room(events, rows, size)
         counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
-        while not match_kernels.match(
+        while (state := self._match(events)) != k.DONE:
+            if state == k.LOG_FULL:
+                self._make_log_room()
+                continue
+            table = k.hash_table(2 * (len(self._table) - 1))
+            open_kernels.rehash(k.table_address(self._table), k.table_address(table))
+            self._table = table
+        open_kernels.keep(
+            address(self._rows),
+            address(self._row_slots),
+            address(self._slots),
+            k.table_address(self._table),
+            address(self._arena),
+            address(self._kept),
+            address(counts),
+        )
+
+    def _match(self, events: int) -> int:
+        spill = self._spill
+        return match_kernels.match(
             address(self._events),
             events,
             address(self._rows),
@@ -194,21 +283,181 @@ class BlockMatcher:
             address(self._notes),
             address(self._moved),
             address(self._kept),
-            address(counts),
-        ):
-            table = k.hash_table(2 * (len(self._table) - 1))
-            open_kernels.rehash(k.table_address(self._table), k.table_address(table))
-            self._table = table
-        open_kernels.keep(
-            address(self._rows),
-            address(self._row_slots),
-            address(self._slots),
-            k.table_address(self._table),
-            address(self._arena),
-            address(self._kept),
-            address(counts),
+            address(spill.memory) if spill is not None else 0,
+            spill.room if spill is not None else 0,
+            address(self._counts),
         )
-        return rows
+
+    # --- what is on disk -----------------------------------------------------------------------------
+
+    def _make_log_room(self) -> None:
+        """Write the log out; on a full disk, or for a record that is larger, let it grow."""
+        assert self._spill is not None
+        used = int(self._counts[k.C_LOG])
+        if used:
+            try:
+                self._spill.flush(self._counts, len(self._slots))
+                return
+            except DiskFull:
+                pass
+        self._spill.grow(used)
+
+    def _spill_largest(self, spill: SpillFolder) -> None:
+        """Spill registrations, those that hold most, until half of the limit is free."""
+        slots, counts = self._slots, self._counts
+        spill.flush(counts, len(slots))
+        chosen: list[int] = []
+        left = int(counts[k.C_LIVE])
+        for slot in np.argsort(slots[:, k.S_OPEN])[::-1].tolist():
+            if left <= self._open_bytes_max // 2 or slots[slot, k.S_OPEN] == 0:
+                break
+            left -= int(slots[slot, k.S_OPEN])
+            chosen.append(slot)
+        try:
+            for slot in chosen:
+                spill.logs[slot] = spill.new_log(int(slots[slot, k.S_STATE]), int(slots[slot, k.S_RESOLVED]))
+                slots[slot, k.S_SPILLED], slots[slot, k.S_DUE], slots[slot, k.S_LEAST] = 1, 0, 0
+            self._log_all(spill_kernels.log_open, self._arena, k.RECORD, int(counts[k.C_ARENA]), spill)
+            self._log_all(spill_kernels.log_waiting, self._waiting, 0, int(counts[k.C_WAITING]), spill)
+            spill.flush(counts, len(slots))
+        except BaseException:
+            counts[k.C_LOG] = 0
+            for slot in chosen:
+                self._unspill(slot)
+            raise
+        self._compact(0)
+        self._make_waiting(int(counts[k.C_WAITING]), always=True)
+
+    def _log_all(self, log: LogKernel, arena: k.U8, at: int, end: int, spill: SpillFolder) -> None:
+        """Run one of the kernels that log an arena's records of spilled slots, to its end."""
+        while at < end:
+            memory = address(spill.memory), spill.room
+            at = log(address(arena), at, end, address(self._slots), *memory, address(self._counts))
+            if at < end:
+                self._make_log_room_or_fail(spill)
+
+    def _make_log_room_or_fail(self, spill: SpillFolder) -> None:
+        if self._counts[k.C_LOG]:
+            spill.flush(self._counts, len(self._slots))
+        else:
+            spill.grow(0)
+
+    def _unspill(self, slot: int) -> None:
+        self._slots[slot, k.S_SPILLED] = self._slots[slot, k.S_DUE] = self._slots[slot, k.S_LEAST] = 0
+        if self._spill is not None:
+            self._spill.forget(slot)
+
+    def _play_back(self, owner: Registration, log: SpillLog) -> Iterator[Matched]:
+        """Match a registration's log; what it leaves open goes back to memory, or to a new log."""
+        assert self._spill is not None
+        slot = owner.slot
+        passes = 1 + 2 * log.size // max(self._open_bytes_max, PASS_BYTES_MIN)
+        due = int(self._slots[slot, k.S_DUE])
+        rest = self._spill.new_log(k.LIVE, due)
+        left = 0
+        for number in range(passes):
+            part = BlockMatcher()
+            part._events = np.zeros((_PLAYED, k.EVENT_WORDS), dtype=np.uint64)
+            part._rows = np.zeros((_PLAYED, k.ROW_WORDS), dtype=np.uint64)
+            one = part.register(
+                owner.request_id,
+                owner.region_id,
+                owner.span,
+                owner.mark,
+                owner.bounds,
+                self._checkpoint(slot),
+            )
+            part._slots[one.slot, k.S_STATE], part._slots[one.slot, k.S_RESOLVED] = log.state, log.resolved
+            part._counts[k.C_PASSES], part._counts[k.C_PASS] = passes, number
+            try:
+                for chunk in log.chunks():
+                    matched = part._feed_log(chunk, one)
+                    broken = [note for note in matched.notes if note.happening is Happening.VIOLATED]
+                    if broken:
+                        matched.notes = [replace(broken[0], registration=owner)]
+                        self._end(owner)
+                        rest.remove()
+                        yield matched
+                        return
+                    matched.notes = []
+                    yield matched
+                    if self._slots[slot, k.S_STATE] != k.LIVE or self._owners.get(slot) is not owner:
+                        rest.remove()
+                        return
+            except DamagedLogError:
+                self._end(owner)
+                rest.remove()
+                lost = Note(Happening.VIOLATED, owner, violation=Violation.PREWRITE_MISSING, commit_ts=due)
+                yield Matched([], [lost], _NO_MARKS, _NO_TS, 0, 0)
+                return
+            left += part._write_open(one, rest)
+        yield self._rejoin(owner, rest, left, due)
+
+    def _rejoin(self, owner: Registration, rest: SpillLog, left: int, due: Timestamp) -> Matched:
+        """The registration goes on with what is open still, and its resolved ts may be told."""
+        with self._lock:
+            slot, spill = owner.slot, self._spill
+            assert spill is not None
+            if self._slots[slot, k.S_STATE] != k.LIVE or self._owners.get(slot) is not owner:
+                rest.remove()
+                return Matched([], [], _NO_MARKS, _NO_TS, 0, 0)
+            self._unspill(slot)
+            self._slots[slot, k.S_RESOLVED] = due
+            if left > self._open_bytes_max // 8:
+                spill.logs[slot] = rest
+                self._slots[slot, k.S_SPILLED] = 1
+            else:
+                for chunk in rest.chunks():
+                    self._apply_log(chunk, owner)
+                rest.remove()
+            marks = np.array([owner.mark], dtype=np.int64)
+            return Matched([], [], marks, np.array([due], dtype=np.uint64), 0, 0)
+
+    def _end(self, owner: Registration) -> None:
+        with self._lock:
+            if self._owners.get(owner.slot) is owner:
+                self._slots[owner.slot, k.S_STATE] = k.STOPPED
+                self._unspill(owner.slot)
+
+    def _checkpoint(self, slot: int) -> Timestamp:
+        return int(self._slots[slot, k.S_CHECKPOINT])
+
+    def _feed_log(self, chunk: k.U8, one: Registration) -> Matched:
+        """`feed` for a chunk of a log."""
+        counts = self._counts
+        counts[k.C_OUT] = counts[k.C_NOTES] = counts[k.C_MOVED] = 0
+        self._retired.clear()
+        self._reclaim()
+        self._apply_log(chunk, one)
+        changes = int(counts[k.C_OUT])
+        return Matched(self._blocks(), self._read_notes(), _NO_MARKS, _NO_TS, 0, changes)
+
+    def _apply_log(self, chunk: k.U8, one: Registration) -> None:
+        at, found = 0, np.zeros(2, dtype=np.int64)
+        while at < len(chunk):
+            room = min(len(self._events), len(self._rows))
+            ids = one.region_id, one.request_id
+            tables = address(self._events), address(self._rows), room, address(found)
+            end = spill_kernels.load(address(chunk), at, len(chunk), *ids, *tables)
+            self._apply(int(found[0]), int(found[1]), end - at)
+            at = end
+
+    def _write_open(self, one: Registration, log: SpillLog) -> int:
+        """Append what is open to a log; how many bytes that is."""
+        counts = self._counts
+        self._compact(0, drop_resolved=True)
+        self._slots[one.slot, k.S_SPILLED] = 1
+        counts[k.C_LOG] = 0
+        size = int(counts[k.C_ARENA]) + 32 * int(counts[k.C_OPEN_ROWS]) + 64
+        memory = buffer(size)
+        end = int(counts[k.C_ARENA])
+        spill_kernels.log_open(
+            address(self._arena), k.RECORD, end, address(self._slots), address(memory), size, address(counts)
+        )
+        used = int(counts[k.C_LOG])
+        if used:
+            log.append(memory[:used])
+        return used
 
     # --- the tables' room ----------------------------------------------------------------------------
 
@@ -261,8 +510,8 @@ class BlockMatcher:
         if int(counts[k.C_ARENA]) + need > len(self._arena) - k.RECORD:
             self._compact(need)
 
-    def _make_waiting(self, size: int) -> None:
-        if size <= len(self._waiting) - k.RECORD:
+    def _make_waiting(self, size: int, *, always: bool = False) -> None:
+        if not always and size <= len(self._waiting) - k.RECORD:
             return
         fresh = buffer(_power(2 * size))
         open_kernels.compact_waiting(
@@ -296,8 +545,7 @@ class BlockMatcher:
         self._arena, self._table = arena, table
 
     def _shed(self) -> None:
-        """Bring open prewrites under the limit."""
-        self._compact(0, drop_resolved=True)
+        """Bring open prewrites under the limit by forgetting them."""
         while self._counts[k.C_LIVE] > self._open_bytes_max:
             self._compact(0, drop_resolved=True, victim=int(self._slots[:, k.S_OPEN].argmax()))
 
@@ -316,6 +564,7 @@ class BlockMatcher:
         self._waiting = fresh
         stopped = np.flatnonzero(self._slots[:, k.S_STATE] == k.STOPPED)
         for slot in stopped.tolist():
+            self._unspill(slot)
             self._slots[slot, k.S_STATE] = k.FREE
             self._owners.pop(slot, None)
         self._free = stopped.tolist()
@@ -412,5 +661,5 @@ def _power(n: int) -> int:
 
 def warm() -> None:
     """Compile the kernels, or load what was compiled."""
-    for kernels in (scan_kernels, match_kernels, open_kernels, gather_kernels):
+    for kernels in (scan_kernels, match_kernels, open_kernels, spill_kernels, gather_kernels):
         kernels.warm()

@@ -12,10 +12,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import grpc
 
+from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, TidegateError
 from tidegate.kvclient.channel import Requests
 from tidegate.kvclient.region_cache import RegionInfo
@@ -24,7 +26,7 @@ from tidegate.model.timestamp import Timestamp, compose
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.proto import metapb_pb2 as metapb
-from tidegate.puller.block_matcher import BlockMatcher, Matched, Registration
+from tidegate.puller.block_matcher import OPEN_BYTES_MAX, BlockMatcher, Matched, Registration
 from tidegate.tidb.memcomparable import encode_bytes
 
 METHOD: Final = "/cdcpb.ChangeData/EventFeedV2"
@@ -45,6 +47,10 @@ class Owner(Protocol):
 
     def matched(self, stream: Stream, matched: Matched) -> None:
         """A batch came. An exception ends the stream; Fatal ends the puller."""
+        ...
+
+    def held_up(self, stream: Stream, error: DiskFull | None) -> bool:
+        """Open transactions do not fit on the disk, or (None) do again. Waits a little; False: give up."""
         ...
 
     def lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
@@ -93,11 +99,23 @@ class Stream:
     """All registrations at one store."""
 
     def __init__(
-        self, store_id: int, channel: grpc.Channel, cluster_id: int, owner: Owner, *, raw: bool = False
+        self,
+        store_id: int,
+        channel: grpc.Channel,
+        cluster_id: int,
+        owner: Owner,
+        *,
+        raw: bool = False,
+        open_bytes_max: int = OPEN_BYTES_MAX,
+        spill: Path | None = None,
     ) -> None:
-        """Open the stream and start its threads; failures to connect arrive as `lost`. `raw`: of RawKV."""
+        """Open the stream and start its threads; failures to connect arrive as `lost`.
+
+        `raw`: of RawKV. `open_bytes_max`: of open transactions in memory; `spill`: a folder of its own for
+        more.
+        """
         self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
-        self.matcher = BlockMatcher(lag=RAW_LAG if raw else 0)
+        self.matcher = BlockMatcher(open_bytes_max, spill, RAW_LAG if raw else 0)
         self._kv_api = cdcpb.ChangeDataRequest.RawKV if raw else cdcpb.ChangeDataRequest.TiDB
         self.messages = self.bytes = self.rows = 0
         self._requests = Requests()
@@ -180,6 +198,7 @@ class Stream:
                 matched = self.matcher.feed(messages)
                 self.rows += matched.changes
                 self._owner.matched(self, matched)
+                self._settle()
         except TidegateError as raised:
             self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
@@ -187,7 +206,26 @@ class Stream:
         self._call.cancel()
         self._requests.end()
         self._queue.close()
+        self.matcher.close()
         self._owner.lost(self, error, self._why)
+
+    def _settle(self) -> None:
+        """Keep to the memory bound and hand on what was spilled; while the disk is full the stream waits."""
+        held_up = False
+        while True:
+            try:
+                self.matcher.relieve()
+                for matched in self.matcher.join():
+                    self.rows += matched.changes
+                    self._owner.matched(self, matched)
+            except DiskFull as error:
+                held_up = True
+                if not self._owner.held_up(self, error):
+                    return
+                continue
+            if held_up:
+                self._owner.held_up(self, None)
+            return
 
 
 OpenStream = Callable[[int, Owner], Stream]

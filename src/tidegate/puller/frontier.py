@@ -1,79 +1,161 @@
-"""The smallest resolved ts of each span: one number per range, kept in arrays.
+"""The smallest resolved ts of each span: one mark per range, in arrays that compiled code works on.
 
 Every registered range of every span holds a *mark*; what is not registered holds one mark per span. Marks
-rise by whole arrays (a tick of a server names thousands of regions) and the minimum of all spans is one
-pass over the array, which for 10,000 ranges costs less than one heap operation in Python would for each of
-them; no pass is made when no mark moved that held a minimum. The answer never goes back: a caller that
-replaces marks makes the new one before it releases the old. Not thread-safe: the puller guards it with one
-lock, held for microseconds.
+rise by whole arrays (a tick of a server names thousands of regions). The answer never goes back: a caller
+that replaces marks makes the new one before it releases the old. A mark carries a serial number, so that one
+that was released and is still named by a batch on its way moves nothing, though its place is another's by
+now.
+
+Cost: a rise is a few nanoseconds, or a pass over 256 places when it held the least of its chunk; the minimum
+of a span with 100,000 ranges is a pass over 400 chunks (`frontier_kernels`). Not thread-safe: the puller
+guards it with one lock, held for microseconds.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.model import timestamp
 from tidegate.model.timestamp import Timestamp
+from tidegate.puller import frontier_kernels as k
 
-_FREE: Final = np.uint64(timestamp.MAX)
+_CHUNK_MAX: Final = 256
+_PLACE: Final = 0xFFFFFFFF
 
 
 class Frontier:
     """Marks with their span and ts."""
 
     def __init__(self) -> None:
-        self._ts = np.full(64, _FREE, dtype=np.uint64)
-        self._span = np.zeros(64, dtype=np.int64)
-        self._unused = list(range(63, -1, -1))
-        self._least = np.full(0, _FREE, dtype=np.uint64)
-        self._stale = True
-        """Whether a mark moved that may have held a minimum."""
+        self._ts = np.full(64, k.FREE, dtype=np.uint64)
+        self._serials = np.zeros(64, dtype=np.int64)
+        self._chunk_of = np.zeros(64, dtype=np.int64)
+        self._places = 0
+        self._chunks = np.zeros((16, k.CHUNK_WORDS), dtype=np.int64)
+        self._chunk_least = np.full(16, k.FREE, dtype=np.uint64)
+        self._chunk_count = 0
+        self._idle: dict[int, list[int]] = {}  # chunks nobody uses, by size
+        self._unused: dict[int, list[int]] = {}  # places by span
+        self._heads = np.full(16, -1, dtype=np.int64)
+        self._stale = np.zeros(16, dtype=np.int64)
+        self._least = np.full(16, k.FREE, dtype=np.uint64)
 
     def hold(self, span: int, ts: Timestamp) -> int:
         """A new mark of span number `span` (small numbers from 0 on)."""
-        if not self._unused:
-            old = len(self._ts)
-            self._ts = np.concatenate([self._ts, np.full(old, _FREE, dtype=np.uint64)])
-            self._span = np.concatenate([self._span, np.zeros(old, dtype=np.int64)])
-            self._unused = list(range(2 * old - 1, old - 1, -1))
-        mark = self._unused.pop()
-        self._ts[mark], self._span[mark] = ts, span
-        self._stale = True
-        return mark
+        while span >= len(self._heads):
+            self._heads = _doubled(self._heads, -1)
+            self._stale = _doubled(self._stale, 0)
+            self._least = _doubled(self._least, k.FREE)
+        unused = self._unused.setdefault(span, [])
+        if not unused:
+            self._add_chunk(span, unused)
+        place = unused.pop()
+        self._chunks[self._chunk_of[place], k.K_USED] += 1
+        self._set(place, ts)
+        return int(self._serials[place]) << 32 | place
 
     def release(self, mark: int) -> Timestamp:
-        """Give a mark up; its last ts."""
-        ts = int(self._ts[mark])
-        self._ts[mark] = _FREE
-        self._stale = True
-        self._unused.append(mark)
+        """Give a mark up; its last ts. Its number moves nothing from now on."""
+        place = self._place(mark)
+        ts = int(self._ts[place])
+        self._set(place, int(k.FREE))
+        self._serials[place] += 1
+        chunk = int(self._chunk_of[place])
+        span = int(self._chunks[chunk, k.K_SPAN])
+        self._unused[span].append(place)
+        self._chunks[chunk, k.K_USED] -= 1
+        if not self._chunks[chunk, k.K_USED]:
+            self._drop_chunk(span, chunk)
         return ts
 
     def put(self, mark: int, ts: Timestamp | None) -> None:
         """Set a mark to any ts; None: it holds nothing back."""
-        self._ts[mark] = _FREE if ts is None else ts
-        self._stale = True
+        self._set(self._place(mark), int(k.FREE) if ts is None else ts)
 
     def at(self, mark: int) -> Timestamp:
-        """A mark's ts."""
-        return int(self._ts[mark])
+        """A mark's ts; MAX for one that was released."""
+        place = mark & _PLACE
+        return int(self._ts[place] if self._serials[place] == mark >> 32 else k.FREE)
 
     def advance(self, marks: npt.NDArray[np.int64], resolved: npt.NDArray[np.uint64]) -> None:
-        """Raise marks[i] to resolved[i]; a lower value does nothing. Equal marks must have equal values."""
-        held = self._ts[marks]
-        self._ts[marks] = np.where(held == _FREE, held, np.maximum(held, resolved))
-        if not self._stale and len(self._least):
-            spans = self._span[marks]
-            self._stale = bool((held <= self._least[np.minimum(spans, len(self._least) - 1)]).any())
+        """Raise marks[i] to resolved[i]; a lower value does nothing, as does a mark that was released."""
+        k.advance(
+            marks,
+            resolved,
+            self._serials,
+            self._ts,
+            self._chunk_of,
+            self._chunks,
+            self._chunk_least,
+            self._stale,
+        )
 
     def minima(self, spans: int) -> npt.NDArray[np.uint64]:
         """The least ts of each of the spans 0..spans-1; MAX for one without marks."""
-        if self._stale or len(self._least) != spans:
-            self._least = np.full(spans, _FREE, dtype=np.uint64)
-            held = np.flatnonzero(self._ts != _FREE)
-            np.minimum.at(self._least, self._span[held], self._ts[held])
-            self._stale = False
-        return self._least.copy()
+        known = min(spans, len(self._heads))
+        k.minima(known, self._heads, self._chunks, self._chunk_least, self._stale, self._least)
+        if known == spans:
+            return self._least[:spans].copy()
+        return np.concatenate([self._least, np.full(spans - known, k.FREE, dtype=np.uint64)])
+
+    def _place(self, mark: int) -> int:
+        place = mark & _PLACE
+        assert self._serials[place] == mark >> 32, "the mark was released"
+        return place
+
+    def _set(self, place: int, ts: Timestamp) -> None:
+        k.place_ts(
+            self._ts,
+            self._chunk_of,
+            self._chunks,
+            self._chunk_least,
+            self._stale,
+            place,
+            np.uint64(ts),
+        )
+
+    def _add_chunk(self, span: int, unused: list[int]) -> None:
+        """Places for a span: few at first, as most spans have few ranges."""
+        head = int(self._heads[span])
+        size = 1 if head < 0 else min(_CHUNK_MAX, 4 * int(self._chunks[head, k.K_SIZE]))
+        idle = self._idle.get(size)
+        chunk = idle.pop() if idle else self._new_chunk(size)
+        self._chunks[chunk, k.K_SPAN], self._chunks[chunk, k.K_NEXT] = span, head
+        self._heads[span] = chunk
+        first = int(self._chunks[chunk, k.K_FIRST])
+        unused += range(first + size - 1, first - 1, -1)
+
+    def _new_chunk(self, size: int) -> int:
+        chunk, self._chunk_count = self._chunk_count, self._chunk_count + 1
+        if chunk >= len(self._chunks):
+            self._chunks = np.vstack([self._chunks, np.zeros_like(self._chunks)])
+            self._chunk_least = _doubled(self._chunk_least, k.FREE)
+        first, self._places = self._places, self._places + size
+        while self._places > len(self._ts):
+            self._ts = _doubled(self._ts, k.FREE)
+            self._serials, self._chunk_of = _doubled(self._serials, 0), _doubled(self._chunk_of, 0)
+        self._chunk_of[first : first + size] = chunk
+        self._chunks[chunk, k.K_FIRST], self._chunks[chunk, k.K_SIZE] = first, size
+        self._chunks[chunk, k.K_USED] = 0
+        return chunk
+
+    def _drop_chunk(self, span: int, chunk: int) -> None:
+        """An empty chunk may serve another span, when it is the span's first in line."""
+        if self._heads[span] != chunk:
+            return
+        self._heads[span] = self._chunks[chunk, k.K_NEXT]
+        first, size = int(self._chunks[chunk, k.K_FIRST]), int(self._chunks[chunk, k.K_SIZE])
+        self._unused[span] = [p for p in self._unused[span] if not first <= p < first + size]
+        self._idle.setdefault(size, []).append(chunk)
+        self._stale[span] = 1
+        following = int(self._heads[span])
+        if following < 0:
+            del self._unused[span]
+        elif not self._chunks[following, k.K_USED]:
+            self._drop_chunk(span, following)
+
+
+def _doubled(array: npt.NDArray[Any], fill: Any) -> npt.NDArray[Any]:
+    return np.concatenate([array, np.full(len(array), fill, dtype=array.dtype)])

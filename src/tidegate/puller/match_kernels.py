@@ -29,6 +29,7 @@ from tidegate.puller.open_kernels import (
     row_hash,
 )
 from tidegate.puller.scan_kernels import read_varint, skip_field
+from tidegate.puller.spill_kernels import log_row, log_tick
 from tidegate.puller.table_kernels import (
     C_EVENT,
     C_KEPT,
@@ -37,9 +38,12 @@ from tidegate.puller.table_kernels import (
     C_NOTES,
     C_OPEN_ROWS,
     C_OUT,
+    C_PASS,
+    C_PASSES,
     C_ROW,
     C_WAITING,
     COMMIT,
+    DONE,
     E_END,
     E_FIRST,
     E_KIND,
@@ -48,6 +52,7 @@ from tidegate.puller.table_kernels import (
     E_SIZE,
     E_TS,
     ERROR,
+    FORCED,
     GENERATION,
     HASH,
     IN_MESSAGE,
@@ -55,6 +60,7 @@ from tidegate.puller.table_kernels import (
     KEY_SIZE,
     KIND,
     LIVE,
+    LOG_FULL,
     MIXER,
     MOVED_ROOM,
     MULTIPLIER,
@@ -89,14 +95,17 @@ from tidegate.puller.table_kernels import (
     RESOLVED_MANY,
     ROWS,
     S_CHECKPOINT,
+    S_DUE,
     S_FROM,
     S_FROM_SIZE,
     S_HEAD,
+    S_LEAST,
     S_OPEN,
     S_REGION,
     S_REQUEST,
     S_RESOLVED,
     S_SPAN,
+    S_SPILLED,
     S_STATE,
     S_TAIL,
     S_TO,
@@ -106,6 +115,7 @@ from tidegate.puller.table_kernels import (
     SLOT_WORDS,
     START,
     STOPPED,
+    TABLE_FULL,
     VALUE,
     VALUE_SIZE,
     WAIT_RECORD,
@@ -447,6 +457,17 @@ def _match_row(
     counts: int,
 ) -> None:
     kind = row_word(rows, row, KIND)
+    passes = get_int(counts, C_PASSES)
+    if passes > 0 and kind != np.uint64(5):
+        h = row_hash(
+            0, row_word(rows, row, START), i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+        )
+        if i64(h >> np.uint64(33)) % passes != get_int(counts, C_PASS):
+            return
+        if kind >= np.uint64(FORCED):
+            put_row_word(rows, row, KIND, kind - np.uint64(FORCED))
+            _wait(slots, slot, row, rows, waiting, counts)
+            return
     if kind == np.uint64(5):
         if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
             put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
@@ -497,20 +518,34 @@ def _match_row(
 
 
 @inline
-def _resolve(slots: int, slot: int, ts: Any, moved: int, counts: int) -> None:
+def _resolve(slots: int, slot: int, ts: Any, moved: int, log: int, log_size: int, counts: int) -> bool:
+    """Raise a slot's resolved ts; False: the log is full, nothing was done."""
     if (
         slot < 0
         or slot_word(slots, slot, S_STATE) != np.uint64(LIVE)
         or ts <= slot_word(slots, slot, S_RESOLVED)
     ):
-        return
+        return True
+    if slot_word(slots, slot, S_SPILLED) != np.uint64(0):
+        if ts <= slot_word(slots, slot, S_DUE):
+            return True
+        if not log_tick(slot, ts, log, log_size, counts):
+            return False
+        least = slot_word(slots, slot, S_LEAST)
+        if least != np.uint64(0) and ts >= least:
+            put_slot_word(slots, slot, S_DUE, ts)
+            return True
     put_slot_word(slots, slot, S_RESOLVED, ts)
     put_int(moved, get_int(counts, C_MOVED) % MOVED_ROOM, slot)
     put_int(counts, C_MOVED, get_int(counts, C_MOVED) + 1)
+    return True
 
 
 @inline
-def _resolve_many(events: int, e: int, index: int, slots: int, moved: int, counts: int) -> None:
+def _resolve_many(
+    events: int, e: int, index: int, slots: int, moved: int, log: int, log_size: int, counts: int
+) -> bool:
+    """The same for each region of an event; what was done before it returned False changes nothing again."""
     at = i64(event_word(events, e, E_FIRST))
     end = at + i64(event_word(events, e, E_SIZE))
     ts, request = event_word(events, e, E_TS), event_word(events, e, E_REQUEST)
@@ -522,12 +557,36 @@ def _resolve_many(events: int, e: int, index: int, slots: int, moved: int, count
             stop = at + i64(size)
             while at < stop:
                 region, at = read_varint(at, stop)
-                _resolve(slots, find_slot(index, slots, region, request), ts, moved, counts)
+                if not _resolve(
+                    slots, find_slot(index, slots, region, request), ts, moved, log, log_size, counts
+                ):
+                    return False
         elif tag == np.uint64(8):
             region, at = read_varint(at, end)
-            _resolve(slots, find_slot(index, slots, region, request), ts, moved, counts)
+            if not _resolve(
+                slots, find_slot(index, slots, region, request), ts, moved, log, log_size, counts
+            ):
+                return False
         else:
             at = skip_field(wire, at, end)
+    return True
+
+
+@inline
+def _record_row(
+    slots: int, slot: int, row: int, rows: int, log: int, log_size: int, notes: int, counts: int
+) -> bool:
+    """Log a row of a spilled slot; False: the log is full, nothing was done."""
+    initialized = row_word(rows, row, KIND) == np.uint64(5)
+    key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+    if not initialized and not _inside(slots, slot, key, size):
+        return True
+    if not log_row(rows, row, slots, slot, log, log_size, counts):
+        return False
+    if initialized and slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
+        put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
+        _note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
+    return True
 
 
 @kernel
@@ -545,12 +604,15 @@ def match(
     notes: int,
     moved: int,
     kept: int,
+    log: int,
+    log_size: int,
     counts: int,
-) -> bool:
-    """Apply scanned events in order. See COUNT_WORDS for `counts`. False: the table is half full.
+) -> int:
+    """Apply scanned events in order. See COUNT_WORDS for `counts`. TABLE_FULL: the table is half full.
 
     It stays small as long as few prewrites are open, which keeps it in the cache; the caller doubles it with
-    `rehash` and calls again, and the work goes on where it stopped.
+    `rehash` and calls again, and the work goes on where it stopped. The same when the log (for rows of
+    spilled slots) is full and the caller has made room in it.
 
     Room that the caller provides: `out` rows + waiting rows, `notes` events + slots, `kept` rows; the
     waiting arena for all rows' keys and headers; the table at least twice its entries and the rows. When
@@ -560,7 +622,9 @@ def match(
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
-            _resolve_many(events, e, index, slots, moved, counts)
+            if not _resolve_many(events, e, index, slots, moved, log, log_size, counts):
+                put_int(counts, C_EVENT, e)
+                return LOG_FULL
             continue
         slot = find_slot(
             index,
@@ -571,7 +635,9 @@ def match(
         if slot < 0:
             continue
         if kind == RESOLVED:
-            _resolve(slots, slot, event_word(events, e, E_TS), moved, counts)
+            if not _resolve(slots, slot, event_word(events, e, E_TS), moved, log, log_size, counts):
+                put_int(counts, C_EVENT, e)
+                return LOG_FULL
         elif kind == ERROR:
             if slot_word(slots, slot, S_STATE) != np.uint64(STOPPED):
                 put_slot_word(slots, slot, S_STATE, np.uint64(STOPPED))
@@ -590,12 +656,18 @@ def match(
             ):
                 if slot_word(slots, slot, S_STATE) == np.uint64(STOPPED):
                     break
+                if slot_word(slots, slot, S_SPILLED) != np.uint64(0):
+                    if not _record_row(slots, slot, row, rows, log, log_size, notes, counts):
+                        put_int(counts, C_EVENT, e)
+                        put_int(counts, C_ROW, row)
+                        return LOG_FULL
+                    continue
                 if get_int(counts, C_OPEN_ROWS) >= room:
                     put_int(counts, C_EVENT, e)
                     put_int(counts, C_ROW, row)
-                    return False
+                    return TABLE_FULL
                 _match_row(slots, slot, row, rows, row_slots, table, arena, waiting, out, notes, kept, counts)
-    return True
+    return DONE
 
 
 def warm() -> None:
@@ -603,4 +675,4 @@ def warm() -> None:
     spare, index, table = np.zeros(1024, np.uint64), slot_index(4), hash_table(4)
     at = address(spare)
     index_slot(index_address(index), at, 0)
-    match(at, 0, at, at, at, index_address(index), table_address(table), at, at, at, at, at, at, at)
+    match(at, 0, at, at, at, index_address(index), table_address(table), at, at, at, at, at, at, at, 0, at)

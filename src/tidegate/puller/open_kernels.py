@@ -36,9 +36,11 @@ from tidegate.puller.table_kernels import (
     R_START,
     R_VALUE_SIZE,
     RECORD,
+    S_CHECKPOINT,
     S_HEAD,
     S_OPEN,
     S_RESOLVED,
+    S_SPILLED,
     S_STATE,
     S_TAIL,
     S_WAITING,
@@ -203,11 +205,11 @@ def compact(
     victim: int,
     counts: int,
 ) -> None:
-    """Rewrite the arena with the records of running slots; rebuild `table`, which is empty.
+    """Rewrite the arena with the records of running, not spilled slots; rebuild `table`, which is empty.
 
-    With `drop_resolved` records that started below their slot's resolved ts go (nothing pins them any
-    more), and those of slot `victim` (-1: none). Should such a commit come after all, the registration is
-    made anew.
+    With `drop_resolved` records that started below a resolved ts the slot was told go (nothing pins them any
+    more, but for pipelined transactions, which have a generation), and those of slot `victim` (-1: none).
+    Should such a commit come after all, the registration is made anew.
     """
     for slot in range(slot_count):
         put_slot_word(slots, slot, S_OPEN, np.uint64(0))
@@ -219,8 +221,12 @@ def compact(
         state = slot_word(slots, slot, S_STATE)
         stays = record_word(old, np.uint64(at), R_LIVE) != np.uint64(0) and slot != victim
         stays = stays and (state == np.uint64(SCANNING) or state == np.uint64(LIVE))
+        stays = stays and slot_word(slots, slot, S_SPILLED) == np.uint64(0)
         if drop_resolved != 0:
-            stays = stays and record_word(old, np.uint64(at), R_START) >= slot_word(slots, slot, S_RESOLVED)
+            resolved = slot_word(slots, slot, S_RESOLVED)
+            young = record_word(old, np.uint64(at), R_START) >= resolved
+            young = young or resolved <= slot_word(slots, slot, S_CHECKPOINT)
+            stays = stays and (young or record_word(old, np.uint64(at), R_GENERATION) != np.uint64(0))
         if stays:
             copy_exact(new + to, old + at, size)
             insert_open(table, record_word(old, np.uint64(at), R_HASH), np.uint64(to))
@@ -235,7 +241,7 @@ def compact(
 
 @kernel
 def compact_waiting(old: int, new: int, slots: int, slot_count: int, counts: int) -> None:
-    """Rewrite the waiting arena with the rows of slots that still scan, in their order."""
+    """Rewrite the waiting arena with the rows of slots that still scan and are not spilled, in order."""
     for slot in range(slot_count):
         put_slot_word(slots, slot, S_HEAD, np.uint64(0))
         put_slot_word(slots, slot, S_TAIL, np.uint64(0))
@@ -244,7 +250,8 @@ def compact_waiting(old: int, new: int, slots: int, slot_count: int, counts: int
     while at < end:
         size = (i64(load_u64(old + at + 32)) + WAIT_RECORD + 7) & ~7
         slot = i64(load_u64(old + at + 40))
-        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
+        spilled = slot_word(slots, slot, S_SPILLED) != np.uint64(0)
+        if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING) and not spilled:
             copy_exact(new + to, old + at, size)
             store_u64(new + to, np.uint64(0))
             if slot_word(slots, slot, S_HEAD) == np.uint64(0):

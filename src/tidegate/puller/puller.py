@@ -21,15 +21,18 @@ import itertools
 import logging
 import queue
 import random
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import RAW_MODE
+from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
@@ -40,7 +43,7 @@ from tidegate.model.timestamp import Timestamp
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller import region_feed as feed
 from tidegate.puller.admission import Admission
-from tidegate.puller.block_matcher import Happening, Matched, Note, Registration
+from tidegate.puller.block_matcher import OPEN_BYTES_MAX, Happening, Matched, Note, Registration
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.keeper import STUCK_S, Stuck, keep
@@ -132,11 +135,22 @@ class Puller:
         store: Sink,
         *,
         seal_interval_s: float = 0.01,
+        spill: Path | None = None,
+        open_bytes_max: int = OPEN_BYTES_MAX,
         kv_mode: str = "tidb",
         clock: Clock | None = None,
         seed: int | None = None,
         on_failure: Callable[[TidegateError], None] | None = None,
     ) -> None:
+        """Start. `spill`: a folder, emptied now, for open transactions of more than `open_bytes_max` a
+        stream.
+
+        Without it those are forgotten and scanned again once they are committed.
+        """
+        if spill is not None:
+            shutil.rmtree(spill, ignore_errors=True)
+        self._spill, self._open_bytes_max = spill, open_bytes_max
+        self._held_up = ""  # why open transactions wait for the disk
         self._pd, self._store, self._kv_mode = pd, store, kv_mode
         self._interval, self._clock = seal_interval_s, clock or SystemClock()
         self._random = random.Random(seed)
@@ -234,12 +248,12 @@ class Puller:
     @property
     def trouble(self) -> str:
         """Why nothing is taken in at present, in words; empty when all is well."""
-        return self._room.words
+        return self._room.words or self._held_up
 
     def _line(self, watched: _Watched) -> dict[str, Any]:
         scanning = sum(1 for h in list(watched.feeds) if h.feed.state is State.SCANNING)
         holes = watched.lock.holes
-        waiting = self._room.words if watched.paused or self._room.waits else ""
+        waiting = self._room.words if watched.paused or self._room.waits else self._held_up
         waiting = waiting or (f"{holes} ranges without a region" if holes else "")
         waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
         return {
@@ -367,8 +381,16 @@ class Puller:
         stream = self._streams.get(store_id)
         if stream is None:
             channel = self._pd.channels.get(self._pd.store_address(store_id))
-            raw = self._kv_mode == RAW_MODE
-            stream = Stream(store_id, channel, self._pd.cluster_id, self, raw=raw)
+            spill = self._spill / f"{store_id}-{next(self._numbers)}" if self._spill is not None else None
+            stream = Stream(
+                store_id,
+                channel,
+                self._pd.cluster_id,
+                self,
+                raw=self._kv_mode == RAW_MODE,
+                open_bytes_max=self._open_bytes_max,
+                spill=spill,
+            )
             self._streams[store_id] = stream
         return stream
 
@@ -554,6 +576,14 @@ class Puller:
         with self._sealed:
             target = self._seals + 2
             self._sealed.wait_for(lambda: self._seals >= target or not self._moved.is_set(), BACKLOG_S)
+
+    def held_up(self, stream: Stream, error: DiskFull | None) -> bool:
+        """The stream waits, and its store with it."""
+        words = f"{error.what}: {error.why}" if error is not None else ""
+        if error is not None and not self._held_up:
+            event(LOG, logging.WARNING, "puller waits", why=words, where=error.where)
+        self._held_up = words
+        return error is None or not self._closing.wait(FULL_S)
 
     def lost(self, stream: Stream, error: TidegateError | None, why: str) -> None:
         """The coordinator registers again what was on the stream."""

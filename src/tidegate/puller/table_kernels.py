@@ -35,7 +35,7 @@ START, COMMIT, KEY, VALUE, OLD, KEY_SIZE, VALUE_SIZE, OLD_SIZE, KIND, OP, GENERA
 MOVED_ROOM: Final = 1 << 16
 """Places in `moved`; the rest overwrites them, see `match`."""
 
-SLOT_WORDS: Final = 15
+SLOT_WORDS: Final = 18
 (
     S_STATE,
     S_REGION,
@@ -52,11 +52,15 @@ SLOT_WORDS: Final = 15
     S_OPEN,
     S_WAITING,
     S_MARK,
+    S_SPILLED,
+    S_DUE,
+    S_LEAST,
 ) = range(SLOT_WORDS)
 """A registration: FROM and TO are the addresses of its raw key bounds (TO_SIZE 0: no bound). HEAD and TAIL
 chain its waiting rows (offset + 1 in the waiting arena; 0: none), WAITING counts them. OPEN: bytes of open
 prewrites. SPAN and MARK are the caller's numbers: changes come out with SPAN, a risen resolved ts with
-MARK."""
+MARK. SPILLED (1): its rows go to the log instead of being matched; then LEAST is the least ts of an end among
+them (0: none), and DUE a resolved ts that may only be told once they are matched."""
 
 FREE, SCANNING, LIVE, STOPPED = range(4)
 """States of a slot: unused; until INITIALIZED; after it; ended, so that its rows are ignored."""
@@ -71,10 +75,26 @@ N_KIND, N_SLOT, N_A, N_B = range(NOTE_WORDS)
 NOTE_INITIALIZED, NOTE_ERROR, NOTE_VIOLATED = range(1, 4)
 """What the caller must act on: A, B are address and size of the Event, or violation and commit_ts."""
 
-COUNT_WORDS: Final = 10
-C_OUT, C_NOTES, C_MOVED, C_KEPT, C_ARENA, C_LIVE, C_OPEN_ROWS, C_WAITING, C_EVENT, C_ROW = range(COUNT_WORDS)
+COUNT_WORDS: Final = 13
+(
+    C_OUT,
+    C_NOTES,
+    C_MOVED,
+    C_KEPT,
+    C_ARENA,
+    C_LIVE,
+    C_OPEN_ROWS,
+    C_WAITING,
+    C_EVENT,
+    C_ROW,
+    C_LOG,
+    C_PASSES,
+    C_PASS,
+) = range(COUNT_WORDS)
 """In and out of `match` and `keep`: lengths of out, notes, moved, kept; bytes used in the arena; bytes of
-open prewrites in it; entries in the table; bytes used in the waiting arena; event and row to go on from."""
+open prewrites in it; entries in the table; bytes used in the waiting arena; event and row to go on from;
+bytes used in the log. PASSES is 0 but for rows that come back from a log: then only those whose hash falls to
+PASS of PASSES are taken."""
 
 RECORD: Final = 64
 """Bytes of a record's header in the arena: START, slot, 1 while it lives, GENERATION, HASH, three sizes."""
@@ -82,6 +102,28 @@ R_START, R_SLOT, R_LIVE, R_GENERATION, R_HASH, R_KEY_SIZE, R_VALUE_SIZE, R_OLD_S
 
 WAIT_RECORD: Final = 48
 """Bytes of a waiting record's header: next, START, COMMIT, kind << 8 | op, key size, slot."""
+
+LOG_WORDS: Final = 10
+(
+    L_SIZE,
+    L_SLOT,
+    L_KIND,
+    L_OP,
+    L_START,
+    L_COMMIT,
+    L_GENERATION,
+    L_KEY_SIZE,
+    L_VALUE_SIZE,
+    L_OLD_SIZE,
+) = range(LOG_WORDS)
+LOG_RECORD: Final = 8 * LOG_WORDS
+"""Bytes of a log record's header: the size of all of it, slot, kind, operation, timestamps, three sizes."""
+FORCED: Final = 16
+TICK: Final = 255
+"""Kinds of log records beside those of rows: see `spill_kernels`."""
+
+DONE, TABLE_FULL, LOG_FULL = range(3)
+"""What `match` says: all applied; the table is half full; the log is full."""
 
 GOOD, BAD, FULL = range(3)
 """What `scan` says: all scanned; message `counts[2]` is bad; the tables are too small."""

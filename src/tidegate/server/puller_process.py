@@ -51,7 +51,13 @@ def run(data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TAB
         with PdClient(pd_address) as pd:
             folder = store_dir(data_dir, pd.cluster_id, kv_mode)
             store = EventStore(folder, disk_bytes=disk_bytes, kv_mode=kv_mode)
-            puller = Puller(pd, store, kv_mode=kv_mode, on_failure=lambda error: _stop(control, error))
+            puller = Puller(
+                pd,
+                store,
+                spill=folder / "spill",
+                kv_mode=kv_mode,
+                on_failure=lambda error: _stop(control, error),
+            )
             mender = Mender(pd, store)
             try:
                 _serve(control, store, puller)

@@ -22,17 +22,21 @@ class DiskFull(Retryable):
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Around the writing of a new file at `path`. Raises DiskFull, and OSError for anything else."""
+def writing(path: Path, *, keep: bool = False) -> Iterator[None]:
+    """Around the writing of a new file at `path`. Raises DiskFull, and OSError for anything else.
+
+    `keep`: the file was there before, and stays.
+    """
     try:
         yield
     except OSError as error:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
+        if not keep:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
         if error.errno not in FULL:
             raise
         raise DiskFull(
-            "the disk of the event store is full",
+            "the disk is full",
             where=str(path),
             why=os.strerror(error.errno or 0),
             fix="make room; everything waits and goes on by itself",

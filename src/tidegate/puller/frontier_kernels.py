@@ -1,0 +1,83 @@
+"""Marks that rise, and the least of each span: chunks of marks with their minimum, chained span by span.
+
+A chunk holds marks of one span only, in places of its own. A mark that rises concerns its chunk only when it
+held the chunk's least; then that is one pass over at most 256 places. A span's least is found over its
+chunks, when it is asked for and one of them that held it has risen.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tidegate.kernel import kernel
+from tidegate.model import timestamp
+from tidegate.puller.table_kernels import I64, U64
+
+FREE = np.uint64(timestamp.MAX)
+"""The ts of a place that holds nothing back."""
+
+CHUNK_WORDS = 5
+K_FIRST, K_SIZE, K_SPAN, K_NEXT, K_USED = range(CHUNK_WORDS)
+"""A chunk: its first place, how many it has, its span, the span's next chunk (-1: none), places in use."""
+
+
+@kernel
+def place_ts(
+    ts: U64, chunk_of: I64, chunks: I64, chunk_least: U64, stale: I64, place: int, value: np.uint64
+) -> None:
+    """Set a place to any ts."""
+    ts[place] = value
+    chunk = chunk_of[place]
+    least = FREE
+    for i in range(chunks[chunk, K_FIRST], chunks[chunk, K_FIRST] + chunks[chunk, K_SIZE]):
+        least = min(least, ts[i])
+    if least != chunk_least[chunk]:
+        chunk_least[chunk] = least
+        stale[chunks[chunk, K_SPAN]] = 1
+
+
+@kernel
+def advance(
+    marks: I64, resolved: U64, serials: I64, ts: U64, chunk_of: I64, chunks: I64, chunk_least: U64, stale: I64
+) -> None:
+    """Raise places; a mark of an older serial, a free place and a lower ts change nothing."""
+    for n in range(len(marks)):
+        place = marks[n] & 0xFFFFFFFF
+        if serials[place] != marks[n] >> 32:
+            continue
+        held = ts[place]
+        if held == FREE or resolved[n] <= held:
+            continue
+        ts[place] = resolved[n]
+        chunk = chunk_of[place]
+        if held == chunk_least[chunk]:
+            least = FREE
+            for i in range(chunks[chunk, K_FIRST], chunks[chunk, K_FIRST] + chunks[chunk, K_SIZE]):
+                least = min(least, ts[i])
+            if least != held:
+                chunk_least[chunk] = least
+                stale[chunks[chunk, K_SPAN]] = 1
+
+
+@kernel
+def minima(spans: int, heads: I64, chunks: I64, chunk_least: U64, stale: I64, least: U64) -> None:
+    """Bring the least of each span up to date."""
+    for span in range(spans):
+        if stale[span] == 0:
+            continue
+        stale[span] = 0
+        found, chunk = FREE, heads[span]
+        while chunk >= 0:
+            found = min(found, chunk_least[chunk])
+            chunk = chunks[chunk, K_NEXT]
+        least[span] = found
+
+
+def warm() -> None:
+    """Compile every kernel with the types it is called with."""
+    ts, one = np.full(4, FREE, np.uint64), np.zeros(4, np.int64)
+    chunks = np.zeros((1, CHUNK_WORDS), np.int64)
+    heads = np.full(4, -1, np.int64)
+    place_ts(ts, one, chunks, ts, one, 0, FREE)
+    advance(one[:1], ts[:1], one, ts, one, chunks, ts, one)
+    minima(1, heads, chunks, ts, one, ts)
