@@ -373,11 +373,16 @@ class CommandStream:
         while (first := self._answers.get()) is not None:
             message = tikvpb_pb2.BatchCommandsResponse()
             following: tuple[int, Any, int] | Exception | None = first
+            sent = 0
             while isinstance(following, tuple):
-                self._add(message, *following)
+                number, response, size = following
+                message.request_ids.append(number)
+                message.responses.append(response)
+                sent += size
                 if len(message.request_ids) == ANSWERS_PER_MESSAGE or self._answers.empty():
                     break
                 following = self._answers.get()
+            self._leave(sent)
             if message.request_ids:
                 yield message
             if following is None:
@@ -385,18 +390,24 @@ class CommandStream:
             if isinstance(following, Exception):
                 abort(context, following)
 
-    def _add(self, message: Any, number: int, response: Any, size: int) -> None:
-        message.request_ids.append(number)
-        message.responses.append(response)
+    def _leave(self, size: int) -> None:
         with self._changed:
+            waits = self._unsent > ANSWERS_BYTES_MAX
             self._unsent -= size
-            self._changed.notify_all()
+            if waits:
+                self._changed.notify_all()
 
-    def _put(self, number: int, response: Any) -> None:
+    def _put(self, number: int, response: Any, commands: int = 0) -> None:
         size = response.ByteSize()
         with self._changed:
             self._unsent += size
+            self._under_way -= commands
         self._answers.put((number, response, size))
+
+    def _wait(self) -> None:
+        with self._changed:
+            while self._unsent > ANSWERS_BYTES_MAX and not self._ended:
+                self._changed.wait()
 
     def _end(self) -> None:
         with self._changed:
@@ -409,9 +420,8 @@ class CommandStream:
             for message in self._requests:
                 # As TiKV: what has no partner is passed over.
                 for number, request in zip(message.request_ids, message.requests, strict=False):
-                    with self._changed:
-                        while self._unsent > ANSWERS_BYTES_MAX and not self._ended:
-                            self._changed.wait()
+                    if self._unsent > ANSWERS_BYTES_MAX:
+                        self._wait()
                     self._submit(number, request)
         except grpc.RpcError:
             return  # the client went away
@@ -434,10 +444,8 @@ class CommandStream:
         check_cluster(command, self._cluster_id)
 
         def answer(response: Any, error: Exception | None) -> None:
-            with self._changed:
-                self._under_way -= 1
             if error is None:
-                self._put(number, wrap(**{name: response}))
+                self._put(number, wrap(**{name: response}), 1)
             else:
                 self._answers.put(None)  # end the stream: the client retries on a new one
 

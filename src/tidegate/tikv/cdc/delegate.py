@@ -209,8 +209,7 @@ class Delegate:
                 if lock_ts is not None:
                     if not lock_ts and row is None:
                         mine = _silent_rollback(key, downstream.resolver.locked_by(key))
-                    downstream.resolver.track(key, lock_ts, is_large)
-                    if downstream.resolver.is_congested:
+                    if not downstream.resolver.track(key, lock_ts, is_large):
                         congested[downstream] = None
                 if mine is not None and (not txn_source or downstream.wants(txn_source)):
                     found = rows.get(downstream)

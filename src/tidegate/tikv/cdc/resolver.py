@@ -50,13 +50,17 @@ class Resolver:
     def __len__(self) -> int:
         return len(self._locks)
 
-    def track(self, key: bytes, start_ts: int, is_large: bool = False) -> None:
-        """The key has a data lock of `start_ts` now; 0: it has none. `is_large`: it has a generation."""
+    def track(self, key: bytes, start_ts: int, is_large: bool = False) -> bool:
+        """The key has a data lock of `start_ts` now; 0: it has none. `is_large`: it has a generation.
+
+        False when more is remembered than may be.
+        """
         if self._replay is not None:
             self._replay.append((key, start_ts, is_large))
             self._bytes += len(key) + LOCK_OVERHEAD
         else:
             self._set(key, start_ts, is_large)
+        return self._bytes <= LOCKS_BYTES_MAX
 
     def locked_by(self, key: bytes) -> int:
         """The start_ts of the data lock on a key; 0 when there is none or it is not known yet."""
