@@ -118,3 +118,18 @@ def test_time_that_stands_still_and_a_pd_that_is_late_only_delay(world: World, p
     world.upstream.tso.thaw()
     world.run(5)
     world.check(SPAN, start)
+
+
+def test_a_region_that_falls_silent_is_registered_anew(
+    world: World, puller: Puller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = world.last_ts
+    world.run(5)
+    world.check(SPAN, start)
+    world.upstream.faults.resolved_frozen = True
+    monkeypatch.setattr("tidegate.puller.puller.SILENT_S", 0.5)
+    world.run(5)
+    eventually(lambda: errors(puller).get("silent", 0) >= 5, "every region to be registered anew")
+    monkeypatch.setattr("tidegate.puller.puller.SILENT_S", 300.0)
+    world.upstream.faults.resolved_frozen = False
+    world.check(SPAN, start)

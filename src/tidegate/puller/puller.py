@@ -68,6 +68,8 @@ BACKLOG_S: Final = 2.0
 TEND_S: Final = 0.25
 FULL_S: Final = 0.5
 """Between two attempts to seal on a full disk."""
+SILENT_S: Final = 300.0
+"""A registration whose resolved ts stands still for so long is made anew; a live lock costs a scan."""
 KEEP_S: Final = 30.0
 TORN_MS: Final = 30_000
 """Where a range is so far ahead of another one of its span, what it has is kept for a restart."""
@@ -110,6 +112,8 @@ class _Held:
     resolved: Timestamp
     registration: Registration | None = None
     """None while it waits to be admitted."""
+    moved_at: float = 0.0
+    """When `resolved` was last seen to rise, as far as `_wake_silent` has looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +163,7 @@ class Puller:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count(1)
-        self._kept_at = self._clock.monotonic()
+        self._kept_at = self._looked_at = self._clock.monotonic()
         self._newest = 0  # the newest ts a range was registered from
         self._state = threading.Lock()  # guards _spans, _watched, frontier
         self._frontier = Frontier()
@@ -500,12 +504,26 @@ class Puller:
                 if watched.paused:
                     watched.paused = False
                     self._locate(_Locate(watched, watched.span, History(), fresh=True))
+        if self._clock.monotonic() - self._looked_at >= SILENT_S / 10:
+            self._looked_at = self._clock.monotonic()
+            self._wake_silent()
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = self._clock.monotonic()
             for watched in spans:
                 if self._is_torn(watched):
                     self._keep(watched)
         self._after(TEND_S, self._tend)
+
+    def _wake_silent(self) -> None:
+        """Register anew what has not moved for long on a living stream: its store may have forgotten it."""
+        now = self._clock.monotonic()
+        with self._state:
+            seen = [(held, self._frontier.at(held.mark)) for held in self._held.values()]
+        for held, ts in seen:
+            if ts != held.resolved or not held.moved_at:
+                held.resolved, held.moved_at = ts, now
+            elif held.feed.state is State.LIVE and now - held.moved_at >= SILENT_S:
+                self._step(held, feed.Silent())
 
     def _give_up(self, watched: _Watched) -> None:
         """Ask nothing more for a span, and forget what it holds beyond its resolved ts."""

@@ -47,6 +47,7 @@ class Reason(StrEnum):
     STREAM = "stream_lost"
     PD = "pd_unreachable"
     HELD = "range_held"
+    SILENT = "silent"
     UNKNOWN = "unknown"
 
 
@@ -69,6 +70,7 @@ PAUSES: Final[dict[Reason, Pause]] = {
     Reason.STREAM: Pause(50, 1_000),
     Reason.PD: Pause(100, 2_000),
     Reason.HELD: Pause(10, 200),
+    Reason.SILENT: Pause(100, 2_000),
     Reason.UNKNOWN: Pause(100, 2_000),
 }
 
@@ -121,7 +123,12 @@ class StreamLost:
     why: str
 
 
-Event = Initialized | Failed | Violated | StreamLost
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """Its resolved ts has stood still for long, on a stream that lives (tiflow#6914, tiflow#10157)."""
+
+
+Event = Initialized | Failed | Violated | StreamLost | Silent
 
 
 # Effects
@@ -182,6 +189,8 @@ class RegionFeed:
                 return self._violated(violation, commit_ts)
             case StreamLost():
                 return [self._again(Reason.STREAM)]
+            case Silent():
+                return [Deregister(), self._again(Reason.SILENT)]
 
     def _failed(self, error: Any) -> list[Effect]:
         if error.HasField("compatibility") or error.HasField("cluster_id_mismatch"):
