@@ -20,7 +20,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from tidegate import log
 from tidegate.config import TABLE_MODE
@@ -189,7 +189,15 @@ def error_message(error: TidegateError) -> dict[str, Any]:
     return {"type": "error", "retry": isinstance(error, Retryable), **parts}
 
 
+def _exit(code: int) -> NoReturn:
+    """End with this code: on a full disk the interpreter's own last flush would make it 120."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
     log.setup()
     given = sys.argv[3:]
-    sys.exit(run(Path(sys.argv[1]), sys.argv[2], int(given[0]) if given else 0, *given[1:2]))
+    _exit(run(Path(sys.argv[1]), sys.argv[2], int(given[0]) if given else 0, *given[1:2]))
