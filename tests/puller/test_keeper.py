@@ -1,0 +1,61 @@
+"""Locks of dead clients hold no resolved ts back for ever; no part of the capture asks the wall clock."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+import tidegate
+from tests.puller.test_puller import SPAN, World, eventually, fail
+from tidegate.eventstore import outlook
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.model.span import span_id
+from tidegate.puller.puller import Puller
+from tidegate.tikv.server import EmbeddedUpstream
+
+
+@pytest.mark.integration
+def test_the_lock_of_a_dead_client_is_resolved_and_that_of_a_live_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("keeper", "puller"):
+        monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.4)
+    upstream = EmbeddedUpstream(tmp_path / "upstream", regions=1)
+    pd = PdClient(upstream.start().pd)
+    world = World(upstream, pd, tmp_path / "events", random.Random(3))
+    start = pd.tso()
+    store = EventStore(world.folder)
+    puller = Puller(pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    dead, alive = pd.tso(), pd.tso()
+    TwoPhase(pd, dead, b"t-dead", ttl_ms=300).prewrite([Mutation(PUT, b"t-dead", b"v")], Backoff(5000))
+    living = TwoPhase(pd, alive, b"t-live", ttl_ms=60_000)
+    living.prewrite([Mutation(PUT, b"t-live", b"v")], Backoff(5000))
+    eventually(
+        lambda: outlook.read_frontier(world.folder).get(span_id(SPAN), 0) >= dead, "the dead one's end"
+    )
+    assert outlook.read_frontier(world.folder)[span_id(SPAN)] < alive
+    commit_ts = pd.tso()
+    living.commit([b"t-live"], commit_ts, Backoff(5000))
+    world.last_ts = commit_ts
+    world.await_published(SPAN)
+    assert [entry.key for entry in world.stored(SPAN, start)] == [b"t-live"]
+    puller.close()
+    store.close()
+    pd.close()
+    upstream.stop()
+
+
+def test_capture_and_control_ask_only_the_monotonic_clock() -> None:
+    """A wall clock that jumps either way cannot concern what does not look at it."""
+    package = Path(tidegate.__file__).parent
+    for folder in ("puller", "eventstore", "kvclient", "control"):
+        for source in (package / folder).glob("*.py"):
+            found = re.findall(r"now_ms\(\)|time\.time\(|datetime\.now\(|time_ns\(", source.read_text())
+            assert not found, f"{source.name} asks the wall clock"
