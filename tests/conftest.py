@@ -7,6 +7,7 @@ pytest_plugins = [
     "tests.fixtures.kafka",
     "tests.fixtures.spark",
     "tests.fixtures.upstream",
+    "tests.fixtures.wall_clock",
 ]
 
 

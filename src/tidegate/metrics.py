@@ -48,6 +48,11 @@ batch_s: Final = Histogram(
     buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 5, 10),
     registry=REGISTRY,
 )
+clock_differs_s: Final = Gauge(
+    "tidegate_clock_ahead_of_pd_seconds",
+    "This machine's wall clock minus PD's physical time",
+    registry=REGISTRY,
+)
 restarts: Final = Counter(
     "tidegate_process_restarts", "Child processes started again", ("process",), registry=REGISTRY
 )

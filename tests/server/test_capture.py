@@ -25,6 +25,7 @@ from typer.testing import CliRunner
 
 from tidegate.api.serve import address_of, listen, run
 from tidegate.cli.main import app as command_line
+from tidegate.clock import Clock, SystemClock
 from tidegate.control.metadata import FeedId
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.capture import Capture, Options
@@ -48,7 +49,14 @@ def wait_for(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
 class Running:
     """A capture in a thread of its own, driven over HTTP."""
 
-    def __init__(self, pd: str, data_dir: Path, out: Path, open_sink: OpenSink | None = None) -> None:
+    def __init__(
+        self,
+        pd: str,
+        data_dir: Path,
+        out: Path,
+        open_sink: OpenSink | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
         self._options = Options(
@@ -56,6 +64,7 @@ class Running:
             data_dir,
             pipeline_command=lambda spec: [sys.executable, str(STAND_IN), str(out), str(spec)],
             open_sink=open_sink or opener(out),
+            clock=clock or SystemClock(),
         )
         self.address = ""
         self._up = threading.Event()

@@ -50,6 +50,7 @@ async def show(request: Request) -> Response:
             "is_owner": capture.ready,
             "liveness": 0,
             "waiting_for": capture.waiting_for,
+            "clock": capture.reactor.clock_watch.trouble if capture.ready else "",
         }
     )
 

@@ -41,6 +41,7 @@ from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms, readable
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
+from tidegate.server.clock_watch import ClockWatch
 from tidegate.server.feed import Captured, Feed, Node
 from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
 from tidegate.sink.kafka import delete_topic, progress_topic
@@ -109,7 +110,8 @@ class Reactor:
         self._gc_now = asyncio.Event()
         self._creating: set[FeedId] = set()
         self._swept_at = float("-inf")
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.clock_watch = ClockWatch(node.pd, node.clock, self._gc_now.set)
         self.gc_error = ""
 
     async def start(self) -> None:
@@ -124,14 +126,17 @@ class Reactor:
             status = stored.get(feed_key(node.cluster, named[0], "status"))
             known = FeedStatus.from_bytes(status.value) if status else FeedStatus(info.start_ts)
             self._adopt(Feed(node, named[0], info, known))
-        self._task = asyncio.create_task(self._keep_house(), name="housekeeping")
+        self._tasks = [
+            asyncio.create_task(self._keep_house(), name="housekeeping"),
+            asyncio.create_task(self.clock_watch.run(), name="clock watch"),
+        ]
 
     async def stop(self) -> None:
         """End all feeds; their stored state stays."""
-        if self._task is not None:
-            self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+                await task
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
 
     # --- what a user may ask -------------------------------------------------------------------------
@@ -418,7 +423,7 @@ class Reactor:
         return int(self.node.pd.update_service_gc_safepoint(service, hold.ttl_s, hold.safe_point))
 
     def _measure(self) -> None:
-        now_ms = self.node.clock.now_ms()
+        now_ms = self.clock_watch.now_ms()
         for feed in self.feeds.values():
             labels = (feed.id.namespace, feed.id.name)
             metrics.checkpoint_ts.labels(*labels).set(physical_ms(feed.checkpoint))

@@ -1,0 +1,98 @@
+"""How PD's physical time runs, against a clock that never jumps and against this machine's wall clock.
+
+PD's timestamps never fall. When the clock of its machine is set back, its physical time *stands* until that
+clock has caught up, and with it everything that counts by it: the lifetime of a dead client's locks, how long
+a GC safepoint is held. When the clock is set forward its time *jumps*, and those lifetimes end at once.
+Neither loses a change. Pure: asked now and then with what PD said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+JUMP_MS: Final = 10_000
+"""Less than this is what a change of PD's leader or a slow answer may bring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jumped:
+    """PD's time has gone ahead by so much more than time has passed."""
+
+    ahead_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stands:
+    """PD's time has not moved, or hardly, for so long."""
+
+    for_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoesOn:
+    """PD's time moves again; it lacks so much."""
+
+    behind_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """This machine's wall clock is so much ahead of PD's time; below 0: behind; 0: they agree again."""
+
+    by_ms: int
+
+
+Remark = Jumped | Stands | GoesOn | Differs
+
+
+class UpstreamTime:
+    """What PD's time is, and what is odd about it."""
+
+    def __init__(self) -> None:
+        self.stands = False
+        self.differs_ms = 0
+        """The wall clock's lead as it was last remarked on."""
+        self._heard: tuple[int, float] | None = None
+        self._in_step: tuple[int, float] = (0, 0.0)
+        """PD's time and ours when the two last moved together."""
+
+    def now_ms(self, now: float) -> int | None:
+        """PD's physical time at monotonic second `now`; None while it was never heard."""
+        if self._heard is None:
+            return None
+        physical_ms, at = self._heard
+        return physical_ms if self.stands else physical_ms + _ms(now - at)
+
+    def heard(self, physical_ms: int, wall_ms: int, now: float) -> list[Remark]:
+        """PD said its physical time at monotonic second `now`, when the wall clock read `wall_ms`."""
+        found: list[Remark] = []
+        if self._heard is None:
+            self._in_step = (physical_ms, now)
+        else:
+            found += self._moved(physical_ms, now, *self._heard)
+        self._heard = (physical_ms, now)
+        lead = wall_ms - physical_ms
+        if abs(lead - self.differs_ms) > JUMP_MS:
+            self.differs_ms = lead if abs(lead) > JUMP_MS else 0
+            found.append(Differs(self.differs_ms))
+        return found
+
+    def _moved(self, physical_ms: int, now: float, before_ms: int, before: float) -> list[Remark]:
+        passed, moved = _ms(now - before), physical_ms - before_ms
+        if moved - passed > JUMP_MS:
+            self._in_step, self.stands = (physical_ms, now), False
+            return [Jumped(moved - passed)]
+        behind = _ms(now - self._in_step[1]) - (physical_ms - self._in_step[0])
+        if 2 * moved >= passed:
+            was, self.stands = self.stands, False
+            self._in_step = (physical_ms, now)
+            return [GoesOn(behind)] if was else []
+        if behind > JUMP_MS and not self.stands:
+            self.stands = True
+            return [Stands(behind)]
+        return []
+
+
+def _ms(seconds: float) -> int:
+    return round(seconds * 1000)

@@ -1,0 +1,97 @@
+"""Asks PD for its time every few seconds and says what is odd about it: `control.upstream_time`.
+
+Nothing waits for what is found here: positions are TiKV's timestamps, pauses and leases are counted by the
+monotonic clock. But what stands or jumps with PD's time a person should know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from tidegate import metrics
+from tidegate.clock import Clock
+from tidegate.control.upstream_time import Differs, GoesOn, Jumped, Remark, Stands, UpstreamTime
+from tidegate.errors import TidegateError
+from tidegate.kvclient.pd import PdClient
+from tidegate.log import event
+from tidegate.model.timestamp import physical_ms
+
+LOG: Final = logging.getLogger(__name__)
+
+ASK_S: Final = 5.0
+
+
+class ClockWatch:
+    """PD's time as seen from here. `on_jump` is called when it has jumped ahead."""
+
+    def __init__(self, pd: PdClient, clock: Clock, on_jump: Callable[[], None]) -> None:
+        self._pd, self._clock, self._on_jump = pd, clock, on_jump
+        self._time = UpstreamTime()
+
+    async def run(self) -> None:
+        """Until it is cancelled. While PD is away nothing is said: others say so."""
+        while True:
+            try:
+                heard = physical_ms(await asyncio.to_thread(self._pd.tso))
+            except TidegateError:
+                await asyncio.sleep(ASK_S)
+                continue
+            for remark in self._time.heard(heard, self._clock.now_ms(), self._clock.monotonic()):
+                self._tell(remark)
+            metrics.clock_differs_s.set((self._clock.now_ms() - heard) / 1000)
+            await asyncio.sleep(ASK_S)
+
+    def now_ms(self) -> int:
+        """PD's physical time; before it was first heard the wall clock's."""
+        found = self._time.now_ms(self._clock.monotonic())
+        return self._clock.now_ms() if found is None else found
+
+    @property
+    def trouble(self) -> str:
+        """What is odd at present, in words; empty when nothing is."""
+        time = self._time
+        words = ["PD's time stands still: its machine's clock was set back"] if time.stands else []
+        if time.differs_ms:
+            words.append(f"this machine's clock is {_lead(time.differs_ms)} PD's time")
+        return "; ".join(words)
+
+    def _tell(self, remark: Remark) -> None:
+        match remark:
+            case Jumped(ahead_ms):
+                event(
+                    LOG,
+                    logging.WARNING,
+                    "pd time jumped ahead",
+                    ahead_s=round(ahead_ms / 1000),
+                    effect="locks of clients that live may expire; the GC safepoint is renewed at once",
+                )
+                self._on_jump()
+            case Stands(for_ms):
+                event(
+                    LOG,
+                    logging.WARNING,
+                    "pd time stands still",
+                    for_s=round(for_ms / 1000),
+                    effect="changes go on; locks of dead clients hold feeds back until it moves",
+                    fix="set the clock of PD's machine right",
+                )
+            case GoesOn(behind_ms):
+                event(LOG, logging.INFO, "pd time goes on", stood_s=round(behind_ms / 1000))
+            case Differs(0):
+                event(LOG, logging.INFO, "this machine's clock agrees with pd again")
+            case Differs(by_ms):
+                event(
+                    LOG,
+                    logging.WARNING,
+                    "this machine's clock differs from pd",
+                    clock=f"{_lead(by_ms)} PD's time",
+                    effect="only ages and times shown to people are off",
+                    fix="set the clock that is wrong",
+                )
+
+
+def _lead(by_ms: int) -> str:
+    return f"{abs(by_ms) / 1000:.0f} s {'ahead of' if by_ms > 0 else 'behind'}"

@@ -1,0 +1,123 @@
+"""Clocks that jump by hours, either way, while changes flow: TiKV's, the capture's, the puller's."""
+
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.fixtures.wall_clock import WallClock
+from tests.puller.test_puller import SPAN, World, eventually
+from tests.puller.test_room import Control
+from tests.server.test_capture import Running, check_order, wait_for, work
+
+from tidegate.kvclient.pd import PdClient
+from tidegate.model.timestamp import physical_ms
+from tidegate.server.puller_process import store_dir
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+HOURS = (6, -12, 30, -24)
+"""It ends where it began."""
+
+
+def test_a_process_that_is_started_sees_the_clock_as_it_is_set(wall_clock: WallClock) -> None:
+    words = "import sys, time\nfor _ in sys.stdin: print(int(time.time()), flush=True)"
+    with subprocess.Popen(
+        [sys.executable, "-c", words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for hours in HOURS:
+            wall_clock.jump(hours)
+            process.stdin.write("?\n")
+            process.stdin.flush()
+            assert abs(int(process.stdout.readline()) - wall_clock.now_ms() // 1000) <= 1
+        process.stdin.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path, wall_clock: WallClock) -> Iterator[World]:
+    """TiKV's own clock is the one that jumps, too: its TSO then jumps, or stands."""
+    upstream = EmbeddedUpstream(tmp_path / "upstream", regions=5, clock=wall_clock)
+    pd = PdClient(upstream.start().pd)
+    yield World(upstream, pd, store_dir(tmp_path / "data", pd.cluster_id), random.Random(29))
+    pd.close()
+    upstream.stop()
+
+
+def test_a_puller_process_loses_nothing_through_jumps_of_its_clock_and_of_tikvs(
+    world: World, tmp_path: Path, wall_clock: WallClock
+) -> None:
+    start = world.pd.tso()
+    world.run(10)
+    control = Control(tmp_path / "data", world.upstream.pd_addr)
+    control.tell(type="watch", start_ts=start, start=SPAN.start.hex(), end=SPAN.end.hex())
+    world.check(SPAN, start)
+    for hours in HOURS:
+        wall_clock.jump(hours)
+        world.run(10)
+        world.check(SPAN, start)
+        world.upstream.cut_streams()
+        world.run(10)
+        world.check(SPAN, start)
+    assert physical_ms(world.pd.tso()) > wall_clock.now_ms() + 20 * 3_600_000, "it never fell"
+    eventually(lambda: set(control.spans[0]["errors"]) == {"stream_lost"}, "no error but the cuts")
+    assert control.errors == []
+    assert control.close() == 0
+
+
+def test_a_capture_goes_on_and_says_which_clock_is_wrong(
+    tmp_path: Path, wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tidegate.server.clock_watch.ASK_S", 0.1)
+    monkeypatch.setattr("tidegate.control.upstream_time.JUMP_MS", 500)
+    caplog.set_level(logging.INFO)
+    (tmp_path / "pd").mkdir()
+    pds = WallClock(tmp_path / "pd" / "clock")
+    with (
+        EmbeddedUpstream(tmp_path / "upstream", regions=3, clock=pds) as upstream,
+        PdClient(upstream.pd_addr) as pd,
+    ):
+        bank = BankWorkload(upstream.pd_addr, 7, accounts=50, threads=2)
+        bank.setup()
+        running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", clock=wall_clock)
+        before = bank.stats.rows
+
+        def clock_when(jumped: WallClock, hours: int, word: str) -> str:
+            """What the capture says of clocks after a jump, with changes that arrive all the same."""
+            jumped.jump(hours)
+            work(bank, 40)
+            running.wait_checkpoint("one", pd.tso())
+            wait_for(lambda: word in running.call("GET", "/status")["clock"], word)
+            return str(running.call("GET", "/status")["clock"])
+
+        try:
+            running.create("one", start_ts=pd.tso())
+            assert clock_when(wall_clock, 0, "") == ""
+            ahead = clock_when(wall_clock, 6, "ahead")
+            assert ahead == "this machine's clock is 21600 s ahead of PD's time"
+            behind = clock_when(wall_clock, -12, "behind")
+            assert behind == "this machine's clock is 21600 s behind PD's time"
+            assert "43200 s behind PD's time" in clock_when(pds, 6, "43200 s")
+            stands = "PD's time stands still: its machine's clock was set back; "
+            assert clock_when(pds, -6, "stands").startswith(stands)
+            pds.jump(6)
+            wait_for(lambda: "stands" not in running.call("GET", "/status")["clock"], "the end of it")
+            wall_clock.jump(12)
+            wait_for(lambda: running.call("GET", "/status")["clock"] == "", "clocks that agree")
+            shown = running.feed("one")
+            assert (shown["state"], shown["error"]) == ("normal", None)
+            assert check_order(running.lines("one"))[0] == bank.stats.rows - before
+        finally:
+            running.stop()
+            bank.close()
+    said = [record.message for record in caplog.records if record.name.endswith("clock_watch")]
+    assert said[:3] == ["this machine's clock differs from pd"] * 2 + ["pd time jumped ahead"]
+    assert "pd time stands still" in said
+    assert said[-1] == "this machine's clock agrees with pd again"
