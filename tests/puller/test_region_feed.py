@@ -23,6 +23,7 @@ from tidegate.puller.region_feed import (
     Reason,
     RegionFeed,
     Relocate,
+    Silent,
     State,
     Stop,
     StreamLost,
@@ -104,3 +105,18 @@ def test_a_broken_contract_is_tried_again_and_stops_the_puller_when_it_repeats()
     effects = region_feed(History(3, VIOLATIONS_MAX)).step(event)
     assert isinstance(effects[1], Stop)
     assert "77" in effects[1].error.where
+
+
+def test_a_silent_registration_is_deregistered_and_patience_grows_while_it_never_gets_live() -> None:
+    history = History()
+    for doubled in (1, 2, 4, 8, 16, 16):
+        scanning = region_feed(history)
+        assert scanning.patience_s(300.0) == 300.0 * doubled
+        deregister, again = scanning.step(Silent())
+        assert isinstance(deregister, Deregister)
+        assert isinstance(again, Relocate)
+        assert again.reason == "silent"
+        history = again.history
+    live = region_feed(history)
+    live.step(Initialized())
+    assert live.patience_s(300.0) == 300.0

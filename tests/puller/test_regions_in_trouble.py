@@ -133,3 +133,28 @@ def test_a_region_that_falls_silent_is_registered_anew(
     monkeypatch.setattr("tidegate.puller.puller.SILENT_S", 300.0)
     world.upstream.faults.resolved_frozen = False
     world.check(SPAN, start)
+
+
+def test_a_scan_that_nothing_comes_of_is_asked_for_anew_and_one_that_goes_on_slowly_is_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = world.last_ts
+    world.run(5)
+    for number in range(20):  # 20 events of the scan's size in one region
+        world.commit({b"t\xf0" + bytes([number]): bytes(40_000)})
+    faults = world.upstream.faults
+    monkeypatch.setattr("tidegate.puller.puller.SILENT_S", 1.0)
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    faults.scan_delay_s = 0.15
+    puller.watch(SPAN, start)
+    world.check(SPAN, start)
+    assert errors(puller) == {}
+    faults.scan_delay_s = 3.0
+    world.upstream.cut_streams()
+    eventually(lambda: errors(puller).get("silent", 0) >= 5, "scans to be asked for anew")
+    faults.scan_delay_s = 0.0
+    world.run(5)
+    world.check(SPAN, start)
+    puller.close()
+    store.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -63,6 +63,10 @@ class MessageQueue:
 
     def __init__(self, limit: int = QUEUE_BYTES) -> None:
         self._limit, self._size, self._closed = limit, 0, False
+        self.emptied = 0
+        """How often its taker came and found nothing: that it keeps up."""
+        self.is_awaited = False
+        """Whether its taker waits for a message now."""
         self._messages: deque[bytes] = deque()
         self._changed = threading.Condition()
 
@@ -78,8 +82,11 @@ class MessageQueue:
     def take(self, limit: int = BATCH_BYTES) -> list[bytes]:
         """At least one message, up to about `limit` bytes; waits for the first. Empty: closed and drained."""
         with self._changed:
+            if not self._messages:
+                self.emptied, self.is_awaited = self.emptied + 1, True
             while not self._messages and not self._closed:
                 self._changed.wait()
+            self.is_awaited = False
             taken, size = [], 0
             while self._messages and size < limit:
                 taken.append(self._messages.popleft())
@@ -120,6 +127,8 @@ class Stream:
         self.messages = self.bytes = self.rows = 0
         self._requests = Requests()
         self._queue = MessageQueue()
+        self._emptied = 0
+        self._doubted: dict[tuple[int, int], bool] = {}
         self._why = ""
         call = channel.stream_stream(
             METHOD, request_serializer=cdcpb.ChangeDataRequest.SerializeToString, response_deserializer=None
@@ -165,6 +174,30 @@ class Stream:
             )
         )
 
+    def doubt(self, registrations: Collection[Registration]) -> None:
+        """Find out whether anything comes for these from now on (`hears`), and for no others.
+
+        While there are any every message is parsed once more, so let there be some only when in doubt.
+        """
+        asked = [(each.request_id, each.region_id) for each in registrations]
+        self._doubted = {pair: self._doubted.get(pair, False) for pair in asked}
+
+    def hears(self, registration: Registration) -> bool:
+        """Whether anything came for a doubted registration since this was last asked."""
+        pair = registration.request_id, registration.region_id
+        heard = self._doubted.get(pair, False)
+        if heard:
+            self._doubted[pair] = False
+        return heard
+
+    def keeps_up(self) -> bool:
+        """Whether all that came has been worked off at some time since this was last asked.
+
+        If not, what seems silent may lie in the queue, or in gRPC's window.
+        """
+        before, self._emptied = self._emptied, self._queue.emptied
+        return self._queue.is_awaited or self._emptied > before
+
     def close(self) -> None:
         """End the stream; `lost` follows from the worker unless it was called before."""
         self._requests.end()
@@ -195,6 +228,8 @@ class Stream:
         error: TidegateError | None = None
         try:
             while messages := self._queue.take():
+                if self._doubted:
+                    self._look_for_doubted(messages)
                 matched = self.matcher.feed(messages)
                 self.rows += matched.changes
                 self._owner.matched(self, matched)
@@ -208,6 +243,13 @@ class Stream:
         self._queue.close()
         self.matcher.close()
         self._owner.lost(self, error, self._why)
+
+    def _look_for_doubted(self, messages: Sequence[bytes]) -> None:
+        doubted = self._doubted
+        for message in messages:
+            for event in cdcpb.ChangeDataEvent.FromString(message).events:
+                if (event.request_id, event.region_id) in doubted:
+                    doubted[event.request_id, event.region_id] = True
 
     def _settle(self) -> None:
         """Keep to the memory bound and hand on what was spilled; while the disk is full the stream waits."""

@@ -69,7 +69,7 @@ TEND_S: Final = 0.25
 FULL_S: Final = 0.5
 """Between two attempts to seal on a full disk."""
 SILENT_S: Final = 300.0
-"""A registration whose resolved ts stands still for so long is made anew; a live lock costs a scan."""
+"""A registration that is silent for so long is made anew; a live lock costs a scan."""
 KEEP_S: Final = 30.0
 TORN_MS: Final = 30_000
 """Where a range is so far ahead of another one of its span, what it has is kept for a restart."""
@@ -113,7 +113,7 @@ class _Held:
     registration: Registration | None = None
     """None while it waits to be admitted."""
     moved_at: float = 0.0
-    """When `resolved` was last seen to rise, as far as `_wake_silent` has looked."""
+    """When it was last heard of, as far as `_wake_silent` has looked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +415,7 @@ class Puller:
         fresh = False
         effects = held.feed.step(event)
         if isinstance(event, feed.Initialized):
+            held.moved_at = 0.0
             self._ended_scan(held)
         for effect in effects:
             match effect:
@@ -515,15 +516,43 @@ class Puller:
         self._after(TEND_S, self._tend)
 
     def _wake_silent(self) -> None:
-        """Register anew what has not moved for long on a living stream: its store may have forgotten it."""
+        """Register anew what has been silent for long on a living stream: its store may have forgotten it.
+
+        Silent is a live registration whose resolved ts stands, and one being scanned for which nothing comes.
+        While a stream's own worker is behind, for instance because the store of events has no room, nobody
+        on it is judged.
+        """
         now = self._clock.monotonic()
+        busy = {stream for stream in self._streams.values() if not stream.keeps_up()}
+        doubted: dict[Stream, list[Registration]] = {stream: [] for stream in self._streams.values()}
         with self._state:
             seen = [(held, self._frontier.at(held.mark)) for held in self._held.values()]
         for held, ts in seen:
-            if ts != held.resolved or not held.moved_at:
+            assert held.registration is not None
+            scanning = held.feed.state is State.SCANNING
+            patience = held.feed.patience_s(SILENT_S)
+            heard = held.stream.hears(held.registration) if scanning else ts != held.resolved
+            if heard or not held.moved_at or held.stream in busy:
                 held.resolved, held.moved_at = ts, now
-            elif held.feed.state is State.LIVE and now - held.moved_at >= SILENT_S:
-                self._step(held, feed.Silent())
+            elif now - held.moved_at >= patience:
+                self._wake(held, now - held.moved_at)
+                continue
+            if scanning and now - held.moved_at >= patience / 2 and held.stream in doubted:
+                doubted[held.stream].append(held.registration)
+        for stream, registrations in doubted.items():
+            stream.doubt(registrations)
+
+    def _wake(self, held: _Held, silent_s: float) -> None:
+        event(
+            LOG,
+            logging.WARNING,
+            "silent region is registered anew",
+            region=held.feed.region.id,
+            store=held.stream.store_id,
+            state=str(held.feed.state),
+            silent_s=round(silent_s),
+        )
+        self._step(held, feed.Silent())
 
     def _give_up(self, watched: _Watched) -> None:
         """Ask nothing more for a span, and forget what it holds beyond its resolved ts."""

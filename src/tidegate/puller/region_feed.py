@@ -83,6 +83,9 @@ SETTLED_MS: Final = 60_000
 """A range that went on for so long (in commit time) after it last broke has a clean record again."""
 
 
+PATIENCE_DOUBLINGS: Final = 4
+
+
 @dataclass(frozen=True, slots=True)
 class History:
     """What a range has been through since it last was live for good."""
@@ -125,7 +128,7 @@ class StreamLost:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """Its resolved ts has stood still for long, on a stream that lives (tiflow#6914, tiflow#10157)."""
+    """Nothing has come for it for long, on a stream that lives (tiflow#6914, tiflow#10157)."""
 
 
 Event = Initialized | Failed | Violated | StreamLost | Silent
@@ -173,6 +176,14 @@ class RegionFeed:
         self.bounds, self.region = bounds, region
         self.state = State.SCANNING
         self._history, self._random = history, random
+
+    def patience_s(self, live_s: float) -> float:
+        """How long it may be silent: `live_s` once it is live, twice as long at each try to get there.
+
+        A store scans a few regions at a time; those that wait their turn are as silent as forgotten ones.
+        """
+        tries = self._history.attempts if self.state is State.SCANNING else 0
+        return live_s * (1 << min(tries, PATIENCE_DOUBLINGS))
 
     def step(self, event: Event) -> list[Effect]:
         """What to do about an event. After ENDED nothing."""
