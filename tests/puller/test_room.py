@@ -142,6 +142,50 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
     store.close()
 
 
+@pytest.mark.integration
+def test_an_open_transaction_larger_than_the_quota_is_held_given_up_and_arrives_when_it_ends(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is spilled counts; only the transaction's end frees it, and that comes on the held stream."""
+    quota, rows_of_a_step = 200_000, 50
+    start = world.pd.tso()
+    store = EventStore(world.folder, disk_bytes=quota)
+    spill = tmp_path / "spill"
+    puller = Puller(world.pd, store, spill=spill, open_bytes_max=20_000, on_failure=fail)
+    other = Span(b"m", b"n")
+    puller.watch(SPAN, start)
+    puller.watch(other, start)
+
+    def on_disk() -> int:
+        return sum(file.stat().st_size for file in spill.rglob("*.spill") if file.exists())
+
+    changes = {b"t%05d" % number: bytes(500) for number in range(1200)}
+    large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=60_000)
+    mutations = [Mutation(PUT, *change) for change in changes.items()]
+    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 1e9)
+    for first in range(0, len(mutations), rows_of_a_step):
+        large.prewrite(mutations[first : first + rows_of_a_step], Backoff(20_000))
+        eventually(lambda: puller._spilled == on_disk(), "the count")
+    eventually(lambda: "disk quota is used up" in puller.trouble, "the quota to be noticed")
+    assert quota < store.used_bytes == on_disk() < 2 * quota, "of 600 kB: the stream is held"
+    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.1)
+    monkeypatch.setattr("tidegate.puller.room.REST_S", 0.5)
+    eventually(lambda: puller._room.shedding and on_disk() == 0, "the span to be given up")
+    goal = world.pd.tso()
+    eventually(
+        lambda: outlook.read_frontier(world.folder).get(span_id(other), 0) > goal, "the other span's stream"
+    )
+    world.last_ts = commit_ts = world.pd.tso()
+    large.commit(list(changes), commit_ts, Backoff(20_000))
+    world.history += [Entry(commit_ts, 0, 1, *change, b"") for change in changes.items()]
+    world.check(SPAN, start)
+    assert store.used_bytes > quota
+    store.open_span(SPAN).drop_below(world.last_ts)
+    eventually(lambda: puller.trouble == "" and store.used_bytes == 0, "the end of the trouble")
+    puller.close()
+    store.close()
+
+
 class Control:
     """The control process's end of a puller process's socket."""
 

@@ -59,7 +59,8 @@ class EventStore:
     ) -> None:
         """Open or create the folder. Raises Retryable while another process has it, Fatal when corrupt.
 
-        `memory_bytes`: of rows that wait; `disk_bytes`: of segments and runs, 0 for no bound but the disk's.
+        `memory_bytes`: of rows that wait; `disk_bytes`: of segments and runs, and of what is charged beside
+        them (`charge`), 0 for no bound but the disk's.
         """
         self.folder: Path = Path(folder)
         self.durable: Durability = durable
@@ -162,7 +163,9 @@ class EventStore:
         return found
 
     def charge(self, memory: int = 0, disk: int = 0) -> None:
-        """Count bytes that spans hold in memory, and in segments and runs."""
+        """Count bytes that spans hold in memory, and in segments and runs; or others, for which no other
+        room is set aside.
+        """
         with self._lock:
             self._held += memory
             self._disk += disk
@@ -174,7 +177,7 @@ class EventStore:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of all segments and runs."""
+        """Bytes of all segments and runs, and what others were charged with."""
         return self._disk
 
     def relieve(self) -> None:

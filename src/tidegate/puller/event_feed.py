@@ -26,6 +26,7 @@ from tidegate.model.timestamp import Timestamp, compose
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.proto import metapb_pb2 as metapb
+from tidegate.puller import spill
 from tidegate.puller.block_matcher import OPEN_BYTES_MAX, BlockMatcher, Matched, Registration
 from tidegate.tidb.memcomparable import encode_bytes
 
@@ -114,15 +115,16 @@ class Stream:
         *,
         raw: bool = False,
         open_bytes_max: int = OPEN_BYTES_MAX,
-        spill: Path | None = None,
+        spill_to: Path | None = None,
     ) -> None:
         """Open the stream and start its threads; failures to connect arrive as `lost`.
 
-        `raw`: of RawKV. `open_bytes_max`: of open transactions in memory; `spill`: a folder of its own for
-        more.
+        `raw`: of RawKV. `open_bytes_max`: of open transactions in memory; `spill_to`: a folder of its own
+        for more.
         """
         self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
-        self.matcher = BlockMatcher(open_bytes_max, spill, RAW_LAG if raw else 0)
+        self._spill = spill_to
+        self.matcher = BlockMatcher(open_bytes_max, spill_to, RAW_LAG if raw else 0)
         self._kv_api = cdcpb.ChangeDataRequest.RawKV if raw else cdcpb.ChangeDataRequest.TiDB
         self.messages = self.bytes = self.rows = 0
         self._requests = Requests()
@@ -197,6 +199,10 @@ class Stream:
         """
         before, self._emptied = self._emptied, self._queue.emptied
         return self._queue.is_awaited or self._emptied > before
+
+    def spilled(self) -> dict[int, int]:
+        """Bytes on disk of open transactions, by the slot of their registration."""
+        return {} if self._spill is None else spill.bytes_by_slot(self._spill)
 
     def close(self) -> None:
         """End the stream; `lost` follows from the worker unless it was called before."""

@@ -154,6 +154,7 @@ class Puller:
         if spill is not None:
             shutil.rmtree(spill, ignore_errors=True)
         self._spill, self._open_bytes_max = spill, open_bytes_max
+        self._spilled = 0  # bytes of open transactions on disk, as the store was charged
         self._held_up = ""  # why open transactions wait for the disk
         self._pd, self._store, self._kv_mode = pd, store, kv_mode
         self._interval, self._clock = seal_interval_s, clock or SystemClock()
@@ -245,6 +246,7 @@ class Puller:
         self._inbox.put(None)
         for thread in self._threads:
             thread.join(10)
+        self._store.charge(disk=-self._spilled)
         if self.failure is None:
             for watched in list(self._watched.values()):
                 self._keep(watched)
@@ -393,7 +395,7 @@ class Puller:
                 self,
                 raw=self._kv_mode == RAW_MODE,
                 open_bytes_max=self._open_bytes_max,
-                spill=spill,
+                spill_to=spill,
             )
             self._streams[store_id] = stream
         return stream
@@ -484,6 +486,7 @@ class Puller:
         store, before = self._store, self._room.words
         if store.pressure:
             store.recover()
+        spilled = self._count_spilled()
         deed = self._room.look(
             store.pressure,
             has_room=store.has_room,
@@ -497,7 +500,8 @@ class Puller:
             event(LOG, logging.INFO, "puller goes on", after=before)
         spans = list(self._watched.values())
         if deed is Deed.SHED:
-            most = max((w for w in spans if not w.paused), key=lambda w: w.sink.disk_bytes, default=None)
+            running = (w for w in spans if not w.paused)
+            most = max(running, key=lambda w: w.sink.disk_bytes + spilled[w], default=None)
             if most is not None:
                 self._give_up(most)
         elif deed is Deed.RESUME:
@@ -514,6 +518,17 @@ class Puller:
                 if self._is_torn(watched):
                     self._keep(watched)
         self._after(TEND_S, self._tend)
+
+    def _count_spilled(self) -> Counter[_Watched]:
+        """What open transactions of each span take on disk; their sum counts towards the store's quota."""
+        by_stream = {stream: stream.spilled() for stream in self._streams.values()}
+        found: Counter[_Watched] = Counter()
+        if any(by_stream.values()):
+            for registration, held in self._held.items():
+                found[held.watched] += by_stream.get(held.stream, {}).get(registration.slot, 0)
+        before, self._spilled = self._spilled, found.total()
+        self._store.charge(disk=self._spilled - before)
+        return found
 
     def _wake_silent(self) -> None:
         """Register anew what has been silent for long on a living stream: its store may have forgotten it.
@@ -599,7 +614,8 @@ class Puller:
 
     def matched(self, stream: Stream, matched: Matched) -> None:
         """Append, then raise the frontier, then tell the coordinator. Waits while the store has no room."""
-        while matched.blocks and (self._store.pressure or self._room.waits) and not self._room.shedding:
+        takes_room = bool(matched.blocks) or self._spilled > 0
+        while takes_room and (self._store.pressure or self._room.waits) and not self._room.shedding:
             if self._closing.wait(0.02):
                 return
         for number, block in matched.blocks:

@@ -111,6 +111,9 @@ class _Only:
     def has_room(self) -> bool:
         return self._sink.has_room
 
+    def charge(self, memory: int = 0, disk: int = 0) -> None:
+        self._sink.charge(memory, disk)
+
     def recover(self) -> None:
         self._sink.recover()
 

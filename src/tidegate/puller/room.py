@@ -8,11 +8,12 @@ r"""What the puller does while its store has no room: wait, then let go of what 
 ```
 
 WAITING: streams hand nothing on, so that HTTP/2 flow control holds the stores back; nothing is lost and
-mostly readers free room meanwhile. They cannot when all that is kept lies beyond a resolved ts that comes on
-the very streams that wait. So then SHEDDING: spans are given up one by one, the one that takes most first, as
-it would be spilled first; what they hold beyond their resolved ts is forgotten, streams flow for the others,
-and all are pulled again from their resolved ts when there is room. A disk that is full for other reasons is
-only waited for. Pure.
+mostly readers free room meanwhile. They cannot when all that is kept lies beyond a resolved ts that comes
+on the very streams that wait, as does the end of an open transaction that is spilled and takes the room. So
+then SHEDDING: spans are given up one by one, the one that takes most first, as it would be spilled first;
+what they hold beyond their resolved ts is forgotten, spilled or not, streams flow for the others, and all
+are pulled again from their resolved ts when there is room. A disk that is full for other reasons is only
+waited for. Pure.
 """
 
 from __future__ import annotations

@@ -79,7 +79,11 @@ class Sink(Protocol):
 
     @property
     def used_bytes(self) -> int:
-        """What all spans take on disk."""
+        """What all spans take on disk, with what was charged."""
+        ...
+
+    def charge(self, memory: int = 0, disk: int = 0) -> None:
+        """Count bytes (below 0: no longer) that others keep on the same share of memory or disk."""
         ...
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import shutil
 import struct
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +110,7 @@ def _cut(records: k.U8) -> Iterator[k.U8]:
         at = end
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class SpillFolder:
     """The logs of one stream, by slot; and the memory in which records wait to be written to them."""
 
@@ -122,6 +123,7 @@ class SpillFolder:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.memory = buffer(self.flush_bytes)
+        _OPEN[self.folder] = self
 
     @property
     def room(self) -> int:
@@ -176,3 +178,12 @@ class SpillFolder:
         """Remove all files."""
         self.logs.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_OPEN: Final[weakref.WeakValueDictionary[Path, SpillFolder]] = weakref.WeakValueDictionary()
+
+
+def bytes_by_slot(folder: Path) -> dict[int, int]:
+    """What the logs of the stream that spills to `folder` take on disk; any thread may ask."""
+    found = _OPEN.get(folder)
+    return {} if found is None else {slot: log.size for slot, log in list(found.logs.items())}
