@@ -1,6 +1,11 @@
 """Plugins and options only: one plugin per resource."""
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure.
+settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tidegate")
 
 pytest_plugins = [
     "tests.fixtures.golden",
@@ -18,3 +23,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-seconds", type=float, default=1.2, help="trouble in one run (default 1.2 s)")
     parser.addoption("--isolation-seeds", type=int, default=200, help="isolation histories (default 200)")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The whole product first: with several workers, what is long must not begin last."""
+    items.sort(key=lambda item: "tests/integration/" not in item.nodeid)

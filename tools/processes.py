@@ -50,7 +50,7 @@ class Child:
         """Call `listener` with every further JSON line."""
         self._listeners.append(listener)
 
-    def wait_line(self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = 60) -> dict[str, Any]:
+    def wait_line(self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = 240) -> dict[str, Any]:
         """The first JSON line that fits, seen already or to come."""
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:

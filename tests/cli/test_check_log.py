@@ -44,7 +44,6 @@ def test_what_delta_cannot_hold_is_left_out_and_counted() -> None:
 
 
 @pytest.mark.integration
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("log", "count", "tables"),
     [

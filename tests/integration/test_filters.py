@@ -14,7 +14,7 @@ from tests.small_tables import ID, SmallTables, number, text
 from tidegate.codec.base import describe
 from tidegate.kvclient.pd import PdClient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 SETTINGS = """
 force-replicate = true

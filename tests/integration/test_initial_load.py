@@ -21,7 +21,7 @@ from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 ACCOUNTS = 3000
 
@@ -58,7 +58,7 @@ def test_a_load_is_joined_with_the_stream_through_a_kill_and_a_split(cluster: Cl
     )
     workload.wait_line(lambda line: line.get("event") == "ready")
     settings = cluster.folder / "feed.toml"
-    settings.write_text("[tidegate]\nload-rows-per-second = 1500\n")
+    settings.write_text("[tidegate]\nload-rows-per-second = 600\n")
     cluster.create_feed("bank", "--initial-load", "--config", str(settings))
     cluster.start_consumer()
     follower = cluster.follow_load()

@@ -28,7 +28,7 @@ from tidegate.model.timestamp import physical_ms
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.tidb.memcomparable import encode_bytes
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 TXN = Span(b"txn/", b"txn0")
 RAW = front_of(RAW_MODE, -1)

@@ -20,7 +20,7 @@ from tests.integration.validators import read_topic, validate
 from tidegate.codec.base import describe
 from tidegate.kvclient.pd import PdClient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.integration
 
 KEYS = {PARTED: ("id",), PLAIN: ("id",)}
 SESSIONS = 3

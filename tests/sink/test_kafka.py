@@ -137,7 +137,8 @@ def test_a_missing_topic_is_created_unless_the_settings_forbid_it(
     assert read_progress(uri, config.sink.kafka_config, missing + "-progress") == {}
 
 
-def test_a_broker_that_is_down_is_a_retryable_error_that_names_it() -> None:
+def test_a_broker_that_is_down_is_a_retryable_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.sink.kafka.CALL_TIMEOUT_S", 2.0)
     uri, config = sink("127.0.0.1:1", "t", "&dial-timeout=1s&write-timeout=1s")
     with pytest.raises(Retryable, match=r"127\.0\.0\.1:1"):
         ensure_topic(uri, config.sink.kafka_config)
