@@ -8,12 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.codec.registry import codec_options, encoder
+from tidegate.config import config_from_json, merge_config, parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.model.key_range import KeyRange, after_all
+from tidegate.model.key_text import parse_key
 from tidegate.model.span import Span
 
 URI = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol")
+TIKV_CDC = "kafka-version=2.4.0&partition-num=6&max-message-bytes=67108864&replication-factor=1"
+"""As TiKV-CDC's manual has it."""
 
 
 def keys(**own: Any) -> KeyRange:
@@ -55,6 +59,61 @@ def test_a_prefix_ends_where_its_keys_end(prefix: bytes, key: bytes) -> None:
 def test_what_makes_no_sense_is_refused(own: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         keys(**own)
+
+
+@pytest.mark.parametrize(
+    "protocol", ["", "&protocol=open-protocol", "&protocol=default", "&protocol=kv-json"]
+)
+@pytest.mark.parametrize("kv_mode", ["txnkv", "rawkv"])
+def test_what_tikv_cdc_takes_for_its_one_form_is_taken_here(kv_mode: str, protocol: str) -> None:
+    uri = parse_sink_uri(f"kafka://127.0.0.1:9092/t?{TIKV_CDC}{protocol}")
+    config = merge_config({"tidegate": {"kv_mode": kv_mode}}, uri)
+    assert config.sink.protocol == "kv-json"
+    assert config_from_json(config.to_json()) == config
+    options = codec_options(config.codec_settings())
+    assert options.protocol == "kv-json"
+    with pytest.raises(InvalidInput, match="it has keys, not rows"):
+        encoder(options)
+
+
+@pytest.mark.parametrize(
+    ("kv_mode", "protocol", "words"),
+    [
+        ("rawkv", "canal-json", "A changefeed of keys cannot be written as 'canal-json'.*open-protocol"),
+        ("txnkv", "avro", "A changefeed of keys cannot be written as 'avro'.*leave protocol out"),
+        ("tidb", "kv-json", "Protocol 'kv-json' is for keys without tables.*--kv-mode"),
+        ("tidb", "", "A Kafka topic needs a protocol"),
+    ],
+)
+def test_other_forms_are_refused_with_what_to_do(kv_mode: str, protocol: str, words: str) -> None:
+    uri = parse_sink_uri(f"kafka://127.0.0.1:9092/t?protocol={protocol}")
+    with pytest.raises(InvalidInput, match=f"(?s){words}"):
+        merge_config({"tidegate": {"kv_mode": kv_mode}}, uri)
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "key"),
+    [
+        ("00ff61", "hex", b"\0\xffa"),
+        ("é\\", "raw", "é\\".encode()),
+        (r"a\x00\n\\\"\101é", "escaped", b'a\0\n\\"A' + "é".encode()),
+    ],
+)
+def test_keys_are_read_as_they_are_written(text: str, written: str, key: bytes) -> None:
+    assert parse_key(text, written) == key
+
+
+@pytest.mark.parametrize(
+    ("text", "written", "words"),
+    [
+        ("6", "hex", "'6' is not a key written as hex"),
+        ("a\\q", "escaped", "is not a key written as escaped.*a backslash"),
+        ("a", "base64", "Keys cannot be written as 'base64'.*hex, raw, escaped"),
+    ],
+)
+def test_keys_written_otherwise_are_refused(text: str, written: str, words: str) -> None:
+    with pytest.raises(InvalidInput, match=f"(?s){words}"):
+        parse_key(text, written)
 
 
 def test_settings_of_tables_do_not_go_with_keys() -> None:

@@ -55,18 +55,21 @@ def create(
     start_key: Annotated[str, typer.Option(help="The first key that is followed.")] = "",
     end_key: Annotated[str, typer.Option(help="The first key after it that is not.")] = "",
     key_prefix: Annotated[str, typer.Option(help="All keys that begin with it.")] = "",
-    key_format: Annotated[str, typer.Option("--format", help="How keys are written: hex or raw.")] = "hex",
+    key_format: Annotated[
+        str, typer.Option("--format", help="How the keys here are written: hex, raw or escaped.")
+    ] = "hex",
     keyspace_id: Annotated[int | None, typer.Option(min=0, help="The keys' keyspace, of API V2.")] = None,
     namespace: NamespaceOption = "default",
     as_json: JsonOption = False,
 ) -> None:
     """Create a changefeed and start it."""
     from tidegate.config import laid_over, merge_config, parse_sink_uri, read_toml
+    from tidegate.model.key_text import parse_key
 
     with _reported():
         settings = read_toml(config) if config is not None else {}
         keys = {"start_key": start_key, "end_key": end_key, "key_prefix": key_prefix}
-        own: dict[str, Any] = {name: _hex(text, key_format) for name, text in keys.items() if text}
+        own: dict[str, Any] = {name: parse_key(text, key_format).hex() for name, text in keys.items() if text}
         own |= {"initial_load": True} if initial_load else {}
         own |= {"kv_mode": kv_mode} if kv_mode else {}
         own |= {"keyspace_id": keyspace_id} if keyspace_id is not None else {}
@@ -92,13 +95,6 @@ def create(
             print(NO_WATERMARKS, file=sys.stderr)
         text = f"created changefeed {made['namespace']}/{made['id']}, start-ts {made['start_ts']}"
         _show(made, text, as_json)
-
-
-def _hex(key: str, written: str) -> str:
-    """A key as the configuration has it; `written` as TiKV-CDC names it."""
-    if written not in ("hex", "raw"):
-        raise InvalidInput(f"Keys cannot be written as '{written}'.", fix="use --format hex or raw")
-    return key if written == "hex" else key.encode().hex()
 
 
 @app.command("list")

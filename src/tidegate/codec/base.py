@@ -21,7 +21,9 @@ from tidegate.model.row import RowChange
 
 OPEN_PROTOCOL: Final = "open-protocol"
 CANAL_JSON: Final = "canal-json"
+KV_JSON: Final = "kv-json"
 PROTOCOLS: Final = (OPEN_PROTOCOL, CANAL_JSON)
+"""Those of rows. Keys without tables have `KV_JSON` (`codec.kv_json`)."""
 
 RECORD_OVERHEAD: Final = 36
 """Bytes Kafka may add to a record: TiCDC's MaxRecordOverhead, facts 0.5."""

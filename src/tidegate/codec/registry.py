@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from tidegate.codec.base import CANAL_JSON, OPEN_PROTOCOL, PROTOCOLS, CodecOptions, Decoder, Encoder
+from tidegate.codec.base import CANAL_JSON, KV_JSON, OPEN_PROTOCOL, PROTOCOLS, CodecOptions, Decoder, Encoder
 from tidegate.codec.canal_json import CanalJsonDecoder, CanalJsonEncoder
 from tidegate.codec.decode import BatchDecoder
 from tidegate.codec.open_protocol import OpenProtocolDecoder, OpenProtocolEncoder
@@ -73,7 +73,7 @@ def _typed(name: str, value: str | int | bool, kind: str) -> str | int | bool:
 
 def _check(options: CodecOptions, settings: Mapping[str, str | int | bool]) -> None:
     """Refuse values and combinations that no codec of ours has."""
-    if options.protocol not in PROTOCOLS:
+    if options.protocol not in (*PROTOCOLS, KV_JSON):
         raise _refuse("protocol", options.protocol, "no such protocol here", "use " + " or ".join(PROTOCOLS))
     if options.flavour != "classic":
         raise _refuse("flavour", options.flavour, "only TiCDC's classic bytes are written", "use classic")
@@ -97,6 +97,12 @@ def _check(options: CodecOptions, settings: Mapping[str, str | int | bool]) -> N
         ) from error
 
 
+def _check_rows(options: CodecOptions) -> None:
+    _check(options, {})
+    if options.protocol == KV_JSON:
+        raise _refuse("protocol", KV_JSON, "it has keys, not rows", "use " + " or ".join(PROTOCOLS))
+
+
 def _refuse(name: str, value: object, why: str, fix: str) -> InvalidInput:
     return InvalidInput(
         f"codec option {name} cannot be {str(value)[:100]!r}", where="sink URI", why=why, fix=fix
@@ -105,13 +111,13 @@ def _refuse(name: str, value: object, why: str, fix: str) -> InvalidInput:
 
 def encoder(options: CodecOptions) -> Encoder:
     """The plain encoder of a protocol."""
-    _check(options, {})
+    _check_rows(options)
     return OpenProtocolEncoder(options) if options.protocol == OPEN_PROTOCOL else CanalJsonEncoder(options)
 
 
 def decoder(options: CodecOptions) -> Decoder:
     """The decoder of a protocol; it learns tables as it goes, so keep one per topic."""
-    _check(options, {})
+    _check_rows(options)
     if options.protocol == OPEN_PROTOCOL:
         return BatchDecoder(OpenProtocolDecoder(), framed=True)
     return BatchDecoder(CanalJsonDecoder(), framed=False)

@@ -27,9 +27,10 @@ from tidegate.config.settings import (
     ReplicaConfig,
 )
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
-from tidegate.config.values import KV_MODES, RAW_MODE, REDACTED, TABLE_MODE, TXN_MODE, nearest
+from tidegate.config.values import KEY_PROTOCOL, KV_MODES, RAW_MODE, REDACTED, TABLE_MODE, TXN_MODE, nearest
 
 __all__ = [
+    "KEY_PROTOCOL",
     "KV_MODES",
     "RAW_MODE",
     "REDACTED",

@@ -11,6 +11,7 @@ from tidegate.config.values import (
     CORRUPTION_LEVELS,
     FLAVOURS,
     INTEGRITY_LEVELS,
+    KEY_PROTOCOL,
     KV_MODES,
     PARTITION_RULES,
     PROTOCOL_ALIASES,
@@ -29,6 +30,8 @@ def canonical(config: ReplicaConfig) -> ReplicaConfig:
     kafka = dataclasses.replace(kafka, sasl_mechanism=mechanism)
     rules = tuple(dataclasses.replace(r, partition=r.partition or "default") for r in config.sink.dispatchers)
     protocol = PROTOCOL_ALIASES.get(config.sink.protocol, config.sink.protocol)
+    if not config.has_tables and protocol in ("", "open-protocol"):
+        protocol = KEY_PROTOCOL
     return dataclasses.replace(
         config,
         sink=dataclasses.replace(config.sink, protocol=protocol, dispatchers=rules, kafka_config=kafka),
@@ -37,7 +40,7 @@ def canonical(config: ReplicaConfig) -> ReplicaConfig:
 
 def check(config: ReplicaConfig) -> None:
     """What no single field shows; raises InvalidInput."""
-    _check_protocol(config.sink.protocol)
+    _check_protocol(config)
     kafka, own = config.sink.kafka_config, config.tidegate
     _one_of("sink.kafka-config.compression", kafka.compression, COMPRESSIONS)
     _one_of("sasl-mechanism", kafka.sasl_mechanism, ("", *SASL_MECHANISMS))
@@ -158,7 +161,6 @@ def _of_tables(config: ReplicaConfig) -> list[str]:
         ("[[sink.column-selectors]]", bool(sink.column_selectors)),
         ("[integrity]", config.integrity.checks),
         ("initial-load", config.tidegate.initial_load),
-        ("protocol = 'canal-json'", sink.protocol not in ("", "open-protocol")),
     )
     return [name for name, is_given in given if is_given]
 
@@ -170,9 +172,25 @@ def _is_hex(text: str) -> bool:
         return False
 
 
-def _check_protocol(name: str) -> None:
+def _check_protocol(config: ReplicaConfig) -> None:
+    name = config.sink.protocol
+    if not config.has_tables:
+        if name != KEY_PROTOCOL:
+            raise InvalidInput(
+                f"A changefeed of keys cannot be written as '{name}'.",
+                where="sink configuration",
+                why="there is one form for keys without tables, TiKV-CDC's",
+                fix=f"leave protocol out, or write {KEY_PROTOCOL} or, as TiKV-CDC names it, open-protocol",
+            )
+        return
     if name in PROTOCOLS:
         return
+    if name == KEY_PROTOCOL:
+        raise InvalidInput(
+            f"Protocol '{name}' is for keys without tables.",
+            where="sink configuration",
+            fix="use open-protocol or canal-json, or create the changefeed with --kv-mode txnkv or rawkv",
+        )
     if not name:
         what = "A Kafka topic needs a protocol."
     elif name in PROTOCOLS_TO_COME:

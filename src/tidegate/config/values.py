@@ -15,6 +15,8 @@ PROTOCOL_ALIASES: Final = MappingProxyType({"default": "open-protocol", "open": 
 PROTOCOLS_TO_COME: Final = frozenset(
     ["canal", "avro", "simple", "debezium", "debezium-avro", "maxwell", "craft", "csv"]
 )
+KEY_PROTOCOL: Final = "kv-json"
+"""What a changefeed of keys writes. TiKV-CDC has no other, and calls it open-protocol, or nothing."""
 TABLE_MODE: Final = "tidb"
 TXN_MODE: Final = "txnkv"
 RAW_MODE: Final = "rawkv"
