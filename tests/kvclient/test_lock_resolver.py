@@ -1,3 +1,5 @@
+import pytest
+
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.lock_resolver import LockResolver
 from tidegate.kvclient.pd import PdClient
@@ -33,3 +35,16 @@ def test_locks_above_the_ts_are_not_looked_at(pd: PdClient) -> None:
     later = TwoPhase(pd, pd.tso(), b"k", ttl_ms=60_000)
     later.prewrite([Mutation(PUT, b"k", b"v")], Backoff())
     assert LockResolver(RegionRequester(pd)).resolve_span(Span(b"a", b"z"), ts, Backoff()) == 0
+
+
+def test_a_page_full_of_live_locks_is_passed_and_the_dead_one_behind_it_cleared(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.kvclient.lock_resolver.SCAN_LOCK_LIMIT", 2)
+    live = TwoPhase(pd, pd.tso(), b"l0", ttl_ms=60_000)
+    live.prewrite([Mutation(PUT, b"l%d" % n, b"v") for n in range(5)], Backoff())
+    dead = TwoPhase(pd, pd.tso(), b"m0", ttl_ms=1)
+    dead.prewrite([Mutation(PUT, b"m0", b"v")], Backoff())
+    resolver = LockResolver(RegionRequester(pd))
+    assert resolver.resolve_span(Span(b"l", b"n"), pd.tso(), Backoff()) == 5
+    assert Snapshot(pd, pd.tso(), budget_ms=500).get(b"m0") is None

@@ -15,7 +15,8 @@ from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
-from tidegate.model.span import span_id
+from tidegate.model.span import Span, span_id
+from tidegate.puller.keeper import REST_ROUNDS, Rests
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -50,6 +51,20 @@ def test_the_lock_of_a_dead_client_is_resolved_and_that_of_a_live_one_is_not(
     store.close()
     pd.close()
     upstream.stop()
+
+
+def test_a_range_whose_locks_live_is_asked_for_them_seldom() -> None:
+    """TiCDC's resolve-lock limiter: once in 10 s for each region, and what waits counts once."""
+    rests = Rests()
+    one, other = Span(b"a", b"b"), Span(b"b", b"c")
+    taken = []
+    for number in range(12):
+        rests.next_round()
+        taken += [number for bounds in (one, one) if rests.take(bounds)]
+        if number == 3:
+            assert rests.take(other)
+    assert taken == [0, REST_ROUNDS, 2 * REST_ROUNDS]
+    assert list(rests._looked) == [one], "what has rested is forgotten"
 
 
 def test_capture_and_control_ask_only_the_monotonic_clock() -> None:

@@ -158,3 +158,27 @@ def test_a_scan_that_nothing_comes_of_is_asked_for_anew_and_one_that_goes_on_slo
     world.check(SPAN, start)
     puller.close()
     store.close()
+
+
+def test_a_lost_stream_gives_back_what_was_sent_and_what_still_waited_for_its_turn(world: World) -> None:
+    """ticdc returns tracked and pending regions; and a subscription that ends resets its back-off."""
+    start = world.last_ts
+    world.run(5)
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller._admission._limit = 1
+    world.upstream.faults.scan_delay_s = 0.3
+    puller.watch(SPAN, start)
+    eventually(lambda: puller.status()[0]["regions"] == 5, "five regions, most of which wait")
+    assert len(puller._held) < 5
+    world.upstream.cut_streams()
+    eventually(lambda: errors(puller).get("stream_lost", 0) >= 5, "all of them to be lost")
+    world.upstream.faults.scan_delay_s = 0.0
+    world.check(SPAN, start)
+    puller.unwatch(SPAN)
+    puller.watch(SPAN, start)
+    assert errors(puller) == {}
+    world.run(5)
+    world.check(SPAN, start)
+    puller.close()
+    store.close()

@@ -24,6 +24,8 @@ STUCK_S: Final = 4.0
 """A span that has not moved for so long, and lags PD's time by as much, has its locks looked at."""
 BUDGET_MS: Final = 5_000
 """For the locks of one range."""
+REST_ROUNDS: Final = 5
+"""A round is half of STUCK_S: a range whose locks are alive is asked for them every 10 s at most."""
 
 
 class Stuck(NamedTuple):
@@ -33,18 +35,41 @@ class Stuck(NamedTuple):
     behind: Callable[[Timestamp], list[Span]]
 
 
+class Rests:
+    """Which ranges were looked at a short while ago. Holds those of the last rounds only."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._looked: dict[Span, int] = {}
+
+    def next_round(self) -> None:
+        """Time has passed; forget those that have rested."""
+        self._round += 1
+        self._looked = {each: at for each, at in self._looked.items() if self._round - at < REST_ROUNDS}
+
+    def take(self, bounds: Span) -> bool:
+        """Whether it may be looked at now; if so, it rests from now on."""
+        if bounds in self._looked:
+            return False
+        self._looked[bounds] = self._round
+        return True
+
+
 def keep(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Event) -> None:
     """Until `closing` is set, clear what holds back the spans that `stuck` names."""
-    resolver = LockResolver(RegionRequester(pd))
+    resolver, rests = LockResolver(RegionRequester(pd)), Rests()
     while not closing.wait(STUCK_S / 2):
+        rests.next_round()
         for span in stuck():
             try:
-                _unstick(pd, span, resolver, closing)
+                _unstick(pd, span, resolver, rests, closing)
             except TidegateError:
                 continue  # PD or store away: the next round tries again, and the streams report it
 
 
-def _unstick(pd: PdClient, span: Stuck, resolver: LockResolver, closing: threading.Event) -> None:
+def _unstick(
+    pd: PdClient, span: Stuck, resolver: LockResolver, rests: Rests, closing: threading.Event
+) -> None:
     now = pd.tso()
     if timestamp.physical_ms(now) - timestamp.physical_ms(span.resolved) < STUCK_S * 1000:
         return
@@ -52,4 +77,5 @@ def _unstick(pd: PdClient, span: Stuck, resolver: LockResolver, closing: threadi
     for bounds in span.behind(target):
         if closing.is_set():
             return
-        resolver.resolve_span(bounds, target, Backoff(BUDGET_MS))
+        if rests.take(bounds):
+            resolver.resolve_span(bounds, target, Backoff(BUDGET_MS))

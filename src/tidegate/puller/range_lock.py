@@ -30,7 +30,10 @@ class Locked:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """A registration of the same or a newer region version holds part of it: locate only `rest` again."""
+    """A registration of the same or a newer region version holds part of it: locate only `rest` again.
+
+    What older ones hold is not in it: they end by their own error, and are located again then.
+    """
 
     rest: tuple[Span, ...]
 
@@ -77,8 +80,9 @@ class RangeLock:
             self._held.insert(at, holder)
             self._held_at.insert(at, bounds.start)
             return Locked(resolved, bounds)
-        newer = [h.bounds for h in overlapping if h.version >= version]
-        return Stale(_without(bounds, newer)) if newer else Wait()
+        if all(h.version < version for h in overlapping):
+            return Wait()
+        return Stale(_without(bounds, [h.bounds for h in overlapping]))
 
     def unlock(self, bounds: Span, region_id: int, version: int, resolved: Timestamp) -> None:
         """Give back exactly what was locked, with the ts it has reached."""
