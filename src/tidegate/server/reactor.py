@@ -125,7 +125,11 @@ class Reactor:
             info = FeedInfo.from_bytes(found.value)
             status = stored.get(feed_key(node.cluster, named[0], "status"))
             known = FeedStatus.from_bytes(status.value) if status else FeedStatus(info.start_ts)
-            self._adopt(Feed(node, named[0], info, known))
+            self.feeds[named[0]] = Feed(node, named[0], info, known)
+        # Before anything is registered: a hold that ran out while nothing ran here may have cost history.
+        await self._tend_gc(force=True)
+        for feed in self.feeds.values():
+            feed.start()
         self._tasks = [
             asyncio.create_task(self._keep_house(), name="housekeeping"),
             asyncio.create_task(self.clock_watch.run(), name="clock watch"),

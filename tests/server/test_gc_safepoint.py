@@ -1,0 +1,107 @@
+"""Upstream keeps the history that feeds need: from before a region is registered until it is delivered."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.test_capture import Running, bank, wait_for, work
+
+from tidegate.control.gc import service_id
+from tidegate.kvclient.pd import PdClient
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+__all__ = ["bank"]
+
+
+class Watched:
+    """An upstream that notes what PD holds for us at each registration of a region."""
+
+    def __init__(self, upstream: EmbeddedUpstream, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._upstream = upstream
+        self.registrations: list[dict[str, int]] = []
+        monkeypatch.setattr(upstream.faults, "capture_error", self._note)
+
+    def _note(self, region_id: int) -> Any:
+        self.registrations.append(self.held())
+
+    def held(self) -> dict[str, int]:
+        """Safepoints by service, but the collector's own."""
+        services = self._upstream._safe_points.services(self._upstream.tso.present())
+        return {each.service_id: each.safe_point for each in services if each.service_id != "gc_worker"}
+
+
+@pytest.fixture
+def watched(upstream: EmbeddedUpstream, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
+    monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
+    return Watched(upstream, monkeypatch)
+
+
+def test_history_is_held_from_before_the_first_registration_until_it_is_delivered_and_then_let_go(
+    watched: Watched, bank: BankWorkload, upstream: EmbeddedUpstream, pd: PdClient, tmp_path: Path
+) -> None:
+    ours = service_id(upstream.cluster_id)
+    running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    try:
+        start = pd.tso()
+        running.create("one", start_ts=start)
+        work(bank, 50)
+        running.wait_checkpoint("one", pd.tso())
+        assert watched.registrations
+        assert min(watched.registrations[0].values()) == start - 1
+        for held in watched.registrations:
+            assert held[ours] >= start - 1 or "creating" in str(held)
+        assert list(watched.held()) == [ours], "the hold while it was created is given up"
+
+        os.kill(running.pipeline_pid("one"), signal.SIGSTOP)
+        work(bank, 50)
+        beyond = pd.tso()
+        wait_for(
+            lambda: running.feed("one")["resolved_ts"] > beyond, "a resolved ts beyond what is delivered"
+        )
+        stuck = running.feed("one")["checkpoint_ts"]
+        assert stuck < beyond
+        wait_for(lambda: watched.held()[ours] == stuck - 1, "the hold at the checkpoint")
+        os.kill(running.pipeline_pid("one"), signal.SIGCONT)
+        running.wait_checkpoint("one", beyond)
+        wait_for(lambda: watched.held()[ours] >= beyond, "the hold to follow the checkpoint")
+        feed = next(iter(running.capture.reactor.feeds.values()))
+        for _ in range(50):
+            stored, held = feed.persisted, watched.held()[ours]
+            assert held < max(stored, feed.persisted), "never at what a restart may begin from, or above"
+
+        assert running.call("POST", "/changefeeds/one/pause")["http"] == 200
+        wait_for(lambda: watched.held()[ours] == feed.persisted - 1, "the hold of a feed that is paused")
+        assert running.call("DELETE", "/changefeeds/one")["http"] == 200
+        assert watched.held() == {}
+    finally:
+        running.stop()
+
+
+def test_a_start_after_the_hold_ran_out_registers_nothing_and_says_what_to_do(
+    watched: Watched, bank: BankWorkload, upstream: EmbeddedUpstream, pd: PdClient, tmp_path: Path
+) -> None:
+    """A feed that goes on from where its history is gone would miss deletes, and nobody would know."""
+    running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    try:
+        running.create("one")
+        running.wait_checkpoint("one", pd.tso())
+        running.stop()
+        assert list(watched.held()) == [service_id(upstream.cluster_id)], "a stop gives nothing back"
+        pd.update_service_gc_safepoint(service_id(upstream.cluster_id), 0, 0)
+        gone = pd.tso()
+        pd.update_service_gc_safepoint("gc_worker", 1 << 40, gone)
+        watched.registrations.clear()
+        running = Running(upstream.pd_addr, running.data_dir, running.out)
+        message = running.wait_state("one", "failed")["error"]["message"]
+        assert f"upstream's GC safepoint {gone} has passed the checkpoint" in message
+        assert "remove the changefeed and create it again" in message
+        assert watched.registrations == []
+    finally:
+        running.stop()
