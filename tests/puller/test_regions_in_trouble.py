@@ -127,10 +127,10 @@ def test_a_region_that_falls_silent_is_registered_anew(
     world.run(5)
     world.check(SPAN, start)
     world.upstream.faults.resolved_frozen = True
-    monkeypatch.setattr("tidegate.puller.puller.SILENT_S", 0.5)
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.5)
     world.run(5)
     eventually(lambda: errors(puller).get("silent", 0) >= 5, "every region to be registered anew")
-    monkeypatch.setattr("tidegate.puller.puller.SILENT_S", 300.0)
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 300.0)
     world.upstream.faults.resolved_frozen = False
     world.check(SPAN, start)
 
@@ -143,7 +143,7 @@ def test_a_scan_that_nothing_comes_of_is_asked_for_anew_and_one_that_goes_on_slo
     for number in range(20):  # 20 events of the scan's size in one region
         world.commit({b"t\xf0" + bytes([number]): bytes(40_000)})
     faults = world.upstream.faults
-    monkeypatch.setattr("tidegate.puller.puller.SILENT_S", 1.0)
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 1.0)
     store = EventStore(world.folder)
     puller = Puller(world.pd, store, on_failure=fail)
     faults.scan_delay_s = 0.15

@@ -12,9 +12,25 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
+from tidegate.model.timestamp import Timestamp, physical_ms
+
 T = TypeVar("T")
 
 SCANS_PER_STORE: Final = 64
+URGENT_LAG_MS: Final = 600_000
+"""Ranges that lag less behind the newest are scanned before the others."""
+
+
+class Urgency:
+    """Which ranges are close behind the newest that was registered."""
+
+    def __init__(self) -> None:
+        self._newest: Timestamp = 0
+
+    def is_urgent(self, resolved: Timestamp) -> bool:
+        """Whether a range that is registered from here goes before those that lag far."""
+        self._newest = max(self._newest, resolved)
+        return physical_ms(self._newest) - physical_ms(resolved) <= URGENT_LAG_MS
 
 
 @dataclass(slots=True)

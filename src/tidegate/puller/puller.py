@@ -1,12 +1,13 @@
 """Key spans in, sealed spans in the event store out.
 
-Who does what: - the *coordinator* thread owns range locks, region feeds and pauses. It takes commands and
-what streams report
-  from its inbox, asks PD for regions, registers them;
+Who does what:
+
+- the *coordinator* thread owns range locks, region feeds and pauses. It takes commands and what streams
+  report from its inbox, asks PD for regions, registers them;
 - each store's *stream* (`event_feed`) matches changes, appends them to the span's store, then raises the
   frontier's marks: so a mark never speaks of rows that are not appended;
-- the *sealer* thread takes the frontier's minimum of each span, seals the span's store to it, and publishes;
-  woken by each rise, at most every `seal_interval_s`;
+- the *sealer* thread (`sealer`) takes the frontier's minimum of each span, seals the span's store to it, and
+  publishes; woken by each rise, at most every `seal_interval_s`;
 - the *keeper* thread clears locks of dead transactions in spans that stand still.
 
 A span resumes from what its store holds. A commit is published after the store's resolved ts passes it plus
@@ -16,16 +17,14 @@ the puller: `failure` is set and `on_failure` called.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import logging
-import queue
 import random
 import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -42,92 +41,31 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller import region_feed as feed
-from tidegate.puller.admission import Admission
+from tidegate.puller import silence
+from tidegate.puller.admission import Admission, Urgency
 from tidegate.puller.block_matcher import OPEN_BYTES_MAX, Happening, Matched, Note, Registration
+from tidegate.puller.cover import Part, Uncovered, cover
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
+from tidegate.puller.inbox import Inbox
 from tidegate.puller.keeper import STUCK_S, Stuck, keep
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
 from tidegate.puller.room import Deed, Room
-from tidegate.puller.sink import Sink, SpanSink
-from tidegate.tidb.memcomparable import decode_bytes, encode_bytes
+from tidegate.puller.sealer import Sealer
+from tidegate.puller.sink import Sink
+from tidegate.puller.watched import Held, Locate, Watched
 
 LOG: Final = logging.getLogger(__name__)
 
-REGIONS_PER_CALL: Final = 1024
 LEAVE_S: Final = 10.0
 """How long `unwatch` waits for the coordinator, which may be asking PD."""
-SEAL_REST: Final = 4
-SEAL_REST_S: Final = 0.25
-"""After a seal the sealer rests `SEAL_REST` times as long as it took, at most SEAL_REST_S: under a flood the
-segments become large enough that few are merged, and sealing takes about a fifth of a core."""
-BACKLOG_BYTES: Final = 64 << 20
-"""While more waits in memory and a seal can take some of it away, streams wait for the seal."""
-BACKLOG_S: Final = 2.0
 TEND_S: Final = 0.25
 FULL_S: Final = 0.5
-"""Between two attempts to seal on a full disk."""
-SILENT_S: Final = 300.0
-"""A registration that is silent for so long is made anew; a live lock costs a scan."""
+"""Between two attempts to spill on a full disk."""
 KEEP_S: Final = 30.0
 TORN_MS: Final = 30_000
 """Where a range is so far ahead of another one of its span, what it has is kept for a restart."""
-URGENT_LAG_MS: Final = 600_000
-"""Ranges that lag less behind the newest are scanned before the others."""
-
-
-@dataclass(eq=False, slots=True)
-class _Watched:
-    """One span. `number` indexes the frontier's minima and the blocks of matchers."""
-
-    number: int
-    request_id: int
-    span: Span
-    sink: SpanSink
-    lock: RangeLock
-    free_mark: int
-    gone: bool = False
-    paused: bool = False
-    """Given up for want of room; nothing of it is asked for."""
-    rows: int = 0
-    bytes: int = 0
-    moved_at: float = 0.0
-    feeds: set[_Held] = field(default_factory=set)
-    request_ids: set[int] = field(default_factory=set)
-    regions: Counter[int] = field(default_factory=Counter)
-    """Registrations by region id: a second one needs a request id of its own."""
-    errors: dict[Reason, int] = field(default_factory=dict)
-
-
-@dataclass(eq=False, slots=True)
-class _Held:
-    """A locked range with its registration."""
-
-    watched: _Watched
-    feed: RegionFeed
-    stream: Stream
-    mark: int
-    request_id: int
-    resolved: Timestamp
-    registration: Registration | None = None
-    """None while it waits to be admitted."""
-    moved_at: float = 0.0
-    """When it was last heard of, as far as `_wake_silent` has looked."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Locate:
-    """A range to be found at PD. `hint`: (region id, store id) of a leader PD may not know yet.
-
-    `fresh`: under a request id of its own, because a store may still send for its last registration.
-    """
-
-    watched: _Watched
-    bounds: Span
-    history: History
-    hint: tuple[int, int] = (0, 0)
-    fresh: bool = False
 
 
 class Puller:
@@ -157,32 +95,27 @@ class Puller:
         self._spilled = 0  # bytes of open transactions on disk, as the store was charged
         self._held_up = ""  # why open transactions wait for the disk
         self._pd, self._store, self._kv_mode = pd, store, kv_mode
-        self._interval, self._clock = seal_interval_s, clock or SystemClock()
+        self._clock = clock or SystemClock()
         self._random = random.Random(seed)
         self._on_failure = on_failure
         self.failure: TidegateError | None = None
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._inbox = Inbox(self._clock)
         self._numbers = itertools.count(1)
         self._kept_at = self._looked_at = self._clock.monotonic()
-        self._newest = 0  # the newest ts a range was registered from
+        self._urgency = Urgency()  # coordinator only
         self._state = threading.Lock()  # guards _spans, _watched, frontier
         self._frontier = Frontier()
-        self._spans: list[_Watched | None] = []
-        self._watched: dict[Span, _Watched] = {}
+        self._spans: list[Watched | None] = []
+        self._watched: dict[Span, Watched] = {}
         self._streams: dict[int, Stream] = {}  # coordinator only
-        self._held: dict[Registration, _Held] = {}  # coordinator only
-        self._admission = Admission[_Held]()  # coordinator only
+        self._held: dict[Registration, Held] = {}  # coordinator only
+        self._admission = Admission[Held]()  # coordinator only
         self._room = Room()  # coordinator; streams read `waits`
-        self._passing = threading.Lock()  # while minima are taken and sealed, nothing is shed
-        self._moved = threading.Event()
-        self._pressed = threading.Event()  # a stream waits: the sealer must not rest
-        self._sealed = threading.Condition()
-        self._seals = 0  # passes of the sealer
         self._closing = threading.Event()
+        self._sealer = Sealer(store, self._minima, seal_interval_s, self._clock, self._closing, self._fail)
         self._threads = [
             threading.Thread(target=self._coordinate, name="puller-coordinator", daemon=True),
-            threading.Thread(target=self._seal_loop, name="puller-sealer", daemon=True),
+            threading.Thread(target=self._sealer.run, name="puller-sealer", daemon=True),
             threading.Thread(
                 target=keep, args=(pd, self._stuck, self._closing), name="puller-keeper", daemon=True
             ),
@@ -210,13 +143,13 @@ class Puller:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
             free_mark = self._frontier.hold(number, sink.resolved)
             lock = RangeLock(span, sink.ranges)
-            watched = _Watched(number, next(self._numbers), span, sink, lock, free_mark)
+            watched = Watched(number, next(self._numbers), span, sink, lock, free_mark)
             watched.request_ids.add(watched.request_id)
             watched.moved_at = self._clock.monotonic()
             self._spans.append(watched)
             self._watched[span] = watched
-        self._moved.set()
-        self._inbox.put(lambda: self._locate(_Locate(watched, span, History())))
+        self._sealer.moved()
+        self._inbox.put(lambda: self._locate(Locate(watched, span, History())))
 
     def unwatch(self, span: Span) -> None:
         """Stop pulling; what was sealed stays in the store. Unknown spans are ignored."""
@@ -241,8 +174,7 @@ class Puller:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._moved.set()
-        self._pressed.set()
+        self._sealer.wake()
         self._inbox.put(None)
         for thread in self._threads:
             thread.join(10)
@@ -256,29 +188,15 @@ class Puller:
         """Why nothing is taken in at present, in words; empty when all is well."""
         return self._room.words or self._held_up
 
-    def _line(self, watched: _Watched) -> dict[str, Any]:
-        scanning = sum(1 for h in list(watched.feeds) if h.feed.state is State.SCANNING)
-        holes = watched.lock.holes
+    def _line(self, watched: Watched) -> dict[str, Any]:
         waiting = self._room.words if watched.paused or self._room.waits else self._held_up
-        waiting = waiting or (f"{holes} ranges without a region" if holes else "")
-        waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
-        return {
-            "span": span_id(watched.span, self._kv_mode),
-            "start": watched.span.start.hex(),
-            "end": watched.span.end.hex(),
-            "resolved": watched.sink.resolved,
-            "rows": watched.rows,
-            "bytes": watched.bytes,
-            "regions": len(watched.feeds),
-            "errors": {str(reason): count for reason, count in watched.errors.items()},
-            "waiting_for": waiting or "the upstream's resolved ts",
-        }
+        return watched.line(self._kv_mode, waiting)
 
     # --- the coordinator -----------------------------------------------------------------------------
 
     def _coordinate(self) -> None:
         try:
-            while (task := self._next_task()) is not None:
+            while (task := self._inbox.take()) is not None:
                 task()
         except TidegateError as error:
             self._fail(error)
@@ -288,63 +206,31 @@ class Puller:
             stream.close()
             stream.join(5)
 
-    def _next_task(self) -> Callable[[], None] | None:
-        """The next thing to do; None when the puller closes."""
-        while True:
-            wait = None
-            if self._timers:
-                wait = self._timers[0][0] - self._clock.monotonic()
-                if wait <= 0:
-                    return heapq.heappop(self._timers)[2]
-            try:
-                return self._inbox.get(timeout=wait)
-            except queue.Empty:
-                continue
-
-    def _after(self, seconds: float, task: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (self._clock.monotonic() + seconds, next(self._numbers), task))
-
-    def _locate(self, task: _Locate) -> None:
+    def _locate(self, task: Locate) -> None:
         """Find the regions of a range and register each; what PD does not cover is asked again later."""
         if task.watched.gone or task.watched.paused:
             return
-        at = task.bounds
-        while True:
-            try:
-                regions = self._pd.scan_regions(_encoded(at.start), _encoded(at.end), REGIONS_PER_CALL)
-            except Retryable:
-                self._again(Reason.PD, _Locate(task.watched, at, task.history))
-                return
-            rest: Span | None = at
-            for region in regions:
-                limits = _region_span(region)
-                part = at.intersect(limits)
-                if rest is None or part is None or part.start != rest.start or not region.leader_store_id:
-                    break
-                self._register(task, part, region, limits)
-                rest = _after(rest, part)
-            if rest is None:
-                return
-            if rest == at:
-                self._again(Reason.PD, _Locate(task.watched, at, task.history))
-                return
-            at = rest
+        for found in cover(self._pd, task.bounds):
+            match found:
+                case Part(bounds, region, limits):
+                    self._register(task, bounds, region, limits)
+                case Uncovered(bounds):
+                    self._again(Reason.PD, replace(task, bounds=bounds))
 
-    def _again(self, reason: Reason, task: _Locate) -> None:
-        errors = task.watched.errors
-        errors[reason] = errors.get(reason, 0) + 1
+    def _again(self, reason: Reason, task: Locate) -> None:
+        task.watched.errors[reason] += 1
         history = replace(task.history, attempts=task.history.attempts + 1)
         after = feed.pause_s(reason, task.history.attempts, self._random)
-        self._after(after, lambda: self._locate(_Locate(task.watched, task.bounds, history)))
+        self._inbox.after(after, lambda: self._locate(replace(task, history=history, hint=(0, 0))))
 
-    def _register(self, task: _Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
+    def _register(self, task: Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
         """Lock a region's part of the range, with what is free beside it, and ask its store for it."""
         watched = task.watched
         store_id = task.hint[1] if task.hint[0] == region.id else region.leader_store_id
         try:
             stream = self._stream(store_id)
         except Retryable:
-            self._again(Reason.PD, _Locate(watched, bounds, task.history))
+            self._again(Reason.PD, replace(task, bounds=bounds))
             return
         with self._state:
             answer = watched.lock.lock(bounds, region.id, region.epoch_version, limits)
@@ -358,21 +244,15 @@ class Puller:
                 watched.request_ids.add(request_id)
                 watched.regions[region.id] += 1
                 one = RegionFeed(locked, region, task.history, self._random)
-                held = _Held(watched, one, stream, mark, request_id, resolved)
+                held = Held(watched, one, stream, mark, request_id, resolved)
                 watched.feeds.add(held)
-                self._admission.wait(store_id, held, self._is_urgent(resolved))
+                self._admission.wait(store_id, held, self._urgency.is_urgent(resolved))
                 self._admit(store_id)
             case Stale(rest):
                 for part in rest:
-                    self._again(Reason.HELD, _Locate(watched, part, task.history))
+                    self._again(Reason.HELD, replace(task, bounds=part))
             case Wait():
-                self._again(Reason.HELD, _Locate(watched, bounds, task.history))
-
-    def _is_urgent(self, resolved: Timestamp) -> bool:
-        """Whether a range is close behind the newest: it goes before those that lag far."""
-        newest = max(self._newest, resolved)
-        self._newest = newest
-        return timestamp.physical_ms(newest) - timestamp.physical_ms(resolved) <= URGENT_LAG_MS
+                self._again(Reason.HELD, replace(task, bounds=bounds))
 
     def _admit(self, store_id: int) -> None:
         """Send what may be scanned now."""
@@ -413,7 +293,7 @@ class Puller:
                 assert note.violation is not None
                 self._step(held, feed.Violated(note.violation, note.commit_ts))
 
-    def _step(self, held: _Held, event: feed.Event) -> None:
+    def _step(self, held: Held, event: feed.Event) -> None:
         fresh = False
         effects = held.feed.step(event)
         if isinstance(event, feed.Initialized):
@@ -426,19 +306,18 @@ class Puller:
                     fresh = True
                 case feed.Relocate(reason, after_s, history, leader_store):
                     self._release(held)
-                    errors = held.watched.errors
-                    errors[reason] = errors.get(reason, 0) + 1
+                    held.watched.errors[reason] += 1
                     hint = (held.feed.region.id, leader_store) if leader_store else (0, 0)
-                    task = _Locate(held.watched, held.feed.bounds, history, hint, fresh)
-                    self._after(after_s, lambda task=task: self._locate(task))  # type: ignore[misc]
+                    task = Locate(held.watched, held.feed.bounds, history, hint, fresh)
+                    self._inbox.after(after_s, lambda task=task: self._locate(task))  # type: ignore[misc]
                 case feed.Stop(error):
                     raise error
 
-    def _ended_scan(self, held: _Held) -> None:
+    def _ended_scan(self, held: Held) -> None:
         self._admission.done(held.stream.store_id, held)
         self._admit(held.stream.store_id)
 
-    def _release(self, held: _Held) -> None:
+    def _release(self, held: Held) -> None:
         """Give the range back with the ts it has reached."""
         if held.registration is not None:
             held.stream.matcher.stop(held.registration)
@@ -458,7 +337,7 @@ class Puller:
             held.watched.request_ids.discard(held.request_id)
         self._ended_scan(held)
 
-    def _leave(self, watched: _Watched, left: threading.Event) -> None:
+    def _leave(self, watched: Watched, left: threading.Event) -> None:
         for held in list(watched.feeds):
             self._release(held)
         for stream in self._streams.values():
@@ -508,8 +387,8 @@ class Puller:
             for watched in spans:
                 if watched.paused:
                     watched.paused = False
-                    self._locate(_Locate(watched, watched.span, History(), fresh=True))
-        if self._clock.monotonic() - self._looked_at >= SILENT_S / 10:
+                    self._locate(Locate(watched, watched.span, History(), fresh=True))
+        if self._clock.monotonic() - self._looked_at >= silence.SILENT_S / silence.LOOK_SHARE:
             self._looked_at = self._clock.monotonic()
             self._wake_silent()
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
@@ -517,12 +396,12 @@ class Puller:
             for watched in spans:
                 if self._is_torn(watched):
                     self._keep(watched)
-        self._after(TEND_S, self._tend)
+        self._inbox.after(TEND_S, self._tend)
 
-    def _count_spilled(self) -> Counter[_Watched]:
+    def _count_spilled(self) -> Counter[Watched]:
         """What open transactions of each span take on disk; their sum counts towards the store's quota."""
         by_stream = {stream: stream.spilled() for stream in self._streams.values()}
-        found: Counter[_Watched] = Counter()
+        found: Counter[Watched] = Counter()
         if any(by_stream.values()):
             for registration, held in self._held.items():
                 found[held.watched] += by_stream.get(held.stream, {}).get(registration.slot, 0)
@@ -531,33 +410,13 @@ class Puller:
         return found
 
     def _wake_silent(self) -> None:
-        """Register anew what has been silent for long on a living stream: its store may have forgotten it.
-
-        Silent is a live registration whose resolved ts stands, and one being scanned for which nothing comes.
-        While a stream's own worker is behind, for instance because the store of events has no room, nobody
-        on it is judged.
-        """
-        now = self._clock.monotonic()
-        busy = {stream for stream in self._streams.values() if not stream.keeps_up()}
-        doubted: dict[Stream, list[Registration]] = {stream: [] for stream in self._streams.values()}
+        """Register anew what has been silent for long on a living stream."""
         with self._state:
             seen = [(held, self._frontier.at(held.mark)) for held in self._held.values()]
-        for held, ts in seen:
-            assert held.registration is not None
-            scanning = held.feed.state is State.SCANNING
-            patience = held.feed.patience_s(SILENT_S)
-            heard = held.stream.hears(held.registration) if scanning else ts != held.resolved
-            if heard or not held.moved_at or held.stream in busy:
-                held.resolved, held.moved_at = ts, now
-            elif now - held.moved_at >= patience:
-                self._wake(held, now - held.moved_at)
-                continue
-            if scanning and now - held.moved_at >= patience / 2 and held.stream in doubted:
-                doubted[held.stream].append(held.registration)
-        for stream, registrations in doubted.items():
-            stream.doubt(registrations)
+        for held, silent_s in silence.look(seen, self._streams.values(), self._clock.monotonic()):
+            self._wake(held, silent_s)
 
-    def _wake(self, held: _Held, silent_s: float) -> None:
+    def _wake(self, held: Held, silent_s: float) -> None:
         event(
             LOG,
             logging.WARNING,
@@ -569,7 +428,7 @@ class Puller:
         )
         self._step(held, feed.Silent())
 
-    def _give_up(self, watched: _Watched) -> None:
+    def _give_up(self, watched: Watched) -> None:
         """Ask nothing more for a span, and forget what it holds beyond its resolved ts."""
         event(
             LOG,
@@ -578,7 +437,7 @@ class Puller:
             span=span_id(watched.span, self._kv_mode),
         )
         watched.paused = True
-        with self._passing:
+        with self._sealer.passing:
             for held in list(watched.feeds):
                 self._release(held)
             for stream in self._streams.values():
@@ -592,18 +451,18 @@ class Puller:
             except Retryable as error:
                 event(LOG, logging.WARNING, "nothing was freed", error=error.what)
 
-    def _ranges(self, watched: _Watched) -> list[tuple[Span, Timestamp]]:
+    def _ranges(self, watched: Watched) -> list[tuple[Span, Timestamp]]:
         """How far each part of a span is, in key order."""
         with self._state:
             held = [(h.feed.bounds, self._frontier.at(h.mark)) for h in watched.feeds]
             return sorted([*held, *watched.lock.free])
 
-    def _is_torn(self, watched: _Watched) -> bool:
+    def _is_torn(self, watched: Watched) -> bool:
         """Whether a part of a span is far ahead of another: a crash would cost all of that."""
         times = [ts for _, ts in self._ranges(watched)]
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
-    def _keep(self, watched: _Watched) -> None:
+    def _keep(self, watched: Watched) -> None:
         """Let a restart go on where each range is now."""
         try:
             watched.sink.keep(self._ranges(watched))
@@ -627,18 +486,10 @@ class Puller:
         if len(matched.marks):
             with self._state:
                 self._frontier.advance(matched.marks, matched.resolved)
-            self._moved.set()
-        if self._store.held_bytes > BACKLOG_BYTES and self._moved.is_set():
-            self._await_seal()
+            self._sealer.moved()
+        self._sealer.hold_back()
         for note in matched.notes:
             self._inbox.put(lambda note=note: self._noted(note))  # type: ignore[misc]
-
-    def _await_seal(self) -> None:
-        """Until the sealer has passed twice, so once from its start; what it cannot take is spilled later."""
-        self._pressed.set()
-        with self._sealed:
-            target = self._seals + 2
-            self._sealed.wait_for(lambda: self._seals >= target or not self._moved.is_set(), BACKLOG_S)
 
     def held_up(self, stream: Stream, error: DiskFull | None) -> bool:
         """The stream waits, and its store with it."""
@@ -652,42 +503,14 @@ class Puller:
         """The coordinator registers again what was on the stream."""
         self._inbox.put(lambda: self._stream_lost(stream, error, why))
 
-    # --- sealer and keeper ---------------------------------------------------------------------------
+    # --- for sealer and keeper -----------------------------------------------------------------------
 
-    def _seal_loop(self) -> None:
-        try:
-            while not self._closing.is_set():
-                self._moved.wait()
-                self._moved.clear()
-                began = self._clock.monotonic()
-                try:
-                    self._seal()
-                except Retryable:
-                    self._closing.wait(FULL_S)
-                    self._moved.set()
-                took = self._clock.monotonic() - began
-                with self._sealed:
-                    self._seals += 1
-                    self._sealed.notify_all()
-                self._pressed.wait(min(max(self._interval, SEAL_REST * took), SEAL_REST_S))
-                self._pressed.clear()
-        except TidegateError as error:
-            self._fail(error)
-        except Exception as error:  # a broken disk, for one: say so and stop, never go on unsealed
-            self._fail(Fatal("the event store cannot be written", why=repr(error), fix="make room, restart"))
-
-    def _seal(self) -> None:
-        with self._passing:
-            with self._state:
-                spans = [w for w in self._spans if w is not None]
-                minima = self._frontier.minima(len(self._spans)).tolist()
-            now = self._clock.monotonic()
-            for watched in spans:
-                least = minima[watched.number]
-                if watched.sink.resolved < least < timestamp.MAX and not watched.gone:
-                    watched.sink.seal(least)
-                    watched.moved_at = now
-            self._store.publish()
+    def _minima(self) -> list[tuple[Watched, Timestamp]]:
+        """All spans, each with the least of its marks."""
+        with self._state:
+            spans = [w for w in self._spans if w is not None]
+            minima = self._frontier.minima(len(self._spans)).tolist()
+        return [(watched, minima[watched.number]) for watched in spans]
 
     def _stuck(self) -> list[Stuck]:
         """Spans that have not moved for STUCK_S; of raw keys none, which have no locks."""
@@ -702,7 +525,7 @@ class Puller:
             if now - watched.moved_at >= STUCK_S
         ]
 
-    def _behind(self, watched: _Watched, target: Timestamp) -> list[Span]:
+    def _behind(self, watched: Watched, target: Timestamp) -> list[Span]:
         """The ranges of a span that are in step and below `target`."""
         live = [held for held in list(watched.feeds) if held.feed.state is State.LIVE]
         with self._state:
@@ -714,22 +537,5 @@ class Puller:
             if self._on_failure is not None:
                 self._on_failure(error)
         self._closing.set()
-        self._moved.set()
-        self._pressed.set()
+        self._sealer.wake()
         self._inbox.put(None)
-
-
-def _encoded(key: bytes) -> bytes:
-    return encode_bytes(key) if key else b""
-
-
-def _region_span(region: RegionInfo) -> Span:
-    start, end = region.start_key, region.end_key
-    return Span(decode_bytes(start)[0] if start else b"", decode_bytes(end)[0] if end else b"")
-
-
-def _after(rest: Span, part: Span) -> Span | None:
-    """What remains of `rest` behind `part`, which begins where it begins."""
-    if part.end == b"" or part.end == rest.end:
-        return None
-    return Span(part.end, rest.end)
