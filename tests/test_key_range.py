@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import config_from_json, merge_config, parse_sink_uri
 from tidegate.errors import InvalidInput
-from tidegate.model.key_range import KeyRange, after_all
+from tidegate.model.key_range import KeyRange, after_all, keyspace_of
 from tidegate.model.key_text import parse_key
 from tidegate.model.span import Span
 
@@ -38,6 +38,21 @@ def test_transactional_keys_lie_in_a_keyspace_or_in_none() -> None:
     assert keys(kv_mode="txnkv", keyspace_id=0, start_key="61") == KeyRange(Span(b"x\0\0\0a", b"x\0\0\1"), 4)
 
 
+@pytest.mark.parametrize(
+    ("span", "keyspace"),
+    [
+        (Span(b"x\0\0\7", b"x\0\0\x08"), 7),
+        (Span(b"x\0\0\7a", b"x\0\0\7b"), 7),
+        (Span(b"x\0\0\7", b"x\0\0\x09"), -1),
+        (Span(b"x\0\0\7", b""), -1),
+        (Span(b"x\0", b"x\1"), -1),
+        (Span(b"t\0\0\7", b"t\0\0\x08"), -1),
+    ],
+)
+def test_a_span_may_lie_in_a_keyspace(span: Span, keyspace: int) -> None:
+    assert keyspace_of(span) == keyspace
+
+
 @given(st.binary(max_size=4), st.binary(max_size=5))
 def test_a_prefix_ends_where_its_keys_end(prefix: bytes, key: bytes) -> None:
     end = after_all(prefix)
@@ -52,6 +67,7 @@ def test_a_prefix_ends_where_its_keys_end(prefix: bytes, key: bytes) -> None:
         ({"kv_mode": "rawkv", "start_key": "62", "end_key": "61"}, "no range"),
         ({"kv_mode": "rawkv", "start_key": "62", "key_prefix": "61"}, "no range"),
         ({"kv_mode": "rawkv", "keyspace_id": 1 << 24}, "There is no keyspace 16777216"),
+        ({"keyspace": "tenant"}, "kv-mode = 'tidb' does not go with keyspace"),
         ({"start_key": "61"}, "kv-mode = 'tidb' does not go with start-key"),
         ({"kv_mode": "txnkv", "initial_load": True}, "kv-mode = 'txnkv' does not go with initial-load"),
     ],

@@ -1,17 +1,22 @@
-"""Feeds of keys without tables, transactional and raw: upstream, pullers, Spark, Kafka, at every Resolved."""
+"""Feeds of keys without tables, transactional and raw: upstream, pullers, Spark, Kafka, at every Resolved.
+
+While they are written a region splits and both pullers are killed.
+"""
 
 from __future__ import annotations
 
+import os
 import random
-import threading
+import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.fixtures.topic import read_committed
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, eventually
 from tidegate.codec.kv_json import KeyChange, KeyResolved, decode, partition_of
 from tidegate.config import RAW_MODE, parse_sink_uri
 from tidegate.errors import TidegateError
@@ -31,7 +36,7 @@ from tidegate.tidb.memcomparable import encode_bytes
 pytestmark = pytest.mark.integration
 
 TXN = Span(b"txn/", b"txn0")
-RAW = front_of(RAW_MODE, -1)
+DEFAULT, TENANT = (front_of(RAW_MODE, number) for number in (0, 1))
 PARTITIONS = 3
 Partition = list[KeyChange | KeyResolved]
 
@@ -39,20 +44,21 @@ Partition = list[KeyChange | KeyResolved]
 @pytest.fixture
 def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
     running = Cluster(tmp_path, kafka, options=f"&partition-num={PARTITIONS}")
+    running.uri = running.uri.replace("protocol=open-protocol&", "")  # as TiKV-CDC's users leave it out
     yield running
     running.stop()
 
 
 class RawClient:
-    """Raw writes of API V2."""
+    """Raw writes of API V2, in one keyspace."""
 
-    def __init__(self, pd: PdClient) -> None:
-        self._requester = RegionRequester(pd)
+    def __init__(self, pd: PdClient, front: bytes) -> None:
+        self._requester, self._front = RegionRequester(pd), front
 
     def call(self, method: str, key: bytes, **fields: object) -> object:
-        request = getattr(kvrpcpb, f"{method}Request")(key=RAW + key, **fields)
+        request = getattr(kvrpcpb, f"{method}Request")(key=self._front + key, **fields)
         request.context.api_version = kvrpcpb.V2
-        answer = self._requester.at_key(RAW + key, method, request, Backoff(20_000))
+        answer = self._requester.at_key(self._front + key, method, request, Backoff(20_000))
         assert not answer.error, answer.error
         return answer
 
@@ -63,19 +69,18 @@ class RawClient:
             before = None if found.not_found else found.value  # type: ignore[attr-defined]
             after = b"%d" % (int(before or b"0") + 1)
             fields = {"previous_not_exist": before is None, "previous_value": before or b""}
-            request = kvrpcpb.RawCASRequest(key=RAW + key, value=after, **fields)
+            request = kvrpcpb.RawCASRequest(key=self._front + key, value=after, **fields)
             request.context.api_version = kvrpcpb.V2
-            if self._requester.at_key(RAW + key, "RawCompareAndSwap", request, Backoff(20_000)).succeed:
+            answer = self._requester.at_key(request.key, "RawCompareAndSwap", request, Backoff(20_000))
+            if answer.succeed:
                 return
 
 
 def at_once(works: list[Callable[[], None]]) -> None:
-    """Run each in a thread."""
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    """Run each in a thread; the first failure is raised."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(work) for work in works]:
+            done.result()
 
 
 def transactions(pd: PdClient, seed: int, count: int) -> None:
@@ -92,6 +97,16 @@ def transactions(pd: PdClient, seed: int, count: int) -> None:
             transaction.commit()
         except TidegateError:
             continue
+
+
+def trouble(cluster: Cluster, pd: PdClient, raw: RawClient) -> None:
+    """In the midst of the counting: a region of raw keys splits, and every puller is killed."""
+    eventually("some counting", lambda: int(raw.call("RawGet", b"k3").value or b"0") > 8)  # type: ignore[attr-defined]
+    UpstreamControl(pd).split(0, [encode_bytes(TENANT + b"k35")])
+    pullers = cluster.pids("puller")
+    for pid in pullers:
+        os.kill(pid, signal.SIGKILL)
+    eventually("new pullers", lambda: len(set(cluster.pids("puller")) - set(pullers)) == len(pullers))
 
 
 def topic(uri: str) -> dict[int, Partition]:
@@ -130,20 +145,25 @@ def state_at(changes: list[KeyChange], ts: int) -> dict[bytes, bytes]:
 
 
 def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster) -> None:
-    cluster.start_upstream("--regions", "3", "--api-version", "2")
+    cluster.start_upstream("--regions", "3", "--api-version", "2", "--keyspace", "tenant")
     cluster.start_server()
     raw_uri, txn_uri = (cluster.uri.replace("?", f"-{mode}?", 1) for mode in ("raw", "txn"))
+    keys = ("--start-key", "k", "--end-key", "m", "--format", "raw")
     for name, uri, *options in (
-        ("raw", raw_uri, "--kv-mode", "rawkv", "--start-key", "k", "--end-key", "m", "--format", "raw"),
+        ("raw", raw_uri, "--kv-mode", "rawkv", "--keyspace", "tenant", *keys),
         ("txn", txn_uri, "--kv-mode", "txnkv", "--key-prefix", b"txn/".hex()),
     ):
         create = ("changefeed", "create", "--server", cluster.server, "-c", name, "--sink-uri", uri)
         cluster.run(*create, *options)
+        if name == "raw":
+            cluster.run(*create, *options[:2], "--keyspace", "nobody", expect=2)
+            cluster.run(*create, *options, "--keyspace-id", "7", expect=2)
     with PdClient(cluster.pd) as pd:
         began = cluster.feed("txn")["start_ts"]
-        raw = RawClient(pd)
-        UpstreamControl(pd).split(0, [encode_bytes(RAW + b"k5"), encode_bytes(b"txn/030")])
+        raw = RawClient(pd, TENANT)
+        UpstreamControl(pd).split(0, [encode_bytes(TENANT + b"k5"), encode_bytes(b"txn/030")])
         raw.call("RawPut", b"a", value=b"outside")
+        RawClient(pd, DEFAULT).call("RawPut", b"k1", value=b"another's")
         raw.call("RawPut", b"k1", value=b"for a while", ttl=1000)
         raw.call("RawPut", b"k2", value=b"")
         raw.call("RawDelete", b"k2")
@@ -151,12 +171,14 @@ def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster)
         at_once(
             [lambda: [raw.count_up(b"k%d" % n) for _ in range(15) for n in (3, 7)] and None] * 3
             + [lambda seed=seed: transactions(pd, seed, 25) for seed in range(3)]  # type: ignore[misc]
+            + [lambda: trouble(cluster, pd, raw)]
         )
         raw.call("RawDelete", b"k7")
         end = pd.tso()
         for name in ("txn", "raw"):
             cluster.wait_checkpoint(end, name)
         assert cluster.feed("raw")["task_status"][0]["table_ids"] == []
+        assert cluster.feed("raw")["config"]["tidegate"]["keyspace_id"] == 1
         # A topic has an end only when nobody writes Resolved any more.
         cluster.children.pop("server").end()
         txn = topic(txn_uri)

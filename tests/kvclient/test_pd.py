@@ -3,11 +3,14 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.pd import PdClient
+from tidegate.proto import keyspacepb_pb2 as keyspacepb
+from tidegate.tikv.server import EmbeddedUpstream
 
 
 def free_port() -> int:
@@ -77,3 +80,16 @@ def test_a_tso_on_the_clock_cannot_be_moved(pd: PdClient) -> None:
 def test_no_address_at_all_is_refused() -> None:
     with pytest.raises(InvalidInput):
         PdClient("")
+
+
+def test_a_keyspace_is_known_by_its_name(tmp_path: Path) -> None:
+    with (
+        EmbeddedUpstream(tmp_path, api_version=2, keyspaces=["tenant"]) as running,
+        PdClient(running.pd_addr) as pd,
+    ):
+        assert (pd.keyspace_id("DEFAULT"), pd.keyspace_id("tenant")) == (0, 1)
+        with pytest.raises(InvalidInput, match=r"(?s)There is no keyspace 'nobody'.*--keyspace-id"):
+            pd.keyspace_id("nobody")
+        running._keyspaces.all()[1].state = keyspacepb.DISABLED
+        with pytest.raises(InvalidInput, match="Keyspace 'tenant' is disabled"):
+            pd.keyspace_id("tenant")

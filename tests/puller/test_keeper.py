@@ -10,12 +10,15 @@ import pytest
 
 import tidegate
 from tests.puller.test_puller import SPAN, World, eventually, fail
+from tidegate.config import TXN_MODE
 from tidegate.eventstore import outlook
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import RegionRequester
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span, span_id
+from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.puller.keeper import REST_ROUNDS, Rests
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
@@ -65,6 +68,35 @@ def test_a_range_whose_locks_live_is_asked_for_them_seldom() -> None:
             assert rests.take(other)
     assert taken == [0, REST_ROUNDS, 2 * REST_ROUNDS]
     assert list(rests._looked) == [one], "what has rested is forgotten"
+
+
+@pytest.mark.integration
+def test_locks_of_dead_clients_are_resolved_in_a_keyspace_of_api_v2_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("keeper", "puller"):
+        monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.4)
+    span, key = Span(b"x\0\0\1", b"x\0\0\2"), b"x\0\0\1k"
+    name = span_id(span, TXN_MODE)
+    with (
+        EmbeddedUpstream(tmp_path / "upstream", api_version=2, keyspaces=["tenant"]) as upstream,
+        PdClient(upstream.pd_addr) as pd,
+    ):
+        start = pd.tso()
+        store = EventStore(tmp_path / "events", kv_mode=TXN_MODE)
+        puller = Puller(pd, store, kv_mode=TXN_MODE, on_failure=fail)
+        puller.watch(span, start)
+        dead = pd.tso()
+        prewrite = kvrpcpb.PrewriteRequest(primary_lock=key, start_version=dead, lock_ttl=300)
+        prewrite.mutations.add(op=kvrpcpb.Put, key=key, value=b"v")
+        answer = RegionRequester(pd, 1).at_key(key, "KvPrewrite", prewrite, Backoff(5000))
+        assert not answer.errors
+        after = pd.tso()
+        eventually(
+            lambda: outlook.read_frontier(tmp_path / "events").get(name, 0) >= after, "the dead one's end"
+        )
+        puller.close()
+        store.close()
 
 
 def test_capture_and_control_ask_only_the_monotonic_clock() -> None:

@@ -58,7 +58,8 @@ def create(
     key_format: Annotated[
         str, typer.Option("--format", help="How the keys here are written: hex, raw or escaped.")
     ] = "hex",
-    keyspace_id: Annotated[int | None, typer.Option(min=0, help="The keys' keyspace, of API V2.")] = None,
+    keyspace: Annotated[str, typer.Option(help="The keys' keyspace, of API V2, by its name.")] = "",
+    keyspace_id: Annotated[int | None, typer.Option(min=0, help="The same by its id.")] = None,
     namespace: NamespaceOption = "default",
     as_json: JsonOption = False,
 ) -> None:
@@ -72,6 +73,7 @@ def create(
         own: dict[str, Any] = {name: parse_key(text, key_format).hex() for name, text in keys.items() if text}
         own |= {"initial_load": True} if initial_load else {}
         own |= {"kv_mode": kv_mode} if kv_mode else {}
+        own |= {"keyspace": keyspace} if keyspace else {}
         own |= {"keyspace_id": keyspace_id} if keyspace_id is not None else {}
         settings = laid_over(settings, {"tidegate": own}) if own else settings
         merged = merge_config(settings, parse_sink_uri(sink_uri))

@@ -133,6 +133,7 @@ def _check_keys(config: ReplicaConfig) -> None:
                 ("start-key", own.start_key),
                 ("end-key", own.end_key),
                 ("key-prefix", own.key_prefix),
+                ("keyspace", own.keyspace),
                 ("keyspace-id", own.keyspace_id != -1),
             )
             if given

@@ -168,6 +168,8 @@ class TidegateConfig:
     """tidb: tables; txnkv, rawkv: committed keys without tables (docs/key-value.md)."""
     keyspace_id: int = -1
     """Of the keys; -1: the default keyspace for rawkv, keys as they are (API V1) for txnkv."""
+    keyspace: str = ""
+    """Its name, which PD knows; the id is looked up when the changefeed is created."""
     start_key: str = ""
     """Hex, without mode and keyspace; the first key that is followed."""
     end_key: str = ""

@@ -108,6 +108,10 @@ class LockResolver:
                 response = self._requester.send(region, "KvScanLock", request, backoff)
             except RegionMoved:
                 continue
+            if response.HasField("error"):
+                raise Retryable(
+                    "locks cannot be read", where=f"region {region.id}", why=response.error.abort.strip()
+                )
             locks = list(response.locks)
             for lock in locks:
                 live += self.resolve([lock], 0, backoff)[1] > 0

@@ -1,4 +1,4 @@
-"""The placement driver: timestamps, regions, stores, GC safepoints; and the embedded upstream's manual TSO.
+"""The placement driver: timestamps, regions, stores, safepoints, keyspaces; the embedded one's manual TSO.
 
 A `PdClient` is the root object of this package: it owns the channel pool and the region cache that
 snapshots and transactions share. Thread-safe. Each call retries with back-off for at most `retry_s`
@@ -21,8 +21,9 @@ from tidegate.kvclient.backoff import Backoff, Cause
 from tidegate.kvclient.channel import ChannelPool, Requests, address_of, is_transient, unavailable
 from tidegate.kvclient.region_cache import RegionCache, RegionInfo
 from tidegate.model import timestamp
+from tidegate.proto import keyspacepb_pb2 as keyspacepb
+from tidegate.proto import keyspacepb_pb2_grpc, pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
 from tidegate.proto import pdpb_pb2 as pdpb
-from tidegate.proto import pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
 from tidegate.tls import Tls
 
 T = TypeVar("T")
@@ -158,6 +159,33 @@ class PdClient:
     def gc_safe_point(self) -> int:
         """Versions below it may be gone."""
         return int(self._unary("GetGCSafePoint", pdpb.GetGCSafePointRequest()).safe_point)
+
+    def keyspace_id(self, name: str) -> int:
+        """The id of a keyspace of API V2; InvalidInput when PD has none of that name, or it is shut."""
+        request = keyspacepb.LoadKeyspaceRequest(name=name)
+
+        def attempt(address: str) -> Any:
+            request.header.cluster_id = self._cluster_id
+            stub = keyspacepb_pb2_grpc.KeyspaceStub(self.channels.get(address))
+            response = stub.LoadKeyspace(request, timeout=CALL_TIMEOUT_S)
+            if response.header.error.type == pdpb.ENTRY_NOT_FOUND:
+                raise InvalidInput(
+                    f"There is no keyspace '{name}'.",
+                    where=f"PD at {address}",
+                    why=response.header.error.message,
+                    fix="check the name, or give --keyspace-id",
+                )
+            _raise_pd_error("LoadKeyspace", address, response.header)
+            return response.keyspace
+
+        found = self._call("LoadKeyspace", attempt)
+        if found.state != keyspacepb.ENABLED:
+            raise InvalidInput(
+                f"Keyspace '{name}' is {keyspacepb.KeyspaceState.Name(found.state).lower()}.",
+                where=f"PD at {self.address}",
+                fix="enable it, or choose another keyspace",
+            )
+        return int(found.id)
 
     # --- the embedded upstream only ------------------------------------------------------------------
 
@@ -344,6 +372,10 @@ def _raise_pd_error(method: str, address: str, header: Any) -> None:
 def _refused(method: str, address: str, error: grpc.RpcError) -> InvalidInput:
     code = error.code() if isinstance(error, grpc.Call) else None
     details = error.details() if isinstance(error, grpc.Call) else str(error)
+    if code == grpc.StatusCode.UNIMPLEMENTED and method == "LoadKeyspace":
+        return InvalidInput(
+            "this PD has no keyspaces", where=address, fix="leave --keyspace out; they come with API V2"
+        )
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return InvalidInput(
             f"the upstream does not offer {method}",

@@ -30,10 +30,14 @@ class RegionMoved(Exception):
 
 
 class RegionRequester:
-    """Sends requests to regions. Stateless beside the client: make one wherever it is needed."""
+    """Sends requests to regions. Stateless beside the client: make one wherever it is needed.
 
-    def __init__(self, pd: PdClient) -> None:
+    `keyspace_id`: of API V2, whose keys the requests name; -1: they are those of API V1 or TiDB's.
+    """
+
+    def __init__(self, pd: PdClient, keyspace_id: int = -1) -> None:
         self.pd = pd
+        self._keyspace_id = keyspace_id
 
     def send(self, region: RegionInfo, method: str, request: Any, backoff: Backoff) -> Any:
         """The response without region error. Raises RegionMoved, or Retryable when out of budget.
@@ -42,6 +46,9 @@ class RegionRequester:
         """
         address = self.pd.store_address(region.leader_store_id)
         fill_context(request.context, region, self.pd.cluster_id)
+        if self._keyspace_id >= 0:
+            request.context.api_version = kvrpcpb.V2
+            request.context.keyspace_id = self._keyspace_id
         stub = tikvpb_pb2_grpc.TikvStub(self.pd.channels.get(address))
         try:
             response = getattr(stub, method)(request, timeout=STORE_TIMEOUT_S)

@@ -41,6 +41,13 @@ def front_of(kv_mode: str, keyspace_id: int) -> bytes:
     return b"" if keyspace_id < 0 else b"x" + keyspace_id.to_bytes(3, "big")
 
 
+def keyspace_of(span: Span) -> int:
+    """Whose transactional keys a span holds, if they are of API V2; -1: they can only be of API V1."""
+    front = span.start[:4]
+    whole = len(front) == 4 and front[:1] == b"x" and span.end != b"" and span.end <= after_all(front)
+    return int.from_bytes(front[1:], "big") if whole else -1
+
+
 def after_all(prefix: bytes) -> bytes:
     """The least key above all that begin with `prefix`; empty: there is none."""
     cut = prefix.rstrip(b"\xff")

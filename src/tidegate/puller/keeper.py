@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, NamedTuple
 
-from tidegate.errors import TidegateError
+from tidegate.errors import Retryable, TidegateError
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.lock_resolver import LockResolver
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_request import RegionRequester
 from tidegate.model import timestamp
+from tidegate.model.key_range import keyspace_of
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 
@@ -57,19 +59,17 @@ class Rests:
 
 def keep(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Event) -> None:
     """Until `closing` is set, clear what holds back the spans that `stuck` names."""
-    resolver, rests = LockResolver(RegionRequester(pd)), Rests()
+    rests = Rests()
     while not closing.wait(STUCK_S / 2):
         rests.next_round()
         for span in stuck():
             try:
-                _unstick(pd, span, resolver, rests, closing)
+                _unstick(pd, span, rests, closing)
             except TidegateError:
                 continue  # PD or store away: the next round tries again, and the streams report it
 
 
-def _unstick(
-    pd: PdClient, span: Stuck, resolver: LockResolver, rests: Rests, closing: threading.Event
-) -> None:
+def _unstick(pd: PdClient, span: Stuck, rests: Rests, closing: threading.Event) -> None:
     now = pd.tso()
     if timestamp.physical_ms(now) - timestamp.physical_ms(span.resolved) < STUCK_S * 1000:
         return
@@ -78,4 +78,14 @@ def _unstick(
         if closing.is_set():
             return
         if rests.take(bounds):
-            resolver.resolve_span(bounds, target, Backoff(BUDGET_MS))
+            _resolve(pd, bounds, target)
+
+
+def _resolve(pd: PdClient, bounds: Span, target: Timestamp) -> None:
+    """A keyspace's keys may be plain ones of API V1 that begin alike: the store tells by its refusal."""
+    keyspace = keyspace_of(bounds)
+    if keyspace >= 0:
+        with suppress(Retryable):
+            LockResolver(RegionRequester(pd, keyspace)).resolve_span(bounds, target, Backoff(BUDGET_MS))
+            return
+    LockResolver(RegionRequester(pd)).resolve_span(bounds, target, Backoff(BUDGET_MS))

@@ -55,7 +55,7 @@ CREATING_TTL_S: Final = 3600
 SHOWN_TABLES: Final = 20
 UPDATABLE: Final = (State.STOPPED, State.FAILED)
 """How many tables without a key an error, or a changefeed's status, names."""
-FIXED: Final = ("initial_load", "kv_mode", "keyspace_id", "start_key", "end_key", "key_prefix")
+FIXED: Final = ("initial_load", "kv_mode", "keyspace", "keyspace_id", "start_key", "end_key", "key_prefix")
 """Settings of `[tidegate]` that a feed has for life."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
@@ -172,6 +172,7 @@ class Reactor:
 
     async def _create(self, new: NewFeed) -> Feed:
         node = self.node
+        new = await self._in_keyspace(new)
         start_ts = await self._start_ts(new)
         held = creating_id(node.cluster, new.feed)
         guarded = new.config.check_gc_safe_point or new.config.tidegate.initial_load
@@ -187,6 +188,20 @@ class Reactor:
                 await self._let_go(held)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
+
+    async def _in_keyspace(self, new: NewFeed) -> NewFeed:
+        """With the id of the keyspace that it names; for life, whatever PD calls by that name later."""
+        own = new.config.tidegate
+        if not own.keyspace:
+            return new
+        found = await asyncio.to_thread(self.node.pd.keyspace_id, own.keyspace)
+        if own.keyspace_id not in (-1, found):
+            raise InvalidInput(
+                f"Keyspace '{own.keyspace}' has id {found}, not {own.keyspace_id}.",
+                where="changefeed configuration",
+                fix="give keyspace or keyspace-id alone",
+            )
+        return replace(new, config=replace(new.config, tidegate=replace(own, keyspace_id=found)))
 
     async def _catalogue(self, new: NewFeed, ts: int) -> SchemaStore | None:
         """Upstream's tables at `ts`, checked to suit the feed; None for a feed of keys."""
