@@ -30,8 +30,8 @@ from tidegate.control.metadata import FeedError, FeedId, Put, owner_key
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
-from tidegate.server.feed import Captured, Node
 from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.node import Captured, Node
 from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_kafka_sink
 from tidegate.server.puller_process import store_dir
 from tidegate.server.reactor import Reactor

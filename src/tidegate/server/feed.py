@@ -12,43 +12,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
-import random
-import re
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Final
 
 from tidegate import metrics
-from tidegate.clock import Clock
-from tidegate.config import config_from_json, parse_sink_uri
 from tidegate.control.barrier import Barrier
-from tidegate.control.changefeed import Command, Life, State
 from tidegate.control.load import LoadPlan, LoadState
-from tidegate.control.metadata import (
-    Compare,
-    Delete,
-    FeedError,
-    FeedId,
-    FeedInfo,
-    FeedStatus,
-    Grant,
-    MetadataStore,
-    Put,
-    feed_key,
-    owner_key,
-)
+from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Grant, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
-from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
+from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.eventstore import outlook
-from tidegate.eventstore.manifest import MANIFEST, Manifest
-from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import why_ineligible
-from tidegate.kvclient.pd import PdClient
-from tidegate.log import event, redact
+from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span, span_id
@@ -56,16 +32,12 @@ from tidegate.model.timestamp import compose, physical_ms
 from tidegate.mounter.schema_image import Image
 from tidegate.pipeline.feed import LOAD_FILE
 from tidegate.server import initial_load, processor
+from tidegate.server.feed_life import FeedLife, unexpected
 from tidegate.server.key_tracker import KeyTracker
-from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation, OpenSink, Paths, PipelineCommand
-from tidegate.server.schema_tracker import (
-    DDL_SPAN,
-    SNAPSHOT,
-    SchemaTracker,
-    load_catalogue,
-    save_image,
-)
-from tidegate.server.spans import SpanRegistry
+from tidegate.server.node import Node
+from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation
+from tidegate.server.schema_tracker import DDL_SPAN, SNAPSHOT, SchemaTracker, save_catalogue, save_image
+from tidegate.server.totals import Totals
 from tidegate.sink.load_progress import load_key
 
 LOG: Final = logging.getLogger(__name__)
@@ -87,114 +59,22 @@ LAST_WORDS_S: Final = 0.5
 """How long the socket of a dead pipeline is still read for the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """What the puller of one kv mode is told, and where it keeps what it captures."""
-
-    store: Path
-    spans: SpanRegistry
-
-
-@dataclass(slots=True)
-class Node:
-    """What all feeds of a capture share."""
-
-    cluster: int
-    address: str
-    owner_rev: int
-    paths: Paths
-    pd: PdClient
-    metadata: MetadataStore
-    captured: Callable[[str], Captured]
-    """By kv mode; the first call for a mode starts its puller."""
-    clock: Clock
-    disk: Executor
-    """One thread for the metadata store."""
-    pipeline_command: PipelineCommand
-    open_sink: OpenSink
-    lost: Callable[[TidegateError], None]
-    """Called when another control process has taken over."""
-    next_grant: int = 1
-    manifests: dict[str, tuple[tuple[int, int], Manifest]] = field(default_factory=dict)
-
-    def token(self) -> tuple[int, int]:
-        """A token above all earlier ones."""
-        self.next_grant += 1
-        return self.owner_rev, self.next_grant - 1
-
-    async def write(self, *writes: Put | Delete, guards: tuple[Compare, ...] = ()) -> bool:
-        """Write durably while we are the owner, else raise Fenced. False: another guard failed."""
-        mine = Compare(owner_key(self.cluster), mod_revision=self.owner_rev)
-        loop = asyncio.get_running_loop()
-        outcome = await loop.run_in_executor(self.disk, self.metadata.transact, (mine, *guards), writes)
-        if not outcome.succeeded:
-            held = await loop.run_in_executor(self.disk, self.metadata.get, mine.key)
-            if held is None or held.mod_revision != self.owner_rev:
-                error = Fenced("Another control process owns this cluster's changefeeds now.", where=mine.key)
-                self.lost(error)
-                raise error
-        return outcome.succeeded
-
-    def manifest(self, store: Path, span: str) -> Manifest | None:
-        """A span's manifest, read again only when the file was replaced; None while there is none."""
-        try:
-            status = (store / span / MANIFEST).stat()
-        except FileNotFoundError:
-            return None
-        signature = (status.st_mtime_ns, status.st_ino)
-        known = self.manifests.get(span)
-        if known is None or known[0] != signature:
-            known = (signature, outlook.read_manifest(store, span))
-            self.manifests[span] = known
-        return known[1]
-
-
-@dataclass(slots=True)
-class Totals:
-    """What the pipeline has reported since the control process started."""
-
-    rows: int = 0
-    messages: int = 0
-    bytes: int = 0
-    quarantined: int = 0
-    matched: int = 0
-    """Images of rows that are what their checksum says; the next three: that carry none, old ones that
-    may differ after a DDL, and damaged ones (mounter.integrity.Tally)."""
-    unchecked: int = 0
-    excused: int = 0
-    mismatched: int = 0
-    batches: int = 0
-    batch_ms: int = 0
-    lag_ms: int = 0
-    ddl_events: int = 0
-    starts: int = 0
-    """Pipeline processes started."""
-
-
-class Feed:
+class Feed(FeedLife):
     """A changefeed on this node."""
 
     def __init__(self, node: Node, feed: FeedId, info: FeedInfo, status: FeedStatus) -> None:
-        self.node, self.id, self.info = node, feed, info
-        self.uri = parse_sink_uri(info.sink_uri)
-        self.config = config_from_json(info.config)
+        super().__init__(node, feed, info, status)
         self.captured = node.captured(self.config.tidegate.kv_mode)
-        self.life = Life.restored(info.state, info.error)
-        self.checkpoint = checkpoint = status.checkpoint_ts
-        """Durable downstream."""
-        self.persisted = checkpoint
-        """Durable in the metadata store: where a restart begins; never above `checkpoint`."""
-        self.resolved_ts = checkpoint
+        self.checkpoint = self.resolved_ts = status.checkpoint_ts
+        """`checkpoint`: durable downstream; never below `persisted`."""
         self.loading = self.config.tidegate.initial_load and not status.loaded
         """Whether the rows there are at `checkpoint` are still to be delivered; nothing above it is then."""
         self.load = LoadState()
         """How far that is, or was."""
         self._load_plan: LoadPlan | None = None
-        self.waiting_for = ""
         self.totals = Totals()
         self.owner: Owner | None = None
         self._drop_rows = self._drop_ddl = 0
-        self._filter = FeedFilter.of(self.config)
         self._tracker: SchemaTracker | KeyTracker | None = None
         self._barrier: BarrierFile | None = None
         self._incarnation: Incarnation | None = None
@@ -203,7 +83,6 @@ class Feed:
         self._reached = False
         self._wake = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
-        self._task: asyncio.Task[None] | None = None
         self._floors: list[tuple[float, int, int]] = []
         self._floor_at = 0.0
         self._catalogue_to = 0
@@ -212,8 +91,6 @@ class Feed:
         self._saving: asyncio.Task[None] | None = None
         self._save_at = 0.0
         self._gone = asyncio.Event()
-
-    # --- life ----------------------------------------------------------------------------------------
 
     @property
     def plan(self) -> FeedPlan:
@@ -231,21 +108,9 @@ class Feed:
     def _ddl_span_id(self) -> str:
         return span_id(self._ddl_span, self.config.tidegate.kv_mode)
 
-    def start(self) -> None:
-        """Run the loop, unless the feed's life has ended or it runs already."""
-        if not self.life.ended and (self._task is None or self._task.done()):
-            self._task = asyncio.create_task(self._run(), name=f"feed {self.id}")
-
-    async def stop(self, *, forget: bool = False) -> None:
-        """End the loop and everything it started; the stored state stays. `forget`: for ever."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+    async def _settle(self) -> None:
         if self._saving is not None:
             await asyncio.wait([self._saving])
-        self._close(forget=forget)
 
     def _close(self, *, forget: bool = False) -> None:
         """Let go of catalogue and spans; the next start opens them at the stored checkpoint."""
@@ -253,99 +118,10 @@ class Feed:
         self.owner = self._tracker = self._barrier = None
         self.waiting_for = ""
 
-    async def command(self, command: Command) -> None:
-        """Pause or resume, durably. Raises InvalidInput when the feed's state does not allow it."""
-        life = self.life.commanded(command)
-        if life is self.life:
-            return
-        if life.ended:
-            await self.stop()
-        await self._become(life)
-        self.start()
-
-    async def update(self, info: FeedInfo) -> None:
-        """Take on other settings, durably; the feed must not run. They are in force when it is resumed."""
-        await self.stop()
-        await self.node.write(Put(feed_key(self.node.cluster, self.id, "info"), info.to_bytes()))
-        self.info, self.uri = info, parse_sink_uri(info.sink_uri)
-        self.config = config_from_json(info.config)
-        self._filter = FeedFilter.of(self.config)
-
     def warn(self, error: FeedError) -> None:
         """Show a trouble that does not stop the pipeline."""
         if self.life.runs:
             self._spawn(self._become(self.life.warned(error)))
-
-    async def lose_history(self, safe_point: int) -> None:
-        """Upstream no longer has what the feed would need: it cannot go on."""
-        if self.life.ended and self.life.state is not State.STOPPED:
-            return
-        await self.stop()
-        error = Fatal(
-            f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {safe_point} has passed the checkpoint.",
-            where=f"changefeed {self.id}, checkpoint {self.persisted}",
-            fix="remove the changefeed and create it again from a later start-ts",
-        )
-        await self._become(Life(State.FAILED, self._feed_error(error)))
-
-    async def _become(self, life: Life) -> None:
-        """Take on a new life; state and error are stored when they changed."""
-        changed = (life.state, life.error) != (self.life.state, self.life.error)
-        before, self.life = self.life.state, life
-        if changed:
-            if before is not life.state:
-                event(LOG, logging.INFO, "changefeed state", changefeed=str(self.id), state=str(life.state))
-            self.info = dataclasses.replace(self.info, state=str(life.state), error=life.error)
-            key = feed_key(self.node.cluster, self.id, "info")
-            await self.node.write(Put(key, self.info.to_bytes()))
-
-    async def _run(self) -> None:
-        try:
-            while not self.life.ended:
-                try:
-                    if self.life.runs:
-                        await self._try()
-                    await self._back_off()
-                except Retryable as error:
-                    event(
-                        LOG, logging.ERROR, "metadata store failed", changefeed=str(self.id), error=str(error)
-                    )
-                    await asyncio.sleep(1.0)
-        except Fenced:
-            event(LOG, logging.ERROR, "changefeed stops: not the owner", changefeed=str(self.id))
-        finally:
-            if self.life.ended:
-                self._close()
-
-    async def _back_off(self) -> None:
-        while self.life.state is State.PENDING:
-            self.waiting_for = "back-off"
-            await asyncio.sleep(max(0.0, self.life.retry_at - self.node.clock.monotonic()))
-            await self._become(self.life.ticked(self.node.clock.monotonic()))
-
-    async def _try(self) -> None:
-        """Replicate until something fails or the target is reached."""
-        try:
-            await self._replicate()
-            await self._become(self.life.finished())
-        except Exception as error:
-            shown = error if isinstance(error, TidegateError) else _unexpected(error)
-            event(LOG, logging.WARNING, "changefeed failed", changefeed=str(self.id), error=str(shown))
-            await self._become(
-                self.life.failed(
-                    self._feed_error(shown),
-                    retry=isinstance(shown, Retryable | Fenced),
-                    now=self.node.clock.monotonic(),
-                    stuck_s=self.config.error_stuck_s,
-                    jitter=random.random(),
-                )
-            )
-
-    def _feed_error(self, error: TidegateError) -> FeedError:
-        code = {Retryable: "CDC:ErrRetryable", Fatal: "CDC:ErrFatal"}.get(type(error), "CDC:ErrChangefeed")
-        named = re.match(r"\[(CDC:\w+)\]", error.what)
-        code = named[1] if named else code
-        return FeedError(redact(str(error)), code, self.node.clock.now_ms(), self.node.address)
 
     # --- replication ---------------------------------------------------------------------------------
 
@@ -422,7 +198,9 @@ class Feed:
         self._failure, self._reached = None, False
         self._wake.clear()
         self._gone.clear()
-        self._grant = grant = await self._raise_grant()
+        self._grant = grant = await self.node.raise_grant(
+            self.id, self._grant.token if self._grant else self.node.token(), self.plan.slots
+        )
         self.owner.granted(grant.token, grant.incarnation)
         path = self.plan.folder / "barrier.json"
         self._barrier = BarrierFile(path, grant.token, self.info.target_ts, self._ddl_span_id)
@@ -435,21 +213,6 @@ class Feed:
         self.waiting_for = "pipeline process"
         self._incarnation.ended.add_done_callback(self._on_exit)
         self.totals.starts += 1
-
-    async def _raise_grant(self) -> Grant:
-        """The next incarnation's grant, durable before anything acts under it."""
-        key = feed_key(self.node.cluster, self.id, "grant")
-        loop = asyncio.get_running_loop()
-        stored = await loop.run_in_executor(self.node.disk, self.node.metadata.get, key)
-        old = Grant.from_bytes(stored.value) if stored else None
-        token = self._grant.token if self._grant else self.node.token()
-        grant = Grant(
-            token,
-            (old.incarnation if old else 0) + 1,
-            max(self.plan.slots, old.slots if old else 0),
-        )
-        await self.node.write(Put(key, grant.to_bytes()))
-        return grant
 
     async def _end_incarnation(self) -> None:
         """Stop process and sink. A sink call that does not end is left behind: the next sink fences it."""
@@ -490,16 +253,18 @@ class Feed:
         match message["type"]:
             case "started":
                 if incarnation is not None:
-                    owner.report(grant.token, grant.incarnation, self._first_offsets(message))
+                    owner.report(
+                        grant.token, grant.incarnation, processor.first_offsets(message, self.plan.folder)
+                    )
                     owner.sink_open(incarnation.resolved_journal)
                     self.waiting_for = ""
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
             case "checkpoint":
                 first, second = message["token"]
                 owner.report((first, second), message["incarnation"], message["spans"])
-                self._count(message.get("stats", {}))
+                self.totals.count(self.id, message.get("stats", {}), self.plan.folder)
             case "load":
-                self._count(message["stats"])
+                self.totals.count(self.id, message["stats"], self.plan.folder)
                 self._hear_load(owner, initial_load.told_state(message["state"]))
             case "error":
                 kind = Retryable if message.get("retry", True) else Fatal
@@ -526,45 +291,6 @@ class Feed:
         (self.plan.folder / LOAD_FILE).unlink(missing_ok=True)
         if self._incarnation is not None:
             await self._incarnation.forget(load_key(one.id) for one in plan.ranges)
-
-    def _first_offsets(self, message: Mapping[str, Any]) -> Mapping[str, int]:
-        """Where the incarnation begins: the sink's own progress, which may be ahead of what was reported.
-
-        In the message, or in the `start.json` that the pipeline wrote before it.
-        """
-        spans: Mapping[str, int] | None = message.get("spans")
-        if spans is None:
-            found = json.loads((self.plan.folder / "start.json").read_text())
-            spans = {name: int(ts) for name, ts in found.items() if name != "token"}
-        return spans
-
-    def _count(self, stats: Mapping[str, int]) -> None:
-        totals, labels = self.totals, (self.id.namespace, self.id.name)
-        for name, counter in (
-            ("rows", metrics.rows),
-            ("messages", metrics.messages),
-            ("bytes", metrics.sink_bytes),
-        ):
-            amount = stats.get(name, 0)
-            setattr(totals, name, getattr(totals, name) + amount)
-            counter.labels(*labels).inc(amount)
-        totals.quarantined += stats.get("quarantined", 0)
-        for name in metrics.INTEGRITY_OUTCOMES:
-            amount = stats.get(name, 0)
-            setattr(totals, name, getattr(totals, name) + amount)
-            metrics.integrity_images.labels(*labels, name).inc(amount)
-        if stats.get("mismatched", 0):
-            event(
-                LOG,
-                logging.WARNING,
-                "rows do not match their checksums",
-                changefeed=str(self.id),
-                images=stats["mismatched"],
-                quarantine=str(self.plan.folder / "quarantine.jsonl"),
-            )
-        totals.batches += 1
-        totals.batch_ms, totals.lag_ms = stats.get("batch_ms", 0), stats.get("lag_ms", 0)
-        metrics.batch_s.labels(*labels).observe(totals.batch_ms / 1000)
 
     # --- the tick ------------------------------------------------------------------------------------
 
@@ -660,7 +386,7 @@ class Feed:
             self._fail(error)
         except Exception as error:
             LOG.exception("changefeed %s: unexpected error", self.id)
-            self._fail(_unexpected(error))
+            self._fail(unexpected(error))
 
     # --- letting go of old segments ------------------------------------------------------------------
 
@@ -729,11 +455,6 @@ class Feed:
 
     # --- for people ----------------------------------------------------------------------------------
 
-    @property
-    def shown_state(self) -> State:
-        """As TiCDC shows it: waiting for a retry is a warning."""
-        return State.WARNING if self.life.state is State.PENDING else self.life.state
-
     def waits_for(self) -> str:
         """What the checkpoint waits for, in words; empty when nothing is known."""
         if self.waiting_for or self.owner is None or self._tracker is None:
@@ -757,12 +478,3 @@ class Feed:
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the checkpoint's."""
         return max(0, now_ms - physical_ms(self.checkpoint))
-
-
-def save_catalogue(pd: PdClient, ts: int, path: Path) -> None:
-    """Read upstream's catalogue at `ts` and keep it as `schema.bin`."""
-    save_image(path, load_catalogue(pd, ts).image(ts))
-
-
-def _unexpected(error: Exception) -> TidegateError:
-    return Retryable("An unexpected error stopped the changefeed.", why=f"{type(error).__name__}: {error}")

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,3 +246,15 @@ def _close_opened(opening: asyncio.Future[FeedSink]) -> None:
     """A sink whose incarnation never came to be is closed as soon as it is open."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
+
+
+def first_offsets(message: Mapping[str, Any], folder: Path) -> Mapping[str, int]:
+    """Where an incarnation begins, span -> ts: the sink's own progress, which may be ahead of what was told.
+
+    In its message `started`, or in the `start.json` that the pipeline wrote into the feed's folder before it.
+    """
+    spans: Mapping[str, int] | None = message.get("spans")
+    if spans is None:
+        found = json.loads((folder / "start.json").read_text())
+        spans = {name: int(ts) for name, ts in found.items() if name != "token"}
+    return spans

@@ -42,7 +42,8 @@ from tidegate.model.timestamp import MAX, physical_ms, readable
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.clock_watch import ClockWatch
-from tidegate.server.feed import Captured, Feed, Node
+from tidegate.server.feed import Feed
+from tidegate.server.node import Captured, Node
 from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
 from tidegate.sink.kafka import delete_topic, progress_topic
 

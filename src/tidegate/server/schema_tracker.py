@@ -229,3 +229,8 @@ def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:
 def span_message(kind: str, span: Span, **more: int) -> dict[str, object]:
     """A message about a span to the puller."""
     return {"type": kind, "start": span.start.hex(), "end": span.end.hex(), **more}
+
+
+def save_catalogue(pd: PdClient, ts: int, path: Path) -> None:
+    """Read upstream's catalogue at `ts` and keep it as `schema.bin`."""
+    save_image(path, load_catalogue(pd, ts).image(ts))

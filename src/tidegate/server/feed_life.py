@@ -1,0 +1,169 @@
+"""A changefeed's life on this node: started, paused, failed, tried again; state and error stored durably.
+
+    start -> [replicate -> back-off] ... -> ended
+
+`control.changefeed` says whether to run; `feed.Feed` says how to replicate. This part knows neither spans nor
+pipelines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import random
+import re
+from abc import ABC, abstractmethod
+from typing import Final
+
+from tidegate.config import config_from_json, parse_sink_uri
+from tidegate.control.changefeed import Command, Life, State
+from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Put, feed_key
+from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
+from tidegate.filter.feed import FeedFilter
+from tidegate.log import event, redact
+from tidegate.server.node import Node
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class FeedLife(ABC):
+    """What a changefeed is, and its state; a subclass replicates."""
+
+    def __init__(self, node: Node, feed: FeedId, info: FeedInfo, status: FeedStatus) -> None:
+        self.node, self.id, self.info = node, feed, info
+        self.uri = parse_sink_uri(info.sink_uri)
+        self.config = config_from_json(info.config)
+        self.life = Life.restored(info.state, info.error)
+        self.persisted = status.checkpoint_ts
+        """Durable in the metadata store: where a restart begins; never above what is durable downstream."""
+        self.waiting_for = ""
+        self._filter = FeedFilter.of(self.config)
+        self._task: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    async def _replicate(self) -> None:
+        """Replicate until the target is reached; raises what goes wrong. Cancelled by `stop`."""
+
+    @abstractmethod
+    async def _settle(self) -> None:
+        """Wait for what runs beside the loop, once that has ended."""
+
+    @abstractmethod
+    def _close(self, *, forget: bool = False) -> None:
+        """Let go of all that `_replicate` opened; `forget`: for ever."""
+
+    def start(self) -> None:
+        """Run the loop, unless the feed's life has ended or it runs already."""
+        if not self.life.ended and (self._task is None or self._task.done()):
+            self._task = asyncio.create_task(self._run(), name=f"feed {self.id}")
+
+    async def stop(self, *, forget: bool = False) -> None:
+        """End the loop and everything it started; the stored state stays. `forget`: for ever."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+        await self._settle()
+        self._close(forget=forget)
+
+    async def command(self, command: Command) -> None:
+        """Pause or resume, durably. Raises InvalidInput when the feed's state does not allow it."""
+        life = self.life.commanded(command)
+        if life is self.life:
+            return
+        if life.ended:
+            await self.stop()
+        await self._become(life)
+        self.start()
+
+    async def update(self, info: FeedInfo) -> None:
+        """Take on other settings, durably; the feed must not run. They are in force when it is resumed."""
+        await self.stop()
+        await self.node.write(Put(feed_key(self.node.cluster, self.id, "info"), info.to_bytes()))
+        self.info, self.uri = info, parse_sink_uri(info.sink_uri)
+        self.config = config_from_json(info.config)
+        self._filter = FeedFilter.of(self.config)
+
+    async def lose_history(self, safe_point: int) -> None:
+        """Upstream no longer has what the feed would need: it cannot go on."""
+        if self.life.ended and self.life.state is not State.STOPPED:
+            return
+        await self.stop()
+        error = Fatal(
+            f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {safe_point} has passed the checkpoint.",
+            where=f"changefeed {self.id}, checkpoint {self.persisted}",
+            fix="remove the changefeed and create it again from a later start-ts",
+        )
+        await self._become(Life(State.FAILED, self._feed_error(error)))
+
+    async def _become(self, life: Life) -> None:
+        """Take on a new life; state and error are stored when they changed."""
+        changed = (life.state, life.error) != (self.life.state, self.life.error)
+        before, self.life = self.life.state, life
+        if changed:
+            if before is not life.state:
+                event(LOG, logging.INFO, "changefeed state", changefeed=str(self.id), state=str(life.state))
+            self.info = dataclasses.replace(self.info, state=str(life.state), error=life.error)
+            key = feed_key(self.node.cluster, self.id, "info")
+            await self.node.write(Put(key, self.info.to_bytes()))
+
+    async def _run(self) -> None:
+        try:
+            while not self.life.ended:
+                try:
+                    if self.life.runs:
+                        await self._try()
+                    await self._back_off()
+                except Retryable as error:
+                    event(
+                        LOG, logging.ERROR, "metadata store failed", changefeed=str(self.id), error=str(error)
+                    )
+                    await asyncio.sleep(1.0)
+        except Fenced:
+            event(LOG, logging.ERROR, "changefeed stops: not the owner", changefeed=str(self.id))
+        finally:
+            if self.life.ended:
+                self._close()
+
+    async def _back_off(self) -> None:
+        while self.life.state is State.PENDING:
+            self.waiting_for = "back-off"
+            await asyncio.sleep(max(0.0, self.life.retry_at - self.node.clock.monotonic()))
+            await self._become(self.life.ticked(self.node.clock.monotonic()))
+
+    async def _try(self) -> None:
+        """Replicate until something fails or the target is reached."""
+        try:
+            await self._replicate()
+            await self._become(self.life.finished())
+        except Exception as error:
+            shown = error if isinstance(error, TidegateError) else unexpected(error)
+            event(LOG, logging.WARNING, "changefeed failed", changefeed=str(self.id), error=str(shown))
+            await self._become(
+                self.life.failed(
+                    self._feed_error(shown),
+                    retry=isinstance(shown, Retryable | Fenced),
+                    now=self.node.clock.monotonic(),
+                    stuck_s=self.config.error_stuck_s,
+                    jitter=random.random(),
+                )
+            )
+
+    def _feed_error(self, error: TidegateError) -> FeedError:
+        code = {Retryable: "CDC:ErrRetryable", Fatal: "CDC:ErrFatal"}.get(type(error), "CDC:ErrChangefeed")
+        named = re.match(r"\[(CDC:\w+)\]", error.what)
+        code = named[1] if named else code
+        return FeedError(redact(str(error)), code, self.node.clock.now_ms(), self.node.address)
+
+    @property
+    def shown_state(self) -> State:
+        """As TiCDC shows it: waiting for a retry is a warning."""
+        return State.WARNING if self.life.state is State.PENDING else self.life.state
+
+
+def unexpected(error: Exception) -> TidegateError:
+    """What no code of ours raised on purpose, as a failure that is tried again."""
+    return Retryable("An unexpected error stopped the changefeed.", why=f"{type(error).__name__}: {error}")

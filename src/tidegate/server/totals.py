@@ -1,0 +1,66 @@
+"""What a feed's pipeline has reported, summed up: for the API and the metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidegate import metrics
+from tidegate.control.metadata import FeedId
+from tidegate.log import event
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the pipeline has reported since the control process started."""
+
+    rows: int = 0
+    messages: int = 0
+    bytes: int = 0
+    quarantined: int = 0
+    matched: int = 0
+    """Images of rows that are what their checksum says; the next three: that carry none, old ones that
+    may differ after a DDL, and damaged ones (mounter.integrity.Tally)."""
+    unchecked: int = 0
+    excused: int = 0
+    mismatched: int = 0
+    batches: int = 0
+    batch_ms: int = 0
+    lag_ms: int = 0
+    ddl_events: int = 0
+    starts: int = 0
+    """Pipeline processes started."""
+
+    def count(self, feed: FeedId, stats: Mapping[str, int], folder: Path) -> None:
+        """Add what one batch tells, here and to the metrics; `folder`: the feed's."""
+        labels = (feed.namespace, feed.name)
+        for name, counter in (
+            ("rows", metrics.rows),
+            ("messages", metrics.messages),
+            ("bytes", metrics.sink_bytes),
+        ):
+            amount = stats.get(name, 0)
+            setattr(self, name, getattr(self, name) + amount)
+            counter.labels(*labels).inc(amount)
+        self.quarantined += stats.get("quarantined", 0)
+        for name in metrics.INTEGRITY_OUTCOMES:
+            amount = stats.get(name, 0)
+            setattr(self, name, getattr(self, name) + amount)
+            metrics.integrity_images.labels(*labels, name).inc(amount)
+        if stats.get("mismatched", 0):
+            event(
+                LOG,
+                logging.WARNING,
+                "rows do not match their checksums",
+                changefeed=str(feed),
+                images=stats["mismatched"],
+                quarantine=str(folder / "quarantine.jsonl"),
+            )
+        self.batches += 1
+        self.batch_ms, self.lag_ms = stats.get("batch_ms", 0), stats.get("lag_ms", 0)
+        metrics.batch_s.labels(*labels).observe(self.batch_ms / 1000)
