@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,28 @@ def test_a_full_quota_holds_the_stream_back_until_readers_let_segments_go(world:
         after = upto
     assert sorted(found) == sorted(e for e in world.history if e.commit_ts > start)
     eventually(lambda: puller.trouble == "", "the end of the trouble")
+    puller.close()
+    store.close()
+
+
+@pytest.mark.integration
+def test_while_streams_are_held_no_region_on_them_counts_as_silent(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their resolved ts stand because nobody takes what comes; registering anew would cost scans in vain."""
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.3)
+    start = world.pd.tso()
+    store = EventStore(world.folder, disk_bytes=60_000)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    for number in range(15):
+        fat(world, number)
+    eventually(lambda: puller.trouble != "", "the quota to be noticed")
+    until = time.monotonic() + 1.5
+    eventually(lambda: time.monotonic() > until, "several times the patience")
+    assert (puller.trouble != "", puller.status()[0]["errors"]) == (True, {})
+    store.disk_bytes = 1 << 30
+    world.check(SPAN, start)
     puller.close()
     store.close()
 

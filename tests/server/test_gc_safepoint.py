@@ -38,26 +38,32 @@ class Watched:
 
 @pytest.fixture
 def watched(upstream: EmbeddedUpstream, monkeypatch: pytest.MonkeyPatch) -> Watched:
-    monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-    monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
     return Watched(upstream, monkeypatch)
 
 
 def test_history_is_held_from_before_the_first_registration_until_it_is_delivered_and_then_let_go(
-    watched: Watched, bank: BankWorkload, upstream: EmbeddedUpstream, pd: PdClient, tmp_path: Path
+    watched: Watched,
+    bank: BankWorkload,
+    upstream: EmbeddedUpstream,
+    pd: PdClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours = service_id(upstream.cluster_id)
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
     try:
         start = pd.tso()
         running.create("one", start_ts=start)
+        assert watched.held() == {ours: start - 1}, (
+            "the hold while it was created has given way to the lasting one"
+        )
+        monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
+        monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
         work(bank, 50)
         running.wait_checkpoint("one", pd.tso())
         assert watched.registrations
         assert min(watched.registrations[0].values()) == start - 1
-        for held in watched.registrations:
-            assert held[ours] >= start - 1 or "creating" in str(held)
-        assert list(watched.held()) == [ours], "the hold while it was created is given up"
+        assert all(watched.registrations), "at every moment something is held"
 
         os.kill(running.pipeline_pid("one"), signal.SIGSTOP)
         work(bank, 50)
@@ -72,12 +78,15 @@ def test_history_is_held_from_before_the_first_registration_until_it_is_delivere
         running.wait_checkpoint("one", beyond)
         wait_for(lambda: watched.held()[ours] >= beyond, "the hold to follow the checkpoint")
         feed = next(iter(running.capture.reactor.feeds.values()))
-        for _ in range(50):
-            stored, held = feed.persisted, watched.held()[ours]
-            assert held < max(stored, feed.persisted), "never at what a restart may begin from, or above"
+        monkeypatch.setattr("tidegate.control.owner.PERSIST_S", 1e9)
+        running.wait_checkpoint("one", pd.tso())
+        running.wait_checkpoint("one", pd.tso())
+        assert feed.persisted < feed.checkpoint, "delivered, but a restart would begin from further back"
+        wait_for(lambda: watched.held()[ours] == feed.persisted - 1, "the hold at what is persisted")
 
         assert running.call("POST", "/changefeeds/one/pause")["http"] == 200
         wait_for(lambda: watched.held()[ours] == feed.persisted - 1, "the hold of a feed that is paused")
+        monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 60.0)
         assert running.call("DELETE", "/changefeeds/one")["http"] == 200
         assert watched.held() == {}
     finally:
@@ -85,7 +94,12 @@ def test_history_is_held_from_before_the_first_registration_until_it_is_delivere
 
 
 def test_a_start_after_the_hold_ran_out_registers_nothing_and_says_what_to_do(
-    watched: Watched, bank: BankWorkload, upstream: EmbeddedUpstream, pd: PdClient, tmp_path: Path
+    watched: Watched,
+    bank: BankWorkload,
+    upstream: EmbeddedUpstream,
+    pd: PdClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A feed that goes on from where its history is gone would miss deletes, and nobody would know."""
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
@@ -98,6 +112,7 @@ def test_a_start_after_the_hold_ran_out_registers_nothing_and_says_what_to_do(
         gone = pd.tso()
         pd.update_service_gc_safepoint("gc_worker", 1 << 40, gone)
         watched.registrations.clear()
+        monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 60.0)
         running = Running(upstream.pd_addr, running.data_dir, running.out)
         message = running.wait_state("one", "failed")["error"]["message"]
         assert f"upstream's GC safepoint {gone} has passed the checkpoint" in message
