@@ -49,6 +49,9 @@ from tidegate.proto import (
 from tidegate.proto import kvrpcpb_pb2 as pb
 
 SIGN: Final = 1 << 63
+TABLE: Final = 100
+HANDLES: Final = 1 << 32
+"""Of each region, where there are several."""
 VALUE: Final = b"v" * 100
 UNDER_WAY: Final = 48
 """Transactions the client has open at once."""
@@ -80,31 +83,52 @@ def key_of(table: int, handle: int) -> bytes:
     return b"t" + (table + SIGN).to_bytes(8, "big") + b"_r" + (handle + SIGN).to_bytes(8, "big")
 
 
+def channel_to(address: str) -> grpc.Channel:
+    """A channel of its own, for large messages."""
+    return grpc.insecure_channel(
+        address,
+        options=[("grpc.max_receive_message_length", 256 << 20), ("grpc.use_local_subchannel_pool", 1)],
+    )
+
+
 class Client:
-    """One channel, one BatchCommands stream, one Tso stream; everything happens on the caller's thread."""
+    """One BatchCommands stream a store, one Tso stream; everything happens on the caller's thread."""
 
     def __init__(self, address: str, api_version: int) -> None:
-        self.channel = grpc.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", 256 << 20)]
-        )
+        self.channel = channel_to(address)
         pd = pdpb_pb2_grpc.PDStub(self.channel)
-        found = pd.GetRegion(pdpb_pb2.GetRegionRequest(region_key=b"")).region
-        self.context = pb.Context(
-            region_id=found.id, region_epoch=found.region_epoch, peer=found.peers[0], api_version=api_version
-        )
-        self.region = found
+        found = pd.ScanRegions(pdpb_pb2.ScanRegionsRequest()).regions
+        self.contexts = [
+            pb.Context(
+                region_id=each.region.id,
+                region_epoch=each.region.region_epoch,
+                peer=each.leader,
+                api_version=api_version,
+            )
+            for each in found
+        ]
+        """Of all regions, in key order."""
+        self.region = found[0].region
+        stores = pd.GetAllStores(pdpb_pb2.GetAllStoresRequest()).stores
+        self.stores = {
+            each.id: self.channel if each.address == address else channel_to(each.address) for each in stores
+        }
+        """Channels by store."""
         self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._commands: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._commands: dict[int, queue.SimpleQueue[Any]] = {
+            number: queue.SimpleQueue() for number in self.stores
+        }
         self._stamps: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._waiting: dict[int, Callable[[Any], None]] = {}
         self._asking: deque[list[Callable[[int], None]]] = deque()
         self._asked: list[Callable[[int], None]] = []
-        self._batch = tikvpb_pb2.BatchCommandsRequest()
+        self._batches: dict[int, Any] = {}
         self._next_id = 0
         self._calls = [
-            tikvpb_pb2_grpc.TikvStub(self.channel).BatchCommands(iter(self._commands.get, None)),
-            pd.Tso(iter(self._stamps.get, None)),
+            tikvpb_pb2_grpc.TikvStub(channel).BatchCommands(iter(self._commands[number].get, None))
+            for number, channel in self.stores.items()
         ]
+        self._calls.append(pd.Tso(iter(self._stamps.get, None)))
         for call in self._calls:
             threading.Thread(target=self._read, args=(call,), daemon=True).start()
 
@@ -119,8 +143,9 @@ class Client:
         """Put a command into the next message; `then` gets its response."""
         self._next_id += 1
         self._waiting[self._next_id] = then
-        getattr(self._batch.requests.add(), name).CopyFrom(request)
-        self._batch.request_ids.append(self._next_id)
+        batch = self._batches.setdefault(request.context.peer.store_id, tikvpb_pb2.BatchCommandsRequest())
+        getattr(batch.requests.add(), name).CopyFrom(request)
+        batch.request_ids.append(self._next_id)
 
     def stamp(self, then: Callable[[int], None]) -> None:
         """Ask for a timestamp."""
@@ -128,9 +153,9 @@ class Client:
 
     def turn(self) -> None:
         """Send what was collected, wait for answers, act on all that are there."""
-        if self._batch.request_ids:
-            self._commands.put(self._batch)
-            self._batch = tikvpb_pb2.BatchCommandsRequest()
+        for store, batch in self._batches.items():
+            self._commands[store].put(batch)
+        self._batches = {}
         if self._asked and not self._asking:
             self._stamps.put(pdpb_pb2.TsoRequest(count=len(self._asked)))
             self._asking.append(self._asked)
@@ -157,55 +182,65 @@ class Client:
             self._waiting.pop(number)(answer)
 
     def close(self) -> None:
-        """End both streams."""
-        self._commands.put(None)
+        """End all streams."""
+        for commands in self._commands.values():
+            commands.put(None)
         self._stamps.put(None)
         for call in self._calls:
             call.cancel()
-        self.channel.close()
+        for channel in {self.channel, *self.stores.values()}:
+            channel.close()
 
 
 class Writer:
-    """Commits transactions of `rows` rows each until told to stop."""
+    """Commits transactions of `rows` rows each until told to stop, each in one region, over all in turns.
 
-    def __init__(self, client: Client, rows: int, mode: str) -> None:
+    The regions are those of one table, cut at the multiples of `HANDLES`.
+    """
+
+    def __init__(self, client: Client, rows: int, mode: str, first: int = 0) -> None:
+        """`first`: the first handle to be used in each region."""
         self.client = client
         self.rows = rows
         self.mode = mode
         self.committed = 0
         self.stopping = False
         self.open = 0
-        self._handle = 0
+        self._first, self._next = first, 0
+        self._limit = 0
 
-    def run(self, seconds: float) -> None:
-        """Work for so long, then finish what is under way."""
+    def run(self, seconds: float, rows: int = 0) -> None:
+        """Work for so long, or until `rows` were asked for, then finish what is under way."""
+        self._limit = self.committed + rows if rows else 0
         for _ in range(UNDER_WAY):
             self._begin()
         end = time.monotonic() + seconds
         while self.open:
             self.client.turn()
-            self.stopping = self.stopping or time.monotonic() > end
+            self.stopping = self.stopping or (not rows and time.monotonic() > end)
 
     def _begin(self) -> None:
-        if self.stopping:
+        if self.stopping or (self._limit and self.committed + self.open * self.rows >= self._limit):
             return
         self.open += 1
-        base = self._handle
-        self._handle += self.rows
-        keys = [key_of(100, handle) for handle in range(base, base + self.rows)]
+        contexts = self.client.contexts
+        turn, at = divmod(self._next, len(contexts))
+        self._next += 1
+        base = at * HANDLES + self._first + turn * self.rows
+        context, keys = contexts[at], [key_of(TABLE, handle) for handle in range(base, base + self.rows)]
         if self.mode == "raw":
-            self._raw(keys)
+            self._raw(context, keys)
         else:
-            self.client.stamp(lambda start_ts: self._prewrite(start_ts, keys))
+            self.client.stamp(lambda start_ts: self._prewrite(context, start_ts, keys))
 
     def _ended(self, rows: int) -> None:
         self.committed += rows
         self.open -= 1
         self._begin()
 
-    def _raw(self, keys: list[bytes]) -> None:
+    def _raw(self, context: Any, keys: list[bytes]) -> None:
         pairs = [pb.KvPair(key=RAW_PREFIX + key, value=VALUE) for key in keys]
-        request = pb.RawBatchPutRequest(context=self.client.context, pairs=pairs)
+        request = pb.RawBatchPutRequest(context=context, pairs=pairs)
         self.client.send("RawBatchPut", request, lambda answer: self._put(answer, len(keys)))
 
     def _put(self, answer: Any, rows: int) -> None:
@@ -213,9 +248,9 @@ class Writer:
             raise RuntimeError(answer.error)
         self._ended(rows)
 
-    def _prewrite(self, start_ts: int, keys: list[bytes]) -> None:
+    def _prewrite(self, context: Any, start_ts: int, keys: list[bytes]) -> None:
         request = pb.PrewriteRequest(
-            context=self.client.context,
+            context=context,
             mutations=[pb.Mutation(op=pb.Put, key=key, value=VALUE) for key in keys],
             primary_lock=keys[0],
             start_version=start_ts,
@@ -228,22 +263,24 @@ class Writer:
             request.try_one_pc = self.mode == "one-phase"
             if self.mode == "async commit":
                 request.secondaries.extend(keys[1:])
-        self.client.send("Prewrite", request, lambda answer: self._prewritten(answer, start_ts, keys))
+        self.client.send(
+            "Prewrite", request, lambda answer: self._prewritten(context, answer, start_ts, keys)
+        )
 
-    def _prewritten(self, answer: Any, start_ts: int, keys: list[bytes]) -> None:
+    def _prewritten(self, context: Any, answer: Any, start_ts: int, keys: list[bytes]) -> None:
         if answer.errors:
             raise RuntimeError(str(answer.errors))
         if answer.one_pc_commit_ts:
             self._ended(len(keys))
         elif answer.min_commit_ts:
-            self._commit(start_ts, answer.min_commit_ts, keys)
+            self._commit(context, start_ts, answer.min_commit_ts, keys)
         else:
             assert self.mode == "two-phase", f"{self.mode} was not accepted"
-            self.client.stamp(lambda commit_ts: self._commit(start_ts, commit_ts, keys))
+            self.client.stamp(lambda commit_ts: self._commit(context, start_ts, commit_ts, keys))
 
-    def _commit(self, start_ts: int, commit_ts: int, keys: list[bytes]) -> None:
+    def _commit(self, context: Any, start_ts: int, commit_ts: int, keys: list[bytes]) -> None:
         request = pb.CommitRequest(
-            context=self.client.context, start_version=start_ts, commit_version=commit_ts, keys=keys
+            context=context, start_version=start_ts, commit_version=commit_ts, keys=keys
         )
         self.client.send("Commit", request, lambda answer: self._committed(answer, len(keys)))
 
@@ -374,9 +411,7 @@ def _scans(folder: Path, arguments: argparse.Namespace) -> Iterator[Figure]:
     upstream = Upstream(folder, 1)
     try:
         writer = Writer(upstream.client, 1000, "one-phase")
-        while writer.committed < arguments.rows:
-            writer.stopping = False
-            writer.run(0.2)
+        writer.run(0.0, arguments.rows)
 
         def scan() -> int:
             capture = Capture(upstream.client, 0)
