@@ -158,6 +158,14 @@ def test_regions_of_several_stores_are_listed_split_merged_and_moved(tmp_path: P
         (merged,) = region("merge", str(parts[0]["id"]))
         assert (merged["id"], merged["version"]) == (first["id"], 4)
         assert [line["id"] for line in region("list")] == [first["id"], last["id"]]
+        assert merged["roles"] == ["voter"] * 3
+        (now,) = region("peers", str(last["id"]), "--learner", "2")
+        assert (now["conf_ver"], now["roles"]) == (2, ["voter", "learner", "voter"])
+        swap = ("--voter", "2", "--learner", "1", "--stay")
+        joint = tidegate("region", "peers", str(last["id"]), *swap, "--pd", pd)
+        assert joint.stdout.endswith("peers on 1 (demoting voter), 2 (incoming voter), 3\n"), joint
+        (now,) = region("peers", str(last["id"]), "--leave")
+        assert (now["conf_ver"], now["roles"]) == (6, ["learner", "voter", "voter"])
         people = tidegate("region", "list", "--pd", pd)
         assert f"region {first['id']}: [-inf, " in people.stdout
         for args, text in (
@@ -167,7 +175,10 @@ def test_regions_of_several_stores_are_listed_split_merged_and_moved(tmp_path: P
             (("split", "--key", "xyz"), "'xyz' is not hex"),
             (("merge", "99"), "there is no region 99"),
             (("transfer", str(first["id"]), "--to-store", "9"), "name one of these: 1, 2, 3"),
-            (("move", str(first["id"]), "--from-store", "1", "--to-store", "2"), "has a peer on store 2"),
+            (("move", str(first["id"]), "--from-store", "1", "--to-store", "2"), "has a voter on store 2"),
+            (("peers", str(last["id"])), "name voters, learners or removals"),
+            (("peers", str(last["id"]), "--voter", "7"), "name one of these: 1, 2, 3"),
+            (("peers", str(last["id"]), "--leave"), "is not in joint state"),
         ):
             wrong = tidegate("region", *args, "--pd", pd)
             assert wrong.returncode == 2, wrong

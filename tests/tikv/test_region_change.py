@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import InvalidInput
+from tidegate.tikv import conf_change
 from tidegate.tikv import region_change as change
+from tidegate.tikv.conf_change import PeerChange, Wish
 from tidegate.tikv.region import FIRST_TERM, Peer, Region, split
 from tidegate.tikv.region_table import RegionTable
 
@@ -44,15 +46,13 @@ def test_a_merge_raises_the_sources_epoch_and_then_the_targets_above_both() -> N
     assert (epoch(back), back.merging) == ((6, 8), 0)
 
 
-def test_a_transfer_raises_the_term_alone_and_a_change_of_peers_conf_ver() -> None:
+def test_a_transfer_raises_the_term_alone() -> None:
     (moved,) = change.transfer(REGION, 3).now
     assert (moved.leader, moved.term, epoch(moved)) == (3, 10, (4, 7))
     assert moved.leader_peer is not None
     assert moved.leader_peer.id == 13
     (none,) = change.transfer(REGION, 0).now
     assert (none.leader_peer, none.term) == (None, 10)
-    (grown,) = change.change_peers(REGION, [4], [1], lambda: 77).now
-    assert (epoch(grown), grown.stores, grown.term) == ((4, 9), (2, 3, 4), 9)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,6 @@ def test_a_transfer_raises_the_term_alone_and_a_change_of_peers_conf_ver() -> No
         (lambda: change.prepare_merge(Region(7, b"c", b""), Region(6, b"", b"b")), "are not neighbours"),
         (lambda: change.rollback_merge(REGION), "region 5 is not being merged"),
         (lambda: change.transfer(REGION, 9), "region 5 has no peer on store 9"),
-        (lambda: change.change_peers(REGION, [3], [], lambda: 1), "has a peer on store 3 already"),
-        (lambda: change.change_peers(REGION, [], [2], lambda: 1), "store 2 leads region 5"),
-        (lambda: change.change_peers(REGION, [], [8], lambda: 1), "has no peer on store 8"),
         (lambda: change.present(RegionTable([Region(2, b"", b"")]), 3), "there is no region 3"),
     ],
 )
@@ -80,7 +77,7 @@ def test_a_region_that_is_being_merged_is_left_alone() -> None:
     (source,) = change.prepare_merge(REGION, Region(6, b"p", b"", peers=PEERS)).now
     for wrong in (
         lambda: change.split(source, [b"f"], lambda: 1),
-        lambda: change.change_peers(source, [4], [], lambda: 1),
+        lambda: conf_change.change_peers(source, [PeerChange(Wish.VOTER, 4)], lambda: 1),
         lambda: change.prepare_merge(source, Region(6, b"p", b"", peers=PEERS)),
     ):
         with pytest.raises(InvalidInput, match="region 5: it is being merged into region 6"):

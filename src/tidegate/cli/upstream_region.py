@@ -1,4 +1,4 @@
-"""`tidegate upstream region ...`: look at the regions of an upstream, split, merge, transfer and move them.
+"""`tidegate upstream region ...`: look at the regions of an upstream, split, merge, move them, change peers.
 
 `list` works on a real cluster, too; the orders only on `tidegate upstream run`.
 """
@@ -114,6 +114,34 @@ def move(
         _show(control.move(region, from_store, to_store), as_json)
 
 
+@app.command()
+def peers(
+    pd: PdOption,
+    region: RegionArgument,
+    voter: Annotated[
+        list[int] | None,
+        typer.Option(metavar="STORE", help="A store that gets a voter; its learner becomes one."),
+    ] = None,
+    learner: Annotated[
+        list[int] | None,
+        typer.Option(metavar="STORE", help="A store that gets a learner; its voter becomes one."),
+    ] = None,
+    remove: Annotated[
+        list[int] | None, typer.Option(metavar="STORE", help="A store that gives its peer up.")
+    ] = None,
+    stay: Annotated[
+        bool, typer.Option("--stay", help="Remain in the joint state of several changes.")
+    ] = False,
+    leave: Annotated[bool, typer.Option("--leave", help="End the joint state.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Change a region's voters and learners; options may be repeated, and several changes are joint."""
+    if bool(voter or learner or remove) is leave:
+        raise typer.BadParameter("name voters, learners or removals, or say --leave", param_hint="changes")
+    with _control(pd) as control:
+        _show(control.change_peers(region, voter or (), learner or (), remove or (), stay), as_json)
+
+
 def _key(text: str, encoded: bool) -> bytes:
     from tidegate.tidb.memcomparable import decode_bytes, encode_bytes
 
@@ -162,8 +190,15 @@ def _show(regions: Sequence[RegionStatus], as_json: bool) -> None:
             print(
                 f"region {region.id}: {_range(region.start_key, region.end_key)}, version {region.version}, "
                 f"conf {region.conf_ver}, leader {leader} (term {region.term}), "
-                f"peers on {', '.join(map(str, region.stores))}"
+                f"peers on {_peers(region)}"
             )
+
+
+def _peers(region: RegionStatus) -> str:
+    return ", ".join(
+        f"{store}" if role == "voter" else f"{store} ({role})"
+        for store, role in zip(region.stores, region.roles, strict=True)
+    )
 
 
 def _line(region: RegionInfo) -> str:

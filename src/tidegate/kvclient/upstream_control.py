@@ -34,6 +34,8 @@ class RegionStatus:
     leader_store: int
     term: int
     stores: tuple[int, ...]
+    roles: tuple[str, ...]
+    """Of the peers on `stores`: voter, learner, incoming voter, demoting voter."""
 
 
 class UpstreamControl:
@@ -59,6 +61,25 @@ class UpstreamControl:
         request = pb.MoveRequest(region_id=region_id, from_store=from_store, to_store=to_store)
         return self._regions("Move", request)
 
+    def change_peers(
+        self,
+        region_id: int,
+        voters: Sequence[int] = (),
+        learners: Sequence[int] = (),
+        removed: Sequence[int] = (),
+        stay: bool = False,
+    ) -> list[RegionStatus]:
+        """Change the peers on these stores, several by way of a joint state; without any leave it."""
+        request = pb.ChangePeersRequest(region_id=region_id, stay=stay)
+        for wish, stores in (
+            (pb.ChangePeersRequest.VOTER, voters),
+            (pb.ChangePeersRequest.LEARNER, learners),
+            (pb.ChangePeersRequest.REMOVE, removed),
+        ):
+            for store_id in stores:
+                request.changes.add(wish=wish, store_id=store_id)
+        return self._regions("ChangePeers", request)
+
     def fault(self, **setting: Any) -> list[tuple[str, str]]:
         """Set one field of `FaultRequest`, or none; all faults that are on, name and value."""
         found = self._ask("Fault", pb.FaultRequest(**setting))
@@ -75,6 +96,7 @@ class UpstreamControl:
                 each.leader_store,
                 each.term,
                 tuple(each.stores),
+                tuple(peer.role for peer in each.peers),
             )
             for each in self._ask(method, request).regions
         ]

@@ -48,8 +48,43 @@ class MoveRequest(_message.Message):
     to_store: int
     def __init__(self, region_id: _Optional[int] = ..., from_store: _Optional[int] = ..., to_store: _Optional[int] = ...) -> None: ...
 
+class ChangePeersRequest(_message.Message):
+    __slots__ = ("region_id", "changes", "stay")
+    class Wish(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        VOTER: _ClassVar[ChangePeersRequest.Wish]
+        LEARNER: _ClassVar[ChangePeersRequest.Wish]
+        REMOVE: _ClassVar[ChangePeersRequest.Wish]
+    VOTER: ChangePeersRequest.Wish
+    LEARNER: ChangePeersRequest.Wish
+    REMOVE: ChangePeersRequest.Wish
+    class Change(_message.Message):
+        __slots__ = ("wish", "store_id")
+        WISH_FIELD_NUMBER: _ClassVar[int]
+        STORE_ID_FIELD_NUMBER: _ClassVar[int]
+        wish: ChangePeersRequest.Wish
+        store_id: int
+        def __init__(self, wish: _Optional[_Union[ChangePeersRequest.Wish, str]] = ..., store_id: _Optional[int] = ...) -> None: ...
+    REGION_ID_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    STAY_FIELD_NUMBER: _ClassVar[int]
+    region_id: int
+    changes: _containers.RepeatedCompositeFieldContainer[ChangePeersRequest.Change]
+    stay: bool
+    def __init__(self, region_id: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[ChangePeersRequest.Change, _Mapping]]] = ..., stay: _Optional[bool] = ...) -> None: ...
+
+class PeerStatus(_message.Message):
+    __slots__ = ("id", "store_id", "role")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STORE_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    store_id: int
+    role: str
+    def __init__(self, id: _Optional[int] = ..., store_id: _Optional[int] = ..., role: _Optional[str] = ...) -> None: ...
+
 class RegionStatus(_message.Message):
-    __slots__ = ("id", "start_key", "end_key", "version", "conf_ver", "leader_store", "term", "stores")
+    __slots__ = ("id", "start_key", "end_key", "version", "conf_ver", "leader_store", "term", "stores", "peers")
     ID_FIELD_NUMBER: _ClassVar[int]
     START_KEY_FIELD_NUMBER: _ClassVar[int]
     END_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +93,7 @@ class RegionStatus(_message.Message):
     LEADER_STORE_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STORES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
     id: int
     start_key: bytes
     end_key: bytes
@@ -66,7 +102,8 @@ class RegionStatus(_message.Message):
     leader_store: int
     term: int
     stores: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, id: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., version: _Optional[int] = ..., conf_ver: _Optional[int] = ..., leader_store: _Optional[int] = ..., term: _Optional[int] = ..., stores: _Optional[_Iterable[int]] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[PeerStatus]
+    def __init__(self, id: _Optional[int] = ..., start_key: _Optional[bytes] = ..., end_key: _Optional[bytes] = ..., version: _Optional[int] = ..., conf_ver: _Optional[int] = ..., leader_store: _Optional[int] = ..., term: _Optional[int] = ..., stores: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ...) -> None: ...
 
 class RegionsResponse(_message.Message):
     __slots__ = ("regions",)

@@ -64,6 +64,11 @@ class UpstreamStub:
                 request_serializer=tidegate_dot_proto_dot_tidegate__pb2.MoveRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
                 _registered_method=True)
+        self.ChangePeers = channel.unary_unary(
+                '/tidegate.Upstream/ChangePeers',
+                request_serializer=tidegate_dot_proto_dot_tidegate__pb2.ChangePeersRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+                _registered_method=True)
         self.Fault = channel.unary_unary(
                 '/tidegate.Upstream/Fault',
                 request_serializer=tidegate_dot_proto_dot_tidegate__pb2.FaultRequest.SerializeToString,
@@ -113,6 +118,12 @@ class UpstreamServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangePeers(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Fault(self, request, context):
         """What shall go wrong; without a setting: what does. The answer holds all faults that are on.
         """
@@ -151,6 +162,11 @@ def add_UpstreamServicer_to_server(servicer, server):
             'Move': grpc.unary_unary_rpc_method_handler(
                     servicer.Move,
                     request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.MoveRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.SerializeToString,
+            ),
+            'ChangePeers': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangePeers,
+                    request_deserializer=tidegate_dot_proto_dot_tidegate__pb2.ChangePeersRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.SerializeToString,
             ),
             'Fault': grpc.unary_unary_rpc_method_handler(
@@ -320,6 +336,33 @@ class Upstream:
             target,
             '/tidegate.Upstream/Move',
             tidegate_dot_proto_dot_tidegate__pb2.MoveRequest.SerializeToString,
+            tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangePeers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tidegate.Upstream/ChangePeers',
+            tidegate_dot_proto_dot_tidegate__pb2.ChangePeersRequest.SerializeToString,
             tidegate_dot_proto_dot_tidegate__pb2.RegionsResponse.FromString,
             options,
             channel_credentials,

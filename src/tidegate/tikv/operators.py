@@ -1,4 +1,4 @@
-"""Orders to regions, as PD's schedulers and a person give them: split, merge, transfer, move.
+"""Orders to regions, as PD's schedulers and a person give them: split, merge, transfer, move, change peers.
 
 Each is an admin command, or some in a row, waited for. What cannot be done raises InvalidInput and changes
 nothing; a merge that a stop or a kill cuts in two is carried on at the next start.
@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.tikv import region_change
+from tidegate.tikv import conf_change, region_change
+from tidegate.tikv.conf_change import PeerChange, Wish
 from tidegate.tikv.raftstore import Command, Decide, Raftstore
-from tidegate.tikv.region import Region
+from tidegate.tikv.region import Region, Role
 from tidegate.tikv.region_change import NewId, RegionChange
 from tidegate.tikv.region_table import RegionTable
 from tidegate.tikv.stores import Stores
@@ -109,22 +110,46 @@ class Operators:
         if target not in self._stores.up():
             raise InvalidInput(f"store {target} is down", fix="start it, or name another one")
         region = region_change.present(self._regions, region_id)
-        region_change.change_peers(region, [target], [], lambda: 0)
-        if region.peer_on(source) is None:
-            region_change.change_peers(region, [], [source], lambda: 0)
-        self._change(region_id, [target], [])
+        peer = region.peer_on(source)
+        wish = Wish.LEARNER if peer is not None and peer.role is Role.LEARNER else Wish.VOTER
+        come, go = PeerChange(wish, target), PeerChange(Wish.REMOVE, source)
+        conf_change.change_peers(region, [come], lambda: 0)
+        if peer is None:
+            conf_change.change_peers(region, [go], lambda: 0)
+        self._change(region_id, [come])
         if region_change.present(self._regions, region_id).leader == source:
             self.transfer(region_id, target)
-        return self._change(region_id, [], [source])
+        return self._change(region_id, [go])
+
+    def change_peers(self, region_id: int, changes: Sequence[PeerChange], stay: bool = False) -> Region:
+        """Make stores voters, learners or nothing of a region; several by way of a joint state.
+
+        `stay`: remain in it until `leave_joint`.
+        """
+        for each in changes:
+            if each.wish is not Wish.REMOVE and self._stores.get(each.store_id) is None:
+                known = ", ".join(str(store.id) for store in self._stores.all())
+                raise InvalidInput(f"there is no store {each.store_id}", fix=f"name one of these: {known}")
+        now = self._change(region_id, changes)
+        return now if stay or not now.is_joint else self.leave_joint(region_id)
+
+    def leave_joint(self, region_id: int) -> Region:
+        """End a region's joint state."""
+        return self._run(lambda table: conf_change.leave_joint(self._led(table, region_id))).now[0]
 
     def elect(self, store_id: int) -> list[Region]:
-        """A store is gone: the regions it led get another leader, or none. Those regions.
+        """A store is gone: regions that it led, or that lost their quorum, get another leader, or none.
 
-        Regions may split and merge meanwhile: it ends when the store leads none.
+        Regions may split and merge meanwhile: it ends when there is none of these. Those regions.
         """
         changed: list[Region] = []
-        while led := [region.id for region in self._regions.all if region.leader == store_id]:
-            for region_id in led:
+        up = self._stores.up()
+        while lost := [
+            region.id
+            for region in self._regions.all
+            if region.leader and (region.leader == store_id or not region.has_quorum(up))
+        ]:
+            for region_id in lost:
                 changed += self._elect(region_id)
         return changed
 
@@ -135,7 +160,7 @@ class Operators:
                 self.commit_merge(region.id)
         up = self._stores.up()
         for region in self._regions.all:
-            if region.leader not in up and any(store in up for store in region.stores):
+            if region.leader not in up and (region.leader or region.has_quorum(up)):
                 self._elect(region.id)
 
     # --- parts ---
@@ -152,9 +177,8 @@ class Operators:
     def _election(self, table: RegionTable, region_id: int) -> RegionChange:
         region = region_change.present(table, region_id)
         up = self._stores.up()
-        alive = [peer.store_id for peer in region.peers if peer.store_id in up]
-        quorum = len(alive) * 2 > len(region.peers)
-        return region_change.transfer(region, alive[0] if quorum else 0)
+        alive = [store_id for store_id in region.voters if store_id in up]
+        return region_change.transfer(region, alive[0] if region.has_quorum(up) else 0)
 
     def _led(self, table: RegionTable, region_id: int) -> Region:
         region = region_change.present(table, region_id)
@@ -164,12 +188,19 @@ class Operators:
             )
         return region
 
-    def _change(self, region_id: int, add: Sequence[int], remove: Sequence[int]) -> Region:
-        return self._run(
-            lambda table: region_change.change_peers(
-                region_change.present(table, region_id), add, remove, self._new_id
-            )
-        ).now[0]
+    def _change(self, region_id: int, changes: Sequence[PeerChange]) -> Region:
+        def decide(table: RegionTable) -> RegionChange:
+            change = conf_change.change_peers(self._led(table, region_id), changes, self._new_id)
+            (now,) = change.now
+            if not now.has_quorum(self._stores.up()):
+                raise InvalidInput(
+                    f"region {region_id} would have no quorum",
+                    why=f"its peers would be {conf_change.described(now)}, and stores are down",
+                    fix="start these first",
+                )
+            return change
+
+        return self._run(decide).now[0]
 
     def _gather(self, source_id: int, target: Region) -> None:
         """Move the source's peers to the target's stores."""

@@ -104,7 +104,7 @@ class PdRegions:
         """Spread the leaders of regions over the stores; how many percent were there to be spread."""
         found = [self._table.by_id[number] for number in region_ids if number in self._table.by_id]
         for i, region in enumerate(sorted(found, key=lambda each: each.start)):
-            stores = sorted(region.stores)
+            stores = sorted(region.voters)
             self._operators.transfer(region.id, stores[i % len(stores)])
         return 100 * len(found) // max(1, len(region_ids))
 

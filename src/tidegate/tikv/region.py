@@ -2,13 +2,14 @@
 
 The bytes are in one engine for all stores of an upstream, so a peer is a right to serve and not a copy. What
 clients see of it is TiKV's: `conf_ver` grows with changes of peers, `version` with changes of the range,
-`term` with changes of the leader (`region_change`).
+`term` with changes of the leader (`region_change`). Voters decide who leads; learners only follow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -30,24 +31,42 @@ _FIRST_SPLIT_TABLE: Final = 118
 _SPLIT_HANDLE: Final = 100
 
 
+class Role(IntEnum):
+    """What a peer has to say, with metapb's numbers. The last two are of a joint state (`conf_change`)."""
+
+    VOTER = 0
+    LEARNER = 1
+    INCOMING_VOTER = 2
+    DEMOTING_VOTER = 3
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return self.name.lower().replace("_", " ")
+
+
+JOINT: Final = (Role.INCOMING_VOTER, Role.DEMOTING_VOTER)
+
+
 class Peer(NamedTuple):
     """A store's part in a region."""
 
     id: int
     store_id: int
+    role: Role = Role.VOTER
 
     def message(self) -> metapb_pb2.Peer:
         """As clients see it."""
-        return metapb_pb2.Peer(id=self.id, store_id=self.store_id)
+        return metapb_pb2.Peer(id=self.id, store_id=self.store_id, role=metapb_pb2.PeerRole.Name(self.role))
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
     """A range of encoded keys [start, end); empty bounds are infinity.
 
-    `leader` is the leader's store, 0 when there is none (its store is down and no other peer could take
-    over). `merging` is the region it is about to become a part of, 0 otherwise; `flashback` the start_ts of
-    the flashback that alone it serves, 0 otherwise.
+    `leader` is the leader's store, 0 when there is none (most voters are down). `merging` is the region it is
+    about to become a part of, 0 otherwise; `flashback` the start_ts of the flashback that alone it serves, 0
+    otherwise.
     """
 
     id: int
@@ -67,7 +86,7 @@ class Region:
         assert not self.end or self.start < self.end
         if not self.peers:
             object.__setattr__(self, "peers", (Peer(self.id + PEER_IDS, STORE_ID),))
-        assert self.leader == 0 or self.peer_on(self.leader) is not None
+        assert self.leader == 0 or self.leader in self.voters
         message = metapb_pb2.Region(
             id=self.id,
             start_key=self.start,
@@ -89,6 +108,28 @@ class Region:
     def stores(self) -> tuple[int, ...]:
         """The stores with a peer."""
         return tuple(peer.store_id for peer in self.peers)
+
+    @property
+    def voters(self) -> tuple[int, ...]:
+        """The stores that may lead: those with a voter, in joint state before those with a demoting one."""
+        found = [peer for peer in self.peers if peer.role is not Role.LEARNER]
+        return tuple(
+            peer.store_id for peer in sorted(found, key=lambda peer: peer.role is Role.DEMOTING_VOTER)
+        )
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether its voters are changing."""
+        return any(peer.role in JOINT for peer in self.peers)
+
+    def has_quorum(self, up: Collection[int]) -> bool:
+        """Whether most voters are on stores that are up; in joint state of those before and those after."""
+
+        def most(roles: Collection[Role]) -> bool:
+            stores = [peer.store_id for peer in self.peers if peer.role in roles]
+            return sum(store in up for store in stores) * 2 > len(stores)
+
+        return most((Role.VOTER, Role.DEMOTING_VOTER)) and most((Role.VOTER, Role.INCOMING_VOTER))
 
     def contains(self, key: bytes) -> bool:
         """Whether an encoded key lies in the range."""

@@ -1,4 +1,6 @@
-"""What changes regions: split, merge, leader transfer, change of peers; epochs exactly as TiKV's. Pure.
+"""What changes regions: split, merge, leader transfer; epochs exactly as TiKV's. Pure.
+
+Changes of peers are `conf_change`'s.
 
 | change | version | conf_ver | term |
 |---|---|---|---|
@@ -7,7 +9,7 @@
 | commit merge (target) | max(both) + 1 | | |
 | roll back merge (source) | + 1 | | |
 | leader transfer | | | + 1 |
-| k peers added or removed | | + k | |
+| k changes of peers | | + k | |
 | prepare, finish flashback | | | |
 
 (TiKV: raftstore/src/store/fsm/apply.rs exec_batch_split, exec_prepare_merge, exec_commit_merge.)
@@ -20,7 +22,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tidegate.errors import InvalidInput
-from tidegate.tikv.region import FIRST_TERM, Peer, Region
+from tidegate.tikv.region import FIRST_TERM, Peer, Region, Role
 from tidegate.tikv.region_table import RegionTable
 
 NewId = Callable[[], int]
@@ -57,7 +59,7 @@ class RegionChange:
 
 def split(region: Region, at: Sequence[bytes], new_id: NewId) -> RegionChange:
     """Split at encoded keys: those outside, or at its start, are passed over; at least one must be left."""
-    _settled(region, "split")
+    settled(region, "split")
     cuts = sorted({key for key in at if region.contains(key) and key != region.start})
     if not cuts:
         raise InvalidInput(
@@ -69,21 +71,32 @@ def split(region: Region, at: Sequence[bytes], new_id: NewId) -> RegionChange:
     parts = []
     for start, end in zip([region.start, *cuts[:-1]], cuts, strict=True):
         number = new_id()
-        peers = tuple(Peer(new_id(), peer.store_id) for peer in region.peers)
+        peers = tuple(Peer(new_id(), peer.store_id, peer.role) for peer in region.peers)
         parts.append(Region(number, start, end, version, region.conf_ver, peers, region.leader, FIRST_TERM))
     return RegionChange(Kind.SPLIT, (region,), (*parts, replace(region, start=cuts[-1], version=version)))
 
 
 def prepare_merge(source: Region, target: Region) -> RegionChange:
     """The source takes no writes from now on; its fate is the target's decision."""
-    _settled(source, "merge")
-    _settled(target, "merge into")
+    settled(source, "merge")
+    settled(target, "merge into")
     neighbours(source, target)
     if set(source.stores) != set(target.stores):
         raise InvalidInput(
             f"regions {source.id} and {target.id} have their peers on different stores",
-            why=f"stores {_listed(source.stores)} and {_listed(target.stores)}",
+            why=f"stores {listed(source.stores)} and {listed(target.stores)}",
             fix="move the peers first (`region move`)",
+        )
+    for each in (source, target):
+        if each.is_joint:
+            raise InvalidInput(
+                f"region {each.id} is in joint state and cannot be merged",
+                fix="let it leave that first (`region peers --leave`)",
+            )
+    if any(_role_on(source, store) is not _role_on(target, store) for store in source.stores):
+        raise InvalidInput(
+            f"regions {source.id} and {target.id} have voters and learners on different stores",
+            fix="make them alike first (`region peers`)",
         )
     now = replace(source, version=source.version + 1, conf_ver=source.conf_ver + 1, merging=target.id)
     return RegionChange(Kind.PREPARE_MERGE, (source,), (now,))
@@ -125,38 +138,22 @@ def transfer(region: Region, store_id: int) -> RegionChange:
     if store_id and region.peer_on(store_id) is None:
         raise InvalidInput(
             f"region {region.id} has no peer on store {store_id}",
-            why=f"its peers are on {_listed(region.stores)}",
+            why=f"its peers are on {listed(region.stores)}",
             fix="transfer to one of these, or move a peer there first (`region move`)",
         )
+    if store_id and store_id not in region.voters:
+        raise InvalidInput(
+            f"the peer of region {region.id} on store {store_id} is a learner",
+            why=f"its voters are on {listed(region.voters)}",
+            fix="transfer to one of these, or make it a voter first (`region peers --voter`)",
+        )
     return RegionChange(Kind.TRANSFER, (region,), (replace(region, leader=store_id, term=region.term + 1),))
-
-
-def change_peers(region: Region, add: Sequence[int], remove: Sequence[int], new_id: NewId) -> RegionChange:
-    """Peers on the stores `add`, none on `remove`; the leader stays, so it cannot be among the latter."""
-    _settled(region, "change peers of")
-    for store_id in add:
-        if region.peer_on(store_id) is not None:
-            raise InvalidInput(f"region {region.id} has a peer on store {store_id} already")
-    for store_id in remove:
-        if region.peer_on(store_id) is None:
-            raise InvalidInput(
-                f"region {region.id} has no peer on store {store_id}",
-                why=f"its peers are on {_listed(region.stores)}",
-            )
-        if store_id == region.leader:
-            raise InvalidInput(f"store {store_id} leads region {region.id}", fix="transfer the leader first")
-    kept = tuple(peer for peer in region.peers if peer.store_id not in remove)
-    added = tuple(Peer(new_id(), store_id) for store_id in add)
-    conf_ver = region.conf_ver + len(add) + len(remove)
-    return RegionChange(
-        Kind.CHANGE_PEERS, (region,), (replace(region, peers=(*kept, *added), conf_ver=conf_ver),)
-    )
 
 
 def flashback(region: Region, start_ts: int) -> RegionChange:
     """The region serves nothing but the flashback `start_ts` from now on; 0: everything again."""
     if start_ts:
-        _settled(region, "flash back")
+        settled(region, "flash back")
     kind = Kind.PREPARE_FLASHBACK if start_ts else Kind.FINISH_FLASHBACK
     return RegionChange(kind, (region,), (replace(region, flashback=start_ts),))
 
@@ -169,7 +166,8 @@ def present(table: RegionTable, region_id: int) -> Region:
     return region
 
 
-def _settled(region: Region, wish: str) -> None:
+def settled(region: Region, wish: str) -> None:
+    """Raises InvalidInput while the region is being merged or flashed back."""
     if region.merging:
         raise InvalidInput(
             f"cannot {wish} region {region.id}: it is being merged into region {region.merging}",
@@ -181,5 +179,11 @@ def _settled(region: Region, wish: str) -> None:
         )
 
 
-def _listed(stores: Sequence[int]) -> str:
+def _role_on(region: Region, store_id: int) -> Role | None:
+    peer = region.peer_on(store_id)
+    return None if peer is None else peer.role
+
+
+def listed(stores: Sequence[int]) -> str:
+    """Store ids, for a message."""
     return ", ".join(str(each) for each in sorted(stores))

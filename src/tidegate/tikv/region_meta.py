@@ -1,8 +1,8 @@
 """Regions on disk: one row each in the meta column family, and the ids that were given out.
 
-Row: key `region/` + id (8 bytes) -> JSON [start, end, version, conf_ver, [[peer, store], ...], leader, term,
-merging, flashback]. A change's rows are one batch with nothing else, so after a kill the regions tile the key
-space.
+Row: key `region/` + id (8 bytes) -> JSON [start, end, version, conf_ver, [[peer, store, role], ...], leader,
+term, merging, flashback]. A change's rows are one batch with nothing else, so after a kill the regions tile
+the key space.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from tidegate.tikv.engine import META, Engine
 from tidegate.tikv.mvcc import Change
-from tidegate.tikv.region import Peer, Region, split
+from tidegate.tikv.region import Peer, Region, Role, split
 from tidegate.tikv.region_change import RegionChange
 from tidegate.tikv.region_table import RegionTable
 
@@ -27,7 +27,7 @@ IDS_STEP: Final = 1000
 
 def row(region: Region) -> Change:
     """A region's row."""
-    peers = [[peer.id, peer.store_id] for peer in region.peers]
+    peers = [[peer.id, peer.store_id, peer.role] for peer in region.peers]
     members = [
         region.start.hex(),
         region.end.hex(),
@@ -83,7 +83,7 @@ def _stored(engine: Engine) -> list[Region]:
                 bytes.fromhex(end),
                 version,
                 conf_ver,
-                tuple(Peer(*peer) for peer in peers),
+                tuple(Peer(number, store, *map(Role, role)) for number, store, *role in peers),
                 *others,
             )
         )

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from tidegate.errors import InvalidInput
 from tidegate.tikv.pd import PlacementDriver
-from tidegate.tikv.region import Region
+from tidegate.tikv.region import Peer, Region, Role
 from tidegate.tikv.stores import VERSION, StoreInfo
 
 LISTED_MAX: Final = 10_000
@@ -105,18 +105,28 @@ class StatusPages:
         return "\n".join(lines) + "\n"
 
 
-def _region(region: Region) -> dict[str, Any]:
-    def peer(number: int, store: int) -> dict[str, int]:
-        return {"id": number, "store_id": store}
+_ROLES: Final = {
+    Role.VOTER: "Voter",
+    Role.LEARNER: "Learner",
+    Role.INCOMING_VOTER: "IncomingVoter",
+    Role.DEMOTING_VOTER: "DemotingVoter",
+}
+"""As PD writes them."""
 
-    leader = region.leader_peer
+
+def _region(region: Region) -> dict[str, Any]:
+    def peer(of: Peer) -> dict[str, Any]:
+        found = {"id": of.id, "store_id": of.store_id, "role": int(of.role), "role_name": _ROLES[of.role]}
+        return found | ({"is_learner": True} if of.role is Role.LEARNER else {})
+
+    leader = region.peer_on(region.leader)
     return {
         "id": region.id,
         "start_key": region.start.hex().upper(),
         "end_key": region.end.hex().upper(),
         "epoch": {"conf_ver": region.conf_ver, "version": region.version},
-        "peers": [peer(*each) for each in region.peers],
-        "leader": {} if leader is None else peer(leader.id, leader.store_id),
+        "peers": [peer(each) for each in region.peers],
+        "leader": {} if leader is None else peer(leader),
     }
 
 

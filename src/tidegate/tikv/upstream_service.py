@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import grpc
 
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.proto import tidegate_pb2 as pb
+from tidegate.tikv.conf_change import PeerChange, Wish
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.operators import Operators
 from tidegate.tikv.pd import PlacementDriver
@@ -16,6 +17,12 @@ from tidegate.tikv.region import Region
 from tidegate.tikv.services import abort
 from tidegate.tikv.stores import VERSION
 from tidegate.tikv.tso import TsoMode
+
+_WISHES: Final = {
+    pb.ChangePeersRequest.VOTER: Wish.VOTER,
+    pb.ChangePeersRequest.LEARNER: Wish.LEARNER,
+    pb.ChangePeersRequest.REMOVE: Wish.REMOVE,
+}
 
 
 class Control(Protocol):
@@ -87,6 +94,17 @@ class UpstreamService:
             lambda: [operators.move(request.region_id, request.from_store, request.to_store)], context
         )
 
+    def ChangePeers(self, request: Any, context: grpc.ServicerContext) -> Any:
+        operators = self._control.operators
+
+        def order() -> Iterable[Region]:
+            if not request.changes:
+                return [operators.leave_joint(request.region_id)]
+            changes = [PeerChange(_WISHES[each.wish], each.store_id) for each in request.changes]
+            return [operators.change_peers(request.region_id, changes, request.stay)]
+
+        return _regions(order, context)
+
     # --- faults ---
 
     def Fault(self, request: Any, context: grpc.ServicerContext) -> Any:
@@ -156,6 +174,10 @@ def _status(region: Region) -> pb.RegionStatus:
         leader_store=region.leader,
         term=region.term,
         stores=_sorted(region.stores),
+        peers=[
+            pb.PeerStatus(id=peer.id, store_id=peer.store_id, role=peer.role.words)
+            for peer in sorted(region.peers, key=lambda peer: peer.store_id)
+        ],
     )
 
 
