@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from tidegate.clock import Clock
-from tidegate.tikv.cdc.endpoint import TICK_S, Endpoint
+from tidegate.tikv.cdc.endpoint import TICK_S, Endpoint, Watchdog
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.deadlock import DeadlockDetector
 from tidegate.tikv.faults import Faults
@@ -42,6 +42,7 @@ class Shared:
     new_id: NewId
     api_version: int = 1
     tick_s: float = TICK_S
+    watchdog: Watchdog = field(default_factory=Watchdog)
     faults: Faults = field(default_factory=Faults)
     detector: DeadlockDetector = field(default_factory=DeadlockDetector)
     txn_status: TxnStatusCache = field(default_factory=TxnStatusCache)
@@ -72,6 +73,7 @@ class StoreNode:
             store_id=store_id,
             faults=shared.faults,
             txn_status=shared.txn_status,
+            watchdog=shared.watchdog,
         )
         scheduler = Scheduler(shared.raftstore, shared.pool, self.concurrency, self.waiting)
         raw_ts: Callable[[], int] | None = tso.get if moves and shared.api_version == 2 else None

@@ -25,10 +25,12 @@ from tidegate.proto import (
     tidegate_pb2,
     tikvpb_pb2,
 )
+from tidegate.tikv.cdc.endpoint import Watchdog
 from tidegate.tikv.collector import Collector
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.gc import SafePoints
+from tidegate.tikv.grpc_server import new_server
 from tidegate.tikv.keyspace import Keyspaces
 from tidegate.tikv.node import Shared, StoreNode
 from tidegate.tikv.operators import Operators
@@ -58,9 +60,6 @@ from tidegate.tikv.tso import Tso, TsoMode
 from tidegate.tikv.upstream_service import UpstreamService
 from tidegate.tls import Tls
 
-MESSAGE_BYTES_MAX: Final = 256 << 20
-HANDLER_THREADS: Final = 256
-"""Each open stream holds one; they are started when needed."""
 SCHEDULER_THREADS: Final = 4
 STOP_GRACE_S: Final = 2.0
 
@@ -85,7 +84,8 @@ class EmbeddedUpstream:
     keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
     `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `status` over HTTP.
     PD has `pd_members`, the first at `pd_addr`, the others at free ports of its host. With `tls` gRPC is
-    served to clients that have a certificate of its CA, and to no others. `start` returns when requests are
+    served to clients that have a certificate of its CA, and to no others. `watchdog` ends streams of changes
+    that nobody reads. `start` returns when requests are
     served; `stop` ends cleanly within a few seconds and may be called twice. Keep a reference: the server
     ends with the object.
     """
@@ -107,6 +107,7 @@ class EmbeddedUpstream:
         status_port: int | None = None,
         pd_members: int = 1,
         tls: Tls | None = None,
+        watchdog: Watchdog = Watchdog(),
     ) -> None:
         if regions < 1:
             raise InvalidInput(f"an upstream cannot have {regions} regions", fix="give --regions 1 or more")
@@ -142,6 +143,7 @@ class EmbeddedUpstream:
             self._clock,
             ids.new,
             self.api_version,
+            watchdog=watchdog,
             faults=self.faults,
         )
         self._collector = Collector(self._raftstore, self._safe_points, self.api_version, self._clock)
@@ -153,7 +155,7 @@ class EmbeddedUpstream:
         self._store_servers: dict[int, grpc.Server] = {}
         self._life = threading.RLock()
         self._tls = tls
-        self.pd_members = PdMembers(_grpc_server, self._listen)
+        self.pd_members = PdMembers(new_server, self._listen)
         self._pd_addresses = [pd_addr, *[f"{pd_addr.rpartition(':')[0]}:0"] * (pd_members - 1)]
         self._stopping = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
@@ -254,7 +256,7 @@ class EmbeddedUpstream:
             info = self._known(store_id)
             if info.is_up or self._stopping.is_set():
                 return
-            server = _grpc_server()
+            server = new_server()
             address = self._listen_store(server, info)
             self._open(store_id, server, address)
             server.start()
@@ -366,18 +368,3 @@ class EmbeddedUpstream:
 
 def _of(file: Any, name: str, implementation: object) -> grpc.GenericRpcHandler:
     return service(file.DESCRIPTOR.services_by_name[name], implementation)
-
-
-def _grpc_server(interceptors: Sequence[grpc.ServerInterceptor] = ()) -> grpc.Server:
-    return grpc.server(
-        ThreadPoolExecutor(HANDLER_THREADS, thread_name_prefix="grpc"),
-        interceptors=interceptors,
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
-            ("grpc.http2.max_ping_strikes", 0),
-        ],
-    )

@@ -500,4 +500,8 @@ class ChangeDataService:
 
         threading.Thread(target=receive, name="event-feed", daemon=True).start()
         while (messages := connection.channel.take()) is not None:
-            yield from messages
+            for message in messages:
+                yield message
+                connection.channel.sent()
+        if connection.channel.failure:
+            context.abort(grpc.StatusCode.UNKNOWN, connection.channel.failure)

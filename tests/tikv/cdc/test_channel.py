@@ -78,6 +78,34 @@ def test_a_scan_waits_for_room_and_goes_on() -> None:
     thread.join()
 
 
+def test_a_full_channel_that_sends_nothing_is_stuck_and_cancelled_with_the_reason() -> None:
+    now = [0.0]
+    channel, one = Channel(100_000, monotonic=lambda: now[0]), Subscription()
+    now[0] = 301.0
+    assert not channel.is_stuck(300.0), "it may be idle for as long as it likes"
+    assert channel.put_observed(one, event(1, 99_000))
+    assert not channel.is_stuck(300.0), "there is room"
+    assert channel.put_observed(one, event(1, 750))
+    assert channel.queued_bytes >= 99_900
+    assert channel.is_stuck(300.0)
+    channel.sent()
+    assert not channel.is_stuck(300.0), "its client reads"
+    now[0] = 601.0
+    assert channel.is_stuck(300.0)
+    channel.cancel("connection cancelled")
+    assert channel.take() is None
+    assert channel.failure == "connection cancelled"
+    other = Channel(100_000, monotonic=lambda: now[0])
+    assert other.put_observed(one, event(1, 50_000))
+    assert not other.put_observed(one, event(1, 60_000))
+    now[0] = 901.0
+    assert other.is_stuck(300.0), "a registration was congested"
+    assert other.take() is not None
+    other.sent()
+    now[0] = 1300.0
+    assert not other.is_stuck(300.0)
+
+
 def test_a_closed_channel_ends_takers_and_waiting_scans() -> None:
     channel, one = Channel(), Subscription()
     channel.put_scanned(one, event(1, SCAN_BYTES_MAX))

@@ -5,12 +5,17 @@ slows its own scans; observed ones cannot wait (they would hold up everybody), s
 event does not fit the quota fails with `Congested` and its client asks again later. Resolved marks that
 do not fit are left out: the next tick repeats them. After a subscription's error nothing of it follows:
 putting and failing look at the same flag under the same mutex.
+
+A client that reads nothing pins what waits for it, and its scans hold threads that others wait for:
+`is_stuck` tells of it, and `cancel` ends the connection (TiKV's watchdog of a stream, cdc/src/service.rs).
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 QUOTA_BYTES: Final = 256 << 20
@@ -23,6 +28,8 @@ REQUESTS_MAX: Final = 1024
 """Requests of one connection that may wait for the endpoint."""
 ERRORS_MAX: Final = 4096
 """Refusals that may wait to be sent: of a client that does not read them no more requests are read."""
+FULL: Final = 0.999
+"""The share of the quota from which on a channel is full."""
 EVENT_OVERHEAD: Final = 64
 """Charged for each item beside its rows."""
 
@@ -48,8 +55,16 @@ class _Item(NamedTuple):
 class Channel:
     """Thread-safe: put from the endpoint and the scan threads, taken by the stream's own thread."""
 
-    def __init__(self, quota_bytes: int = QUOTA_BYTES) -> None:
+    def __init__(
+        self, quota_bytes: int = QUOTA_BYTES, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         self._quota = quota_bytes
+        self._monotonic = monotonic
+        self._sent_at = monotonic()
+        self._scans_waiting = 0
+        self._is_refusing = False
+        self.failure = ""
+        """Why it was cancelled."""
         self._items: deque[_Item] = deque()
         self._bytes = 0
         self._closed = False
@@ -68,6 +83,7 @@ class Channel:
             if of.stopped or self._closed:
                 return True
             if self._bytes + size > self._quota:
+                self._is_refusing = True
                 return False
             self._push(event, size)
             return True
@@ -76,8 +92,10 @@ class Channel:
         """Queue an event of a scan when there is room; False when the subscription ended meanwhile."""
         size = len(event) + EVENT_OVERHEAD
         with self._changed:
+            self._scans_waiting += 1
             while self._bytes > SCAN_BYTES_MAX and not (of.stopped or self._closed):
                 self._changed.wait()
+            self._scans_waiting -= 1
             if of.stopped or self._closed:
                 return False
             self._push(event, size)
@@ -130,6 +148,24 @@ class Channel:
             self._bytes = 0
             self._changed.notify_all()
 
+    def sent(self) -> None:
+        """A message has gone to the client."""
+        self._sent_at = self._monotonic()
+        self._is_refusing = False
+
+    def is_stuck(self, idle_s: float) -> bool:
+        """Whether nothing was sent for so long, and no more can be put: live events, or a scan's."""
+        if self._monotonic() - self._sent_at < idle_s:
+            return False
+        with self._changed:
+            is_full = self._is_refusing or self._bytes >= FULL * self._quota
+            return is_full or (self._scans_waiting > 0 and self._bytes > SCAN_BYTES_MAX)
+
+    def cancel(self, why: str) -> None:
+        """Close, and let the client know why once it reads again."""
+        self.failure = why
+        self.close()
+
     def take(self) -> list[bytes] | None:
         """The next messages for the client, serialized; waits for one; None when the channel is closed."""
         with self._changed:
@@ -137,6 +173,7 @@ class Channel:
                 self._changed.wait()
             if self._closed:
                 return None
+            self._sent_at = self._monotonic()
             taken = [self._items.popleft() for _ in range(min(len(self._items), DRAIN_MAX))]
             self._bytes -= sum(item.size for item in taken)
             self._errors -= sum(item.is_error for item in taken)

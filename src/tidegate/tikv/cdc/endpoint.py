@@ -20,6 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Final
 
 from tidegate.errors import Retryable, Undecodable
@@ -53,6 +54,15 @@ CAPTURE_POLL_S: Final = 0.2
 """How often a scan that waits for its snapshot looks whether it is still wanted."""
 RAW_KV_VERSION: Final = "6.2.0"
 
+
+@dataclass(frozen=True, slots=True)
+class Watchdog:
+    """Every `interval_s` streams are ended that are full and have sent nothing for `idle_s`."""
+
+    interval_s: float = 60.0
+    idle_s: float = 300.0
+
+
 _log = logging.getLogger(__name__)
 Task = Callable[[], None]
 _SILENCE: Final = Announced([b""], [[]])
@@ -73,7 +83,9 @@ class Endpoint:
         store_id: int = STORE_ID,
         faults: Faults | None = None,
         txn_status: TxnStatusCache | None = None,
+        watchdog: Watchdog = Watchdog(),
     ) -> None:
+        self._watchdog = watchdog
         self._store_id = store_id
         self._faults = faults or Faults()
         self.old_values = Counts()
@@ -305,6 +317,14 @@ class Endpoint:
             connection.channel.close()
             self._close(connection)
 
+    def _watch(self) -> None:
+        """End streams whose client reads nothing while they are full."""
+        for connection in list(self._connections.values()):
+            if connection.channel.is_stuck(self._watchdog.idle_s):
+                _log.warning("cdc stream is stuck, ending it", extra={"connection": connection.id})
+                self._close(connection)
+                connection.channel.cancel("connection cancelled")
+
     # --- scans, on their own threads ---
 
     def _initialize(self, connection: Connection, downstream: Downstream) -> None:
@@ -375,10 +395,14 @@ class Endpoint:
     # --- resolved ts ---
 
     def _tick(self) -> None:
+        watched_at = time.monotonic()
         while True:
             downstreams = sum(len(each.downstreams) for each in list(self._delegates.values()))
             if self._stopping.wait(max(self._tick_s, downstreams * TICK_PER_DOWNSTREAM_S)):
                 return
+            if time.monotonic() - watched_at >= self._watchdog.interval_s:
+                watched_at = time.monotonic()
+                self._tasks.put(self._watch)
             if not downstreams or self._faults.resolved_frozen:
                 continue
             done = threading.Event()
