@@ -61,12 +61,15 @@ class Downstream(Subscription):
         "checkpoint_ts",
         "end",
         "filter_loop",
+        "home",
         "raw",
         "region",
         "request_id",
         "resolver",
         "start",
         "state",
+        "told_at",
+        "told_ts",
     )
 
     def __init__(
@@ -92,6 +95,11 @@ class Downstream(Subscription):
         self.raw = raw
         self.state = State.UNINITIALIZED
         self.resolver = Resolver() if resolver is None else resolver
+        self.home: dict[tuple[int, int], Downstream] = {}
+        """All registrations of its connection, by request id and region id."""
+        self.told_ts = 0
+        """The resolved ts its client was told last, and when."""
+        self.told_at = 0.0
 
     def event(self, rows: Sequence[bytes], index: int = 0) -> bytes:
         """An event of this downstream with the given rows."""

@@ -43,8 +43,8 @@ from tidegate.tikv.region_table import RegionTable, not_leader
 from tidegate.tikv.txn_status import TxnStatusCache
 
 TICK_S: Final = 0.05
-TICK_PER_DOWNSTREAM_S: Final = 0.0002
-"""With many downstreams the tick slows down, so that marks never take more than a small share of a core."""
+TICK_SHARE: Final = 0.05
+"""Of a core, for marks at most: with very many downstreams the tick slows down."""
 REPEAT_S: Final = 1.0
 """A resolved ts that does not move is repeated this often, so that clients know the stream is alive."""
 BACKLOG_CHANGES_MAX: Final = 1 << 19
@@ -100,7 +100,7 @@ class Endpoint:
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._delegates: dict[int, Delegate] = {}
         self._connections: dict[int, Connection] = {}
-        self._reported: dict[tuple[int, int, int], tuple[int, float]] = {}
+        self._tick_cpu_s = 0.0
         self._backlog = 0
         self._drained = threading.Condition()
         self._scanning = 0
@@ -251,7 +251,8 @@ class Endpoint:
             request.kv_api == pb.ChangeDataRequest.RawKV,
             Resolver(self._txn_status.min_commit_ts),
         )
-        connection.downstreams[request.request_id, region.id] = downstream
+        downstream.home = connection.downstreams
+        downstream.home[request.request_id, region.id] = downstream
         delegate = self._delegates.setdefault(region.id, Delegate(region, self._api_version == 2))
         delegate.add(downstream)
         self.observer.observe(region.id)
@@ -295,11 +296,8 @@ class Endpoint:
         """Forget a downstream; `error` is the last it hears."""
         downstream.channel.fail(downstream, None if error is None else downstream.error(error))
         region_id = downstream.region.id
-        for connection in self._connections.values():
-            known = connection.downstreams.get((downstream.request_id, region_id))
-            if known is downstream:
-                del connection.downstreams[downstream.request_id, region_id]
-                self._reported.pop((connection.id, downstream.request_id, region_id), None)
+        if downstream.home.get((downstream.request_id, region_id)) is downstream:
+            del downstream.home[downstream.request_id, region_id]
         delegate = self._delegates.get(region_id)
         if delegate is not None and downstream in delegate.downstreams:
             delegate.remove(downstream)
@@ -397,13 +395,12 @@ class Endpoint:
     def _tick(self) -> None:
         watched_at = time.monotonic()
         while True:
-            downstreams = sum(len(each.downstreams) for each in list(self._delegates.values()))
-            if self._stopping.wait(max(self._tick_s, downstreams * TICK_PER_DOWNSTREAM_S)):
+            if self._stopping.wait(max(self._tick_s, self._tick_cpu_s / TICK_SHARE)):
                 return
             if time.monotonic() - watched_at >= self._watchdog.interval_s:
                 watched_at = time.monotonic()
                 self._tasks.put(self._watch)
-            if not downstreams or self._faults.resolved_frozen:
+            if not self._delegates or self._faults.resolved_frozen:
                 continue
             done = threading.Event()
             try:
@@ -420,25 +417,23 @@ class Endpoint:
 
     def _advance(self, min_ts: int, done: threading.Event) -> None:
         """Resolve every downstream that is in step, then tell the clients."""
+        began = time.thread_time()
         for delegate in self._delegates.values():
             delegate.resolve(min_ts)
         now = time.monotonic()
         for connection in self._connections.values():
             self._report(connection, now)
+        self._tick_cpu_s = time.thread_time() - began
         done.set()
 
     def _report(self, connection: Connection, now: float) -> None:
         """One mark per (request id, ts), with all regions that are exactly there: none ever goes back."""
         groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for (request_id, region_id), downstream in connection.downstreams.items():
-            if downstream.state is not State.NORMAL:
-                continue
             ts = downstream.resolver.resolved_ts
-            key = (connection.id, request_id, region_id)
-            told, when = self._reported.get(key, (0, 0.0))
-            if ts > told or (ts and now - when >= REPEAT_S):
-                self._reported[key] = (ts, now)
-                groups[connection.mark_id(downstream), ts].append(region_id)
+            if ts > downstream.told_ts or (ts and now - downstream.told_at >= REPEAT_S):
+                downstream.told_ts, downstream.told_at = ts, now
+                groups[request_id if connection.multiplexing else 0, ts].append(region_id)
         for (mark_id, ts), region_ids in groups.items():
             if connection.batches_resolved_ts:
                 mark = pb.ResolvedTs(regions=region_ids, ts=ts, request_id=mark_id)

@@ -93,7 +93,10 @@ class Resolver:
     def resolve(self, min_ts: int) -> int:
         """Every commit from now on is above the returned ts, if those of new locks are above `min_ts`."""
         if self._replay is None:
-            self.resolved_ts = max(self.resolved_ts, min(min_ts, self._oldest(min_ts)))
+            if self._heap or self._large:
+                min_ts = min(min_ts, self._oldest(min_ts))
+            if min_ts > self.resolved_ts:
+                self.resolved_ts = min_ts
         return self.resolved_ts
 
     def _set(self, key: bytes, start_ts: int, is_large: bool = False) -> None:

@@ -63,7 +63,3 @@ class Connection:
     def checks_cluster_id(self) -> bool:
         """Whether a request for another cluster is refused."""
         return self.version is not None and self.version >= _CLUSTER_CHECK_FROM
-
-    def mark_id(self, downstream: Downstream) -> int:
-        """Under which request id a downstream's resolved ts is sent."""
-        return downstream.request_id if self.multiplexing else 0
