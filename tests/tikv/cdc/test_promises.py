@@ -1,4 +1,4 @@
-"""What a subscription may rely on (G1 to G6, some of N), for any script of transactions and registrations.
+"""What a subscription may rely on (G1 to G6, N1, N2), for any script of transactions and registrations.
 
 Each example runs a script on the real store with its CDC endpoint, keeps all that was sent to each
 registration, in order, and asks one promise of it.
@@ -7,6 +7,7 @@ registration, in order, and asks one promise of it.
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,23 +17,26 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.tikv.cluster import Client, Cluster
+from tests.tikv.cluster import WAIT_S, Client, Cluster
 from tests.tikv.support import commit, delete, prewrite, put, rollback
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.tikv import keys
+from tidegate.tikv.cdc import endpoint
 from tidegate.tikv.region import Region
 
 NAMES = (b"a", b"b", b"c", b"d")
 SOME = st.sets(st.sampled_from(NAMES), min_size=1, max_size=3).map(sorted)
 STEP = st.one_of(
-    st.tuples(st.sampled_from(["txn", "remove", "one-phase", "async", "open"]), SOME),
-    st.tuples(st.sampled_from(["commit", "roll back", "congest"]), st.none()),
-    st.tuples(st.just("register"), st.sampled_from(["all", "now", "before the last"])),
+    st.tuples(st.sampled_from(["txn", "remove", "one-phase", "late one-phase", "async", "open"]), SOME),
+    st.tuples(st.sampled_from(["commit", "roll back", "congest", "stall"]), st.none()),
+    st.tuples(st.just("register"), st.sampled_from(["all", "now", "before the last", "at the last"])),
     st.tuples(st.just("register"), st.sampled_from(["all", "now"])),
     st.tuples(st.just("scan slowly"), st.booleans()),
     st.tuples(st.just("split"), st.sampled_from(NAMES[1:])),
 )
 SCRIPT = st.lists(STEP, min_size=5, max_size=16)
+STALL_S = 0.01
+"""Some ticks and some transactions long."""
 ROW = cdc.Event
 Item = tuple[str, Any]
 
@@ -93,8 +97,12 @@ class Run:
             self.register(what)
         elif kind == "congest":
             cluster.endpoint.congest(0)
+        elif kind == "stall":
+            cluster.endpoint._tasks.put(lambda: time.sleep(STALL_S))
         elif kind == "scan slowly":
             cluster.faults.scan_delay_s = 0.004 if what else 0.0
+        elif kind == "apply slowly":
+            cluster.faults.apply_delay_s = 0.005 if what else 0.0
         elif kind == "split":
             cluster.operators.split_at([keys.encode(self.prefix + what)])
         elif kind in ("commit", "roll back"):
@@ -111,7 +119,9 @@ class Run:
         mutations = [delete(key) if kind == "remove" else put(key, b"%d" % start_ts) for key in names]
         groups = self.cluster.each_region(names)
         more: dict[str, Any] = {"lock_ttl": 60_000, "primary": groups[0][0]}
-        if kind == "one-phase" and len(groups) == 1:
+        if kind == "late one-phase":
+            time.sleep(STALL_S)  # resolved ts go by its start
+        if kind in ("one-phase", "late one-phase") and len(groups) == 1:
             answer = self.cluster.call(prewrite(start_ts, *mutations, try_one_pc=True, **more), names[0])
             assert answer.one_pc_commit_ts
             self.one_phase.add(start_ts)
@@ -148,6 +158,8 @@ class Run:
             checkpoint = self.cluster.tso.get()
         elif where == "before the last" and commits:
             checkpoint = commits[-1] - 1
+        elif where == "at the last" and commits:
+            checkpoint = commits[-1]
         request_id = len(self.traces) + 1
         low, high = keys.encode(self.prefix), keys.encode(self.prefix + b"\xff")
         for region in self.cluster.regions.scan(low, high, 0):
@@ -165,6 +177,7 @@ class Run:
                 feed.error is not None or feed.resolved_ts >= last for feed in self.client.feeds.values()
             )
         )
+        self.see_the_rest()
         self.client.close()
         for message in self.client.messages:
             for event in message.events:
@@ -176,6 +189,19 @@ class Run:
             for region_id in message.resolved_ts.regions:
                 mark = message.resolved_ts
                 self.traces[mark.request_id, region_id].items.append(("resolved", mark.ts))
+
+    def see_the_rest(self) -> None:
+        """What could still be sent, by scans of ended registrations or by a tick, has been taken."""
+        deadline = time.monotonic() + WAIT_S
+        while self.cluster.endpoint._scanning and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        (region, *_) = self.cluster.regions.scan(keys.encode(self.prefix), b"", 1)
+        probe = len(self.traces) + 1
+        self.traces[probe, region.id] = Trace(region, self.cluster.tso.get())
+        feed = self.client.register(
+            probe, region, self.traces[probe, region.id].checkpoint_ts, live_committed=True
+        )
+        self.client.until(lambda: feed.resolved_ts > 0)
 
 
 Promise = Callable[[Run, Trace], None]
@@ -193,7 +219,9 @@ EXAMPLES = settings(
 
 
 @pytest.fixture
-def cluster(make: Callable[..., Cluster]) -> Cluster:
+def cluster(make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A store that tells a resolved ts at every tick, also one that stands still."""
+    monkeypatch.setattr(endpoint, "REPEAT_S", 0.0)
     return make()
 
 
@@ -219,7 +247,10 @@ def test_g1_a_resolved_ts_is_strict_and_whole(cluster: Cluster, script: list[tup
                     if trace.checkpoint_ts < ts <= resolved and trace.region.contains(keys.encode(key)):
                         assert (key, ts) in told
 
-    asked(cluster, script, promise)
+    live = [("register", "all"), ("txn", [b"a"]), ("late one-phase", [b"b"])]
+    in_memory = [("apply slowly", True), ("one-phase", [b"c"]), ("apply slowly", False)]
+    behind = [("stall", None), ("txn", [b"d"]), ("late one-phase", [b"a"])]
+    asked(cluster, [*script, *live, *in_memory, *behind], promise)
 
 
 @EXAMPLES
@@ -268,7 +299,8 @@ def test_g4_nothing_follows_an_error(cluster: Cluster, script: list[tuple[str, A
         kinds = [kind for kind, _ in trace.items]
         assert "error" not in kinds[:-1]
 
-    asked(cluster, [*script, ("congest", None), ("txn", [b"a"])], promise)
+    ends_in_the_scan = [("scan slowly", True), ("register", "all"), ("congest", None), ("txn", [b"a"])]
+    asked(cluster, [*script, ("congest", None), ("txn", [b"a"]), *ends_in_the_scan], promise)
 
 
 @EXAMPLES
@@ -279,7 +311,7 @@ def test_g5_the_checkpoint_is_exclusive(cluster: Cluster, script: list[tuple[str
             if row.type == ROW.COMMITTED:
                 assert row.commit_ts > trace.checkpoint_ts
 
-    asked(cluster, [*script, ("register", "before the last")], promise)
+    asked(cluster, [*script, ("register", "before the last"), ("register", "at the last")], promise)
 
 
 @EXAMPLES
