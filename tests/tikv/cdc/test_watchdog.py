@@ -42,7 +42,7 @@ def feed(channel: grpc.Channel, upstream: EmbeddedUpstream, region: Region, requ
 
 def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_path: Path) -> None:
     with (
-        EmbeddedUpstream(tmp_path, watchdog=Watchdog(0.1, 0.5)) as upstream,
+        EmbeddedUpstream(tmp_path, watchdog=Watchdog(interval_s=0.1, idle_s=3600.0)) as upstream,
         grpc.insecure_channel(upstream.pd_addr, [("grpc.max_receive_message_length", -1)]) as channel,
     ):
         (region,) = upstream.regions.all
@@ -58,6 +58,7 @@ def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_pa
             assert time.monotonic() < deadline
             time.sleep(0.005)
         other = feed(channel, upstream, region, 1)  # its scan waits behind those
+        endpoint._watchdog = Watchdog(interval_s=0.1, idle_s=0.3)
         rows = (row for message in other for event in message.events for row in event.entries.entries)
         assert any(row.type == cdc.Event.INITIALIZED for row in rows)
         other.cancel()
