@@ -225,6 +225,9 @@ class Counted:
     def publish(self) -> None:
         """Nobody reads."""
 
+    def charge(self, memory: int = 0, disk: int = 0) -> None:
+        """Nothing is spilled."""
+
     def recover(self) -> None:
         """There is room."""
 
