@@ -150,6 +150,22 @@ copy32 = cast("Callable[[int, int], None]", intrinsic(_copy32))
 """Copy 32 bytes, unaligned: the tail past the wanted length must be spare on both sides."""
 
 
+def _prefetch(typingctx: Any, addr: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [pointer, word, word, word])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
+        read, keep, data = (ir.Constant(word, value) for value in (0, 3, 1))
+        builder.call(function, [builder.inttoptr(args[0], pointer), read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+prefetch = cast("Callable[[int], None]", intrinsic(_prefetch))
+"""Ask for the cache line at an address, which may be any."""
+
+
 @inline
 def copy_bytes(target: int, source: int, length: int) -> None:
     """Copy exactly `length` bytes forward; reads and writes nothing beyond them."""
@@ -206,6 +222,22 @@ def compare_bytes(a: int, a_length: int, b: int, b_length: int) -> int:
             return -1 if p < q else 1
         i += 1
     return a_length - b_length
+
+
+@inline
+def same_bytes(a: int, b: int, length: int) -> bool:
+    """Whether `length` bytes are the same; words that may overlap, nothing beyond them is read."""
+    if length >= 8:
+        i = 0
+        while i + 8 < length:
+            if load_u64(a + i) != load_u64(b + i):
+                return False
+            i += 8
+        return load_u64(a + length - 8) == load_u64(b + length - 8)
+    i = 0
+    while i < length and load_u8(a + i) == load_u8(b + i):
+        i += 1
+    return i == length
 
 
 @inline

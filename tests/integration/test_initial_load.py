@@ -62,7 +62,7 @@ def test_a_load_is_joined_with_the_stream_through_a_kill_and_a_split(cluster: Cl
     cluster.create_feed("bank", "--initial-load", "--config", str(settings))
     cluster.start_consumer()
     follower = cluster.follow_load()
-    follower.wait_line(lambda line: line["rows"] > 0 and line["state"] != "done")
+    follower.wait_line(lambda line: 0 < line["rows"] < ACCOUNTS)
     with PdClient(cluster.pd) as pd:
         tables = read_tables(Snapshot(pd, pd.tso()))
         middles = [encode_bytes(keys.int_record(table.id, ACCOUNTS // 2)) for table in tables]

@@ -70,10 +70,13 @@ def changes_of(matched: Matched) -> list[list[Change]]:
 class Twins:
     """Plain matchers beside the compiled one."""
 
-    compiled: BlockMatcher = field(default_factory=BlockMatcher)
-    plain: list[Matcher | None] = field(default_factory=lambda: [Matcher(b, CHECKPOINT) for b in BOUNDS])
+    trust_empty: bool = False
+    compiled: BlockMatcher = field(init=False)
+    plain: list[Matcher | None] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.compiled = BlockMatcher(trust_empty=self.trust_empty)
+        self.plain = [Matcher(bounds, CHECKPOINT, trust_empty=self.trust_empty) for bounds in BOUNDS]
         for i, (region, request) in enumerate(REGIONS):
             self.compiled.register(request, region, SPANS[i], i, BOUNDS[i], CHECKPOINT)
 
@@ -120,11 +123,11 @@ def test_a_later_portion_of_a_batch_leaves_the_changes_of_an_earlier_one_alone()
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=8))
+@given(st.lists(st.lists(steps, min_size=1, max_size=6), min_size=1, max_size=8), st.booleans())
 def test_the_compiled_matcher_does_what_plain_matchers_do(
-    batches: list[list[tuple[str, int, object]]],
+    batches: list[list[tuple[str, int, object]]], trust_empty: bool
 ) -> None:
-    twins = Twins()
+    twins = Twins(trust_empty)
     for batch in batches:
         twins.step(batch)
 
@@ -211,6 +214,16 @@ def test_what_the_resolved_ts_has_passed_goes_first() -> None:
     matcher.feed([rows_message(1, 7, [Row(1, 30, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
     matcher.relieve()
     assert matcher.feed([rows_message(1, 7, [Row(2, 30, 40, 1, b"k07")])]).changes == 1
+
+
+def test_a_prewrite_may_come_after_a_resolved_ts_above_its_start_and_stays() -> None:
+    """A client may take its start_ts, wait, and write: from then on its lock holds the resolved ts (N4)."""
+    matcher = live(open_bytes_max=30_000)
+    matcher.feed([rows_message(1, 7, [Row(1, 20, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
+    matcher.feed([resolved_message([1], 7, 25)])
+    matcher.feed([rows_message(1, 7, [Row(1, 21, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
+    matcher.relieve()
+    assert matcher.feed([rows_message(1, 7, [Row(2, 21, 40, 1, b"k07")])]).changes == 1
 
 
 def test_a_malformed_message_ends_the_stream() -> None:

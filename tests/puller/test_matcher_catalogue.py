@@ -29,8 +29,9 @@ def rollback(start: int, key: bytes) -> Row:
 class Both:
     """One registration of everything, from `checkpoint`, in both matchers."""
 
-    def __init__(self, checkpoint: int = 0) -> None:
-        self.plain, self.compiled = Matcher(Span(b"", b""), checkpoint), BlockMatcher()
+    def __init__(self, checkpoint: int = 0, *, trust_empty: bool = False) -> None:
+        self.plain = Matcher(Span(b"", b""), checkpoint, trust_empty=trust_empty)
+        self.compiled = BlockMatcher(trust_empty=trust_empty)
         self.compiled.register(7, 1, 0, 0, Span(b"", b""), checkpoint)
 
     def push(self, *rows: Row) -> list[Change] | Violation:
@@ -134,3 +135,11 @@ def test_an_empty_value_is_a_value_and_a_delete_comes_out_as_one() -> None:
     both.push(INITIALIZED, prewrite(1, b"k1", b"", b"old"), Row(Kind.PREWRITE, 2, 0, 2, b"k2", b"", b"old"))
     assert both.push(commit(1, 3, b"k1")) == [Change(3, 1, 1, b"k1", b"", b"old")]
     assert both.push(Row(Kind.COMMIT, 2, 4, 2, b"k2")) == [Change(4, 2, 2, b"k2", b"", b"old")]
+
+
+def test_an_empty_value_after_another_counts_only_where_rows_may_be_empty() -> None:
+    """Facts of matcher.go: emptiness is how it knows a rewritten lock, which loses a real empty value."""
+    for trust_empty, value in ((False, b"v"), (True, b"")):
+        both = Both(trust_empty=trust_empty)
+        assert both.push(INITIALIZED, prewrite(1, b"k", b"v"), prewrite(1, b"k", b"")) == []
+        assert both.push(commit(1, 3, b"k")) == [Change(3, 1, 1, b"k", value, b"")]

@@ -102,7 +102,7 @@ def plain_row(row: cdcpb.Event.Row) -> tuple[object, ...]:
 def compiled(event_table: np.ndarray, row_table: np.ndarray) -> list[object]:
     """What the scan found."""
     found: list[object] = []
-    for kind, region, request, first, end, ts, size in event_table.tolist():
+    for kind, region, request, first, end, ts, size, _ in event_table.tolist():
         if kind == k.ROWS:
             found.append((region, request, [compiled_row(r) for r in row_table[first:end].tolist()]))
         elif kind == k.RESOLVED:

@@ -5,11 +5,11 @@ It drives the kernels: `scan`, `match`, `keep` what is open, `gather` what is co
 Holds the tables that the kernels work on and sees to their room; decides nothing about rows. One stream's
 worker calls `feed`; `register` and `stop` may come from another thread.
 
-Memory: open prewrites are kept whole until their commit. Beyond `open_bytes_max` those go that the resolved
-ts has passed; then the registrations that hold most are spilled to disk (`spill`) by `relieve`, and matched
-by `join` when a resolved ts would pass one of their commits. Without a folder for that, their state is
-dropped: a commit without its prewrite makes a registration start anew from its resolved ts, and the scan then
-brings the change whole.
+Memory: open prewrites are kept whole until their commit. Beyond `open_bytes_max` those go that a later
+resolved ts has passed; then the registrations that hold most are spilled to disk (`spill`) by `relieve`, and
+matched by `join` when a resolved ts would pass one of their commits. Without a folder for that, their state
+is dropped: a commit without its prewrite makes a registration start anew from its resolved ts, and the scan
+then brings the change whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +31,14 @@ from tidegate.kernel import address, buffer
 from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller import gather_kernels, match_kernels, open_kernels, scan_kernels, spill_kernels
+from tidegate.puller import (
+    bucket_kernels,
+    gather_kernels,
+    match_kernels,
+    open_kernels,
+    scan_kernels,
+    spill_kernels,
+)
 from tidegate.puller import table_kernels as k
 from tidegate.puller.matcher import Violation
 from tidegate.puller.recycler import Recycler
@@ -46,14 +53,16 @@ FLUSH_BYTES: Final = 8 << 20
 PASS_BYTES_MIN: Final = 16 << 10
 """A pass over a log is not worth its while for less."""
 
-_TABLE: Final = 4096
+_TABLE: Final = 2048
+_TYPES: Final = [field.type for field in ENTRY_SCHEMA]
 _PLAYED: Final = 4096
 """Rows of a log that are played back at once."""
 _NO_MARKS: Final = np.zeros(0, dtype=np.int64)
 _NO_TS: Final = np.zeros(0, dtype=np.uint64)
 
+Table = TypeVar("Table", bound=np.ndarray)
 LogKernel = Callable[[int, int, int, int, int, int, int], int]
-_PORTION_BYTES: Final = 256 << 10
+_PORTION_BYTES: Final = 512 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -108,9 +117,17 @@ class BlockMatcher:
     """All registrations of one stream."""
 
     def __init__(
-        self, open_bytes_max: int = OPEN_BYTES_MAX, spill: Path | None = None, lag: Timestamp = 0
+        self,
+        open_bytes_max: int = OPEN_BYTES_MAX,
+        spill: Path | None = None,
+        lag: Timestamp = 0,
+        *,
+        trust_empty: bool = False,
     ) -> None:
-        """`lag` is taken off every resolved ts that comes; `spill`: a folder for what is too much."""
+        """`lag` is taken off every resolved ts that comes; `spill`: a folder for what is too much.
+
+        `trust_empty`: see `Matcher`.
+        """
         self._lag = np.uint64(lag)
         self._lock = threading.Lock()
         flush = min(FLUSH_BYTES, max(1 << 16, open_bytes_max // 8))
@@ -123,9 +140,10 @@ class BlockMatcher:
         self._index = k.slot_index(256)
         self._events = np.zeros((256, k.EVENT_WORDS), dtype=np.uint64)
         self._rows = np.zeros((1024, k.ROW_WORDS), dtype=np.uint64)
-        self._row_slots = np.zeros(1024, dtype=np.int64)
         self._kept = np.zeros(1024, dtype=np.int64)
-        self._table = k.hash_table(_TABLE)
+        self._table = bucket_kernels.hash_table(_TABLE)
+        self._dead = np.zeros(k.FREE_LISTS, dtype=np.int64)
+        self._known: dict[int, tuple[object, int]] = {}
         self._retired: list[k.U8] = []  # arenas that changes of the running call may point into
         self._arena, self._waiting = buffer(1 << 16), buffer(1 << 12)
         self._out = np.zeros((1024, k.OUT_WORDS), dtype=np.uint64)
@@ -133,6 +151,7 @@ class BlockMatcher:
         self._moved = np.zeros(k.MOVED_ROOM, dtype=np.int64)
         self._counts = np.zeros(k.COUNT_WORDS, dtype=np.int64)
         self._counts[k.C_ARENA] = k.RECORD
+        self._counts[k.C_TRUST_EMPTY] = int(trust_empty)
 
     @property
     def open_bytes(self) -> int:
@@ -162,7 +181,7 @@ class BlockMatcher:
             line[k.S_TO], line[k.S_TO_SIZE] = address(held[1]), len(bounds.end)
             registration = Registration(slot, request_id, region_id, span, mark, bounds, held)
             self._owners[slot] = registration
-            match_kernels.index_slot(k.index_address(self._index), address(self._slots), slot)
+            match_kernels.index_slot(self._at(self._index, k.index_address), self._at(self._slots), slot)
             return registration
 
     def stop(self, registration: Registration) -> Timestamp:
@@ -183,6 +202,7 @@ class BlockMatcher:
             counts = self._counts
             counts[k.C_OUT] = counts[k.C_NOTES] = counts[k.C_MOVED] = 0
             self._retired.clear()
+            self._known.clear()
             self._reclaim()
             rows = sum(self._feed(portion) for portion in _portions(messages))
             marks, resolved = self._read_moved()
@@ -250,42 +270,56 @@ class BlockMatcher:
         counts = self._counts
         self._make_room(events, rows, size)
         counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
-        while (state := self._match(events)) != k.DONE:
+        match_kernels.locate(
+            self._at(self._events),
+            events,
+            self._at(self._rows),
+            self._at(self._slots),
+            self._at(self._index, k.index_address),
+            self._at(self._table, bucket_kernels.table_address),
+        )
+        while (state := self._match(events, rows)) != k.DONE:
             if state == k.LOG_FULL:
                 self._make_log_room()
                 continue
-            table = k.hash_table(2 * (len(self._table) - 1))
-            open_kernels.rehash(k.table_address(self._table), k.table_address(table))
+            table = bucket_kernels.hash_table(2 * bucket_kernels.table_room(self._table))
+            open_kernels.rehash(
+                self._at(self._table, bucket_kernels.table_address),
+                bucket_kernels.table_address(table),
+                self._at(self._rows),
+                self._at(self._arena),
+            )
             self._table = table
         open_kernels.keep(
-            address(self._rows),
-            address(self._row_slots),
-            address(self._slots),
-            k.table_address(self._table),
-            address(self._arena),
-            address(self._kept),
+            self._at(self._rows),
+            self._at(self._slots),
+            self._at(self._table, bucket_kernels.table_address),
+            self._at(self._arena),
+            self._at(self._dead),
+            self._at(self._kept),
             address(counts),
         )
 
-    def _match(self, events: int) -> int:
+    def _match(self, events: int, rows: int) -> int:
         spill = self._spill
         return match_kernels.match(
-            address(self._events),
+            self._at(self._events),
             events,
-            address(self._rows),
-            address(self._row_slots),
-            address(self._slots),
-            k.index_address(self._index),
-            k.table_address(self._table),
-            address(self._arena),
-            address(self._waiting),
-            address(self._out),
-            address(self._notes),
-            address(self._moved),
-            address(self._kept),
+            self._at(self._rows),
+            rows,
+            self._at(self._slots),
+            self._at(self._index, k.index_address),
+            self._at(self._table, bucket_kernels.table_address),
+            bucket_kernels.table_room(self._table),
+            self._at(self._arena),
+            self._at(self._waiting),
+            self._at(self._out),
+            self._at(self._notes),
+            self._at(self._moved),
+            self._at(self._kept),
             address(spill.memory) if spill is not None else 0,
             spill.room if spill is not None else 0,
-            address(self._counts),
+            self._at(self._counts),
         )
 
     # --- what is on disk -----------------------------------------------------------------------------
@@ -332,7 +366,7 @@ class BlockMatcher:
         """Run one of the kernels that log an arena's records of spilled slots, to its end."""
         while at < end:
             memory = address(spill.memory), spill.room
-            at = log(address(arena), at, end, address(self._slots), *memory, address(self._counts))
+            at = log(address(arena), at, end, self._at(self._slots), *memory, self._at(self._counts))
             if at < end:
                 self._make_log_room_or_fail(spill)
 
@@ -356,7 +390,7 @@ class BlockMatcher:
         rest = self._spill.new_log(k.LIVE, due)
         left = 0
         for number in range(passes):
-            part = BlockMatcher()
+            part = BlockMatcher(trust_empty=bool(self._counts[k.C_TRUST_EMPTY]))
             part._events = np.zeros((_PLAYED, k.EVENT_WORDS), dtype=np.uint64)
             part._rows = np.zeros((_PLAYED, k.ROW_WORDS), dtype=np.uint64)
             one = part.register(
@@ -437,7 +471,7 @@ class BlockMatcher:
         while at < len(chunk):
             room = min(len(self._events), len(self._rows))
             ids = one.region_id, one.request_id
-            tables = address(self._events), address(self._rows), room, address(found)
+            tables = self._at(self._events), self._at(self._rows), room, address(found)
             end = spill_kernels.load(address(chunk), at, len(chunk), *ids, *tables)
             self._apply(int(found[0]), int(found[1]), end - at)
             at = end
@@ -452,12 +486,25 @@ class BlockMatcher:
         memory = buffer(size)
         end = int(counts[k.C_ARENA])
         spill_kernels.log_open(
-            address(self._arena), k.RECORD, end, address(self._slots), address(memory), size, address(counts)
+            self._at(self._arena),
+            k.RECORD,
+            end,
+            self._at(self._slots),
+            address(memory),
+            size,
+            address(counts),
         )
         used = int(counts[k.C_LOG])
         if used:
             log.append(memory[:used])
         return used
+
+    def _at(self, table: Table, find: Callable[[Table], int] = address) -> int:
+        """The table's address, which numpy takes a microsecond to tell: remembered within a `feed`."""
+        known = self._known.get(id(table))
+        if known is None:
+            known = self._known[id(table)] = (table, find(table))
+        return known[1]
 
     # --- the tables' room ----------------------------------------------------------------------------
 
@@ -469,9 +516,9 @@ class BlockMatcher:
         while True:
             state = scan_kernels.scan(
                 places,
-                address(self._events),
+                self._at(self._events),
                 len(self._events),
-                address(self._rows),
+                self._at(self._rows),
                 len(self._rows),
                 address(counts),
             )
@@ -493,7 +540,8 @@ class BlockMatcher:
         if not self._slots[:, k.S_WAITING].any():
             counts[k.C_WAITING] = 0
         if counts[k.C_LIVE] == 0:
-            counts[k.C_ARENA] = k.RECORD
+            counts[k.C_ARENA], counts[k.C_ENDED] = k.RECORD, 0
+            self._dead[:] = 0
 
     def _make_room(self, events: int, rows: int, size: int) -> None:
         """Room for a portion of `rows` rows in messages of `size` bytes, whatever they turn out to be."""
@@ -501,12 +549,11 @@ class BlockMatcher:
         waiting = int(slots[:, k.S_WAITING].sum())
         if (slots[:, k.S_STATE] == k.SCANNING).any():
             self._make_waiting(int(counts[k.C_WAITING]) + size + (k.WAIT_RECORD + 8) * rows)
-        if len(self._row_slots) < len(self._rows):
-            self._row_slots = np.zeros(len(self._rows), dtype=np.int64)
+        if len(self._kept) < len(self._rows):
             self._kept = np.zeros(len(self._rows), dtype=np.int64)
         self._out = _longer(self._out, int(counts[k.C_OUT]) + rows + waiting)
         self._notes = _longer(self._notes, int(counts[k.C_NOTES]) + events + 2 * len(slots))
-        need = size + (k.RECORD + 8) * rows
+        need = size + size // 8 + 2 * k.RECORD * rows  # see `_class_of` for what sizes are rounded up to
         if int(counts[k.C_ARENA]) + need > len(self._arena) - k.RECORD:
             self._compact(need)
 
@@ -515,11 +562,11 @@ class BlockMatcher:
             return
         fresh = buffer(_power(2 * size))
         open_kernels.compact_waiting(
-            address(self._waiting),
+            self._at(self._waiting),
             address(fresh),
-            address(self._slots),
+            self._at(self._slots),
             len(self._slots),
-            address(self._counts),
+            self._at(self._counts),
         )
         self._retired += [self._waiting]
         self._waiting = fresh
@@ -530,13 +577,14 @@ class BlockMatcher:
         """
         counts = self._counts
         arena = buffer(_power(2 * (int(counts[k.C_LIVE]) + need) + k.RECORD))
-        table = k.hash_table(_power(max(_TABLE, 4 * int(counts[k.C_OPEN_ROWS]))))
+        table = bucket_kernels.hash_table(max(_TABLE, 2 * int(counts[k.C_OPEN_ROWS])))
         self._retired += [self._arena]
         open_kernels.compact(
-            address(self._arena),
+            self._at(self._arena),
             address(arena),
-            k.table_address(table),
-            address(self._slots),
+            bucket_kernels.table_address(table),
+            self._at(self._dead),
+            self._at(self._slots),
             len(self._slots),
             int(drop_resolved),
             victim,
@@ -554,11 +602,11 @@ class BlockMatcher:
         self._compact(0)
         fresh = buffer(len(self._waiting))
         open_kernels.compact_waiting(
-            address(self._waiting),
+            self._at(self._waiting),
             address(fresh),
-            address(self._slots),
+            self._at(self._slots),
             len(self._slots),
-            address(self._counts),
+            self._at(self._counts),
         )
         self._retired += [self._waiting]
         self._waiting = fresh
@@ -574,41 +622,39 @@ class BlockMatcher:
             self._free += range(2 * old - 1, old - 1, -1)
         self._index = k.slot_index(4 * len(self._slots))
         for slot in self._owners:
-            match_kernels.index_slot(k.index_address(self._index), address(self._slots), slot)
+            match_kernels.index_slot(self._at(self._index, k.index_address), self._at(self._slots), slot)
 
     # --- results -------------------------------------------------------------------------------------
 
     def _blocks(self) -> list[tuple[int, pa.RecordBatch]]:
+        """What came out, span by span; the room of the records it came from may then be used again."""
         count = int(self._counts[k.C_OUT])
-        if count == 0:
-            return []
-        spans = np.unique(self._out[:count, k.O_SPAN]).tolist()
-        return [(span, block) for span in spans for block in self._span_blocks(span, count)]
-
-    def _span_blocks(self, span: int, count: int) -> list[pa.RecordBatch]:
-        blocks, first, sizes = [], 0, np.zeros(4, dtype=np.int64)
-        while first < count:
-            most = MAX_BLOCK_ROWS, MAX_BLOCK_BYTES
-            end = gather_kernels.measure(self._out, first, count, span, *most, sizes)
-            if sizes[0]:
-                blocks.append(self._gather(first, end, span, sizes.tolist()))
-            first = end
+        blocks: list[tuple[int, pa.RecordBatch]] = []
+        if count:
+            out = self._out
+            if not gather_kernels.one_span(address(out), count):
+                out = out[np.argsort(out[:count, k.O_SPAN], kind="stable")]
+            first, at, sizes = 0, address(out), np.zeros(3, dtype=np.int64)
+            while first < count:
+                most = MAX_BLOCK_ROWS, MAX_BLOCK_BYTES
+                end = gather_kernels.measure(at, first, count, *most, address(sizes))
+                block = self._gather(at, first, end, sizes.tolist())
+                blocks.append((int(out[first, k.O_SPAN]), block))
+                first = end
+        open_kernels.release(self._at(self._arena), self._at(self._dead), self._at(self._counts))
         return blocks
 
-    def _gather(self, first: int, end: int, span: int, sizes: list[int]) -> pa.RecordBatch:
-        rows = sizes[0]
+    def _gather(self, out: int, first: int, end: int, sizes: list[int]) -> pa.RecordBatch:
+        rows = end - first
         widths = [8 * rows, 8 * rows, rows]
-        for size in sizes[1:]:
+        for size in sizes:
             widths += [4 * (rows + 1), size]
         buffers = self._memory.buffers(widths)
-        gather_kernels.gather(
-            self._out, first, end, span, np.array([address(b) for b in buffers], dtype=np.int64)
-        )
-        arrays = [
-            pa.Array.from_buffers(ENTRY_SCHEMA.field(i).type, rows, [None, buffers[i]]) for i in range(3)
-        ]
+        columns = np.array([b.address for b in buffers], dtype=np.int64)
+        gather_kernels.gather(out, first, end, address(columns))
+        arrays = [pa.Array.from_buffers(_TYPES[i], rows, [None, buffers[i]]) for i in range(3)]
         for i in range(3, 6):
-            arrays.append(pa.Array.from_buffers(pa.binary(), rows, [None, *buffers[2 * i - 3 : 2 * i - 1]]))
+            arrays.append(pa.Array.from_buffers(_TYPES[i], rows, [None, *buffers[2 * i - 3 : 2 * i - 1]]))
         return pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
 
     def _read_notes(self) -> list[Note]:

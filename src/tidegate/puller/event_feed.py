@@ -114,17 +114,18 @@ class Stream:
         owner: Owner,
         *,
         raw: bool = False,
+        trust_empty: bool = False,
         open_bytes_max: int = OPEN_BYTES_MAX,
         spill_to: Path | None = None,
     ) -> None:
         """Open the stream and start its threads; failures to connect arrive as `lost`.
 
-        `raw`: of RawKV. `open_bytes_max`: of open transactions in memory; `spill_to`: a folder of its own
-        for more.
+        `raw`: of RawKV; `trust_empty`: see `Matcher`. `open_bytes_max`: of open transactions in memory;
+        `spill_to`: a folder of its own for more.
         """
         self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
         self._spill = spill_to
-        self.matcher = BlockMatcher(open_bytes_max, spill_to, RAW_LAG if raw else 0)
+        self.matcher = BlockMatcher(open_bytes_max, spill_to, RAW_LAG if raw else 0, trust_empty=trust_empty)
         self._kv_api = cdcpb.ChangeDataRequest.RawKV if raw else cdcpb.ChangeDataRequest.TiDB
         self.messages = self.bytes = self.rows = 0
         self._requests = Requests()

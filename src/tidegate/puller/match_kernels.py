@@ -17,23 +17,24 @@ from tidegate.kernel import (
     inline,
     kernel,
     load_u64,
+    prefetch,
     store_u64,
 )
 from tidegate.model.block import DELETE, PUT
-from tidegate.puller.open_kernels import (
-    find_open,
-    insert_open,
-    record_bytes,
-    record_word,
-    remove_open,
-    row_hash,
+from tidegate.puller.bucket_kernels import (
+    add_entry,
+    bucket_of,
+    first_match,
+    hash_table,
+    remove_entry,
+    table_address,
 )
+from tidegate.puller.open_kernels import end_record, find_open, record_word, row_hash, with_slot
 from tidegate.puller.scan_kernels import read_varint, skip_field
 from tidegate.puller.spill_kernels import log_row, log_tick
 from tidegate.puller.table_kernels import (
     C_EVENT,
     C_KEPT,
-    C_LIVE,
     C_MOVED,
     C_NOTES,
     C_OPEN_ROWS,
@@ -41,6 +42,7 @@ from tidegate.puller.table_kernels import (
     C_PASS,
     C_PASSES,
     C_ROW,
+    C_TRUST_EMPTY,
     C_WAITING,
     COMMIT,
     DONE,
@@ -50,6 +52,7 @@ from tidegate.puller.table_kernels import (
     E_REGION,
     E_REQUEST,
     E_SIZE,
+    E_SLOT,
     E_TS,
     ERROR,
     FORCED,
@@ -84,11 +87,10 @@ from tidegate.puller.table_kernels import (
     OLD,
     OLD_SIZE,
     OP,
+    PLACE,
     R_GENERATION,
     R_KEY_SIZE,
-    R_LIVE,
     R_OLD_SIZE,
-    R_SLOT,
     R_VALUE_SIZE,
     RECORD,
     RESOLVED,
@@ -100,7 +102,6 @@ from tidegate.puller.table_kernels import (
     S_FROM_SIZE,
     S_HEAD,
     S_LEAST,
-    S_OPEN,
     S_REGION,
     S_REQUEST,
     S_RESOLVED,
@@ -112,7 +113,7 @@ from tidegate.puller.table_kernels import (
     S_TO_SIZE,
     S_WAITING,
     SCANNING,
-    SLOT_WORDS,
+    SLOT,
     START,
     STOPPED,
     TABLE_FULL,
@@ -122,21 +123,25 @@ from tidegate.puller.table_kernels import (
     event_word,
     get_int,
     get_word,
-    hash_table,
     i64,
     index_address,
+    put_event_word,
     put_int,
     put_note_word,
     put_out_word,
     put_row_word,
     put_slot_word,
-    put_word,
     row_word,
     slot_index,
     slot_word,
-    table_address,
     table_mask,
 )
+
+CACHED_ROWS = 1024
+"""With more open rows than this their records are called for in advance."""
+
+AHEAD = 8
+"""So many rows in advance."""
 
 
 @inline
@@ -173,22 +178,15 @@ def index_slot(index: int, slots: int, slot: int) -> None:
 
 
 @inline
-def _forget(table: int, at: int, rows: int, slots: int, arena: int, counts: int) -> None:
-    """Remove an entry; a row is marked by HASH 0, an arena record becomes dead."""
-    ref = get_word(table, 2 * at + 1)
-    if ref & IN_MESSAGE:
-        put_row_word(rows, i64(ref & ~IN_MESSAGE), HASH, np.uint64(0))
+def _forget(table: int, place: int, h: Any, rows: int, slots: int, arena: int, counts: int) -> None:
+    """Remove an entry."""
+    entry = get_word(table, place)
+    if entry & IN_MESSAGE:
+        put_row_word(rows, i64(entry & ~IN_MESSAGE), PLACE, np.uint64(0))
     else:
-        size = record_bytes(arena, ref)
-        store_u64(arena + i64(ref) + 8 * R_LIVE, np.uint64(0))
-        put_int(counts, C_LIVE, get_int(counts, C_LIVE) - size)
-        put_word(
-            slots,
-            SLOT_WORDS * (i64(record_word(arena, ref, R_SLOT))) + S_OPEN,
-            get_word(slots, SLOT_WORDS * (i64(record_word(arena, ref, R_SLOT))) + S_OPEN) - np.uint64(size),
-        )
+        end_record(arena, entry, slots, counts)
     put_int(counts, C_OPEN_ROWS, get_int(counts, C_OPEN_ROWS) - 1)
-    remove_open(table, at)
+    remove_entry(table, place, h)
 
 
 @inline
@@ -271,6 +269,8 @@ def _emit_open(
         return
     key = arena + i64(ref) + RECORD
     key_size, value_size = record_word(arena, ref, R_KEY_SIZE), record_word(arena, ref, R_VALUE_SIZE)
+    prefetch(key + 64)
+    prefetch(key + 128)
     value = key + i64(key_size)
     old, old_size = value + i64(value_size), record_word(arena, ref, R_OLD_SIZE)
     _emit(out, counts, span, commit, start, op, key, key_size, value, value_size, old, old_size)
@@ -307,7 +307,6 @@ def _replay(
     slot: int,
     wanted: int,
     rows: int,
-    row_slots: int,
     table: int,
     arena: int,
     waiting: int,
@@ -324,14 +323,14 @@ def _replay(
         if kind != np.uint64(wanted):
             continue
         start, commit, size = load_u64(at + 8), load_u64(at + 16), i64(load_u64(at + 32))
-        h = row_hash(slot, start, at + WAIT_RECORD, size)
-        found = find_open(table, h, slot, start, at + WAIT_RECORD, size, rows, row_slots, arena)
-        if found < 0:
+        h = with_slot(row_hash(start, at + WAIT_RECORD, size), slot)
+        found = find_open(table, h, slot, start, at + WAIT_RECORD, size, rows, arena)
+        if found == 0:
             continue
         if wanted == 2 and _passes(slots, slot, commit, notes, counts):
-            ref = get_word(table, 2 * found + 1)
+            ref = get_word(table, found)
             _emit_open(out, counts, slot_word(slots, slot, S_SPAN), commit, start, op, ref, rows, arena)
-        _forget(table, found, rows, slots, arena, counts)
+        _forget(table, found, h, rows, slots, arena, counts)
 
 
 @inline
@@ -351,35 +350,22 @@ def _inside(slots: int, slot: int, key: int, size: int) -> bool:
 
 @inline
 def _prewrite(
-    slots: int,
-    slot: int,
-    row: int,
-    rows: int,
-    row_slots: int,
-    table: int,
-    arena: int,
-    kept: int,
-    counts: int,
+    slot: int, row: int, rows: int, slots: int, table: int, arena: int, kept: int, counts: int
 ) -> None:
-    start, key, size = (
-        row_word(rows, row, START),
-        i64(row_word(rows, row, KEY)),
-        i64(row_word(rows, row, KEY_SIZE)),
-    )
-    h = row_hash(slot, start, key, size)
-    found = find_open(table, h, slot, start, key, size, rows, row_slots, arena)
-    if found >= 0:
-        ref = get_word(table, 2 * found + 1)
-        if ref & IN_MESSAGE:
-            generation = row_word(rows, i64(ref & ~IN_MESSAGE), GENERATION)
+    start, h = row_word(rows, row, START), row_word(rows, row, HASH)
+    key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+    found = find_open(table, h, slot, start, key, size, rows, arena)
+    if found != 0:
+        entry = get_word(table, found)
+        if entry & IN_MESSAGE:
+            generation = row_word(rows, i64(entry & ~IN_MESSAGE), GENERATION)
         else:
-            generation = record_word(arena, ref, R_GENERATION)
-        if row_word(rows, row, VALUE_SIZE) == np.uint64(0) or row_word(rows, row, GENERATION) < generation:
+            generation = record_word(arena, entry, R_GENERATION)
+        empty = row_word(rows, row, VALUE_SIZE) == np.uint64(0) and get_int(counts, C_TRUST_EMPTY) == 0
+        if empty or row_word(rows, row, GENERATION) < generation:
             return
-        _forget(table, found, rows, slots, arena, counts)
-    put_row_word(rows, row, HASH, h)
-    put_int(row_slots, row, slot)
-    insert_open(table, h, IN_MESSAGE | np.uint64(row))
+        _forget(table, found, h, rows, slots, arena, counts)
+    put_row_word(rows, row, PLACE, np.uint64(add_entry(table, h, IN_MESSAGE | np.uint64(row))))
     put_int(counts, C_OPEN_ROWS, get_int(counts, C_OPEN_ROWS) + 1)
     put_int(kept, get_int(counts, C_KEPT), row)
     put_int(counts, C_KEPT, get_int(counts, C_KEPT) + 1)
@@ -391,7 +377,6 @@ def _commit(
     slot: int,
     row: int,
     rows: int,
-    row_slots: int,
     table: int,
     arena: int,
     waiting: int,
@@ -399,16 +384,12 @@ def _commit(
     notes: int,
     counts: int,
 ) -> None:
-    start, key, size = (
-        row_word(rows, row, START),
-        i64(row_word(rows, row, KEY)),
-        i64(row_word(rows, row, KEY_SIZE)),
-    )
-    h = row_hash(slot, start, key, size)
-    found = find_open(table, h, slot, start, key, size, rows, row_slots, arena)
+    start, h = row_word(rows, row, START), row_word(rows, row, HASH)
+    key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+    found = find_open(table, h, slot, start, key, size, rows, arena)
     scanning = slot_word(slots, slot, S_STATE) == np.uint64(SCANNING)
-    if found >= 0 and scanning:
-        ref = get_word(table, 2 * found + 1)
+    if found != 0 and scanning:
+        ref = get_word(table, found)
         if ref & IN_MESSAGE:
             r = i64(ref & ~IN_MESSAGE)
             poor = row_word(rows, r, VALUE_SIZE) == np.uint64(0) or row_word(rows, r, GENERATION) > np.uint64(
@@ -419,8 +400,8 @@ def _commit(
                 arena, ref, R_GENERATION
             ) > np.uint64(0)
         if poor:
-            found = -1
-    if found < 0:
+            found = 0
+    if found == 0:
         if scanning:
             _wait(slots, slot, row, rows, waiting, counts)
         else:
@@ -434,11 +415,11 @@ def _commit(
             row_word(rows, row, COMMIT),
             start,
             row_word(rows, row, OP),
-            get_word(table, 2 * found + 1),
+            get_word(table, found),
             rows,
             arena,
         )
-    _forget(table, found, rows, slots, arena, counts)
+    _forget(table, found, h, rows, slots, arena, counts)
 
 
 @inline
@@ -447,7 +428,6 @@ def _match_row(
     slot: int,
     row: int,
     rows: int,
-    row_slots: int,
     table: int,
     arena: int,
     waiting: int,
@@ -459,10 +439,7 @@ def _match_row(
     kind = row_word(rows, row, KIND)
     passes = get_int(counts, C_PASSES)
     if passes > 0 and kind != np.uint64(5):
-        h = row_hash(
-            0, row_word(rows, row, START), i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
-        )
-        if i64(h >> np.uint64(33)) % passes != get_int(counts, C_PASS):
+        if i64(row_word(rows, row, HASH) >> np.uint64(33)) % passes != get_int(counts, C_PASS):
             return
         if kind >= np.uint64(FORCED):
             put_row_word(rows, row, KIND, kind - np.uint64(FORCED))
@@ -472,8 +449,8 @@ def _match_row(
         if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
             put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
             _note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
-            _replay(slots, slot, 2, rows, row_slots, table, arena, waiting, out, notes, counts)
-            _replay(slots, slot, 3, rows, row_slots, table, arena, waiting, out, notes, counts)
+            _replay(slots, slot, 2, rows, table, arena, waiting, out, notes, counts)
+            _replay(slots, slot, 3, rows, table, arena, waiting, out, notes, counts)
             put_slot_word(slots, slot, S_HEAD, np.uint64(0))
             put_slot_word(slots, slot, S_TAIL, np.uint64(0))
             put_slot_word(slots, slot, S_WAITING, np.uint64(0))
@@ -484,9 +461,9 @@ def _match_row(
     if data and row_word(rows, row, OP) != np.uint64(PUT) and row_word(rows, row, OP) != np.uint64(DELETE):
         _violate(slots, slot, 4, row_word(rows, row, COMMIT), notes, counts)
     elif kind == np.uint64(1):
-        _prewrite(slots, slot, row, rows, row_slots, table, arena, kept, counts)
+        _prewrite(slot, row, rows, slots, table, arena, kept, counts)
     elif kind == np.uint64(2):
-        _commit(slots, slot, row, rows, row_slots, table, arena, waiting, out, notes, counts)
+        _commit(slots, slot, row, rows, table, arena, waiting, out, notes, counts)
     elif kind == np.uint64(4):
         if _passes(slots, slot, row_word(rows, row, COMMIT), notes, counts):
             _emit_open(
@@ -504,15 +481,11 @@ def _match_row(
         if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
             _wait(slots, slot, row, rows, waiting, counts)
             return
-        start, key, size = (
-            row_word(rows, row, START),
-            i64(row_word(rows, row, KEY)),
-            i64(row_word(rows, row, KEY_SIZE)),
-        )
-        h = row_hash(slot, start, key, size)
-        found = find_open(table, h, slot, start, key, size, rows, row_slots, arena)
-        if found >= 0:
-            _forget(table, found, rows, slots, arena, counts)
+        start, h = row_word(rows, row, START), row_word(rows, row, HASH)
+        key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
+        found = find_open(table, h, slot, start, key, size, rows, arena)
+        if found != 0:
+            _forget(table, found, h, rows, slots, arena, counts)
     else:
         _violate(slots, slot, 3, row_word(rows, row, COMMIT), notes, counts)
 
@@ -590,14 +563,33 @@ def _record_row(
 
 
 @kernel
+def locate(events: int, event_count: int, rows: int, slots: int, index: int, table: int) -> None:
+    """Fill in the slots of scanned events and rows, complete the rows' hashes, and call for their buckets."""
+    for e in range(event_count):
+        kind = i64(event_word(events, e, E_KIND))
+        if kind == RESOLVED_MANY:
+            continue
+        slot = find_slot(index, slots, event_word(events, e, E_REGION), event_word(events, e, E_REQUEST))
+        put_event_word(events, e, E_SLOT, np.uint64(slot))
+        if kind == ROWS:
+            for row in range(i64(event_word(events, e, E_FIRST)), i64(event_word(events, e, E_END))):
+                h = with_slot(row_word(rows, row, HASH), slot)
+                put_row_word(rows, row, HASH, h)
+                put_row_word(rows, row, SLOT, np.uint64(slot))
+                put_row_word(rows, row, PLACE, np.uint64(0))
+                prefetch(bucket_of(table, h))
+
+
+@kernel
 def match(
     events: int,
     event_count: int,
     rows: int,
-    row_slots: int,
+    row_count: int,
     slots: int,
     index: int,
     table: int,
+    room: int,
     arena: int,
     waiting: int,
     out: int,
@@ -608,17 +600,17 @@ def match(
     log_size: int,
     counts: int,
 ) -> int:
-    """Apply scanned events in order. See COUNT_WORDS for `counts`. TABLE_FULL: the table is half full.
+    """Apply scanned and located events in order. See COUNT_WORDS for `counts`.
 
-    It stays small as long as few prewrites are open, which keeps it in the cache; the caller doubles it with
-    `rehash` and calls again, and the work goes on where it stopped. The same when the log (for rows of
-    spilled slots) is full and the caller has made room in it.
+    TABLE_FULL: the table holds `room` entries. It stays small as long as few prewrites are open, which keeps
+    it in the cache; the caller doubles it with `rehash` and calls again, and the work goes on where it
+    stopped. LOG_FULL: the same when the log (for rows of spilled slots) is full and the caller has made room.
 
     Room that the caller provides: `out` rows + waiting rows, `notes` events + slots, `kept` rows; the
-    waiting arena for all rows' keys and headers; the table at least twice its entries and the rows. When
-    `moved` overflows (counts[C_MOVED] > its length) every slot may have moved.
+    waiting arena for all rows' keys and headers. When `moved` overflows (counts[C_MOVED] > its length) every
+    slot may have moved.
     """
-    room = (table_mask(table) + 1) // 2
+    large = get_int(counts, C_OPEN_ROWS) > CACHED_ROWS
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
@@ -626,12 +618,7 @@ def match(
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
             continue
-        slot = find_slot(
-            index,
-            slots,
-            event_word(events, e, E_REGION),
-            event_word(events, e, E_REQUEST),
-        )
+        slot = i64(event_word(events, e, E_SLOT))
         if slot < 0:
             continue
         if kind == RESOLVED:
@@ -641,14 +628,8 @@ def match(
         elif kind == ERROR:
             if slot_word(slots, slot, S_STATE) != np.uint64(STOPPED):
                 put_slot_word(slots, slot, S_STATE, np.uint64(STOPPED))
-                _note(
-                    notes,
-                    counts,
-                    NOTE_ERROR,
-                    slot,
-                    event_word(events, e, E_FIRST),
-                    event_word(events, e, E_SIZE),
-                )
+                at, size = event_word(events, e, E_FIRST), event_word(events, e, E_SIZE)
+                _note(notes, counts, NOTE_ERROR, slot, at, size)
         elif kind == ROWS:
             for row in range(
                 max(i64(event_word(events, e, E_FIRST)), get_int(counts, C_ROW)),
@@ -666,7 +647,12 @@ def match(
                     put_int(counts, C_EVENT, e)
                     put_int(counts, C_ROW, row)
                     return TABLE_FULL
-                _match_row(slots, slot, row, rows, row_slots, table, arena, waiting, out, notes, kept, counts)
+                if large and row + AHEAD < row_count:
+                    entry = first_match(table, row_word(rows, row + AHEAD, HASH))
+                    if entry != np.uint64(0) and entry & IN_MESSAGE == np.uint64(0):
+                        prefetch(arena + i64(entry))
+                        prefetch(arena + i64(entry) + 64)
+                _match_row(slots, slot, row, rows, table, arena, waiting, out, notes, kept, counts)
     return DONE
 
 
@@ -675,4 +661,6 @@ def warm() -> None:
     spare, index, table = np.zeros(1024, np.uint64), slot_index(4), hash_table(4)
     at = address(spare)
     index_slot(index_address(index), at, 0)
-    match(at, 0, at, at, at, index_address(index), table_address(table), at, at, at, at, at, at, at, 0, at)
+    tables = index_address(index), table_address(table)
+    locate(at, 0, at, at, *tables)
+    match(at, 0, at, 0, at, *tables, 0, at, at, at, at, at, at, at, 0, at)

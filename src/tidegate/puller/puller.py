@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.config import RAW_MODE
+from tidegate.config import RAW_MODE, TXN_MODE
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
@@ -274,6 +274,7 @@ class Puller:
                 self._pd.cluster_id,
                 self,
                 raw=self._kv_mode == RAW_MODE,
+                trust_empty=self._kv_mode == TXN_MODE,
                 open_bytes_max=self._open_bytes_max,
                 spill_to=spill,
             )

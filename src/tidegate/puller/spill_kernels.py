@@ -12,7 +12,7 @@ import numpy as np
 
 from tidegate.kernel import address, copy_exact, inline, kernel, load_u64, store_u64
 from tidegate.model.block import PUT
-from tidegate.puller.open_kernels import record_bytes, record_word
+from tidegate.puller.open_kernels import record_bytes, record_word, row_hash
 from tidegate.puller.table_kernels import (
     C_LOG,
     COMMIT,
@@ -24,6 +24,7 @@ from tidegate.puller.table_kernels import (
     E_TS,
     FORCED,
     GENERATION,
+    HASH,
     KEY,
     KEY_SIZE,
     KIND,
@@ -254,6 +255,7 @@ def load(
             put_row_word(rows, r, KEY + 1, np.uint64(key + i64(k)))
             put_row_word(rows, r, KEY + 2, np.uint64(key + i64(k) + i64(v)))
             put_row_word(rows, r, KEY_SIZE, k)
+            put_row_word(rows, r, HASH, row_hash(load_u64(log + at + 8 * L_START), key, i64(k)))
             put_row_word(rows, r, VALUE_SIZE, v)
             put_row_word(rows, r, KEY_SIZE + 2, load_u64(log + at + 8 * L_OLD_SIZE))
             r += 1

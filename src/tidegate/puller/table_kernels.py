@@ -1,7 +1,8 @@
 """The tables that the compiled scan and matcher of a stream share: their words, by name.
 
 Each is a block of u64 words: the `events` and `rows` of a batch of messages, the `slots` (registrations), the
-changes that go `out`, `notes` for the caller, the arenas of rows that wait, and two hash tables.
+changes that go `out`, `notes` for the caller, the arenas of rows that wait, and the index of slots. The table
+of open prewrites is in `bucket_kernels`.
 """
 
 from __future__ import annotations
@@ -20,17 +21,33 @@ U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
-EVENT_WORDS: Final = 7
-E_KIND, E_REGION, E_REQUEST, E_FIRST, E_END, E_TS, E_SIZE = range(EVENT_WORDS)
+EVENT_WORDS: Final = 8
+E_KIND, E_REGION, E_REQUEST, E_FIRST, E_END, E_TS, E_SIZE, E_SLOT = range(EVENT_WORDS)
 """An event: FIRST and END are its rows; for an error the address and size of the Event message; for a batch
-of resolved regions those of the ResolvedTs message."""
+of resolved regions those of the ResolvedTs message. SLOT (-1: none) is filled in by `locate`."""
 
 ROWS, ERROR, RESOLVED, RESOLVED_MANY, OTHER = range(5)
 """Kinds of events; OTHER is ignored (admin, long transactions)."""
 
-ROW_WORDS: Final = 12
-START, COMMIT, KEY, VALUE, OLD, KEY_SIZE, VALUE_SIZE, OLD_SIZE, KIND, OP, GENERATION, HASH = range(ROW_WORDS)
-"""A row: KEY, VALUE, OLD are addresses. HASH is filled in by `match` for prewrites."""
+ROW_WORDS: Final = 14
+(
+    START,
+    COMMIT,
+    KEY,
+    VALUE,
+    OLD,
+    KEY_SIZE,
+    VALUE_SIZE,
+    OLD_SIZE,
+    KIND,
+    OP,
+    GENERATION,
+    HASH,
+    SLOT,
+    PLACE,
+) = range(ROW_WORDS)
+"""A row: KEY, VALUE, OLD are addresses. HASH is of its start_ts and key; `locate` adds the SLOT to it.
+PLACE is where the table of open prewrites refers to the row, 0 where it does not."""
 
 MOVED_ROOM: Final = 1 << 16
 """Places in `moved`; the rest overwrites them, see `match`."""
@@ -75,7 +92,7 @@ N_KIND, N_SLOT, N_A, N_B = range(NOTE_WORDS)
 NOTE_INITIALIZED, NOTE_ERROR, NOTE_VIOLATED = range(1, 4)
 """What the caller must act on: A, B are address and size of the Event, or violation and commit_ts."""
 
-COUNT_WORDS: Final = 13
+COUNT_WORDS: Final = 15
 (
     C_OUT,
     C_NOTES,
@@ -90,15 +107,24 @@ COUNT_WORDS: Final = 13
     C_LOG,
     C_PASSES,
     C_PASS,
+    C_ENDED,
+    C_TRUST_EMPTY,
 ) = range(COUNT_WORDS)
 """In and out of `match` and `keep`: lengths of out, notes, moved, kept; bytes used in the arena; bytes of
 open prewrites in it; entries in the table; bytes used in the waiting arena; event and row to go on from;
 bytes used in the log. PASSES is 0 but for rows that come back from a log: then only those whose hash falls to
-PASS of PASSES are taken."""
+PASS of PASSES are taken. ENDED: the last of the records that ended in this call (offset; 0: none).
+TRUST_EMPTY: whether a repeated prewrite without a value counts, see `Matcher`."""
 
 RECORD: Final = 64
-"""Bytes of a record's header in the arena: START, slot, 1 while it lives, GENERATION, HASH, three sizes."""
+"""Bytes of a record's header."""
 R_START, R_SLOT, R_LIVE, R_GENERATION, R_HASH, R_KEY_SIZE, R_VALUE_SIZE, R_OLD_SIZE = range(8)
+"""A record's header in the arena: START, slot, LIVE, GENERATION, HASH, three sizes. LIVE is the slot's
+resolved ts when the record was made (at least 1), 0 once it is dead: then START is the offset of the next
+dead one (0: none)."""
+
+FREE_LISTS: Final = 256
+"""Lists of dead records whose room may be used again, one for each size class."""
 
 WAIT_RECORD: Final = 48
 """Bytes of a waiting record's header: next, START, COMMIT, kind << 8 | op, key size, slot."""
@@ -123,7 +149,7 @@ TICK: Final = 255
 """Kinds of log records beside those of rows: see `spill_kernels`."""
 
 DONE, TABLE_FULL, LOG_FULL = range(3)
-"""What `match` says: all applied; the table is half full; the log is full."""
+"""What `match` says: all applied; the table is as full as it may be; the log is full."""
 
 GOOD, BAD, FULL = range(3)
 """What `scan` says: all scanned; message `counts[2]` is bad; the tables are too small."""
@@ -214,20 +240,8 @@ def put_int(base: int, at: int, value: Any) -> None:
 
 @inline
 def table_mask(base: int) -> Any:
-    """A hash table's number of places, a power of two, less one: the word before its first."""
+    """A table's number of places or buckets, a power of two, less one: the word before its first."""
     return load_i64(base - 8)
-
-
-def hash_table(places: int) -> U64:
-    """An empty table of open prewrites; `places` is a power of two. The kernels take `table_address`."""
-    table = np.zeros((places + 1, 2), dtype=np.uint64)
-    table[0, 1] = places - 1
-    return table
-
-
-def table_address(table: U64) -> int:
-    """Where a table's first place is; the word before it holds the mask."""
-    return address(table) + 16
 
 
 def slot_index(places: int) -> I64:
