@@ -11,6 +11,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
+from tests.guarded import Guarded
 from tests.mounter.golden_rows import CASES, GoldenRow, block_of, golden_rows, store_of
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
@@ -79,6 +80,34 @@ def check(rows: list[GoldenRow]) -> None:
                 wanted = [None if image is None else expected(column, image[at]) for image in images]
                 assert array.to_pylist() == wanted, column.name
                 assert array.null_count == wanted.count(None)
+
+
+def at_the_end_of_memory(block: pa.RecordBatch) -> pa.RecordBatch:
+    """The block with values and old values that end where readable memory ends."""
+    columns = []
+    for name in block.schema.names:
+        column = block.column(name)
+        if name in ("value", "old_value"):
+            data = b"".join(column.to_pylist())
+            room = Guarded(data)
+            guarded = pa.foreign_buffer(room.address, len(data), base=room)
+            column = pa.Array.from_buffers(pa.binary(), len(column), [None, column.buffers()[1], guarded])
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=block.schema)
+
+
+def test_text_at_the_end_of_readable_memory_is_copied_within_it() -> None:
+    """Short texts are copied as 64 bytes, but only where so many can be read; else this crashes."""
+    rows = golden_rows("types_texts")
+    store, options = store_of(rows), MountOptions(force_replicate=True)
+    for blocks in ([[row] for row in rows], [rows]):
+        for some in blocks:
+            block = block_of([row.entry for row in some])
+            (found, _), (wanted, _) = (
+                mount(each, store, options) for each in (at_the_end_of_memory(block), block)
+            )
+            assert [to_arrow(each) for each in found] == [to_arrow(each) for each in wanted]
+            assert sum(map(len, found)) == len(some)
 
 
 def test_dates_of_no_calendar_are_null_and_counted() -> None:
