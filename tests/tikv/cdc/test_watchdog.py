@@ -51,7 +51,7 @@ def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_pa
         request.context.region_id = region.id
         request.context.region_epoch.CopyFrom(region.message.region_epoch)
         assert tikvpb_pb2_grpc.TikvStub(channel).KvPrewrite(request).one_pc_commit_ts > ts
-        deaf = feed(channel, upstream, region, SCAN_THREADS + 2)
+        deaf = feed(channel, upstream, region, SCAN_THREADS + 8)  # gRPC itself holds what some of them send
         endpoint = upstream._shared.nodes[1].endpoint
         deadline = time.monotonic() + WAIT_S
         while endpoint._scanning < SCAN_THREADS + 2:
