@@ -82,7 +82,7 @@ class Running:
         self.capture = capture
         self._up.set()
 
-    def stop(self, within_s: float = 30) -> None:
+    def stop(self, within_s: float = 120) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._end.set)
             self._thread.join(within_s)
