@@ -7,7 +7,8 @@ images, the others inserts, as in a loaded table; they are shuffled anew in ever
 order flatters the branch predictor. Each figure is the best of the passes, CPU time of this process alone.
 
     decode   row_kernels.decode_rows alone: bytes in, slots out
-    verify   the same with the checksums compared, both images; rows sealed with version 2
+    texts    the same, and JSON columns of both images turned into text: arrow_kernels.fill of these alone
+    verify   decode with the checksums compared, both images; rows sealed with version 2
     mount    mounter.decode.mount: with grouping and allocation, Python included
     checked  mount with checksums compared, and mounter.integrity.verify
     columns  mounter.integrity.column_sums of the new image: what version 0 compares and messages carry
@@ -33,14 +34,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tidegate.kernel import address
+from tidegate.model import slots
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.mounter import decode
-from tidegate.mounter.columns import to_arrow
+from tidegate.mounter.batch_layout import Layout
+from tidegate.mounter.columns import fill_of, target_type, to_arrow
 from tidegate.mounter.integrity import Tally, column_sums, verify
 from tidegate.mounter.mounter import Entry, mount_row
-from tidegate.tidb import checksum, row_kernels
+from tidegate.tidb import arrow_kernels, checksum, row_kernels
+from tidegate.tidb.json_kernels import STACK_WORDS
 from tidegate.tidb.table_info import table_schema
+from tidegate.tidb.zone_kernels import month_lines
 
 BATCHES = (64, 1_000, 10_000)
 
@@ -150,9 +156,11 @@ def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, 
     store, options = OneTable(table), decode.MountOptions(force_replicate=True)
     figures: dict[str, float] = {}
 
-    def kernel_pass(batch: int) -> Callable[[], tuple[Callable[[], None], int]]:
+    def kernel_pass(
+        batch: int, call_of: Callable[[TableSchema, pa.RecordBatch], Callable[[], int]] = _decode_call
+    ) -> Callable[[], tuple[Callable[[], None], int]]:
         def prepare() -> tuple[Callable[[], None], int]:
-            calls = [_decode_call(table, block) for block in blocks_of(entries, batch)]
+            calls = [call_of(table, block) for block in blocks_of(entries, batch)]
             return lambda: [call() for call in calls] and None, len(calls) * batch
 
         return prepare
@@ -189,6 +197,8 @@ def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, 
     for batch in BATCHES:
         figures[f"arrow, {batch} a batch"] = best(arrow_pass(batch), passes)
     if any(column.kind is Kind.JSON for column in table.columns):
+        for batch in BATCHES:
+            figures[f"texts, {batch} a batch"] = best(kernel_pass(batch, _texts_call), passes)
         store = OneTable(json_as_bytes(table))
         for batch in BATCHES:
             figures[f"binary, {batch} a batch"] = best(arrow_pass(batch), passes)
@@ -239,6 +249,40 @@ def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> 
 
 def _decode_call(table: TableSchema, block: pa.RecordBatch, checked: bool = False) -> Callable[[], int]:
     """The bare kernel call for a block, its buffers allocated and touched."""
+    return _decoding(table, block, checked)[0]
+
+
+def _texts_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
+    """The same, and the JSON columns of both images as text into buffers that are there; for one call."""
+    call, images, ops = _decoding(table, block)
+    assert call() >= 0
+    schema = pa.schema([(column.name, target_type(column)) for column in table.columns])
+    lines = Layout(schema, table.columns, [fill_of(column) for column in table.columns]).lines
+    lines = lines[[column.kind is Kind.JSON for column in table.columns]]
+    n, stack, months = len(ops), np.empty(STACK_WORDS, np.int64), month_lines()
+    filled: list[tuple[Any, ...]] = []
+    held: list[Any] = [images, ops, stack, months]
+    for image, lacking in zip(images, (slots.DELETE, slots.INSERT), strict=True):
+        own = lines.copy()
+        head, tail = (n, address(own), len(own)), (address(image.l), image.a.shape[1], address(ops), lacking)
+        body = np.zeros(arrow_kernels.measure(*head, *tail), np.uint8)
+        places = (address(body), address(stack), address(months), 1, 0)
+        filled.append((*head, address(image.a), *tail, *places))
+        held += [own, body]
+
+    def run() -> int:
+        done = call()
+        for arguments in filled:
+            arrow_kernels.fill(*arguments)
+        return done + 0 * len(held)
+
+    return run
+
+
+def _decoding(
+    table: TableSchema, block: pa.RecordBatch, checked: bool = False
+) -> tuple[Callable[[], int], list[slots.Image], Any]:
+    """The call, and what it writes: the images and each row's operation."""
     n, plan = block.num_rows, decode.plan_of(table, False)
     columns = decode.columns_of(block)
     rows = np.arange(n)
@@ -255,7 +299,7 @@ def _decode_call(table: TableSchema, block: pa.RecordBatch, checked: bool = Fals
         columns, plan, rows, images[0], images[1], ops, faults, context, context, checks
     )
     held = (checks, columns, images, ops, faults, context, rows, plan)
-    return lambda: row_kernels.decode_rows(*arguments) + 0 * len(held)
+    return lambda: row_kernels.decode_rows(*arguments) + 0 * len(held), images, ops
 
 
 def main() -> int:
