@@ -90,17 +90,18 @@ def test_a_one_phase_commit_of_a_pessimistic_transaction_has_its_old_value_and_r
 
 
 def test_an_async_commit_is_prewrite_and_commit_and_holds_the_resolved_ts_at_its_start(make: Make) -> None:
-    cluster = make()
+    cluster = make(mode=TsoMode.MANUAL)
+    cluster.tso.advance(90)
     client, feed = subscribe(cluster)
-    start_ts = cluster.tso.get()
+    start_ts = 100  # no tick passes it before the locks are there
     request = prewrite(start_ts, put(b"p"), put(b"s", LONG), use_async_commit=True, secondaries=[b"s"])
     least = cluster.call(request, b"p").min_commit_ts
-    reached = cluster.tso.get()
+    cluster.tso.advance(200)
     client.until(lambda: feed.resolved_ts >= start_ts)
     cluster.call(pb.CheckTxnStatusRequest(primary_key=b"p", lock_ts=start_ts, current_ts=start_ts), b"p")
     assert feed.resolved_ts == start_ts
     assert not cluster.call(commit(start_ts, least, b"p", b"s"), b"p").HasField("error")
-    client.until(lambda: feed.resolved_ts > reached)
+    client.until(lambda: feed.resolved_ts == 200)
     assert feed.commits == {(b"p", least): (b"v", b"", PUT), (b"s", least): (LONG, b"", PUT)}
     client.close()
 
@@ -206,9 +207,10 @@ def test_a_silent_rollback_of_a_secondary_lets_the_resolved_ts_go_on(make: Make)
 
 
 def test_a_pipelined_transaction_sends_each_flush_and_commits_the_last_generation(make: Make) -> None:
-    cluster = make()
+    cluster = make(mode=TsoMode.MANUAL)
+    cluster.tso.advance(90)
     client, feed = subscribe(cluster)
-    start_ts = cluster.tso.get()
+    start_ts = 100  # no tick passes it before the first flush
 
     def flush(generation: int, *mutations: pb.Mutation) -> Any:
         request = pb.FlushRequest(
@@ -227,6 +229,7 @@ def test_a_pipelined_transaction_sends_each_flush_and_commits_the_last_generatio
     assert not flush(2, put(b"b", b"2")), "the same again changes nothing"
     mine = cluster.call(pb.BufferBatchGetRequest(keys=[b"a", b"b", b"c", b"d"], version=start_ts), b"a")
     assert [(pair.key, pair.value) for pair in mine.pairs] == [(b"a", b"1"), (b"b", b"2"), (b"c", b"")]
+    cluster.tso.advance(1000)
     client.until(lambda: feed.resolved_ts == start_ts - 1)
     beat = pb.TxnHeartBeatRequest(primary_lock=b"a", start_version=start_ts, min_commit_ts=start_ts + 50)
     cluster.call(beat, b"a")
