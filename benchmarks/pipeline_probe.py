@@ -28,7 +28,7 @@ from tidegate.pipeline import job
 from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.offsets import Offset
-from tidegate.pipeline.source import START_FILE, EventReader, EventSource
+from tidegate.pipeline.source import EventReader, EventSource
 from tidegate.spark.session import open_session
 
 TASKS = {"count": encode_and_count, "deliver": deliver, "timed": deliver_timed}
@@ -73,7 +73,7 @@ def start_in_source(
             rows = [row.asDict() for row in found]
             control.send(job.checkpoint(spec, rows, time.monotonic() - began))
 
-    folder = spec.feed_dir / "spark" / f"checkpoint-{spec.incarnation}"
+    folder = spec.work_dir / "checkpoint"
     stream = events.option("tasks", job.tasks(spark)).load().writeStream.foreachBatch(run_batch)
     stream = stream.option("checkpointLocation", str(folder)).trigger(processingTime="0 seconds")
     return stream.queryName(spec.changefeed).start()
@@ -87,7 +87,7 @@ def run(path: Path, task: str, settings: dict[str, str]) -> None:
         spark = open_session(
             f"bench {spec.changefeed}",
             spec.config.tidegate.spark_master,
-            spec.feed_dir / "spark",
+            spec.work_dir,
             job.DAEMON,
             trial=settings,
         )
@@ -95,7 +95,7 @@ def run(path: Path, task: str, settings: dict[str, str]) -> None:
             offset = Offset(spec.token, dict(Barrier.load(spec.feed_dir / "barrier.json").spans))
         else:
             offset = job.first_offset(spec)
-        (spec.feed_dir / START_FILE).write_text(json.dumps(offset.to_json()))
+        spec.start_file.write_text(json.dumps(offset.to_json()))
         if task == "in-source":
             query = start_in_source(spark, spec, path, control)
         else:

@@ -280,7 +280,7 @@ class Rig:
             "metadata_path": str(metadata),
             "socket_path": str(self.folder / "control.sock"),
         }
-        path = self.feed_dir / "spec.json"
+        path = self.feed_dir / "spec-1.json"
         path.write_text(json.dumps(spec))
         return path
 

@@ -63,7 +63,7 @@ class RecordedFeed:
                 self.rows.setdefault(table, []).append(row)
 
     def write(self, incarnation: int = 1, slots: int = 4, settings: dict[str, Any] | None = None) -> Path:
-        """The feed files of an incarnation, over an event store filled once; returns spec.json's path.
+        """The feed files of an incarnation, over an event store filled once; returns its spec's path.
 
         settings: of the changefeed, as in its file.
         """
@@ -88,7 +88,9 @@ class RecordedFeed:
             "metadata_path": str(self.folder / "metadata.db"),
             "socket_path": str(self.folder / "control.sock"),
         }
-        path = self.feed_dir / "spec.json"
+        for earlier in self.feed_dir.glob("spec-*.json"):
+            earlier.unlink()
+        path = self.feed_dir / Grant((1, 1), incarnation, slots).spec_file
         path.write_text(json.dumps(spec))
         return path
 

@@ -16,6 +16,10 @@ from tests.pipeline.recorded import RecordedFeed
 from tests.pipeline.test_job import BANK, UPTO, expected, found
 from tools.processes import descendants
 
+from tidegate.errors import Fenced
+from tidegate.pipeline.deliver import Worker, worker_of
+from tidegate.pipeline.feed import FeedSpec
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
@@ -55,6 +59,21 @@ def stop_while_delivering(feed: RecordedFeed, driver: int, whole: bool) -> list[
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     return pids
+
+
+def test_a_task_that_begins_after_its_incarnation_was_replaced_is_not_its_successor(tmp_path: Path) -> None:
+    """A driver that wakes up goes on with tasks, which learn who they are when they begin."""
+    feed = RecordedFeed(tmp_path, BANK, "kafka://127.0.0.1:1/none?protocol=canal-json", UPTO)
+    first = feed.write(incarnation=1)
+    assert FeedSpec.load(first).incarnation == 1
+    second = feed.write(incarnation=2)
+
+    def never(spec: FeedSpec) -> Worker:
+        raise AssertionError(f"a writer for incarnation {spec.incarnation}")
+
+    with pytest.raises(Fenced, match="has been replaced"):
+        worker_of(str(first), never)
+    assert FeedSpec.load(second).incarnation == 2
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["driver", "worker"])

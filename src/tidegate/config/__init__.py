@@ -6,7 +6,7 @@ protocol or option is answered with the nearest valid name; an option that TiCDC
 carry out yet is accepted only at TiCDC's default, so that nothing is silently ignored. Options that only
 tune TiCDC's own worker pools are accepted and have no effect.
 
-Used by the API and the CLI (validation), by the pipeline and the owner's sink (`spec.json` holds
+Used by the API and the CLI (validation), by the pipeline and the owner's sink (a feed's spec holds
 `ReplicaConfig.to_json`), and by whoever opens a topic by URI. `reading` is where to begin.
 """
 

@@ -162,6 +162,11 @@ class Grant:
     slots: int
     """Transactional ids 0..slots-1 that any incarnation has ever used; never shrinks."""
 
+    @property
+    def spec_file(self) -> str:
+        """The name of the file that tells this incarnation, and no other, what it is."""
+        return f"spec-{self.incarnation}.json"
+
     def to_bytes(self) -> bytes:
         """As stored."""
         return _bytes(

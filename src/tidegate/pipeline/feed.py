@@ -1,8 +1,10 @@
 """What a pipeline process is told: the files the control process writes, read at the edge of each process.
 
-`spec.json` is written once per incarnation; `barrier.json` is replaced whenever spans or the barrier change;
-both atomically. The grant lies in the metadata store and is read from there, never from a file, since a
-fence must not be stale.
+`spec-N.json` tells incarnation N, and no other, who it is; a later one removes it. Were there one file for
+all, a process that had been stopped and replaced would wake up as its successor. What N leaves for itself
+bears its number too: `start-N.json`, `spark-N/`. `barrier.json` is replaced whenever spans or the barrier
+change. The grant lies in the metadata store and is read from there, never from a file, since a fence must
+not be stale.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from tidegate.sink.kafka import progress_topic, transactional_id
 
 GRANT_READ_S = 10.0
 LOAD_FILE = "load.json"
-"""Beside `spec.json` while the feed's initial load is not known to be durable."""
+"""Beside the spec while the feed's initial load is not known to be durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,15 @@ class FeedSpec:
 
     @classmethod
     def load(cls, path: Path) -> FeedSpec:
-        """Read `spec.json`."""
-        found = json.loads(path.read_text())
+        """Read an incarnation's spec. Raises Fenced when a later one has taken its place."""
+        try:
+            found = json.loads(path.read_text())
+        except FileNotFoundError as error:
+            raise Fenced(
+                "This incarnation of the changefeed has been replaced.",
+                where=str(path),
+                why="its spec is gone: the next incarnation removes it",
+            ) from error
         uri = parse_sink_uri(found["sink_uri"])
         return cls(
             cluster_id=found["cluster_id"],
@@ -70,6 +79,16 @@ class FeedSpec:
     def changefeed(self) -> str:
         """`namespace/id`."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def start_file(self) -> Path:
+        """Where the driver notes for Spark's source process where this incarnation begins."""
+        return self.feed_dir / f"start-{self.incarnation}.json"
+
+    @property
+    def work_dir(self) -> Path:
+        """Spark's files of this incarnation."""
+        return self.feed_dir / f"spark-{self.incarnation}"
 
     @property
     def progress_topic(self) -> str:

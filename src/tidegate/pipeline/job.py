@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -42,12 +41,12 @@ from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.load import InitialLoad
 from tidegate.pipeline.offsets import Offset
-from tidegate.pipeline.source import START_FILE, EventSource
+from tidegate.pipeline.source import EventSource
 from tidegate.sink.kafka import ensure_progress_topic, fence_slots, read_progress
 from tidegate.spark.session import open_session
 
 Task = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""(path of spec.json, batches of descriptors) -> batches of `deliver.REPORT`."""
+"""(path of the spec, batches of descriptors) -> batches of `deliver.REPORT`."""
 
 
 DAEMON: Final = "tidegate.pipeline.daemon"
@@ -82,11 +81,10 @@ def start_query(
         if reports:
             control.send(checkpoint(spec, [row.asDict() for row in reports], time.monotonic() - began))
 
-    checkpoint_dir = spec.feed_dir / "spark" / f"checkpoint-{spec.incarnation}"
     return (
         events.load()
         .writeStream.foreachBatch(run_batch)
-        .option("checkpointLocation", str(checkpoint_dir))
+        .option("checkpointLocation", str(spec.work_dir / "checkpoint"))
         .trigger(processingTime="0 seconds")
         .queryName(spec.changefeed)
         .start()
@@ -119,17 +117,17 @@ def run(path: Path) -> None:
     spec = FeedSpec.load(path)
     control = ControlClient(spec.socket_path, hello(spec))
     try:
-        work = spec.feed_dir / "spark"
-        shutil.rmtree(work, ignore_errors=True)
         # The JVM takes seconds to start: fence meanwhile.
         found: list[Offset | TidegateError] = []
         fencing = threading.Thread(target=_note, args=(found, spec))
         fencing.start()
-        spark = open_session(f"tidegate {spec.changefeed}", spec.config.tidegate.spark_master, work, DAEMON)
+        spark = open_session(
+            f"tidegate {spec.changefeed}", spec.config.tidegate.spark_master, spec.work_dir, DAEMON
+        )
         fencing.join()
         if isinstance(found[0], TidegateError):
             raise found[0]
-        (spec.feed_dir / START_FILE).write_text(json.dumps(found[0].to_json()))
+        spec.start_file.write_text(json.dumps(found[0].to_json()))
         signal.signal(signal.SIGTERM, _stop)
         control.send(
             {

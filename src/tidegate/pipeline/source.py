@@ -24,7 +24,6 @@ from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, ranges, waits
 
 DESCRIPTOR = "span string, after long, upto long"
-START_FILE = "start.json"
 LOOK_AGAIN_S: Final = 0.1
 
 
@@ -62,7 +61,7 @@ class EventReader(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the driver found this incarnation to begin."""
-        found: dict[str, Any] = json.loads((self._spec.feed_dir / START_FILE).read_text())
+        found: dict[str, Any] = json.loads(self._spec.start_file.read_text())
         return found
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:

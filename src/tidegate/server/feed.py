@@ -253,9 +253,8 @@ class Feed(FeedLife):
         match message["type"]:
             case "started":
                 if incarnation is not None:
-                    owner.report(
-                        grant.token, grant.incarnation, processor.first_offsets(message, self.plan.folder)
-                    )
+                    # Where it begins: the sink's own progress may be ahead of what was told.
+                    owner.report(grant.token, grant.incarnation, message["spans"])
                     owner.sink_open(incarnation.resolved_journal)
                     self.waiting_for = ""
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))

@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +33,11 @@ from tidegate.sink.kafka_owner import OwnerSink
 CLOSE_S: Final = 2.0
 """How long the end of a sink's last call is waited for."""
 
+OF_INCARNATIONS: Final = ("spec*.json", "start*.json", "spark*")
+"""What lies in a feed's folder for one incarnation only."""
+
 PipelineCommand = Callable[[Path], Sequence[str]]
-"""The command line of a pipeline process, given its spec.json."""
+"""The command line of a pipeline process, given its incarnation's spec."""
 
 
 class JournalView(Protocol):
@@ -174,7 +178,7 @@ class FeedPlan:
         return self.config.tidegate.slots or 2 * (os.cpu_count() or 1)
 
     def spec(self, grant: Grant) -> dict[str, Any]:
-        """`spec.json` of an incarnation."""
+        """What an incarnation is told, in its `Grant.spec_file`."""
         return {
             "cluster_id": self.cluster,
             "namespace": self.feed.namespace,
@@ -226,14 +230,28 @@ async def start(
     try:
         sink = await asyncio.shield(opening)
         await loop.run_in_executor(pool, _send, sink, first)
-        path = plan.folder / "spec.json"
-        replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
-        child = await spawn("pipeline", command(path), plan.folder / "log")
+        child = await spawn("pipeline", command(write_spec(plan, grant)), plan.folder / "log")
     except BaseException:
         opening.add_done_callback(_close_opened)
         pool.shutdown(wait=False)
         raise
     return Incarnation(grant, child, sink, pool)
+
+
+def write_spec(plan: FeedPlan, grant: Grant) -> Path:
+    """The spec of an incarnation, in a file of its own; what earlier ones had goes.
+
+    A process of an earlier incarnation that wakes up must never read who it is from its successor's.
+    """
+    path = plan.folder / grant.spec_file
+    for pattern in OF_INCARNATIONS:
+        for earlier in plan.folder.glob(pattern):
+            if earlier.is_dir():
+                shutil.rmtree(earlier, ignore_errors=True)
+            else:
+                earlier.unlink(missing_ok=True)
+    replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
+    return path
 
 
 def _send(sink: FeedSink, events: Iterable[DdlEvent]) -> None:
@@ -246,15 +264,3 @@ def _close_opened(opening: asyncio.Future[FeedSink]) -> None:
     """A sink whose incarnation never came to be is closed as soon as it is open."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def first_offsets(message: Mapping[str, Any], folder: Path) -> Mapping[str, int]:
-    """Where an incarnation begins, span -> ts: the sink's own progress, which may be ahead of what was told.
-
-    In its message `started`, or in the `start.json` that the pipeline wrote into the feed's folder before it.
-    """
-    spans: Mapping[str, int] | None = message.get("spans")
-    if spans is None:
-        found = json.loads((folder / "start.json").read_text())
-        spans = {name: int(ts) for name, ts in found.items() if name != "token"}
-    return spans
