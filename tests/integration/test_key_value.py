@@ -1,6 +1,6 @@
 """Feeds of keys without tables, transactional and raw: upstream, pullers, Spark, Kafka, at every Resolved.
 
-While they are written a region splits and both pullers are killed.
+Both begin with the keys there are. While they are written a region splits and both pullers are killed.
 """
 
 from __future__ import annotations
@@ -149,10 +149,17 @@ def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster)
     cluster.start_server()
     raw_uri, txn_uri = (cluster.uri.replace("?", f"-{mode}?", 1) for mode in ("raw", "txn"))
     keys = ("--start-key", "k", "--end-key", "m", "--format", "raw")
+    from_first = cluster.folder / "from_first.toml"
+    from_first.write_text("check-gc-safe-point = false\n")
+    with PdClient(cluster.pd) as pd:
+        transactions(pd, 100, 12)
+        RawClient(pd, TENANT).call("RawPut", b"k0", value=b"before", ttl=1000)
     for name, uri, *options in (
-        ("raw", raw_uri, "--kv-mode", "rawkv", "--keyspace", "tenant", *keys),
-        ("txn", txn_uri, "--kv-mode", "txnkv", "--key-prefix", b"txn/".hex()),
+        ("raw", raw_uri, "--kv-mode", "rawkv", "--keyspace", "tenant", *keys, "--start-ts", "1"),
+        ("txn", txn_uri, "--kv-mode", "txnkv", "--key-prefix", b"txn/".hex(), "--initial-load"),
     ):
+        if name == "raw":
+            options += ["--config", str(from_first)]
         create = ("changefeed", "create", "--server", cluster.server, "-c", name, "--sink-uri", uri)
         cluster.run(*create, *options)
         if name == "raw":
@@ -185,8 +192,11 @@ def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster)
         txn_changes = changes_of(txn)
         marks = sorted({one.ts for part in txn.values() for one in part if isinstance(one, KeyResolved)})
         for ts in [*marks[:: max(1, len(marks) // 12)], marks[-1]]:
-            truth = dict(Snapshot(pd, ts).scan(TXN)) if ts > began else {}
-            assert state_at(txn_changes, ts) == truth
+            assert state_at(txn_changes, ts) == dict(Snapshot(pd, ts).scan(TXN))
+        loaded = {change.key: change.value for change in txn_changes if change.commit_ts == began}
+        assert loaded == dict(Snapshot(pd, began).scan(TXN))
+        assert len(loaded) > 20
+        assert marks[0] >= began
         assert len(txn_changes) > 150
         raw_found = topic(raw_uri)
         changes = changes_of(raw_found)
@@ -195,13 +205,14 @@ def test_keys_arrive_as_upstream_has_them_at_every_resolved_ts(cluster: Cluster)
         history.setdefault(change.key, []).append((change.op, change.value))
     counted = [(PUT, b"%d" % n) for n in range(1, 46)]
     assert history == {
+        b"k0": [(PUT, b"before")],
         b"k1": [(PUT, b"for a while")],
         b"k2": [(PUT, b""), (DELETE, b"")],
         b"k3": counted,
         b"k7": [*counted, (DELETE, b"")],
     }
-    expiry = next(change.expires for change in changes if change.key == b"k1")
-    assert abs(expiry - now_s - 1000) < 60
-    assert [change.expires for change in changes if change.key != b"k1"] == [0] * (len(changes) - 1)
+    expiries = {change.key: change.expires for change in changes if change.expires}
+    assert expiries.keys() == {b"k0", b"k1"}
+    assert all(abs(expiry - now_s - 1000) < 60 for expiry in expiries.values())
     last = max(one.ts for part in raw_found.values() for one in part if isinstance(one, KeyResolved))
     assert physical_ms(last) <= int(time.time() * 1000) - 3000, "the safe interval of raw keys"

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.config import TXN_MODE
+from tidegate.errors import Retryable
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pages import columns_of, pages
 from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import RegionRequester
 from tidegate.kvclient.snapshot import Snapshot, following
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
+from tidegate.kvclient.upstream_control import UpstreamControl
+from tidegate.model.key_range import after_all, front_of
 from tidegate.model.span import Span
 from tidegate.proto import errorpb_pb2 as errorpb
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
+from tidegate.tables.reader import cut_at, region_starts
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.server import EmbeddedUpstream
 
 PAIRS = st.lists(st.tuples(st.binary(max_size=300), st.binary(max_size=300)), max_size=8)
 
@@ -71,3 +82,37 @@ def test_pages_hold_what_a_scan_gives_though_a_lock_is_in_the_way(pd: PdClient) 
     assert pairs == list(Snapshot(pd, ts).scan(span))
     assert [key for key, _ in pairs] == [key for key in keys if span.contains(key)]
     assert len(found) > 1
+
+
+@pytest.mark.integration
+def test_pages_of_a_keyspace_are_asked_for_in_it(tmp_path: Path) -> None:
+    front = front_of(TXN_MODE, 1)
+    written = [front + b"%03d" % n for n in range(300)]
+    with (
+        EmbeddedUpstream(tmp_path, api_version=2, keyspaces=["one"], regions=2) as upstream,
+        PdClient(upstream.pd_addr) as pd,
+    ):
+        requester, start_ts = RegionRequester(pd, 1), pd.tso()
+        prewrite = kvrpcpb.PrewriteRequest(
+            mutations=[kvrpcpb.Mutation(op=kvrpcpb.Put, key=key, value=key) for key in written],
+            primary_lock=written[0],
+            start_version=start_ts,
+            lock_ttl=3000,
+        )
+        requester.at_key(written[0], "KvPrewrite", prewrite, Backoff())
+        commit = kvrpcpb.CommitRequest(keys=written, start_version=start_ts, commit_version=pd.tso())
+        requester.at_key(written[0], "KvCommit", commit, Backoff())
+        UpstreamControl(pd).split(0, [encode_bytes(written[100])])
+        span = Span(front, after_all(front))
+        found = list(pages(pd, Snapshot(pd, pd.tso(), keyspace_id=1), span))
+        assert [key for page in found for key in page.column(0).to_pylist()] == written
+        with pytest.raises(Retryable, match="API V1 may name"):
+            list(pages(pd, Snapshot(pd, pd.tso()), span))
+
+
+@pytest.mark.integration
+def test_a_span_without_end_is_cut_where_regions_end(pd: PdClient) -> None:
+    UpstreamControl(pd).split(0, [encode_bytes(key) for key in (b"a", b"k", b"t")])
+    for span, inside in ((Span(b"", b""), [b"a", b"k", b"t"]), (Span(b"b", b""), [b"k", b"t"])):
+        ranges = cut_at([key for key in region_starts(pd, span) if key in (b"a", b"k", b"t")], span)
+        assert ranges == [Span(*edges) for edges in pairwise([span.start, *inside, b""])]

@@ -47,7 +47,7 @@ def create(
     start_ts: Annotated[int, typer.Option(min=0, help="Replicate commits above this ts; 0: now.")] = 0,
     target_ts: Annotated[int, typer.Option(min=0, help="Stop after this ts; 0: never.")] = 0,
     initial_load: Annotated[
-        bool, typer.Option("--initial-load", help="Begin with the rows there are at the start ts.")
+        bool, typer.Option("--initial-load", help="Begin with the rows, or keys, there are at the start ts.")
     ] = False,
     kv_mode: Annotated[
         str, typer.Option(help="tidb: tables; txnkv, rawkv: keys without tables, see docs/key-value.md.")

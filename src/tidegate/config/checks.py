@@ -17,6 +17,7 @@ from tidegate.config.values import (
     PROTOCOL_ALIASES,
     PROTOCOLS,
     PROTOCOLS_TO_COME,
+    RAW_MODE,
     SASL_MECHANISMS,
     nearest,
 )
@@ -150,6 +151,15 @@ def _check_keys(config: ReplicaConfig) -> None:
             why=why,
             fix=fix,
         )
+    if own.kv_mode == RAW_MODE and own.initial_load:
+        raise InvalidInput(
+            "kv-mode = 'rawkv' does not go with initial-load.",
+            where="changefeed configuration",
+            why="raw keys have no snapshot: whatever ts is asked for, TiKV answers a key's newest value, and "
+            "a scan tells neither its ts nor when it expires",
+            fix="leave it out; with --start-ts 1 and check-gc-safe-point = false the stream itself begins "
+            "with every key's newest version",
+        )
 
 
 def _of_tables(config: ReplicaConfig) -> list[str]:
@@ -161,7 +171,6 @@ def _of_tables(config: ReplicaConfig) -> list[str]:
         ("[[sink.dispatchers]]", bool(sink.dispatchers)),
         ("[[sink.column-selectors]]", bool(sink.column_selectors)),
         ("[integrity]", config.integrity.checks),
-        ("initial-load", config.tidegate.initial_load),
     )
     return [name for name, is_given in given if is_given]
 

@@ -159,7 +159,7 @@ class TidegateConfig:
     resolved_interval: float = setting(0.1, "duration")
     """Seconds between two Resolved messages at least."""
     initial_load: bool = False
-    """True: the feed begins with the rows there are at its start-ts (docs/initial-load.md)."""
+    """True: the feed begins with the rows, or keys, there are at its start-ts (docs/initial-load.md)."""
     load_rows_per_second: int = 0
     """The initial load reads no faster, over all tasks; 0: as fast as it can."""
     load_bytes_per_second: int = 0

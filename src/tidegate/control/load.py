@@ -1,9 +1,10 @@
 """The initial load of a feed: its ranges, what is left of them, how fast it may go, how far it is. Pure.
 
-The plan is made once, of the tables at the load's ts and the regions there are then, and kept in `load.json`.
-A range is a piece of key space, read from whatever regions hold it when it is read, so a plan stays right
-when regions split, merge or move. What of a range is durable lies with its rows at the sink; `LoadQueue`
-begins with that, hands out shares of what is left, and takes back what a task has not done.
+The plan is made once, of the tables at the load's ts (or of the keys that the feed follows) and the regions
+there are then, and kept in `load.json`. A range is a piece of key space, read from whatever regions hold it
+when it is read, so a plan stays right when regions split, merge or move. What of a range is durable lies with
+its rows at the sink; `LoadQueue` begins with that, hands out shares of what is left, and takes back what a
+task has not done.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ SHARE_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class LoadRange:
-    """A piece of one physical table's record keys."""
+    """A piece of one physical table's record keys, or of the keys that a feed without tables follows (0)."""
 
     id: str
     physical_id: int

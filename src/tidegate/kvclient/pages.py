@@ -17,7 +17,7 @@ import pyarrow as pa
 from tidegate.kernel import address, buffer
 from tidegate.kvclient.page_kernels import take_pairs
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.region_request import STORE_TIMEOUT_S, fill_context
+from tidegate.kvclient.region_request import STORE_TIMEOUT_S
 from tidegate.kvclient.snapshot import Snapshot, following
 from tidegate.model.span import Span
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
@@ -54,7 +54,6 @@ def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBat
 def _page(pd: PdClient, snapshot: Snapshot, span: Span, rows: int) -> tuple[pa.RecordBatch, Span | None]:
     """One page, and what is left of the span."""
     region, request = snapshot.scan_request(span.start, span.end, rows)
-    fill_context(request.context, region, pd.cluster_id)
     channel = pd.channels.get(pd.store_address(region.leader_store_id))
     call = channel.unary_unary(_METHOD, request_serializer=kvrpcpb.ScanRequest.SerializeToString)
     try:

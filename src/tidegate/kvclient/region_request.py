@@ -45,10 +45,7 @@ class RegionRequester:
         Sets region, epoch, peer and cluster id of `request.context`; its other fields are the caller's.
         """
         address = self.pd.store_address(region.leader_store_id)
-        fill_context(request.context, region, self.pd.cluster_id)
-        if self._keyspace_id >= 0:
-            request.context.api_version = kvrpcpb.V2
-            request.context.keyspace_id = self._keyspace_id
+        self.fill_context(request.context, region)
         stub = tikvpb_pb2_grpc.TikvStub(self.pd.channels.get(address))
         try:
             response = getattr(stub, method)(request, timeout=STORE_TIMEOUT_S)
@@ -57,6 +54,13 @@ class RegionRequester:
         if response.HasField("region_error"):
             self._region_failed(region, method, response.region_error, backoff)
         return response
+
+    def fill_context(self, context: kvrpcpb.Context, region: RegionInfo) -> None:
+        """Address a request to the region's leader, in the keyspace."""
+        fill_context(context, region, self.pd.cluster_id)
+        if self._keyspace_id >= 0:
+            context.api_version = kvrpcpb.V2
+            context.keyspace_id = self._keyspace_id
 
     def by_region(
         self, keys: Iterable[bytes], backoff: Backoff, send: Callable[[RegionInfo, list[bytes]], None]

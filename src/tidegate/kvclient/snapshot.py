@@ -28,12 +28,18 @@ IGNORED_MAX: Final = 1024
 
 
 class Snapshot:
-    """The store as it was at `ts`. Not thread-safe; cheap to make."""
+    """The store as it was at `ts`. Not thread-safe; cheap to make.
 
-    def __init__(self, pd: PdClient, ts: int, *, budget_ms: int = DEFAULT_BUDGET_MS) -> None:
+    `keyspace_id`: of API V2, whose keys are read, each with its four bytes of mode and keyspace; -1: keys of
+    API V1 or TiDB's.
+    """
+
+    def __init__(
+        self, pd: PdClient, ts: int, *, budget_ms: int = DEFAULT_BUDGET_MS, keyspace_id: int = -1
+    ) -> None:
         self.ts = ts
         self._pd = pd
-        self._requester = RegionRequester(pd)
+        self._requester = RegionRequester(pd, keyspace_id)
         self._resolver = LockResolver(self._requester)
         self._ignored: list[int] = []
         self._budget_ms = budget_ms
@@ -92,13 +98,15 @@ class Snapshot:
             return pairs, following(last, len(pairs), size, limit, request.end_key, end)
 
     def scan_request(self, start: bytes, end: bytes, limit: int) -> tuple[RegionInfo, kvrpcpb.ScanRequest]:
-        """What a page is asked for with: the region of `start`, and how far the page may go in it."""
+        """What a page is asked for with, and where: the region of `start`, no further than that goes."""
         region = self._pd.regions.locate_start(start)
         region_end = decode_bytes(region.end_key)[0] if region.end_key else b""
         stop = min(e for e in (end, region_end) if e) if end or region_end else b""
-        return region, kvrpcpb.ScanRequest(
+        request = kvrpcpb.ScanRequest(
             context=self._context(), start_key=start, limit=limit, version=self.ts, end_key=stop
         )
+        self._requester.fill_context(request.context, region)
+        return region, request
 
     def _batch_get(self, keys: list[bytes], found: dict[bytes, bytes], backoff: Backoff) -> None:
         def send(region: RegionInfo, members: list[bytes]) -> None:

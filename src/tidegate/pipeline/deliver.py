@@ -167,7 +167,7 @@ class Worker:
         schemas = None if self.schemas is None else self.schemas.upto(one.upto)
         blocks = reader.read(self.spec.store_dir, one.span, one.after, one.upto)
         for block, next_ts in _with_next(blocks):
-            encoded = self._encode(block, schemas)
+            encoded = self.encode(block, schemas)
             self.set_aside(one.span, encoded)
             batch.add(encoded, report)
             if next_ts > encoded.last_ts:
@@ -176,11 +176,14 @@ class Worker:
                     batch.commit()
         batch.progress(one.span, report, one.upto)
 
-    def _encode(self, block: pa.RecordBatch, schemas: SchemaStore | None) -> stages.Encoded:
+    def encode(
+        self, block: pa.RecordBatch, schemas: SchemaStore | None, *, at: int | None = None
+    ) -> stages.Encoded:
+        """All stages over a block of entries; `schemas` is None for a feed of keys. `at` as `stages.run`."""
         if schemas is None:
             assert self.keys is not None
             return stages.run_keys(block, self.keys, self.partitions)
-        return stages.run(block, schemas, self.plan, self.clock.now_ms())
+        return stages.run(block, schemas, self.plan, self.clock.now_ms(), at=at)
 
     def set_aside(self, span: str, encoded: stages.Encoded) -> None:
         """Keep damaged entries with their bytes, durably, before anything after them goes out.

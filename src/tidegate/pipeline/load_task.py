@@ -1,8 +1,9 @@
 """The task of an initial load: ranges of the snapshot in, durable rows in Kafka out.
 
 Pages of keys and values at the load's ts become entries, and go through the stages and the slot of the stream
-as inserts with the load's ts as commit ts. Each transaction carries, beside its rows, from where each of its
-ranges goes on. A task ends after `TASK_S`, or its share of the pace; the driver hands out what is left.
+as inserts with the load's ts as commit ts; keys of a feed without tables as puts, likewise. Each
+transaction carries, beside its rows, from where each of its ranges goes on. A task ends after `TASK_S`, or
+its share of the pace; the driver hands out what is left.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from tidegate.kvclient.pages import pages
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, PUT
-from tidegate.pipeline import stages
 from tidegate.pipeline.deliver import Report, Transaction, Worker, on_kafka, worker_of
 from tidegate.sink.load_progress import LoadProgress, load_key
 
@@ -70,8 +70,7 @@ class Loader:
 
     def __init__(self, worker: Worker, batch: Transaction, pd: PdClient, task: LoadTask) -> None:
         self._worker, self._batch, self._pd, self._task = worker, batch, pd, task
-        assert worker.schemas is not None, "a feed of keys has no initial load"
-        self._schemas = worker.schemas.upto(task.ts)
+        self._schemas = None if worker.schemas is None else worker.schemas.upto(task.ts)
         self._until = time.monotonic() + TASK_S
         self._reports: list[LoadReport] = []
 
@@ -87,11 +86,11 @@ class Loader:
         return self._reports
 
     def _load(self, one: Left, told: LoadReport) -> None:
-        snapshot = Snapshot(self._pd, self._task.ts)
+        keyspace = self._worker.spec.config.tidegate.keyspace_id
+        snapshot = Snapshot(self._pd, self._task.ts, keyspace_id=keyspace)
         for page in pages(self._pd, snapshot, one.span):
             block = entries(page, self._task.ts)
-            now_ms = self._worker.clock.now_ms()
-            encoded = stages.run(block, self._schemas, self._worker.plan, now_ms, at=self._task.ts)
+            encoded = self._worker.encode(block, self._schemas, at=self._task.ts)
             self._worker.set_aside(one.id, encoded)
             self._batch.add(encoded, told.report)
             told.rows += page.num_rows

@@ -175,7 +175,7 @@ class Feed(FeedLife):
         return await asyncio.to_thread(SchemaTracker.load, snapshot, self.captured.store, self._filter)
 
     async def _plan_load(self) -> None:
-        """The ranges of the initial load, of the tables there are at the checkpoint."""
+        """The ranges of the initial load, of the tables there are at the checkpoint, or of the keys."""
         assert self._tracker is not None
         self.waiting_for = "regions from PD"
         tables = self._tracker.initial
@@ -185,8 +185,9 @@ class Feed(FeedLife):
         self.load = dataclasses.replace(self.load, ranges=len(self._load_plan.ranges))
 
     def _definitions(self) -> list[DdlEvent]:
-        """What is told of the tables before their rows."""
-        assert isinstance(self._tracker, SchemaTracker)
+        """What is told of the tables before their rows; keys need no telling."""
+        if not isinstance(self._tracker, SchemaTracker):
+            return []
         return initial_load.definitions(self._tracker.followed(self.persisted), self._filter, self.persisted)
 
     def _frontier(self) -> dict[str, int]:

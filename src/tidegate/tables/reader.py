@@ -67,8 +67,9 @@ def spans_of(pd: PdClient, table: TableSchema) -> list[Span]:
 
 
 def cut_at(bounds: Sequence[bytes], span: Span) -> list[Span]:
-    """A span cut at raw keys inside it."""
-    edges = [span.start, *(key for key in bounds if span.start < key < span.end), span.end]
+    """A span cut at raw keys inside it. An empty end is no end."""
+    inside = (key for key in bounds if span.start < key and (not span.end or key < span.end))
+    edges = [span.start, *inside, span.end]
     return [Span(low, end) for low, end in pairwise(edges)]
 
 
@@ -78,7 +79,7 @@ def region_starts(pd: PdClient, span: Span) -> list[bytes]:
     region = pd.regions.locate_start(span.start)
     while region.end_key:
         end = decode_bytes(region.end_key)[0]
-        if end >= span.end:
+        if span.end and end >= span.end:
             break
         found.append(end)
         region = pd.regions.locate_start(end)
