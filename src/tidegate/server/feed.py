@@ -109,8 +109,8 @@ class Feed(FeedLife):
         return span_id(self._ddl_span, self.config.tidegate.kv_mode)
 
     async def _settle(self) -> None:
-        if self._saving is not None:
-            await asyncio.wait([self._saving])
+        while beside := [job for job in (*self._jobs, self._saving) if job is not None and not job.done()]:
+            await asyncio.wait(beside)
 
     def _close(self, *, forget: bool = False) -> None:
         """Let go of catalogue and spans; the next start opens them at the stored checkpoint."""
@@ -121,7 +121,10 @@ class Feed(FeedLife):
     def warn(self, error: FeedError) -> None:
         """Show a trouble that does not stop the pipeline."""
         if self.life.runs:
-            self._spawn(self._become(self.life.warned(error)))
+            self._spawn(self._show(error))
+
+    async def _show(self, error: FeedError) -> None:
+        await self._become(self.life.warned(error))
 
     # --- replication ---------------------------------------------------------------------------------
 

@@ -39,8 +39,11 @@ class FeedLife(ABC):
         self.persisted = status.checkpoint_ts
         """Durable in the metadata store: where a restart begins; never above what is durable downstream."""
         self.waiting_for = ""
+        self.turn = asyncio.Lock()
+        """Held by whoever asks something of the feed, from the first look at its state to the last write."""
         self._filter = FeedFilter.of(self.config)
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Lock()
 
     @abstractmethod
     async def _replicate(self) -> None:
@@ -61,13 +64,17 @@ class FeedLife(ABC):
 
     async def stop(self, *, forget: bool = False) -> None:
         """End the loop and everything it started; the stored state stays. `forget`: for ever."""
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-        await self._settle()
-        self._close(forget=forget)
+        # A second cancellation would cut off the end of the incarnation: its process would live on.
+        async with self._stopping:
+            if self._task is not None:
+                self._task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self._task
+                self._task = None
+            await self._settle()
+            if forget:
+                self.life = Life(State.REMOVED)
+            self._close(forget=forget)
 
     async def command(self, command: Command) -> None:
         """Pause or resume, durably. Raises InvalidInput when the feed's state does not allow it."""
@@ -89,15 +96,16 @@ class FeedLife(ABC):
 
     async def lose_history(self, safe_point: int) -> None:
         """Upstream no longer has what the feed would need: it cannot go on."""
-        if self.life.ended and self.life.state is not State.STOPPED:
-            return
-        await self.stop()
-        error = Fatal(
-            f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {safe_point} has passed the checkpoint.",
-            where=f"changefeed {self.id}, checkpoint {self.persisted}",
-            fix="remove the changefeed and create it again from a later start-ts",
-        )
-        await self._become(Life(State.FAILED, self._feed_error(error)))
+        async with self.turn:
+            if self.life.ended and self.life.state is not State.STOPPED:
+                return
+            await self.stop()
+            error = Fatal(
+                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {safe_point} has passed the checkpoint.",
+                where=f"changefeed {self.id}, checkpoint {self.persisted}",
+                fix="remove the changefeed and create it again from a later start-ts",
+            )
+            await self._become(Life(State.FAILED, self._feed_error(error)))
 
     async def _become(self, life: Life) -> None:
         """Take on a new life; state and error are stored when they changed."""

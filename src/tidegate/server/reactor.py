@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -54,8 +54,8 @@ SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
 CREATING_TTL_S: Final = 3600
 SHOWN_TABLES: Final = 20
-UPDATABLE: Final = (State.STOPPED, State.FAILED)
 """How many tables without a key an error, or a changefeed's status, names."""
+UPDATABLE: Final = (State.STOPPED, State.FAILED)
 FIXED: Final = ("initial_load", "kv_mode", "keyspace", "keyspace_id", "start_key", "end_key", "key_prefix")
 """Settings of `[tidegate]` that a feed has for life."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
@@ -291,8 +291,22 @@ class Reactor:
 
     async def command(self, feed: FeedId, command: Command) -> None:
         """Pause or resume a feed."""
-        await self.get(feed).command(command)
+        async with self._in_turn(feed) as found:
+            await found.command(command)
         self._gc_now.set()
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self, feed: FeedId) -> AsyncIterator[Feed]:
+        """A feed, for one request at a time: each sees what the one before has made of it.
+
+        Raises Refused (CDC:ErrChangeFeedNotExists), also when an earlier request has removed it.
+        """
+        while True:
+            found = self.get(feed)
+            async with found.turn:
+                if self.feeds.get(feed) is found:
+                    yield found
+                    return
 
     async def update(
         self, feed: FeedId, sink_uri: str = "", config: Mapping[str, Any] | None = None, target_ts: int = 0
@@ -301,8 +315,15 @@ class Reactor:
 
         Raises Refused while it runs, for a target the feed has passed, and for what `create` refuses.
         """
-        found = self.get(feed)
-        info = found.info
+        async with self._in_turn(feed) as found:
+            await self._update_stopped(found, sink_uri, config, target_ts)
+        event(LOG, logging.INFO, "changefeed updated", changefeed=str(feed))
+        return found
+
+    async def _update_stopped(
+        self, found: Feed, sink_uri: str, config: Mapping[str, Any] | None, target_ts: int
+    ) -> None:
+        feed, info = found.id, found.info
         if found.life.state not in UPDATABLE:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
@@ -340,20 +361,19 @@ class Reactor:
                 instance=uuid.uuid4().hex if moved else info.instance,
             )
         )
-        event(LOG, logging.INFO, "changefeed updated", changefeed=str(feed))
-        return found
 
     async def remove(self, feed: FeedId) -> None:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
-        found = self.get(feed)
-        await found.stop(forget=True)
         node = self.node
-        await node.write(
-            Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
-        )
-        del self.feeds[feed]
-        await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
-        await self._forget_progress(found)
+        async with self._in_turn(feed) as found:
+            await found.stop(forget=True)
+            await node.write(
+                Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
+            )
+            await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
+            await self._forget_progress(found)
+            # Last: a feed of the same name has folder and topic in the same place.
+            del self.feeds[feed]
         await self._tend_gc(force=True)
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
 
@@ -423,8 +443,7 @@ class Reactor:
     async def _tend_gc(self, *, force: bool = False) -> None:
         """Renew the safepoint when due; a feed whose history is gone fails for good."""
         node = self.node
-        needs = {f.id: (f.life.state, f.persisted) for f in self.feeds.values()}
-        hold = self._gc.tick(needs, node.clock.monotonic(), force=force)
+        hold = self._gc.tick(self._needs(), node.clock.monotonic(), force=force)
         if hold is None:
             return
         try:
@@ -434,9 +453,17 @@ class Reactor:
             self._gc.failed()
             self.gc_error = error.what
             return
-        for lost in self._gc.lost(needs, least):
-            if self.feeds[lost].config.check_gc_safe_point:
-                await self.feeds[lost].lose_history(least)
+        for lost in [self.feeds[name] for name in self._gc.lost(self._needs(), least)]:
+            if not lost.config.check_gc_safe_point:
+                continue
+            try:
+                await lost.lose_history(least)
+            except TidegateError as error:
+                # The housekeeping goes on: it holds the history of the other feeds.
+                event(LOG, logging.ERROR, "failure not stored", changefeed=str(lost.id), error=str(error))
+
+    def _needs(self) -> dict[FeedId, tuple[State, int]]:
+        return {f.id: (f.life.state, f.persisted) for f in self.feeds.values()}
 
     def _update(self, hold: Hold) -> int:
         service = service_id(self.node.cluster)

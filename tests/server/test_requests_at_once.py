@@ -1,0 +1,108 @@
+"""Requests about one changefeed that come while an earlier one is still being carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.test_capture import Running, bank, capture, wait_for
+
+from tidegate.control.changefeed import Command
+from tidegate.control.metadata import FeedError, FeedId
+from tidegate.errors import InvalidInput
+from tidegate.kvclient.pd import PdClient
+from tidegate.server.reactor import Reactor, check_new
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+
+__all__ = ["bank", "capture"]
+
+ONE = FeedId("default", "one")
+
+
+def ask(capture: Running, *requests: Coroutine[Any, Any, Any]) -> list[Any]:
+    """What each raises or returns; each begins as soon as the one before has to wait."""
+
+    async def together() -> list[Any]:
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    return asyncio.run_coroutine_threadsafe(together(), capture._loop).result(60)
+
+
+def running(capture: Running, pd: PdClient) -> Reactor:
+    capture.create("one")
+    capture.wait_checkpoint("one", pd.tso())
+    return capture.capture.reactor
+
+
+async def once_it_ends(reactor: Reactor, request: Coroutine[Any, Any, Any]) -> None:
+    """The request, when an earlier one has begun to end the feed's pipeline process."""
+    while reactor.feeds[ONE]._incarnation is not None:
+        await asyncio.sleep(0.01)
+    await request
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_second_pause_does_not_save_the_pipeline_process_from_the_first(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    reactor, pid = running(capture, pd), capture.pipeline_pid("one")
+    os.kill(pid, signal.SIGSTOP)
+    again = once_it_ends(reactor, reactor.command(ONE, Command.PAUSE))
+    assert ask(capture, reactor.command(ONE, Command.PAUSE), again) == [None, None]
+    assert not exists(pid)
+    assert capture.feed("one")["state"] == "stopped"
+
+
+def test_a_feed_that_is_removed_while_it_is_paused_does_not_come_back(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    reactor, pid = running(capture, pd), capture.pipeline_pid("one")
+    feed = reactor.feeds[ONE]
+    asked = ask(capture, reactor.command(ONE, Command.PAUSE), reactor.remove(ONE))
+    assert asked == [None, None]
+    assert not exists(pid)
+    capture._loop.call_soon_threadsafe(feed.warn, FeedError("late", "CDC:ErrPuller", 0))
+    assert capture.feed("one")["error_code"] == "CDC:ErrChangeFeedNotExists"
+    stored = capture.capture.node.metadata.under("/tidegate/")
+    assert [kv.key.split("/")[-2] for kv in stored if kv.key.endswith("/one")] == ["grant"]
+
+
+def test_a_name_is_taken_until_all_of_the_removed_feed_is_gone(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    reactor = running(capture, pd)
+    new = check_new(ONE, "kafka://127.0.0.1:1/one?protocol=open-protocol", {}, 0, 0)
+
+    async def create() -> None:
+        # The API shows the feed until its progress topic is asked to be deleted, which no broker does here.
+        while (ONE, True) in [(name, feed.life.runs) for name, feed in reactor.feeds.items()]:
+            await asyncio.sleep(0.01)
+        await reactor.create(new)
+
+    removed, refused = ask(capture, reactor.remove(ONE), create())
+    assert removed is None
+    assert isinstance(refused, InvalidInput)
+    assert "already exists" in refused.what
+    assert capture.create("one")["http"] == 200
+
+
+def test_a_resume_waits_for_the_update_that_came_before_it(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    reactor = running(capture, pd)
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    end = pd.tso()
+    updated, resumed = ask(capture, reactor.update(ONE, target_ts=end), reactor.command(ONE, Command.RESUME))
+    assert (updated.id, resumed) == (ONE, None)
+    capture.wait_state("one", "finished")
+    wait_for(lambda: capture.lines("one")[-1] == {"resolved": end}, "the last Resolved")
