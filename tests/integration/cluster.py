@@ -95,13 +95,13 @@ class Cluster:
     def feed(self, name: str = "bank") -> dict[str, Any]:
         """What the API says of a feed."""
         found: dict[str, Any] = httpx.get(
-            f"http://{self.server}/api/v2/changefeeds/{name}", timeout=10
+            f"http://{self.server}/api/v2/changefeeds/{name}", timeout=PATIENCE_S
         ).json()
         return found
 
     def tso(self) -> int:
         """A timestamp of the upstream, now."""
-        found = httpx.post(f"http://{self.server}/api/v2/tso", json={}, timeout=10).json()
+        found = httpx.post(f"http://{self.server}/api/v2/tso", json={}, timeout=PATIENCE_S).json()
         return (int(found["timestamp"]) << 18) | int(found["logic_time"])
 
     def wait_checkpoint(self, ts: int, name: str = "bank", patience_s: float = PATIENCE_S) -> None:

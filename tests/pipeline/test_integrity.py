@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.pipeline.control_end import ControlEnd
+from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fatal
@@ -166,7 +166,7 @@ def test_the_job_tells_the_control_process_why_it_stopped(
             ]
             job = subprocess.Popen(command, stdout=log, stderr=log)
         error = control.wait_message(lambda m: m["type"] == "error")
-        assert job.wait(60) != 0
+        assert job.wait(PATIENCE_S) != 0
     assert error["what"].startswith("[CDC:ErrCorruptedDataMutation]changefeed default/recorded-")
     assert error["retry"] is False
     assert "quarantine.jsonl" in error["where"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.validators import read_topic, validate
-from tests.pipeline.control_end import ControlEnd
+from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.model.block import PUT
@@ -66,7 +66,7 @@ def test_every_row_of_a_recorded_log_is_on_the_topic_once_and_in_order(
         control.wait_spans(feed.last_ts)
     finally:
         job.send_signal(signal.SIGTERM)
-    assert job.wait(10) == 0
+    assert job.wait(PATIENCE_S) == 0
     keys = {"bank.accounts": ("id",), "bank.transfers": ("region", "id"), "bank.orders": ("id",)}
     report = validate(feed.sink_uri, keys)
     assert report.faults == []
@@ -106,7 +106,7 @@ def test_a_job_that_is_no_longer_granted_says_so_and_ends(feed: RecordedFeed, co
     spec = feed.write(incarnation=1)
     feed.grant(incarnation=2)
     job = start(spec)
-    assert job.wait(60) != 0
+    assert job.wait(PATIENCE_S) != 0
     error = control.wait_message(lambda m: m["type"] == "error")
     assert "Another incarnation" in error["what"]
     assert found(feed.sink_uri) == Counter()

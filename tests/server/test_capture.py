@@ -38,7 +38,7 @@ pytestmark = pytest.mark.integration
 STAND_IN = Path(__file__).with_name("stand_in_pipeline.py")
 
 
-def wait_for(true: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+def wait_for(true: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (found := true()):
         assert time.monotonic() < deadline, f"waited {seconds} s for: {what}"
@@ -70,7 +70,7 @@ class Running:
         self._up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
         self._thread.start()
-        assert self._up.wait(30)
+        assert self._up.wait(120)
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
@@ -94,7 +94,7 @@ class Running:
             f"http://{self.address}/api/v2{path}",
             json=body,
             params=query,
-            timeout=30,
+            timeout=120,
             trust_env=False,
         )
         return answer.json() | {"http": answer.status_code}

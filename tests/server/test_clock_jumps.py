@@ -97,17 +97,27 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
         running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", clock=wall_clock)
         before = bank.stats.rows
 
+        def clock_that_says(word: str) -> str:
+            """What the capture says of clocks, as soon as the word is in it."""
+            said = [""]
+
+            def has_word() -> bool:
+                said[0] = str(running.call("GET", "/status")["clock"])
+                return word in said[0] if word else not said[0]
+
+            wait_for(has_word, word or "clocks that agree")
+            return said[0]
+
         def clock_when(jumped: WallClock, hours: int, word: str) -> str:
-            """What the capture says of clocks after a jump, with changes that arrive all the same."""
+            """The same after a jump, with changes that arrive all the same."""
             jumped.jump(hours)
             work(bank, 40)
             running.wait_checkpoint("one", pd.tso())
-            wait_for(lambda: word in running.call("GET", "/status")["clock"], word)
-            return str(running.call("GET", "/status")["clock"])
+            return clock_that_says(word)
 
         try:
             running.create("one", start_ts=pd.tso())
-            assert clock_when(wall_clock, 0, "") == ""
+            clock_when(wall_clock, 0, "")
             assert lead(clock_when(wall_clock, 6, "ahead of PD's time")) == 6
             assert lead(clock_when(wall_clock, -12, "behind PD's time")) == 6
             assert lead(clock_when(pds, 6, "43")) == 12
@@ -116,7 +126,7 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
             pds.jump(6)
             wait_for(lambda: "stands" not in running.call("GET", "/status")["clock"], "the end of it")
             wall_clock.jump(12)
-            wait_for(lambda: running.call("GET", "/status")["clock"] == "", "clocks that agree")
+            clock_that_says("")
             shown = running.feed("one")
             assert (shown["state"], shown["error"]) == ("normal", None)
             assert check_order(running.lines("one"))[0] == bank.stats.rows - before
@@ -125,5 +135,7 @@ def test_a_capture_goes_on_and_says_which_clock_is_wrong(
             bank.close()
     said = [record.message for record in caplog.records if record.name.endswith("clock_watch")]
     assert said.count("this machine's clock differs from pd") >= 2
-    assert said.index("pd time jumped ahead") < said.index("pd time stands still")
-    assert said[-1] == "this machine's clock agrees with pd again"
+    # A machine that stops for seconds may look like a jump or a stand of its own.
+    stood = len(said) - said[::-1].index("pd time stands still")
+    assert said.index("pd time jumped ahead") < stood
+    assert "this machine's clock agrees with pd again" in said[stood:]

@@ -63,13 +63,15 @@ def test_a_second_pause_does_not_save_the_pipeline_process_from_the_first(
     assert capture.feed("one")["state"] == "stopped"
 
 
-def test_a_feed_that_is_removed_while_it_is_paused_does_not_come_back(
+def test_a_pause_that_comes_while_a_feed_is_removed_does_not_bring_it_back(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     reactor, pid = running(capture, pd), capture.pipeline_pid("one")
     feed = reactor.feeds[ONE]
-    asked = ask(capture, reactor.command(ONE, Command.PAUSE), reactor.remove(ONE))
-    assert asked == [None, None]
+    removed, refused = ask(capture, reactor.remove(ONE), reactor.command(ONE, Command.PAUSE))
+    assert removed is None
+    assert isinstance(refused, InvalidInput)
+    assert "changefeed not exists" in refused.what
     assert not exists(pid)
     capture._loop.call_soon_threadsafe(feed.warn, FeedError("late", "CDC:ErrPuller", 0))
     assert capture.feed("one")["error_code"] == "CDC:ErrChangeFeedNotExists"

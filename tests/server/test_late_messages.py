@@ -1,0 +1,49 @@
+"""A pipeline process that was replaced and still talks: nothing that it says counts."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from tests.server.test_capture import Running, bank, capture, wait_for, work
+
+from tidegate.control.metadata import Grant, grant_key
+from tidegate.ipc import ControlClient
+from tidegate.kvclient.pd import PdClient
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+
+__all__ = ["bank", "capture"]
+
+
+def test_what_an_earlier_incarnation_says_changes_nothing(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    capture.create("one")
+    capture.wait_checkpoint("one", pd.tso())
+    (feed,) = capture.capture.reactor.feeds.values()
+    stored = capture.capture.node.metadata.get(grant_key(pd.cluster_id, "default", "one"))
+    assert stored is not None
+    earlier = Grant.from_bytes(stored.value)
+    os.kill(capture.pipeline_pid("one"), signal.SIGKILL)
+    wait_for(lambda: feed.totals.starts == 2 and feed.waits_for() == "", "the next incarnation")
+    rows, beyond = feed.totals.rows, pd.tso() + (1 << 40)
+
+    named = {"changefeed": "default/one", "incarnation": earlier.incarnation}
+    late = ControlClient(capture.data_dir / "control.sock", {"role": "pipeline", **named})
+    spans = dict.fromkeys(capture.capture.spans.held, beyond)
+    late.send(named | {"type": "started", "spans": spans})
+    late.send(
+        named
+        | {"type": "checkpoint", "token": list(earlier.token), "spans": spans, "stats": {"rows": 1_000_000}}
+    )
+    late.send(named | {"type": "error", "retry": False, "what": "an earlier incarnation failed"})
+    late.close()
+
+    work(bank, 50)
+    capture.wait_checkpoint("one", pd.tso())
+    assert capture.feed("one")["checkpoint_ts"] < beyond
+    assert (feed.life.error, feed.totals.starts) == (None, 2)
+    assert rows < feed.totals.rows < 1_000_000

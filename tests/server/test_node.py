@@ -1,0 +1,88 @@
+"""The right to write: what a node may store, and how it grants it to the incarnations of a feed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tidegate.clock import SystemClock
+from tidegate.control.metadata import FeedId, Grant, Put, grant_key
+from tidegate.errors import Fenced, TidegateError
+from tidegate.server.capture import take_ownership
+from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.node import Node
+from tidegate.server.processor import Paths
+
+CLUSTER = 7
+ONE, TWO = FeedId("default", "one"), FeedId("default", "two")
+
+
+@pytest.fixture
+def metadata(tmp_path: Path) -> Iterator[SqliteMetadata]:
+    store = SqliteMetadata(tmp_path / "metadata.db")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    """Makes a node that has just become the owner; `lost` is told when it is no longer."""
+    with ThreadPoolExecutor(1) as disk:
+
+        def make(lost: Callable[[TidegateError], None] = lambda error: None) -> Node:
+            nothing: Any = None
+            return Node(
+                cluster=CLUSTER,
+                address="",
+                owner_rev=take_ownership(metadata, CLUSTER, "capture"),
+                paths=Paths(tmp_path, tmp_path / "events"),
+                pd=nothing,
+                metadata=metadata,
+                captured=nothing,
+                clock=SystemClock(),
+                disk=disk,
+                pipeline_command=nothing,
+                open_sink=nothing,
+                lost=lost,
+            )
+
+        yield make
+
+
+def test_each_grant_is_a_later_incarnation_and_fences_every_slot_there_ever_was(
+    owner: Callable[..., Node], metadata: SqliteMetadata
+) -> None:
+    def raised(node: Node, feed: FeedId, slots: int) -> Grant:
+        return asyncio.run(node.raise_grant(feed, node.token(), slots))
+
+    first = owner()
+    grants = [raised(first, ONE, slots) for slots in (4, 2)]
+    second = owner()
+    grants.append(raised(second, ONE, 6))
+    assert [(grant.incarnation, grant.slots) for grant in grants] == [(1, 4), (2, 4), (3, 6)]
+    assert sorted(grant.token for grant in grants) == [grant.token for grant in grants]
+    assert len({grant.token for grant in grants}) == 3
+    assert raised(second, TWO, 1).incarnation == 1
+    stored = metadata.get(grant_key(CLUSTER, "default", "one"))
+    assert stored is not None
+    assert Grant.from_bytes(stored.value) == grants[-1]
+
+
+def test_a_node_that_was_replaced_stores_and_grants_nothing(
+    owner: Callable[..., Node], metadata: SqliteMetadata
+) -> None:
+    told: list[TidegateError] = []
+    replaced, ours = owner(told.append), owner()
+    with pytest.raises(Fenced, match="Another control process owns"):
+        asyncio.run(replaced.write(Put("/key", b"")))
+    with pytest.raises(Fenced):
+        asyncio.run(replaced.raise_grant(ONE, replaced.token(), 4))
+    assert [type(error) for error in told] == [Fenced, Fenced]
+    assert metadata.get("/key") is None
+    assert metadata.get(grant_key(CLUSTER, "default", "one")) is None
+    assert asyncio.run(ours.write(Put("/key", b"")))

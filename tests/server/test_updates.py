@@ -1,0 +1,61 @@
+"""What an update of a changefeed refuses, and what a name that is taken is protected from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.server.test_capture import Running, capture
+
+from tidegate.control.metadata import FeedId, Put, feed_key
+from tidegate.kvclient.pd import PdClient
+from tidegate.server.reactor import FIXED
+
+pytestmark = pytest.mark.integration
+
+__all__ = ["capture"]
+
+
+def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture: Running) -> None:
+    keys = {"kv_mode": "txnkv", "start_key": "6b", "end_key": "6c"}
+    made = {
+        "tables": capture.create("tables"),
+        "keys": capture.create("keys", replica_config={"tidegate": keys}),
+    }
+    for name in made:
+        assert capture.call("POST", f"/changefeeds/{name}/pause")["http"] == 200
+    prefix = {"start_key": "", "end_key": "", "key_prefix": "6b"}
+    tried: list[tuple[str, dict[str, Any], str]] = [
+        ("tables", {"initial_load": True}, "initial-load"),
+        ("keys", {"kv_mode": "rawkv"}, "kv-mode"),
+        ("keys", {"keyspace": "tenant"}, "keyspace"),
+        ("keys", {"keyspace_id": 3}, "keyspace-id"),
+        ("keys", {"start_key": "6a"}, "start-key"),
+        ("keys", {"end_key": "6d"}, "end-key"),
+        ("keys", prefix, "start-key"),
+    ]
+    assert {word.replace("-", "_") for _, _, word in tried} | {"key_prefix"} == set(FIXED)
+    for name, change, word in tried:
+        config = made[name]["config"]
+        refused = capture.call(
+            "PUT",
+            f"/changefeeds/{name}",
+            {"replica_config": config | {"tidegate": config["tidegate"] | change}},
+        )
+        assert (refused["http"], refused["error_code"]) == (400, "CDC:ErrChangefeedUpdateRefused"), change
+        assert f"]{word} cannot be changed." in refused["error_msg"]
+        assert "create another changefeed" in refused["error_msg"]
+    assert capture.call("PUT", "/changefeeds/keys", {"replica_config": made["keys"]["config"]})["http"] == 200
+
+
+def test_a_feed_that_only_the_metadata_store_knows_is_not_written_over(
+    capture: Running, pd: PdClient
+) -> None:
+    key = feed_key(pd.cluster_id, FeedId("default", "one"), "info")
+    metadata = capture.capture.node.metadata
+    metadata.transact((), (Put(key, b"another's"),))
+    refused = capture.create("one")
+    assert (refused["http"], refused["error_code"]) == (400, "CDC:ErrChangeFeedAlreadyExists")
+    kept = metadata.get(key)
+    assert kept is not None
+    assert kept.value == b"another's"
