@@ -28,7 +28,7 @@ def test_what_an_earlier_incarnation_says_changes_nothing(
     assert stored is not None
     earlier = Grant.from_bytes(stored.value)
     os.kill(capture.pipeline_pid("one"), signal.SIGKILL)
-    wait_for(lambda: feed.totals.starts == 2 and feed.waits_for() == "", "the next incarnation")
+    wait_for(lambda: feed.totals.starts == 2 and not feed.waiting_for, "the next incarnation")
     rows, beyond = feed.totals.rows, pd.tso() + (1 << 40)
 
     named = {"changefeed": "default/one", "incarnation": earlier.incarnation}
