@@ -52,13 +52,14 @@ def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def test_a_second_pause_does_not_save_the_pipeline_process_from_the_first(
+def test_neither_a_second_pause_nor_a_shutdown_saves_the_pipeline_process_from_the_first(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
     reactor, pid = running(capture, pd), capture.pipeline_pid("one")
     os.kill(pid, signal.SIGSTOP)
     again = once_it_ends(reactor, reactor.command(ONE, Command.PAUSE))
-    assert ask(capture, reactor.command(ONE, Command.PAUSE), again) == [None, None]
+    shutdown = once_it_ends(reactor, reactor.feeds[ONE].stop())
+    assert ask(capture, reactor.command(ONE, Command.PAUSE), again, shutdown) == [None, None, None]
     assert not exists(pid)
     assert capture.feed("one")["state"] == "stopped"
 
