@@ -11,6 +11,7 @@ import pytest
 from tests.server.test_capture import Running, bank, wait_for, work
 
 from tidegate.control.gc import service_id
+from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
@@ -118,5 +119,50 @@ def test_a_start_after_the_hold_ran_out_registers_nothing_and_says_what_to_do(
         assert f"upstream's GC safepoint {gone} has passed the checkpoint" in message
         assert "remove the changefeed and create it again" in message
         assert watched.registrations == []
+    finally:
+        running.stop()
+
+
+def test_a_feed_whose_history_is_gone_does_not_cost_the_others_theirs(
+    watched: Watched,
+    bank: BankWorkload,
+    upstream: EmbeddedUpstream,
+    pd: PdClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """PD holds what is asked for all feeds together, or nothing; and the failure may not be storable."""
+    ours = service_id(upstream.cluster_id)
+    running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    try:
+        running.create("lost")
+        running.wait_checkpoint("lost", pd.tso())
+        assert running.call("POST", "/changefeeds/lost/pause")["http"] == 200
+        gone = pd.tso()
+
+        def collected() -> bool:
+            pd.update_service_gc_safepoint(ours, 0, 0)
+            return pd.update_service_gc_safepoint("gc_worker", 1 << 40, gone) >= gone
+
+        wait_for(collected, "a safepoint beyond what the feed needs")
+        metadata = running.capture.node.metadata
+        transact, refused = metadata.transact, list[Any]()
+
+        def refusing(guards: Any, writes: Any) -> Any:
+            if not refused and b"ErrSnapshotLostByGC" in writes[0].value:
+                refused.append(writes)
+                raise Retryable("The metadata store cannot be used.")
+            return transact(guards, writes)
+
+        monkeypatch.setattr(metadata, "transact", refusing)
+        assert running.create("kept", start_ts=gone + 1)["http"] == 200
+        assert "ErrSnapshotLostByGC" in running.wait_state("lost", "failed")["error"]["message"]
+        assert refused, "the housekeeping has survived it"
+        wait_for(lambda: watched.held().get(ours, 0) >= gone, "the hold of the other feed")
+        monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
+        work(bank, 50)
+        beyond = pd.tso()
+        running.wait_checkpoint("kept", beyond)
+        wait_for(lambda: watched.held()[ours] >= beyond, "the hold to follow its checkpoint")
     finally:
         running.stop()

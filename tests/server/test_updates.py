@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.server.test_capture import Running, capture
 
+from tidegate.config import REDACTED
 from tidegate.control.metadata import FeedId, Put, feed_key
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.reactor import FIXED
@@ -46,6 +47,19 @@ def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture
         assert f"]{word} cannot be changed." in refused["error_msg"]
         assert "create another changefeed" in refused["error_msg"]
     assert capture.call("PUT", "/changefeeds/keys", {"replica_config": made["keys"]["config"]})["http"] == 200
+
+
+def test_secrets_that_were_shown_redacted_and_sent_back_stay_what_they_are(capture: Running) -> None:
+    secret = {"sasl_user": "u", "sasl_password": "hidden", "sasl_mechanism": "PLAIN"}
+    made = capture.create("one", replica_config={"sink": {"kafka_config": secret}})
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    shown = made["config"]
+    assert shown["sink"]["kafka_config"]["sasl_password"] == REDACTED
+    shown["sink"]["kafka_config"]["sasl_mechanism"] = "SCRAM-SHA-256"
+    assert capture.call("PUT", "/changefeeds/one", {"replica_config": shown})["http"] == 200
+    (feed,) = capture.capture.reactor.feeds.values()
+    kafka = feed.config.sink.kafka_config
+    assert (kafka.sasl_password, kafka.sasl_mechanism) == ("hidden", "SCRAM-SHA-256")
 
 
 def test_a_feed_that_only_the_metadata_store_knows_is_not_written_over(

@@ -3,6 +3,9 @@
 TiKV drops old versions below the safepoint; a feed at checkpoint C needs them from C on, else a new
 incremental scan would miss deletes. So C - 1 of the slowest feed is held, for `TTL_S` seconds at a time,
 renewed at most once a minute, at once for a new feed (facts: TiKV CDC 4.9).
+
+PD refuses a safepoint below its least one, and then holds nothing for us. So a feed whose history is gone is
+left out from then on (as TiCDC leaves out those that failed for it): the others' would go, too.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ class GcGuard:
     def __init__(self) -> None:
         self._last = float("-inf")
         self._held = False
+        self._least = 0
 
     def tick(
         self, feeds: Mapping[FeedId, tuple[State, int]], now: float, *, force: bool = False
@@ -51,14 +55,20 @@ class GcGuard:
         """The call to make now, if any. `feeds`: state and checkpoint of each."""
         if not force and now - self._last < REFRESH_S:
             return None
-        needed = [checkpoint for state, checkpoint in feeds.values() if state in HELD]
+        wanted = [checkpoint for state, checkpoint in feeds.values() if state in HELD]
+        needed = [checkpoint for checkpoint in wanted if checkpoint - 1 >= self._least]
         if needed:
             self._last, self._held = now, True
             return Hold(min(needed) - 1, TTL_S)
-        if self._held:
+        if wanted or self._held:
             self._last, self._held = now, False
             return Hold(0, 0)
         return None
+
+    def answered(self, hold: Hold, min_safe_point: int) -> bool:
+        """What PD said to the call: its least safepoint now. False: it has not taken ours; call again."""
+        self._least = max(self._least, min_safe_point)
+        return hold.ttl_s == 0 or hold.safe_point >= min_safe_point
 
     def failed(self) -> None:
         """The call did not succeed: it is due again at once."""

@@ -442,17 +442,23 @@ class Reactor:
 
     async def _tend_gc(self, *, force: bool = False) -> None:
         """Renew the safepoint when due; a feed whose history is gone fails for good."""
-        node = self.node
-        hold = self._gc.tick(self._needs(), node.clock.monotonic(), force=force)
-        if hold is None:
-            return
-        try:
-            least = await asyncio.to_thread(self._update, hold)
-            self.gc_error = ""
-        except TidegateError as error:
-            self._gc.failed()
-            self.gc_error = error.what
-            return
+        taken = False
+        while not taken:
+            hold = self._gc.tick(self._needs(), self.node.clock.monotonic(), force=force)
+            if hold is None:
+                return
+            try:
+                least = await asyncio.to_thread(self._update, hold)
+                self.gc_error = ""
+            except TidegateError as error:
+                self._gc.failed()
+                self.gc_error = error.what
+                return
+            taken, force = self._gc.answered(hold, least), True
+            await self._lose_history(least)
+
+    async def _lose_history(self, least: int) -> None:
+        """Fail the feeds that need what is below PD's least safepoint."""
         for lost in [self.feeds[name] for name in self._gc.lost(self._needs(), least)]:
             if not lost.config.check_gc_safe_point:
                 continue
