@@ -13,6 +13,7 @@ from tests.tikv.support import commit, delete, pessimistic_lock, prewrite, put, 
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
+from tidegate.tikv.cdc import endpoint
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.tso import TsoMode
 
@@ -308,3 +309,9 @@ def test_a_commit_at_a_resolved_ts_is_refused(make: Callable[..., Cluster]) -> N
     assert not cluster.call(commit(50, 101, b"k"), b"k").HasField("error")
     client.until(lambda: len(feed.commits) == 1)
     client.close()
+
+
+def test_the_stores_of_one_process_share_what_marks_may_cost() -> None:
+    assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=1) == 0.05
+    assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=64) == pytest.approx(0.128)
+    assert endpoint.pause_s(0.05, cpu_s=0.1, stores=1) == pytest.approx(2.0)

@@ -44,7 +44,7 @@ from tidegate.tikv.txn_status import TxnStatusCache
 
 TICK_S: Final = 0.05
 TICK_SHARE: Final = 0.05
-"""Of a core, for marks at most: with very many downstreams the tick slows down."""
+"""Of a core, for the marks of all stores at most: with many downstreams or stores the tick slows down."""
 REPEAT_S: Final = 1.0
 """A resolved ts that does not move is repeated this often, so that clients know the stream is alive."""
 BACKLOG_CHANGES_MAX: Final = 1 << 19
@@ -395,7 +395,8 @@ class Endpoint:
     def _tick(self) -> None:
         watched_at = time.monotonic()
         while True:
-            if self._stopping.wait(max(self._tick_s, self._tick_cpu_s / TICK_SHARE)):
+            stores = len(self._raftstore.observers)
+            if self._stopping.wait(pause_s(self._tick_s, self._tick_cpu_s, stores)):
                 return
             if time.monotonic() - watched_at >= self._watchdog.interval_s:
                 watched_at = time.monotonic()
@@ -442,6 +443,11 @@ class Endpoint:
                 for region_id in region_ids:
                     event = pb.Event(region_id=region_id, request_id=mark_id, resolved_ts=ts)
                     connection.channel.put_resolved(wire.framed(event), alone=False)
+
+
+def pause_s(tick_s: float, cpu_s: float, stores: int) -> float:
+    """Seconds between two ticks of a store, of which one takes `cpu_s`: all stores are one process here."""
+    return max(tick_s, cpu_s * stores / TICK_SHARE)
 
 
 def ended_by(change: RegionChange, region: Region, store_id: int) -> pb.Error | None:
