@@ -25,6 +25,7 @@ def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) ->
     path = folder / LOAD_FILE
     if path.exists():
         return LoadPlan.from_bytes(path.read_bytes())
+    pd.regions.clear()  # what was read long ago may be one region where there are a thousand now
     ranges = [
         LoadRange.of(task.physical_id, span)
         for task in tasks
