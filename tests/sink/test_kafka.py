@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
@@ -116,6 +118,42 @@ def test_a_rightful_writer_fenced_by_a_waking_zombie_takes_its_slot_back(
         topic, [block((0, None, b"row"))], progress, {"s": SpanProgress("i", (1, 1), 1, 5).to_bytes()}
     )
     assert committed(topic) == [(0, None, b"row")]
+
+
+class Interrupted:
+    """A producer that is fenced by `then` after its commit, and does not get the broker's answer to it."""
+
+    def __init__(self, producer: Producer, then: Callable[[], None]) -> None:
+        self._producer, self._then = producer, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._producer.commit_transaction(timeout)
+        self._then()
+        raise KafkaException(KafkaError(KafkaError._FENCED))
+
+
+def test_a_transaction_that_may_have_been_committed_is_not_sent_again(
+    kafka: str, new_topic: Callable[..., str], committed: Committed
+) -> None:
+    topic, progress, grants = new_topic(1), new_topic(1), Grants()
+    uri, config = sink(kafka, topic)
+    name = transactional_id(1, "default", topic, 0)
+    rightful = SlotWriter(uri, config, name, grants.prover(1))
+    producer: Any = Interrupted(rightful._producer, lambda: fence_slots(uri, config, [name]))
+    rightful._producer = producer
+    with pytest.raises(Retryable, match="while its transaction was being committed") as caught:
+        rightful.deliver(topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
+    assert caught.value.where == name
+    assert committed(topic) == [(0, None, b"row")]
+    grants.current = 2
+    with pytest.raises(Fenced):
+        rightful.deliver(topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
 
 
 def test_a_topic_with_too_few_partitions_is_refused(kafka: str, new_topic: Callable[..., str]) -> None:

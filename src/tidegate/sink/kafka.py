@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -35,6 +35,9 @@ DEFAULT_PARTITIONS: Final = 3
 PROGRESS_READ_S: Final = 60.0
 TAKE_BACKS: Final = 5
 """How often one delivery takes its slot back before it gives up."""
+POLL_S: Final = 0.003
+"""Successes are not reported, so a poll may end late by so much."""
+FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 JOURNAL_KEY: Final = "owner"
 """Key of the owner's journal record in the progress topic."""
 LOAD_PREFIX: Final = "load/"
@@ -298,11 +301,13 @@ class SlotWriter:
                     self._produce_block(topic, block)
                 for key, value in progress.items():
                     self._produce(progress_topic, key, value)
-                self._raise_errors()
-                self._producer.commit_transaction(CALL_TIMEOUT_S)
-                return
+                # Who is fenced shall learn it here, where nothing can have been committed yet.
+                self._drain()
             except KafkaException as error:
                 self._recover(error)
+                continue
+            self._commit()
+            return
         raise Retryable(f"The slot was taken {TAKE_BACKS} times in one delivery.", where=self._id)
 
     def close(self) -> None:
@@ -318,19 +323,45 @@ class SlotWriter:
         self._prove()
         return producer
 
+    def _commit(self) -> None:
+        try:
+            self._producer.commit_transaction(CALL_TIMEOUT_S)
+        except KafkaException as error:
+            cause: KafkaError = error.args[0]
+            self._prove()
+            if cause.code() not in FENCED:
+                self._give_up(error)
+            # The broker may have committed before it fenced us. The progress tells, but not while other slots
+            # write: the next incarnation stops them all before it reads it.
+            raise Retryable(
+                "The slot was taken while its transaction was being committed.",
+                where=self._id,
+                why=f"whether it was committed is not known: {cause}",
+                fix="nothing: the changefeed starts again from its progress in Kafka",
+            ) from error
+
+    def _drain(self) -> None:
+        """Wait until the broker has all that was produced. Raises KafkaException for what it refused.
+
+        Not by `flush`: that of confluent-kafka 2 turns the error of a fenced producer into a SystemError.
+        """
+        deadline = time.monotonic() + CALL_TIMEOUT_S
+        while len(self._producer) and time.monotonic() < deadline:
+            self._producer.poll(POLL_S)
+        self._raise_errors()
+
     def _recover(self, cause: KafkaException) -> None:
-        """After a failed transaction: take the slot back if it is ours and was only fenced, else give up."""
-        error: KafkaError = cause.args[0]
+        """Before the commit: take the slot back if it is ours and was only fenced, else give up."""
         self._errors.clear()
         self._prove()
-        if error.code() in (
-            KafkaError._FENCED,
-            KafkaError.INVALID_PRODUCER_EPOCH,
-            KafkaError.PRODUCER_FENCED,
-        ):
+        if cause.args[0].code() in FENCED:
             self._producer.purge()
             self._producer = self._initialise()
             return
+        self._give_up(cause)
+
+    def _give_up(self, cause: KafkaException) -> NoReturn:
+        error: KafkaError = cause.args[0]
         if error.txn_requires_abort():
             self._producer.abort_transaction(CALL_TIMEOUT_S)
         raise unreachable(self._uri, error) from cause
@@ -345,7 +376,7 @@ class SlotWriter:
                 self._produce_part(topic, int(block.partition[part[0]]), _messages(data, block, part))
         self._queued += len(data)
         if self._queued >= QUEUE_BYTES:
-            self._producer.flush(CALL_TIMEOUT_S)
+            self._drain()
             self._queued = 0
 
     def _produce_part(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:

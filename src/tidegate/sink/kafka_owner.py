@@ -25,6 +25,7 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.sink.kafka import (
     CALL_TIMEOUT_S,
+    FENCED,
     JOURNAL_KEY,
     ensure_progress_topic,
     ensure_topic,
@@ -146,11 +147,7 @@ class OwnerSink:
     def _give_up(self, cause: KafkaException) -> None:
         """Make sure that nothing of the transaction stays, and say why."""
         error: KafkaError = cause.args[0]
-        if error.code() in (
-            KafkaError._FENCED,
-            KafkaError.PRODUCER_FENCED,
-            KafkaError.INVALID_PRODUCER_EPOCH,
-        ):
+        if error.code() in FENCED:
             raise Fenced(
                 "Another owner of this changefeed has taken over.", where=self._uri.bootstrap
             ) from cause
