@@ -264,7 +264,7 @@ class Rig:
         metadata = self.folder / "metadata.db"
         with sqlite3.connect(metadata) as connection:
             connection.execute("CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB)")
-            value = Grant((1, 1), 1, SLOTS).to_bytes()
+            value = Grant("rig", (1, 1), 1, SLOTS).to_bytes()
             connection.execute("INSERT INTO kv VALUES (?, ?)", (grant_key(cluster, "default", NAME), value))
         spec = {
             "cluster_id": cluster,

@@ -14,7 +14,7 @@ from tidegate.errors import InvalidInput
 
 
 def test_values_survive_the_store() -> None:
-    grant = Grant((7, 3), 12, 4)
+    grant = Grant("f00d", (7, 3), 12, 4)
     assert Grant.from_bytes(grant.to_bytes()) == grant
     status = FeedStatus(5, 9)
     assert FeedStatus.from_bytes(status.to_bytes()) == status

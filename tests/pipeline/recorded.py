@@ -90,7 +90,7 @@ class RecordedFeed:
         }
         for earlier in self.feed_dir.glob("spec-*.json"):
             earlier.unlink()
-        path = self.feed_dir / Grant((1, 1), incarnation, slots).spec_file
+        path = self.feed_dir / Grant("recorded", (1, 1), incarnation, slots).spec_file
         path.write_text(json.dumps(spec))
         return path
 
@@ -119,6 +119,6 @@ class RecordedFeed:
         """Raise the feed's grant in the metadata store."""
         with sqlite3.connect(self.folder / "metadata.db") as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS kv (key TEXT PRIMARY KEY, value BLOB)")
-            value = Grant((1, 1), incarnation, slots).to_bytes()
+            value = Grant("recorded", (1, 1), incarnation, slots).to_bytes()
             key = grant_key(CLUSTER, "default", self.name)
             connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))

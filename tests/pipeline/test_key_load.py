@@ -23,6 +23,7 @@ from tidegate.kvclient.upstream_control import UpstreamControl
 from tidegate.model import block
 from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span
+from tidegate.pipeline import load_task
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.job import first_offset
 from tidegate.pipeline.load_task import LoadReport, LoadTask, load
@@ -61,7 +62,7 @@ class KeyFeed:
         """Granted, and the ones before it fenced."""
         with sqlite3.connect(self._folder / "metadata.db") as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS kv (key TEXT PRIMARY KEY, value BLOB)")
-            row = grant_key(1, "default", self._name), Grant((1, 1), number, 4).to_bytes()
+            row = grant_key(1, "default", self._name), Grant("one", (1, 1), number, 4).to_bytes()
             connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", row)
         told = {
             "cluster_id": 1,
@@ -108,8 +109,9 @@ def on_topic(uri: str) -> list[tuple[int, KeyChange]]:
 
 
 def test_a_load_of_keys_goes_on_with_the_ranges_that_are_not_done(
-    tmp_path: Path, kafka: str, new_topic: Callable[..., str], pd: PdClient
+    tmp_path: Path, kafka: str, new_topic: Callable[..., str], pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(load_task, "TASK_S", 600)  # rows end it, not a slow machine
     before = Transaction(pd)
     before.write(Mutation(PUT, key, key * 2) for key in (*KEYS, b"key", b"key0"))
     before.commit()

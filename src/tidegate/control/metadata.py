@@ -153,8 +153,11 @@ class Grant:
     """Who may write for a feed: the token of the owner's grant and the incarnation under it.
 
     The incarnation is one higher at every start of a pipeline process and never goes back, not even
-    under a new token. A writer whose (token, incarnation) is not the stored one is fenced.
+    under a new token. A writer whose (instance, token, incarnation) is not the stored one is fenced.
     """
+
+    instance: str
+    """`FeedInfo.instance`: in a new metadata store tokens and incarnations begin anew."""
 
     token: tuple[int, int]
     """(owner_rev, grant_seq), compared in that order."""
@@ -165,12 +168,13 @@ class Grant:
     @property
     def spec_file(self) -> str:
         """The name of the file that tells this incarnation, and no other, what it is."""
-        return f"spec-{self.incarnation}.json"
+        return f"spec-{self.incarnation}-{self.instance}.json"
 
     def to_bytes(self) -> bytes:
         """As stored."""
         return _bytes(
             {
+                "instance": self.instance,
                 "token": list(self.token),
                 "incarnation": self.incarnation,
                 "slots": self.slots,
@@ -184,6 +188,7 @@ class Grant:
         try:
             owner_rev, grant_seq = body["token"]
             return cls(
+                str(body.get("instance", "")),  # earlier versions had none
                 (int(owner_rev), int(grant_seq)),
                 int(body["incarnation"]),
                 int(body["slots"]),

@@ -1,10 +1,10 @@
 """What a pipeline process is told: the files the control process writes, read at the edge of each process.
 
-`spec-N.json` tells incarnation N, and no other, who it is; a later one removes it. Were there one file for
-all, a process that had been stopped and replaced would wake up as its successor. What N leaves for itself
-bears its number too: `start-N.json`, `spark-N/`. `barrier.json` is replaced whenever spans or the barrier
-change. The grant lies in the metadata store and is read from there, never from a file, since a fence must
-not be stale.
+`spec-N-INSTANCE.json` tells incarnation N, and no other, who it is; a later one removes it. Were there one
+file for all, a process that had been stopped and replaced would wake up as its successor. What N leaves for
+itself is named like this, too: `start-*.json`, `spark-*/`. `barrier.json` is replaced whenever spans or the
+barrier change. The grant lies in the metadata store and is read from there, never from a file, since a fence
+must not be stale.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ class FeedSpec:
     @property
     def start_file(self) -> Path:
         """Where the driver notes for Spark's source process where this incarnation begins."""
-        return self.feed_dir / f"start-{self.incarnation}.json"
+        return self.feed_dir / f"start-{self.incarnation}-{self.instance}.json"
 
     @property
     def work_dir(self) -> Path:
         """Spark's files of this incarnation."""
-        return self.feed_dir / f"spark-{self.incarnation}"
+        return self.feed_dir / f"spark-{self.incarnation}-{self.instance}"
 
     @property
     def progress_topic(self) -> str:
@@ -102,11 +102,12 @@ class FeedSpec:
     def prove(self) -> None:
         """Return if this incarnation is the current one by the metadata store, else raise Fenced."""
         grant = self.read_grant()
-        if grant is None or (grant.token, grant.incarnation) != (self.token, self.incarnation):
+        mine = (self.instance, self.token, self.incarnation)
+        if grant is None or (grant.instance, grant.token, grant.incarnation) != mine:
             raise Fenced(
                 "Another incarnation of this changefeed writes now.",
                 where=f"changefeed {self.changefeed}",
-                why=f"granted: {grant}; this process: token {self.token} incarnation {self.incarnation}",
+                why=f"granted: {grant}; this process: instance, token, incarnation {mine}",
             )
 
     def read_grant(self) -> Grant | None:

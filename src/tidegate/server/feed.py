@@ -202,9 +202,9 @@ class Feed(FeedLife):
         self._failure, self._reached = None, False
         self._wake.clear()
         self._gone.clear()
-        self._grant = grant = await self.node.raise_grant(
-            self.id, self._grant.token if self._grant else self.node.token(), self.plan.slots
-        )
+        token = self._grant.token if self._grant else self.node.token()
+        grant = await self.node.raise_grant(self.id, self.info.instance, token, self.plan.slots)
+        self._grant = grant
         self.owner.granted(grant.token, grant.incarnation)
         path = self.plan.folder / "barrier.json"
         self._barrier = BarrierFile(path, grant.token, self.info.target_ts, self._ddl_span_id)

@@ -79,12 +79,13 @@ class Node:
             self.manifests[span] = known
         return known[1]
 
-    async def raise_grant(self, feed: FeedId, token: tuple[int, int], slots: int) -> Grant:
+    async def raise_grant(self, feed: FeedId, instance: str, token: tuple[int, int], slots: int) -> Grant:
         """The next incarnation's grant, durable before anything acts under it."""
         key = feed_key(self.cluster, feed, "grant")
         loop = asyncio.get_running_loop()
         stored = await loop.run_in_executor(self.disk, self.metadata.get, key)
         old = Grant.from_bytes(stored.value) if stored else None
-        grant = Grant(token, (old.incarnation if old else 0) + 1, max(slots, old.slots if old else 0))
+        incarnation = (old.incarnation if old else 0) + 1
+        grant = Grant(instance, token, incarnation, max(slots, old.slots if old else 0))
         await self.write(Put(key, grant.to_bytes()))
         return grant

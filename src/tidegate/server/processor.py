@@ -186,7 +186,7 @@ class FeedPlan:
             "sink_uri": self.uri.render(redact=False),
             "config": self.config.to_json(),
             "token": list(grant.token),
-            "instance": self.instance,
+            "instance": grant.instance,
             "incarnation": grant.incarnation,
             "slots": grant.slots,
             "store_dir": str(self.paths.store),
