@@ -58,7 +58,7 @@ def test_each_grant_is_a_later_incarnation_and_fences_every_slot_there_ever_was(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
     def raised(node: Node, feed: FeedId, slots: int) -> Grant:
-        return asyncio.run(node.raise_grant(feed, node.token(), slots))
+        return asyncio.run(node.raise_grant(feed, "f00d", node.token(), slots))
 
     first = owner()
     grants = [raised(first, ONE, slots) for slots in (4, 2)]
@@ -81,7 +81,7 @@ def test_a_node_that_was_replaced_stores_and_grants_nothing(
     with pytest.raises(Fenced, match="Another control process owns"):
         asyncio.run(replaced.write(Put("/key", b"")))
     with pytest.raises(Fenced):
-        asyncio.run(replaced.raise_grant(ONE, replaced.token(), 4))
+        asyncio.run(replaced.raise_grant(ONE, "f00d", replaced.token(), 4))
     assert [type(error) for error in told] == [Fenced, Fenced]
     assert metadata.get("/key") is None
     assert metadata.get(grant_key(CLUSTER, "default", "one")) is None

@@ -230,7 +230,8 @@ async def start(
     try:
         sink = await asyncio.shield(opening)
         await loop.run_in_executor(pool, _send, sink, first)
-        child = await spawn("pipeline", command(write_spec(plan, grant)), plan.folder / "log")
+        spec = await asyncio.to_thread(write_spec, plan, grant)
+        child = await spawn("pipeline", command(spec), plan.folder / "log")
     except BaseException:
         opening.add_done_callback(_close_opened)
         pool.shutdown(wait=False)
