@@ -15,6 +15,7 @@ from tests.integration.validators import read_topic, validate
 from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 
+from tidegate.errors import Fenced
 from tidegate.model.block import PUT
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.job import first_offset
@@ -105,6 +106,8 @@ def test_a_killed_driver_is_replaced_and_nothing_is_lost_or_doubled(
 def test_a_job_that_is_no_longer_granted_says_so_and_ends(feed: RecordedFeed, control: ControlEnd) -> None:
     spec = feed.write(incarnation=1)
     feed.grant(incarnation=2)
+    with pytest.raises(Fenced, match="Another incarnation"):
+        first_offset(FeedSpec.load(spec))
     job = start(spec)
     assert job.wait(PATIENCE_S) != 0
     error = control.wait_message(lambda m: m["type"] == "error")

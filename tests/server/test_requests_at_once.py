@@ -26,6 +26,12 @@ __all__ = ["bank", "capture"]
 ONE = FeedId("default", "one")
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No broker is there to delete a topic."""
+    monkeypatch.setattr("tidegate.sink.kafka.DELETE_TIMEOUT_S", 0.5)
+
+
 def ask(capture: Running, *requests: Coroutine[Any, Any, Any]) -> list[Any]:
     """What each raises or returns; each begins as soon as the one before has to wait."""
 
