@@ -13,6 +13,7 @@ from tests.server.test_capture import Running, bank, wait_for, work
 from tidegate.control.gc import service_id
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
+from tidegate.server.reactor import Reactor
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -164,5 +165,24 @@ def test_a_feed_whose_history_is_gone_does_not_cost_the_others_theirs(
         beyond = pd.tso()
         running.wait_checkpoint("kept", beyond)
         wait_for(lambda: watched.held()[ours] >= beyond, "the hold to follow its checkpoint")
+    finally:
+        running.stop()
+
+
+def test_a_capture_whose_housekeeping_fails_ends_with_the_reason(
+    upstream: EmbeddedUpstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on and hold no history, and nobody would know."""
+    running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    try:
+
+        def defect(self: Reactor) -> None:
+            raise ZeroDivisionError("a defect")
+
+        monkeypatch.setattr(Reactor, "_measure", defect)
+        wait_for(lambda: not running._thread.is_alive(), "the end of the capture")
+        error = running.capture.lost.result()
+        assert error.what == "The capture's housekeeping has failed."
+        assert error.why == "ZeroDivisionError: a defect"
     finally:
         running.stop()

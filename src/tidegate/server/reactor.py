@@ -32,7 +32,7 @@ from tidegate.control.metadata import (
     feed_key,
     feed_of_key,
 )
-from tidegate.errors import InvalidInput, TidegateError
+from tidegate.errors import Fatal, InvalidInput, TidegateError
 from tidegate.eventstore import outlook
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
@@ -135,14 +135,23 @@ class Reactor:
             asyncio.create_task(self._keep_house(), name="housekeeping"),
             asyncio.create_task(self.clock_watch.run(), name="clock watch"),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
         """End all feeds; their stored state stays."""
         for task in self._tasks:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        """A defect must end the capture with its reason: else nothing would hold upstream's history."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            why = f"{type(error).__name__}: {error}"
+            self.node.lost(
+                Fatal(f"The capture's {task.get_name()} has failed.", why=why, fix="start it again")
+            )
 
     # --- what a user may ask -------------------------------------------------------------------------
 
