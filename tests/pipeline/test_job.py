@@ -87,6 +87,17 @@ def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: R
         assert first_offset(spec).spans == told
 
 
+def test_a_new_incarnation_fences_every_slot_before_it_reads_what_is_durable(feed: RecordedFeed) -> None:
+    spec = FeedSpec.load(feed.write(incarnation=1))
+    first_offset(spec)
+    slots = [spec.transactional_id(slot) for slot in (0, spec.slots - 1)]
+    old = [SlotWriter(spec.sink_uri, spec.config, slot, spec.prove) for slot in slots]
+    first_offset(FeedSpec.load(feed.write(incarnation=2)))
+    for writer in old:
+        with pytest.raises(Fenced):
+            writer.deliver(spec.sink_uri.topic, [], spec.progress_topic, {"late": b"{}"})
+
+
 def test_a_killed_driver_is_replaced_and_nothing_is_lost_or_doubled(
     feed: RecordedFeed, control: ControlEnd
 ) -> None:
