@@ -206,6 +206,23 @@ def test_open_prewrites_beyond_the_limit_are_given_up_and_their_commit_is_a_viol
     assert [n.violation for n in notes] == [Violation.PREWRITE_MISSING]
 
 
+def test_the_memory_of_a_peak_is_given_back_and_what_is_still_open_is_kept() -> None:
+    matcher = live()
+    names = [b"k%03d" % i for i in range(400)]
+    for first in range(0, 400, 40):
+        some = names[first : first + 40]
+        matcher.feed([rows_message(1, 7, [Row(1, 30, 0, 1, key, key * 25_000) for key in some])])
+        matcher.relieve()
+    peak = matcher.arena_bytes
+    assert peak > matcher.open_bytes > 40_000_000
+    ended, left = names[3:], names[:3]
+    assert matcher.feed([rows_message(1, 7, [Row(2, 30, 40, 1, key) for key in ended])]).changes == 397
+    matcher.relieve()
+    assert matcher.open_bytes < matcher.arena_bytes < peak // 3
+    found, _ = changes_of(matcher.feed([rows_message(1, 7, [Row(2, 30, 50, 1, key) for key in left])]))
+    assert found == [Change(50, 30, 1, key, key * 25_000, b"") for key in left]
+
+
 def test_what_the_resolved_ts_has_passed_goes_first() -> None:
     matcher = live(open_bytes_max=30_000)
     matcher.feed([rows_message(1, 7, [Row(1, 20, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])

@@ -63,6 +63,8 @@ _NO_TS: Final = np.zeros(0, dtype=np.uint64)
 Table = TypeVar("Table", bound=np.ndarray)
 LogKernel = Callable[[int, int, int, int, int, int, int], int]
 _PORTION_BYTES: Final = 512 << 10
+_SPARE_BYTES: Final = 4 << 20
+"""What a few portions need: so much room is left in an arena that gives back what a peak needed."""
 
 
 @dataclass(eq=False, slots=True)
@@ -158,6 +160,11 @@ class BlockMatcher:
         """Bytes of prewrites that wait for their commit."""
         return int(self._counts[k.C_LIVE])
 
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of memory held for such prewrites."""
+        return len(self._arena)
+
     def register(
         self, request_id: int, region_id: int, span: int, mark: int, bounds: Span, checkpoint: Timestamp
     ) -> Registration:
@@ -210,7 +217,7 @@ class BlockMatcher:
             return Matched(self._blocks(), self._read_notes(), marks, resolved, rows, changes)
 
     def relieve(self) -> None:
-        """Bring what is open under the limit, and what was logged to disk.
+        """Bring what is open under the limit, and what was logged to disk; give back room no longer needed.
 
         Called after `feed`. Raises DiskFull: nothing has changed, call it again.
         """
@@ -223,6 +230,8 @@ class BlockMatcher:
                 if counts[k.C_LOG] > spill.room // 2:
                     spill.flush(counts, len(slots))
             if counts[k.C_LIVE] <= self._open_bytes_max:
+                if len(self._arena) > 8 * (_SPARE_BYTES + int(counts[k.C_LIVE])):
+                    self._compact(_SPARE_BYTES)
                 return
             self._compact(0, drop_resolved=True)
             if counts[k.C_LIVE] <= self._open_bytes_max:
