@@ -34,17 +34,15 @@ def test_the_lock_of_a_dead_client_is_resolved_and_that_of_a_live_one_is_not(
     pd = PdClient(upstream.start().pd)
     world = World(upstream, pd, tmp_path / "events", random.Random(3))
     start = pd.tso()
-    store = EventStore(world.folder)
-    puller = Puller(pd, store, on_failure=fail)
-    puller.watch(SPAN, start)
     dead, alive = pd.tso(), pd.tso()
     TwoPhase(pd, dead, b"t-dead", ttl_ms=300).prewrite([Mutation(PUT, b"t-dead", b"v")], Backoff(5000))
     living = TwoPhase(pd, alive, b"t-live", ttl_ms=60_000)
     living.prewrite([Mutation(PUT, b"t-live", b"v")], Backoff(5000))
-    eventually(
-        lambda: outlook.read_frontier(world.folder).get(span_id(SPAN), 0) >= dead, "the dead one's end"
-    )
-    assert outlook.read_frontier(world.folder)[span_id(SPAN)] < alive
+    store = EventStore(world.folder)
+    puller = Puller(pd, store, on_failure=fail)
+    puller.watch(SPAN, start)  # only now: a tick between `alive` and its lock would go beyond it
+    eventually(lambda: outlook.read_frontier(world.folder).get(span_id(SPAN), 0) > dead, "the dead one's end")
+    assert outlook.read_frontier(world.folder)[span_id(SPAN)] == alive
     commit_ts = pd.tso()
     living.commit([b"t-live"], commit_ts, Backoff(5000))
     world.last_ts = commit_ts

@@ -143,13 +143,14 @@ def test_a_scan_that_nothing_comes_of_is_asked_for_anew_and_one_that_goes_on_slo
     for number in range(20):  # 20 events of the scan's size in one region
         world.commit({b"t\xf0" + bytes([number]): bytes(40_000)})
     faults = world.upstream.faults
-    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 1.0)
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 2.0)
     store = EventStore(world.folder)
     puller = Puller(world.pd, store, on_failure=fail)
     faults.scan_delay_s = 0.15
     puller.watch(SPAN, start)
     world.check(SPAN, start)
     assert errors(puller) == {}
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 1.0)
     faults.scan_delay_s = 3.0
     world.upstream.cut_streams()
     eventually(lambda: errors(puller).get("silent", 0) >= 5, "scans to be asked for anew")
@@ -167,13 +168,13 @@ def test_a_lost_stream_gives_back_what_was_sent_and_what_still_waited_for_its_tu
     store = EventStore(world.folder)
     puller = Puller(world.pd, store, on_failure=fail)
     puller._admission._limit = 1
-    world.upstream.faults.scan_delay_s = 0.3
+    world.upstream.faults.scan_delay_s = 20.0
     puller.watch(SPAN, start)
     eventually(lambda: puller.status()[0]["regions"] == 5, "five regions, most of which wait")
     assert len(puller._held) < 5
+    world.upstream.faults.scan_delay_s = 0.0  # of those to come: the one under way waits on
     world.upstream.cut_streams()
     eventually(lambda: errors(puller).get("stream_lost", 0) >= 5, "all of them to be lost")
-    world.upstream.faults.scan_delay_s = 0.0
     world.check(SPAN, start)
     puller.unwatch(SPAN)
     puller.watch(SPAN, start)

@@ -76,7 +76,9 @@ def test_a_range_that_is_ahead_of_a_stuck_one_goes_on_from_its_own_ts(world: Wor
     eventually(lambda: puller.status()[0]["rows"] >= len(world.history), "the rows beyond the pin")
     goal = world.pd.tso()
     [watched] = puller._watched.values()
-    eventually(lambda: max(ts for _, ts in puller._ranges(watched)) > goal, "marks beyond the pin")
+    eventually(
+        lambda: sum(ts > goal for _, ts in puller._ranges(watched)) == 3, "the other regions' marks beyond it"
+    )
     assert store.open_span(SPAN).resolved < world.history[pinned].commit_ts
     stop(store, puller)
     meanwhile = len(world.history)

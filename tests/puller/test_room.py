@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from tests.puller.test_puller import SPAN, World, eventually, fail
+from tests.puller.test_puller import SPAN, World, eventually, fail, spilled_files
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import Entry, entries_of
-from tidegate.eventstore.store import EventStore
+from tidegate.eventstore.store import RESERVE, RESERVE_BYTES, EventStore
 from tidegate.ipc import HEADER, frame
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
@@ -113,7 +113,6 @@ def test_while_streams_are_held_no_region_on_them_counts_as_silent(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their resolved ts stand because nobody takes what comes; registering anew would cost scans in vain."""
-    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.3)
     start = world.pd.tso()
     store = EventStore(world.folder, disk_bytes=60_000)
     puller = Puller(world.pd, store, on_failure=fail)
@@ -121,9 +120,11 @@ def test_while_streams_are_held_no_region_on_them_counts_as_silent(
     for number in range(15):
         fat(world, number)
     eventually(lambda: puller.trouble != "", "the quota to be noticed")
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 0.3)
     until = time.monotonic() + 1.5
     eventually(lambda: time.monotonic() > until, "several times the patience")
     assert (puller.trouble != "", puller.status()[0]["errors"]) == (True, {})
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 300.0)
     store.disk_bytes = 1 << 30
     world.check(SPAN, start)
     puller.close()
@@ -147,9 +148,12 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
     open_one.prewrite([Mutation(PUT, key, b"pinned")], Backoff(5000))
     for number in range(15):
         fat(world, number)
-    eventually(lambda: puller._room.shedding, "the span to be given up")
-    line = next(line for line in puller.status() if line["span"] == span_id(SPAN))
-    assert (line["regions"], "disk quota" in line["waiting_for"]) == (0, True)
+
+    def given_up() -> bool:  # until the next attempt, REST_S later
+        line = next(line for line in puller.status() if line["span"] == span_id(SPAN))
+        return line["regions"] == 0 and "disk quota" in line["waiting_for"]
+
+    eventually(given_up, "the span to be given up")
     # The other span's stream flows on meanwhile.
     goal = world.pd.tso()
     eventually(
@@ -180,7 +184,13 @@ def test_an_open_transaction_larger_than_the_quota_is_held_given_up_and_arrives_
     puller.watch(other, start)
 
     def on_disk() -> int:
-        return sum(file.stat().st_size for file in spill.rglob("*.spill") if file.exists())
+        return sum(spilled_files(spill).values())
+
+    second = puller._watched[other]
+
+    def told(ts: int) -> bool:
+        """Whether the one stream has told all up to here, or is held."""
+        return puller.trouble != "" or all(mark > ts for _, mark in puller._ranges(second))
 
     changes = {b"t%05d" % number: bytes(500) for number in range(1200)}
     large = TwoPhase(world.pd, world.pd.tso(), min(changes), ttl_ms=60_000)
@@ -188,9 +198,12 @@ def test_an_open_transaction_larger_than_the_quota_is_held_given_up_and_arrives_
     monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 1e9)
     for first in range(0, len(mutations), rows_of_a_step):
         large.prewrite(mutations[first : first + rows_of_a_step], Backoff(20_000))
+        sent = world.pd.tso()
+        eventually(lambda sent=sent: told(sent), "the step")  # type: ignore[misc]
         eventually(lambda: puller._spilled == on_disk(), "the count")
     eventually(lambda: "disk quota is used up" in puller.trouble, "the quota to be noticed")
-    assert quota < store.used_bytes == on_disk() < 2 * quota, "of 600 kB: the stream is held"
+    eventually(lambda: quota < store.used_bytes == on_disk(), "what was under way to be counted")
+    assert on_disk() < 2 * quota, "of 600 kB: the stream is held"
     monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.1)
     monkeypatch.setattr("tidegate.puller.room.REST_S", 0.5)
     eventually(lambda: puller._room.shedding and on_disk() == 0, "the span to be given up")
@@ -258,7 +271,8 @@ def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path:
     world.folder = store_dir(tmp_path / "data", world.pd.cluster_id)
     control = Control(tmp_path / "data", world.upstream.pd_addr)
     bounds = {"start": SPAN.start.hex(), "end": SPAN.end.hex()}
-    eventually(lambda: world.folder.exists(), "the store")
+    reserve = world.folder / RESERVE
+    eventually(lambda: reserve.exists() and reserve.stat().st_size == RESERVE_BYTES, "the store, whole")
     control.limit_files(0)
     control.tell(type="watch", start_ts=start, **bounds)
     eventually(lambda: bool(control.errors), "the refused order")

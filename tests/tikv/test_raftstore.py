@@ -15,7 +15,7 @@ from tidegate.tikv.region_change import RegionChange
 from tidegate.tikv.region_meta import load
 from tidegate.tikv.region_table import RegionTable
 
-WAIT_S = 10
+WAIT_S = 20
 
 
 class Recorder:

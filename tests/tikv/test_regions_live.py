@@ -26,7 +26,7 @@ from tidegate.tikv.tso import TsoMode
 
 def error(pending: Pending) -> Any:
     """The region error of an answer."""
-    pending._done.wait(10)
+    pending._done.wait(WAIT_S)
     response, failure = pending._answered
     assert failure is None, failure
     assert response.HasField("region_error"), response

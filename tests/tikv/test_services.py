@@ -208,7 +208,7 @@ def test_garbage_is_collected_when_the_safepoint_moves(tmp_path: Path) -> None:
         info = wire.at(pb.MvccGetByKeyRequest(key=b"k"), b"")
         assert len(wire.kv.MvccGetByKey(info).info.writes) == 3
         wire.pd.UpdateGCSafePoint(pdpb_pb2.UpdateGCSafePointRequest(safe_point=wire.tso()))
-        for _ in range(200):
+        for _ in range(400):
             if len(wire.kv.MvccGetByKey(info).info.writes) == 1:
                 break
             threading.Event().wait(0.05)

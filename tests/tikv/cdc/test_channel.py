@@ -74,7 +74,7 @@ def test_a_scan_waits_for_room_and_goes_on() -> None:
     thread.start()
     assert not done.wait(0.05)
     assert len(taken(channel) or []) == 1
-    assert done.wait(5)
+    assert done.wait(20)
     thread.join()
 
 
@@ -113,7 +113,7 @@ def test_a_closed_channel_ends_takers_and_waiting_scans() -> None:
     thread = threading.Thread(target=lambda: refused.append(channel.put_scanned(one, event(2))))
     thread.start()
     channel.close()
-    thread.join(5)
+    thread.join(20)
     assert refused == [False]
     assert channel.take() is None
     assert channel.put_observed(one, event(1))

@@ -58,7 +58,7 @@ def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_pa
             assert time.monotonic() < deadline
             time.sleep(0.005)
         other = feed(channel, upstream, region, 1)  # its scan waits behind those
-        endpoint._watchdog = Watchdog(interval_s=0.1, idle_s=0.3)
+        endpoint._watchdog = Watchdog(interval_s=0.1, idle_s=1.0)
         rows = (row for message in other for event in message.events for row in event.entries.entries)
         assert any(row.type == cdc.Event.INITIALIZED for row in rows)
         other.cancel()
