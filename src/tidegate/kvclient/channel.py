@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Any, Final
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.tls import Tls
+
+S = TypeVar("S")
 
 MAX_MESSAGE_BYTES: Final = 256 << 20
 
@@ -40,26 +44,44 @@ class ChannelPool:
         self._tls = tls
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
+        self._stubs: dict[tuple[str, type], Any] = {}
         self._closed = False
 
     def get(self, address: str) -> grpc.Channel:
         """The channel to `host:port`, opened at first use."""
         with self._lock:
-            if self._closed:
-                raise InvalidInput("the client is closed", where=address)
-            channel = self._channels.get(address)
-            if channel is None:
-                if self._tls is None:
-                    channel = grpc.insecure_channel(address, options=_OPTIONS)
-                else:
-                    channel = grpc.secure_channel(address, self._tls.client(), options=_OPTIONS)
-                self._channels[address] = channel
-            return channel
+            return self._get(address)
+
+    def stub(self, address: str, kind: type[S]) -> S:
+        """A stub on the channel to `host:port`, made at first use.
+
+        It is made here, while nobody can close the channel: gRPC registers a stub's methods without a look at
+        whether the channel is open, and on a closed one that ends the process (SIGSEGV). A call through a
+        stub whose channel was closed since is only an error (`beginning`).
+        """
+        with self._lock:
+            found = self._stubs.get((address, kind))
+            if found is None:
+                found = self._stubs[address, kind] = kind(self._get(address))  # type: ignore[call-arg]
+            return cast("S", found)
+
+    def _get(self, address: str) -> grpc.Channel:
+        if self._closed:
+            raise InvalidInput("the client is closed", where=address)
+        channel = self._channels.get(address)
+        if channel is None:
+            if self._tls is None:
+                channel = grpc.insecure_channel(address, options=_OPTIONS)
+            else:
+                channel = grpc.secure_channel(address, self._tls.client(), options=_OPTIONS)
+            self._channels[address] = channel
+        return channel
 
     def drop(self, address: str) -> None:
         """Close one channel; the next `get` opens a new one. For a peer that was replaced."""
         with self._lock:
             channel = self._channels.pop(address, None)
+            self._stubs = {key: stub for key, stub in self._stubs.items() if key[0] != address}
         if channel is not None:
             channel.close()
 
@@ -68,8 +90,23 @@ class ChannelPool:
         with self._lock:
             self._closed = True
             channels, self._channels = list(self._channels.values()), {}
+            self._stubs.clear()
         for channel in channels:
             channel.close()
+
+
+@contextmanager
+def beginning(address: str) -> Iterator[None]:
+    """Around the beginning of a call: raises Retryable where gRPC finds its channel closed by another thread.
+
+    Between `ChannelPool.get` and the call a channel may be closed; gRPC's error for it is a ValueError.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if not str(error).startswith("Cannot invoke RPC"):
+            raise
+        raise Retryable("the connection was closed before a call", where=address, why=str(error)) from None
 
 
 class Requests:

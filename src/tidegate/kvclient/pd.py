@@ -18,7 +18,7 @@ import grpc
 
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.backoff import Backoff, Cause
-from tidegate.kvclient.channel import ChannelPool, Requests, address_of, is_transient, unavailable
+from tidegate.kvclient.channel import ChannelPool, Requests, address_of, beginning, is_transient, unavailable
 from tidegate.kvclient.region_cache import RegionCache, RegionInfo
 from tidegate.model import timestamp
 from tidegate.proto import keyspacepb_pb2 as keyspacepb
@@ -122,7 +122,9 @@ class PdClient:
 
     def _one_tso(self, address: str, count: int) -> int:
         with self._tso_lock:
-            response = self._tso.ask(self.channels.get(address), self._cluster_id, count)
+            response = self._tso.ask(
+                self.channels.stub(address, pdpb_pb2_grpc.PDStub), self._cluster_id, count
+            )
         stamp = response.timestamp
         return timestamp.compose(stamp.physical, stamp.logical)
 
@@ -166,7 +168,7 @@ class PdClient:
 
         def attempt(address: str) -> Any:
             request.header.cluster_id = self._cluster_id
-            stub = keyspacepb_pb2_grpc.KeyspaceStub(self.channels.get(address))
+            stub = self.channels.stub(address, keyspacepb_pb2_grpc.KeyspaceStub)
             response = stub.LoadKeyspace(request, timeout=CALL_TIMEOUT_S)
             if response.header.error.type == pdpb.ENTRY_NOT_FOUND:
                 raise InvalidInput(
@@ -213,7 +215,7 @@ class PdClient:
         )
 
     def _upstream(self, address: str) -> tidegate_pb2_grpc.UpstreamStub:
-        return tidegate_pb2_grpc.UpstreamStub(self.channels.get(address))
+        return self.channels.stub(address, tidegate_pb2_grpc.UpstreamStub)
 
     # --- life ----------------------------------------------------------------------------------------
 
@@ -241,7 +243,7 @@ class PdClient:
 
         def attempt(address: str) -> Any:
             request.header.cluster_id = self._cluster_id
-            stub = pdpb_pb2_grpc.PDStub(self.channels.get(address))
+            stub = self.channels.stub(address, pdpb_pb2_grpc.PDStub)
             response = getattr(stub, method)(request, timeout=CALL_TIMEOUT_S)
             _raise_pd_error(method, address, response.header)
             return response
@@ -253,7 +255,8 @@ class PdClient:
         backoff = Backoff(self._retry_ms)
         while True:
             try:
-                return attempt(self._leader_address())
+                with beginning(self.address):
+                    return attempt(self._leader_address())
             except grpc.RpcError as error:
                 if not is_transient(error):
                     raise _refused(method, self.address, error) from error
@@ -276,7 +279,7 @@ class PdClient:
                 return self._leader
         last: grpc.RpcError | None = None
         for address in [*self._endpoints, *self._learned]:
-            stub = pdpb_pb2_grpc.PDStub(self.channels.get(address))
+            stub = self.channels.stub(address, pdpb_pb2_grpc.PDStub)
             try:
                 response = stub.GetMembers(pdpb.GetMembersRequest(), timeout=CALL_TIMEOUT_S)
             except grpc.RpcError as error:
@@ -313,13 +316,13 @@ class _TsoStream:
         self._requests: Requests | None = None
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._call: Any = None
-        self._channel: grpc.Channel | None = None
+        self._stub: pdpb_pb2_grpc.PDStub | None = None
         self._reader: threading.Thread | None = None
 
-    def ask(self, channel: grpc.Channel, cluster_id: int, count: int) -> Any:
+    def ask(self, stub: pdpb_pb2_grpc.PDStub, cluster_id: int, count: int) -> Any:
         """Send one request, wait for its answer at most CALL_TIMEOUT_S. Raises grpc.RpcError or Retryable."""
-        if self._requests is None or channel is not self._channel:
-            self._open(channel)
+        if self._requests is None or stub is not self._stub:
+            self._open(stub)
         assert self._requests is not None
         self._requests.put(pdpb.TsoRequest(header=pdpb.RequestHeader(cluster_id=cluster_id), count=count))
         try:
@@ -334,11 +337,11 @@ class _TsoStream:
             raise answer
         return answer
 
-    def _open(self, channel: grpc.Channel) -> None:
+    def _open(self, stub: pdpb_pb2_grpc.PDStub) -> None:
         self.close()
         requests, answers = Requests(), self._answers
-        call = pdpb_pb2_grpc.PDStub(channel).Tso(requests)
-        self._requests, self._call, self._channel = requests, call, channel
+        call = stub.Tso(requests)
+        self._requests, self._call, self._stub = requests, call, stub
         self._reader = threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True)
         self._reader.start()
 
@@ -349,7 +352,7 @@ class _TsoStream:
             self._call.cancel()
             self._reader.join()
             self._requests.join(CALL_TIMEOUT_S)
-        self._requests, self._call, self._channel, self._reader = None, None, None, None
+        self._requests, self._call, self._stub, self._reader = None, None, None, None
         self._answers = queue.SimpleQueue()
 
 

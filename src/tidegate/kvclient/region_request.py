@@ -15,7 +15,7 @@ import grpc
 
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.backoff import Backoff, Cause
-from tidegate.kvclient.channel import is_transient, unavailable
+from tidegate.kvclient.channel import beginning, is_transient, unavailable
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
@@ -46,9 +46,10 @@ class RegionRequester:
         """
         address = self.pd.store_address(region.leader_store_id)
         self.fill_context(request.context, region)
-        stub = tikvpb_pb2_grpc.TikvStub(self.pd.channels.get(address))
+        stub = self.pd.channels.stub(address, tikvpb_pb2_grpc.TikvStub)
         try:
-            response = getattr(stub, method)(request, timeout=STORE_TIMEOUT_S)
+            with beginning(address):
+                response = getattr(stub, method)(request, timeout=STORE_TIMEOUT_S)
         except grpc.RpcError as error:
             self._store_failed(region, method, address, error, backoff)
         if response.HasField("region_error"):

@@ -104,7 +104,7 @@ class UpstreamControl:
     def _ask(self, method: str, request: Any) -> Any:
         self._pd.upstream_info()  # InvalidInput on a real cluster, patience with one that is about to start
         address = self._pd.leader_address
-        stub = tidegate_pb2_grpc.UpstreamStub(self._pd.channels.get(address))
+        stub = self._pd.channels.stub(address, tidegate_pb2_grpc.UpstreamStub)
         try:
             return getattr(stub, method)(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:

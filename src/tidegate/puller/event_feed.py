@@ -19,7 +19,7 @@ import grpc
 
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, TidegateError
-from tidegate.kvclient.channel import Requests
+from tidegate.kvclient.channel import Requests, beginning
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp, compose
@@ -118,7 +118,8 @@ class Stream:
         open_bytes_max: int = OPEN_BYTES_MAX,
         spill_to: Path | None = None,
     ) -> None:
-        """Open the stream and start its threads; failures to connect arrive as `lost`.
+        """Open the stream and start its threads; failures to connect arrive as `lost`. Raises Retryable where
+        the channel is closed.
 
         `raw`: of RawKV; `trust_empty`: see `Matcher`. `open_bytes_max`: of open transactions in memory;
         `spill_to`: a folder of its own for more.
@@ -136,7 +137,8 @@ class Stream:
         call = channel.stream_stream(
             METHOD, request_serializer=cdcpb.ChangeDataRequest.SerializeToString, response_deserializer=None
         )
-        self._call = call(self._requests, metadata=FEATURES)
+        with beginning(f"store {store_id}"):
+            self._call = call(self._requests, metadata=FEATURES)
         name = f"feed-{store_id}"
         self._threads = [
             threading.Thread(target=self._read, name=f"{name}-read", daemon=True),
