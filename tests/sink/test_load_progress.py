@@ -21,7 +21,7 @@ def test_only_the_records_of_this_feeds_load_at_its_ts_count(
     records = {
         "mine": LoadProgress("mine", (1, 2), 3, 50, 7, "6b"),
         "done": LoadProgress("mine", (1, 2), 3, 50, 9, None),
-        "anothers": LoadProgress("another", (1, 2), 3, 50, 8, None),
+        "foreign": LoadProgress("another", (1, 2), 3, 50, 8, None),
         "earlier": LoadProgress("mine", (1, 2), 3, 40, 8, None),
     }
     stream = SpanProgress("mine", (1, 2), 3, 60)

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.kernel import address, buffer
+from tidegate.kvclient.channel import beginning
 from tidegate.kvclient.page_kernels import take_pairs
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_request import STORE_TIMEOUT_S
@@ -28,6 +29,13 @@ PAGE_BYTES: Final = 8 << 20
 FIRST_ROWS: Final = 256
 ROWS_MAX: Final = 16_384
 _METHOD: Final = "/tikvpb.Tikv/KvScan"
+
+
+class _PageStub:
+    """`KvScan` with its answer left as bytes."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.scan = channel.unary_unary(_METHOD, request_serializer=kvrpcpb.ScanRequest.SerializeToString)
 
 
 def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBatch]:
@@ -54,10 +62,12 @@ def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBat
 def _page(pd: PdClient, snapshot: Snapshot, span: Span, rows: int) -> tuple[pa.RecordBatch, Span | None]:
     """One page, and what is left of the span."""
     region, request = snapshot.scan_request(span.start, span.end, rows)
-    channel = pd.channels.get(pd.store_address(region.leader_store_id))
-    call = channel.unary_unary(_METHOD, request_serializer=kvrpcpb.ScanRequest.SerializeToString)
+    store = pd.store_address(region.leader_store_id)
+    stub = pd.channels.stub(store, _PageStub)
     try:
-        page = columns_of(call(request, timeout=STORE_TIMEOUT_S), rows)
+        with beginning(store):
+            response = stub.scan(request, timeout=STORE_TIMEOUT_S)
+        page = columns_of(response, rows)
     except grpc.RpcError:
         page = None
     if page is None:
@@ -77,7 +87,13 @@ def columns_of(response: bytes, rows: int) -> pa.RecordBatch | None:
     keys, values = buffer(size), buffer(size)
     key_ends, value_ends = np.empty(rows + 1, np.int32), np.empty(rows + 1, np.int32)
     n = take_pairs(
-        address(data), size, rows, address(keys), address(key_ends), address(values), address(value_ends)
+        address(data),
+        size,
+        rows,
+        address(keys),
+        address(key_ends),
+        address(values),
+        address(value_ends),
     )
     if n < 0:
         return None
