@@ -108,7 +108,8 @@ def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
             return told
 
         told = await asyncio.to_thread(child)
-        await asyncio.wait_for(done.wait(), 20)
+        async with asyncio.timeout(20):
+            await done.wait()
         await server.close()
         return told
 
@@ -139,4 +140,4 @@ def test_bytes_that_are_no_frame_end_that_connection_only(tmp_path: Path) -> Non
         await server.close()
         return heard
 
-    assert asyncio.run(asyncio.wait_for(scenario(), 20)) == ["hello", "gone"]
+    assert asyncio.run(scenario()) == ["hello", "gone"]

@@ -146,7 +146,8 @@ class Feed(FeedLife):
     async def _pause(self) -> None:
         """Until the next tick: at once when something happened, else TICK_S."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), TICK_S)
+            async with asyncio.timeout(TICK_S):
+                await self._wake.wait()
         self._wake.clear()
 
     async def _open(self) -> None:
@@ -237,7 +238,8 @@ class Feed(FeedLife):
 
     async def _hear_last_words(self, code: int) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._gone.wait(), LAST_WORDS_S)
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._gone.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._fail(Retryable("The pipeline process has ended.", where=str(self.plan.folder / "log"), why=how))
 

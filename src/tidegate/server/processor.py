@@ -143,7 +143,8 @@ class Incarnation:
         """
         await self.child.stop(grace_s)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._call(self._sink.close), CLOSE_S)
+            async with asyncio.timeout(CLOSE_S):
+                await self._call(self._sink.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, work: Callable[[], None]) -> None:

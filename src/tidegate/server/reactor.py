@@ -52,6 +52,7 @@ LOG: Final = logging.getLogger(__name__)
 HOUSEKEEPING_S: Final = 1.0
 SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
+TOPIC_GONE_S: Final = 5.0
 CREATING_TTL_S: Final = 3600
 SHOWN_TABLES: Final = 20
 """How many tables without a key an error, or a changefeed's status, names."""
@@ -389,9 +390,8 @@ class Reactor:
     async def _forget_progress(self, feed: Feed) -> None:
         topic = progress_topic(self.node.cluster, feed.id.namespace, feed.id.name)
         try:
-            await asyncio.wait_for(
-                asyncio.to_thread(delete_topic, feed.uri, feed.config.sink.kafka_config, topic), 5
-            )
+            async with asyncio.timeout(TOPIC_GONE_S):
+                await asyncio.to_thread(delete_topic, feed.uri, feed.config.sink.kafka_config, topic)
         except (TidegateError, TimeoutError) as error:
             event(LOG, logging.WARNING, "progress topic stays", topic=topic, error=str(error))
 
@@ -416,7 +416,8 @@ class Reactor:
     async def _keep_house(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._gc_now.wait(), HOUSEKEEPING_S)
+                async with asyncio.timeout(HOUSEKEEPING_S):
+                    await self._gc_now.wait()
             force = self._gc_now.is_set()
             self._gc_now.clear()
             await self._tend_gc(force=force)

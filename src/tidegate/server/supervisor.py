@@ -66,7 +66,8 @@ class Child:
         if self.alive and grace_s > 0:
             self._signal(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
         self._signal(signal.SIGKILL)
         return await self._process.wait()
 
