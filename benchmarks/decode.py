@@ -11,6 +11,7 @@ order flatters the branch predictor. Each figure is the best of the passes, CPU 
     verify   decode with the checksums compared, both images; rows sealed with version 2
     mount    mounter.decode.mount: with grouping and allocation, Python included
     checked  mount with checksums compared, and mounter.integrity.verify
+    sums     the comparison alone, checksum_kernels.check_image of every image: bytes of values a CPU-second
     columns  mounter.integrity.column_sums of the new image: what version 0 compares and messages carry
     arrow    mount and to_arrow of both images: from bytes to typed Arrow columns, JSON as text
     binary   the same with JSON columns taken as bytes, neither checked nor turned into text
@@ -34,7 +35,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tidegate.kernel import address
+from tidegate.kernel import address, kernel, load_i32
 from tidegate.model import slots
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.schema import Kind, TableSchema
@@ -44,11 +45,27 @@ from tidegate.mounter.columns import fill_of, target_type, to_arrow
 from tidegate.mounter.integrity import Tally, column_sums, verify
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.tidb import arrow_kernels, checksum, row_kernels
+from tidegate.tidb.checksum_kernels import MATCHED, check_image
 from tidegate.tidb.json_kernels import STACK_WORDS
+from tidegate.tidb.kernels import I64
 from tidegate.tidb.table_info import table_schema
 from tidegate.tidb.zone_kernels import month_lines
 
 BATCHES = (64, 1_000, 10_000)
+VALUES = ("value", "old_value")
+SUMS = "sums"
+
+
+@kernel
+def check_images(n: int, ends: int, data: int, key_ends: int, keys: int) -> int:
+    """How many of a column's values match their checksums under the keys; offsets int32[n + 1], and bytes."""
+    matched = 0
+    for i in range(n):
+        at, end = I64(load_i32(ends + 4 * i)), I64(load_i32(ends + 4 * i + 4))
+        key, key_end = I64(load_i32(key_ends + 4 * i)), I64(load_i32(key_ends + 4 * i + 4))
+        if end > at and check_image(data + at, end - at, keys + key, key_end - key, 0) == MATCHED:
+            matched += 1
+    return matched
 
 
 class OneTable:
@@ -240,10 +257,26 @@ def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> 
 
         return run, sum(map(len, every))
 
+    def sums_pass() -> tuple[Callable[[], None], int]:
+        blocks = blocks_of(rows, batch)
+        held = [(b, decode.binary_of(b, name)) for b in blocks for name in VALUES]
+        images = sum(b.num_rows - b.column(n).to_pylist().count(b"") for b in blocks for n in VALUES)
+
+        def run() -> None:
+            found = 0
+            for block, value in held:
+                found += check_images(block.num_rows, *value, *decode.binary_of(block, "key"))
+            assert found == images, (found, images)
+
+        return run, sum(
+            block.column(name).nbytes - 4 * (block.num_rows + 1) for block in blocks for name in VALUES
+        )
+
     figures = {f"verify, {size} a batch": best(kernel_pass(size, True), passes) for size in BATCHES}
     return figures | {
         "checked: mount and compare": best(checked_pass, passes),
         "columns": best(columns_pass, passes),
+        SUMS: best(sums_pass, passes),
     }
 
 
@@ -323,7 +356,8 @@ def main() -> int:
                 f"{path.name}: {len(table.columns)} columns, {size:.0f} bytes a change, {len(entries)} rows"
             )
             for name, rate in figures.items():
-                print(f"  {name:28} {rate / 1e6:9.3f} M rows/CPU-s")
+                unit = "MB/CPU-s" if name == SUMS else "M rows/CPU-s"
+                print(f"  {name:28} {rate / 1e6:9.3f} {unit}")
     if options.json:
         print(json.dumps(found))
     return 0
