@@ -27,7 +27,7 @@ from tidegate.tikv.server import EmbeddedUpstream
 
 pytestmark = pytest.mark.integration
 SPAN = Span(b"t", b"u")
-WAIT_S = 30.0
+WAIT_S = 90.0
 
 
 def eventually(condition: Callable[[], bool], what: str) -> None:
