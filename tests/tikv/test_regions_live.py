@@ -267,6 +267,30 @@ def test_regions_epochs_and_ids_are_durable_and_a_cut_merge_is_carried_on(tmp_pa
     again.close()
 
 
+@pytest.mark.parametrize("end", ["commit_merge", "rollback_merge"])
+def test_a_start_goes_on_when_another_has_ended_the_merge_that_it_carries_on(
+    make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    cluster = make(b"m", stores=3)
+    low, high = cluster.regions.all
+    cluster.operators.prepare_merge(low.id, high.id)
+    for store in (high.leader, next(each for each in high.stores if each != high.leader)):
+        cluster.stop_store(store)
+    assert cluster.regions.by_id[high.id].leader == 0
+    carry_on, first = cluster.operators.commit_merge, getattr(cluster.operators, end)
+
+    def beaten(source_id: int) -> Region:
+        first(source_id)
+        return carry_on(source_id)
+
+    monkeypatch.setattr(cluster.operators, "commit_merge", beaten)
+    cluster.start_store(high.leader)
+    cluster.operators.resume()
+    assert [(region.merging, region.leader != 0) for region in cluster.regions.all] == (
+        [(0, True)] if end == "commit_merge" else [(0, True), (0, True)]
+    )
+
+
 def test_regions_of_an_older_data_directory_are_taken_over(tmp_path: Path) -> None:
     engine = Engine(tmp_path)
     rows = [[2, "", keys.encode(b"m").hex(), 1, 1], [3, keys.encode(b"m").hex(), "", 1, 1]]

@@ -156,14 +156,23 @@ class Operators:
     def resume(self) -> None:
         """At a start: carry on merges, and let regions without a leader have one."""
         for region in self._regions.all:
-            if region.merging and region.id in self._regions.by_id:
-                self.commit_merge(region.id)
+            if region.merging:
+                self._carry_on(region.id)
         up = self._stores.up()
         for region in self._regions.all:
             if region.leader not in up and (region.leader or region.has_quorum(up)):
                 self._elect(region.id)
 
     # --- parts ---
+
+    def _carry_on(self, source_id: int) -> None:
+        """End a merge that was prepared, unless somebody else has ended it."""
+        try:
+            self.commit_merge(source_id)
+        except InvalidInput:
+            source = self._regions.by_id.get(source_id)
+            if source is not None and source.merging:
+                raise
 
     def _elect(self, region_id: int) -> tuple[Region, ...]:
         """Another leader for a region, if it is still there."""

@@ -15,6 +15,7 @@ from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc import endpoint
 from tidegate.tikv.cdc.channel import Channel
+from tidegate.tikv.cdc.delegate import Delegate
 from tidegate.tikv.tso import TsoMode
 
 LONG = b"L" * 300
@@ -315,3 +316,21 @@ def test_the_stores_of_one_process_share_what_marks_may_cost() -> None:
     assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=1) == 0.05
     assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=64) == pytest.approx(0.128)
     assert endpoint.pause_s(0.05, cpu_s=0.1, stores=1) == pytest.approx(2.0)
+
+
+def test_a_defect_in_a_tick_ends_the_streams_and_the_next_tick_comes(
+    make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a defect has left half done belongs to streams: without them the store is as new."""
+    cluster = make()
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    with monkeypatch.context() as broken:
+        broken.setattr(Delegate, "resolve", lambda delegate, min_ts: 1 // 0)
+        client.register(1, region)
+        client._thread.join(WAIT_S)
+        assert not client._thread.is_alive(), "its stream has ended"
+    again = Client(cluster)
+    feed = again.register(1, region)
+    again.until(lambda: feed.resolved_ts > 0)
+    again.close()

@@ -419,13 +419,15 @@ class Endpoint:
     def _advance(self, min_ts: int, done: threading.Event) -> None:
         """Resolve every downstream that is in step, then tell the clients."""
         began = time.thread_time()
-        for delegate in self._delegates.values():
-            delegate.resolve(min_ts)
-        now = time.monotonic()
-        for connection in self._connections.values():
-            self._report(connection, now)
-        self._tick_cpu_s = time.thread_time() - began
-        done.set()
+        try:
+            for delegate in self._delegates.values():
+                delegate.resolve(min_ts)
+            now = time.monotonic()
+            for connection in self._connections.values():
+                self._report(connection, now)
+        finally:
+            self._tick_cpu_s = time.thread_time() - began
+            done.set()
 
     def _report(self, connection: Connection, now: float) -> None:
         """One mark per (request id, ts), with all regions that are exactly there: none ever goes back."""
