@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -221,10 +222,10 @@ class OpenProtocolDecoder:
             ts = integer(meta, "ts")
             kind = integer(meta, "t")
             if kind == RESOLVED:
-                others.append(lambda ts=ts: decoded.resolved.append((ts, offset)))  # type: ignore[misc]
+                others.append(partial(decoded.resolved.append, (ts, offset)))
             elif kind == DDL:
                 ddl = _ddl(meta, ts, value_json_, header, offset)
-                others.append(lambda ddl=ddl: decoded.ddls.append(ddl))  # type: ignore[misc]
+                others.append(partial(decoded.ddls.append, ddl))
             elif kind == ROW:
                 rows.append(_row(meta, ts, value_json_, offset, seq))
             else:

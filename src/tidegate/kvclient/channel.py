@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
@@ -44,7 +44,7 @@ class ChannelPool:
         self._tls = tls
         self._lock = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
-        self._stubs: dict[tuple[str, type], Any] = {}
+        self._stubs: dict[tuple[str, Callable[[grpc.Channel], Any]], Any] = {}
         self._closed = False
 
     def get(self, address: str) -> grpc.Channel:
@@ -52,7 +52,7 @@ class ChannelPool:
         with self._lock:
             return self._get(address)
 
-    def stub(self, address: str, kind: type[S]) -> S:
+    def stub(self, address: str, kind: Callable[[grpc.Channel], S]) -> S:
         """A stub on the channel to `host:port`, made at first use.
 
         It is made here, while nobody can close the channel: gRPC registers a stub's methods without a look at
@@ -62,7 +62,7 @@ class ChannelPool:
         with self._lock:
             found = self._stubs.get((address, kind))
             if found is None:
-                found = self._stubs[address, kind] = kind(self._get(address))  # type: ignore[call-arg]
+                found = self._stubs[address, kind] = kind(self._get(address))
             return cast("S", found)
 
     def _get(self, address: str) -> grpc.Channel:

@@ -310,7 +310,7 @@ class Puller:
                     held.watched.errors[reason] += 1
                     hint = (held.feed.region.id, leader_store) if leader_store else (0, 0)
                     task = Locate(held.watched, held.feed.bounds, history, hint, fresh)
-                    self._inbox.after(after_s, lambda task=task: self._locate(task))  # type: ignore[misc]
+                    self._inbox.after(after_s, partial(self._locate, task))
                 case feed.Stop(error):
                     raise error
 
@@ -490,7 +490,7 @@ class Puller:
             self._sealer.moved()
         self._sealer.hold_back()
         for note in matched.notes:
-            self._inbox.put(lambda note=note: self._noted(note))  # type: ignore[misc]
+            self._inbox.put(partial(self._noted, note))
 
     def held_up(self, stream: Stream, error: DiskFull | None) -> bool:
         """The stream waits, and its store with it."""

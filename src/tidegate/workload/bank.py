@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from tidegate.clock import Clock, SystemClock
@@ -133,7 +134,7 @@ class BankWorkload:
                 work = self._bank.next()
                 drawn, since_ddl = drawn + work.rows, since_ddl + work.rows
                 changed = frozenset(m.key for m in work.mutations)
-                flight.launch(changed, work, lambda work=work: self._commit(work.mutations))  # type: ignore[misc]
+                flight.launch(changed, work, partial(self._commit, work.mutations))
                 now = self._clock.monotonic()
                 if now - told >= PROGRESS_EVERY_S:
                     told, self.stats.seconds = now, already + now - began
