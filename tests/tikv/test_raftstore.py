@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +42,8 @@ def test_observers_see_a_command_before_its_client_and_a_capture_is_in_step(tmp_
 
         store.propose(Command(2, [(mvcc.LOCK, name.encode(), b"")], on_applied=applied))
 
-    def capture(snapshot: EngineSnapshot) -> None:
+    def capture(snapshot: EngineSnapshot | Exception) -> None:
+        assert isinstance(snapshot, EngineSnapshot)
         seen = {line.split()[1] for line in log if line.startswith("seen")}
         there = {name for name in "abcde" if snapshot.get(mvcc.LOCK, name.encode()) is not None}
         assert seen == there, "exactly what was observed before is in the snapshot"
@@ -129,4 +131,23 @@ def test_what_was_proposed_before_the_stop_is_applied_and_later_proposals_are_re
     assert errors == [None, None]
     store.propose(Command(2, [(mvcc.LOCK, b"c", b"")], on_applied=errors.append))
     assert isinstance(errors[2], Retryable)
+    store.engine.close()
+
+
+def test_a_capture_or_an_order_that_fails_is_told_so_and_those_behind_it_go_on(tmp_path: Path) -> None:
+    store = Raftstore(Engine(tmp_path), RegionTable(split([])))
+    told: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def decide(table: RegionTable) -> RegionChange:
+        raise AssertionError("a defect")
+
+    store.capture(told.put, (77, b"", b""))  # no such family
+    store.capture(told.put)
+    store.propose(Command(0, (), on_applied=told.put, admin=decide))
+    store.propose(Command(2, [(mvcc.LOCK, b"k", b"")], on_applied=told.put))
+    store.start()
+    found = [told.get(timeout=WAIT_S) for _ in range(4)]
+    assert [type(each) for each in found] == [IndexError, EngineSnapshot, AssertionError, type(None)]
+    store.stop()
+    del found
     store.engine.close()

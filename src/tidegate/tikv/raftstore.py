@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from tidegate.errors import InvalidInput, Retryable
+from tidegate.errors import Retryable
 from tidegate.tikv.engine import Engine, EngineSnapshot, Range
 from tidegate.tikv.mvcc import Change
 from tidegate.tikv.region import Region
@@ -31,6 +31,9 @@ Decide = Callable[[RegionTable], RegionChange]
 
 ROUND_CHANGES_MAX: Final = 65536
 """A round takes commands until they hold this many changes; one larger command is still taken whole."""
+Install = Callable[[EngineSnapshot | Exception], None]
+"""Takes a snapshot, or why there is none."""
+
 QUEUE_CHANGES_MAX: Final = 1 << 20
 """Proposers wait while more changes than this are queued."""
 
@@ -100,7 +103,7 @@ class Raftstore:
         """About how many bytes were written to a region since somebody took the entry out."""
         self._gate = gate
         self._queue: list[Command] = []
-        self._captures: list[tuple[Callable[[EngineSnapshot], None], Range | None]] = []
+        self._captures: list[tuple[Install, Range | None]] = []
         self._queued = 0
         self._stopped = False
         self._failure: Exception | None = None
@@ -124,8 +127,10 @@ class Raftstore:
         if refusal is not None and command.on_applied is not None:
             command.on_applied(refusal)
 
-    def capture(self, install: Callable[[EngineSnapshot], None], scan: Range | None = None) -> None:
-        """Call `install` between two rounds with a snapshot of everything applied; it must not block.
+    def capture(self, install: Install, scan: Range | None = None) -> None:
+        """Call `install` between two rounds with a snapshot of all that is applied.
+
+        It must neither block nor raise.
 
         `scan`: the range whose entries the snapshot shall walk.
         """
@@ -166,9 +171,13 @@ class Raftstore:
                 else:
                     self._apply(commands)
 
-    def _capture(self, captures: list[tuple[Callable[[EngineSnapshot], None], Range | None]]) -> None:
+    def _capture(self, captures: list[tuple[Install, Range | None]]) -> None:
         for install, scan in captures:
-            install(self.engine.snapshot(scan))
+            try:
+                found: EngineSnapshot | Exception = self.engine.snapshot(scan)
+            except Exception as failure:  # it is the taker's: all others go on
+                found = failure
+            install(found)
 
     def _take(self) -> list[Command]:
         taken = total = 0
@@ -237,7 +246,7 @@ class Raftstore:
             return
         try:
             change = command.change = decide(self.regions)
-        except (InvalidInput, RegionError) as refusal:
+        except Exception as refusal:  # nothing was changed yet
             _answer(command, refusal)
             return
         error: Exception | None = None

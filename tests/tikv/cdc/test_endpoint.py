@@ -16,6 +16,7 @@ from tidegate.tikv import keys, mvcc
 from tidegate.tikv.cdc import endpoint
 from tidegate.tikv.cdc.channel import Channel
 from tidegate.tikv.cdc.delegate import Delegate
+from tidegate.tikv.raftstore import Command
 from tidegate.tikv.tso import TsoMode
 
 LONG = b"L" * 300
@@ -267,6 +268,35 @@ def test_a_stop_while_subscriptions_begin_does_not_hang(make: Callable[..., Clus
         client.register(1, region)
     cluster.endpoint.stop()
     client.close()
+
+
+def test_a_stream_that_begins_at_a_store_that_stops_is_ended(make: Callable[..., Cluster]) -> None:
+    """Nobody looks at it any more; without an end its client would wait for ever."""
+    cluster = make()
+    cluster.endpoint.stop()
+    client = Client(cluster)
+    client._thread.join(WAIT_S)
+    assert not client._thread.is_alive()
+    client.register(1, cluster.regions.all[0])  # does not wait either
+
+
+def test_a_batch_that_cannot_be_worked_off_ends_the_streams_and_gives_its_room_back(
+    make: Callable[..., Cluster],
+) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    client = Client(cluster)
+    feed = client.register(1, region)
+    client.until(lambda: feed.initialized)
+    unreadable = Command(region.id, [(mvcc.LOCK, b"k", b"\xff")])
+    cluster.endpoint.observer.on_applied([unreadable])
+    client._thread.join(WAIT_S)
+    assert not client._thread.is_alive(), "its stream has ended"
+    second = Client(cluster)
+    told = second.register(1, region)
+    second.until(lambda: told.resolved_ts > 0)
+    assert cluster.endpoint._backlog == 0
+    second.close()
 
 
 def test_without_multiplexing_resolved_ts_comes_for_the_whole_stream(make: Callable[..., Cluster]) -> None:

@@ -138,8 +138,10 @@ class Endpoint:
     # --- what the stream's threads call ---
 
     def open(self, connection: Connection) -> None:
-        """A stream began."""
+        """A stream began; at a store that stops it ends at once."""
         self._tasks.put(lambda: self._connections.update({connection.id: connection}))
+        if self._stopping.is_set():  # what was queued behind the end is never looked at
+            connection.channel.close()
 
     def close(self, connection: Connection) -> None:
         """A stream ended: all its registrations end without a word."""
@@ -190,19 +192,24 @@ class Endpoint:
                 self._close_all()
 
     def _on_batch(self, commands: Sequence[Command], size: int) -> None:
-        for command in commands:
-            if command.change is not None:
-                self._on_change(command.change)
-                continue
-            delegate = self._delegates.get(command.region_id)
-            if delegate is None:
-                continue
-            old_values = OldValues(self._raftstore.engine, command.old_values, self.old_values)
-            for downstream in delegate.on_command(command, old_values):
-                self._congested(downstream)
-        with self._drained:
-            self._backlog -= size
-            self._drained.notify_all()
+        try:
+            for command in commands:
+                self._on_command(command)
+        finally:
+            with self._drained:
+                self._backlog -= size
+                self._drained.notify_all()
+
+    def _on_command(self, command: Command) -> None:
+        if command.change is not None:
+            self._on_change(command.change)
+            return
+        delegate = self._delegates.get(command.region_id)
+        if delegate is None:
+            return
+        old_values = OldValues(self._raftstore.engine, command.old_values, self.old_values)
+        for downstream in delegate.on_command(command, old_values):
+            self._congested(downstream)
 
     def _congested(self, downstream: Downstream) -> None:
         self._drop(downstream, pb.Error(congested=pb.Congested(region_id=downstream.region.id)))
@@ -356,9 +363,9 @@ class Endpoint:
         """A snapshot, with the downstream receiving exactly what is applied after it.
 
         None when the region is another since the registration was accepted: whoever asks for changes of it
-        is told, as at a change that was observed.
+        is told, as at a change that was observed. Raises what kept the snapshot from being made.
         """
-        ready: queue.SimpleQueue[EngineSnapshot | None] = queue.SimpleQueue()
+        ready: queue.SimpleQueue[EngineSnapshot | Exception | None] = queue.SimpleQueue()
 
         def initializing(snapshot: EngineSnapshot) -> None:
             downstream.state = State.INITIALIZING
@@ -371,17 +378,23 @@ class Endpoint:
                     self._drop(each, error)
             ready.put(None)
 
-        def captured(snapshot: EngineSnapshot) -> None:
+        def captured(found: EngineSnapshot | Exception) -> None:
+            if isinstance(found, Exception):
+                ready.put(found)
+                return
             region = self._leads(downstream.region.id, downstream.region.version)
             if isinstance(region, Region):
-                self._tasks.put(lambda: initializing(snapshot))
+                self._tasks.put(lambda: initializing(found))
             else:
                 self._tasks.put(lambda: late(region))
 
         self._raftstore.capture(captured, initializer.scanned(downstream))
         while not (self._stopping.is_set() or downstream.stopped):
             with contextlib.suppress(queue.Empty):
-                return ready.get(timeout=CAPTURE_POLL_S)
+                found = ready.get(timeout=CAPTURE_POLL_S)
+                if isinstance(found, Exception):
+                    raise found
+                return found
         raise initializer.StoppedError
 
     def _scan_ended(self, downstream: Downstream, failed: bool) -> None:
