@@ -14,6 +14,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.puller import block_matcher
+from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.puller import Puller
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.faults import CAPTURE_ERRORS
@@ -181,5 +182,27 @@ def test_a_lost_stream_gives_back_what_was_sent_and_what_still_waited_for_its_tu
     assert errors(puller) == {}
     world.run(5)
     world.check(SPAN, start)
+    puller.close()
+    store.close()
+
+
+def test_a_reader_that_fails_ends_its_stream_and_all_on_it_is_registered_anew(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = world.last_ts
+    world.run(5)
+    put, failing = MessageQueue.put, iter([True])
+
+    def once(queue: MessageQueue, message: bytes) -> None:
+        if next(failing, False):
+            raise MemoryError
+        put(queue, message)
+
+    monkeypatch.setattr(MessageQueue, "put", once)
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    world.check(SPAN, start)
+    assert errors(puller).get("stream_lost", 0) > 0
     puller.close()
     store.close()

@@ -231,7 +231,10 @@ class Stream:
         except grpc.RpcError as error:
             self._why = str(error.details() if isinstance(error, grpc.Call) else error)
             error.__traceback__ = None  # the error is the call itself, which would refer to itself
-        self._queue.close()
+        except Exception as error:  # want of memory, a defect: the stream must end, not fall silent
+            self._why = f"its reader failed: {error!r}"
+        finally:
+            self._queue.close()
 
     def _work(self) -> None:
         error: TidegateError | None = None
