@@ -37,6 +37,25 @@ def test_timers_that_are_due_go_first_and_the_rest_in_order_of_arrival() -> None
     assert inbox.take() is None
 
 
+def test_a_timer_that_is_always_due_does_not_keep_what_was_put_waiting() -> None:
+    clock, done = Clock(), list[str]()
+    inbox = Inbox(clock)
+
+    def tick() -> None:
+        done.append("tick")
+        inbox.after(1, tick)
+        clock.now += 2
+
+    inbox.after(0, tick)
+    inbox.put(lambda: done.append("a"))
+    inbox.put(lambda: done.append("b"))
+    for _ in range(5):
+        task = inbox.take()
+        assert task is not None
+        task()
+    assert done == ["tick", "a", "tick", "b", "tick"]
+
+
 def test_who_waits_is_woken_by_what_another_thread_puts() -> None:
     inbox, done = Inbox(Clock()), list[int]()
 

@@ -173,6 +173,10 @@ def test_a_lost_stream_gives_back_what_was_sent_and_what_still_waited_for_its_tu
     puller.watch(SPAN, start)
     eventually(lambda: puller.status()[0]["regions"] == 5, "five regions, most of which wait")
     assert len(puller._held) < 5
+    nodes = world.upstream._shared.nodes.values()
+    eventually(  # else the cut would not find their streams
+        lambda: sum(node.endpoint._scanning for node in nodes) == len(puller._held), "the stores to scan"
+    )
     world.upstream.faults.scan_delay_s = 0.0  # of those to come: the one under way waits on
     world.upstream.cut_streams()
     eventually(lambda: errors(puller).get("stream_lost", 0) >= 5, "all of them to be lost")
