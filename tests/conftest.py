@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.fixtures.golden",
     "tests.fixtures.kafka",
     "tests.fixtures.spark",
+    "tests.fixtures.stuck_grpc",
     "tests.fixtures.upstream",
     "tests.fixtures.wall_clock",
 ]

@@ -62,6 +62,17 @@ def test_a_leader_the_client_was_not_told_of_is_found_when_all_it_was_told_of_ar
         assert pd.leader_address == three.pd_members.addresses[1]
 
 
+def test_an_end_of_the_timestamp_stream_that_grpc_keeps_from_its_reader_is_noticed(
+    three: EmbeddedUpstream, stuck_readers: list[threading.Thread]
+) -> None:
+    with PdClient(three.pd_addr) as pd:
+        first = pd.tso()
+        three.pd_members.transfer(2)
+        assert pd.tso() > first
+        assert pd.leader_address == three.pd_members.addresses[1]
+        assert len(stuck_readers) == 1
+
+
 def test_a_follower_says_who_leads_and_refuses_the_rest(three: EmbeddedUpstream) -> None:
     with grpc.insecure_channel(three.pd_members.addresses[2]) as channel:
         stub = pdpb_pb2_grpc.PDStub(channel)

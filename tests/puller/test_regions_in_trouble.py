@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -188,6 +189,19 @@ def test_a_lost_stream_gives_back_what_was_sent_and_what_still_waited_for_its_tu
     world.check(SPAN, start)
     puller.close()
     store.close()
+
+
+def test_an_end_of_a_stream_that_grpc_keeps_from_its_reader_is_noticed(
+    world: World, puller: Puller, stuck_readers: list[threading.Thread]
+) -> None:
+    start = world.last_ts
+    world.run(5)
+    world.check(SPAN, start)
+    world.upstream.cut_streams()
+    eventually(lambda: len(stuck_readers) == 3, "the readers of three stores to hang")
+    world.run(5)
+    world.check(SPAN, start)
+    assert errors(puller)["stream_lost"] >= 5
 
 
 def test_a_reader_that_fails_ends_its_stream_and_all_on_it_is_registered_anew(

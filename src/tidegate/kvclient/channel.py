@@ -109,6 +109,16 @@ def beginning(address: str) -> Iterator[None]:
         raise Retryable("the connection was closed before a call", where=address, why=str(error)) from None
 
 
+def at_end(call: Any, do: Callable[[], None]) -> None:
+    """Call `do` once, in gRPC's thread, when a streaming call has ended; it must be quick.
+
+    Whoever reads a call in a thread must listen for its end too: gRPC's iterator may wait for ever. A receive
+    that is begun at the moment when a call fails for want of a connection is never completed, while the
+    call's status is (grpcio 1.85.1, about one in a thousand where the peer is restarted often).
+    """
+    call.add_done_callback(lambda _: do())
+
+
 class Requests:
     """The requests of one streaming call, as the iterator gRPC takes them from in a thread of its own.
 

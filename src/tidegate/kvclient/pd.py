@@ -12,13 +12,21 @@ import queue
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import grpc
 
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.backoff import Backoff, Cause
-from tidegate.kvclient.channel import ChannelPool, Requests, address_of, beginning, is_transient, unavailable
+from tidegate.kvclient.channel import (
+    ChannelPool,
+    Requests,
+    address_of,
+    at_end,
+    beginning,
+    is_transient,
+    unavailable,
+)
 from tidegate.kvclient.region_cache import RegionCache, RegionInfo
 from tidegate.model import timestamp
 from tidegate.proto import keyspacepb_pb2 as keyspacepb
@@ -29,6 +37,8 @@ from tidegate.tls import Tls
 T = TypeVar("T")
 
 CALL_TIMEOUT_S: Final = 3.0
+READER_S: Final = 1.0
+"""How long the end of a timestamp stream waits for its reader."""
 MEMBERS_MAX: Final = 16
 """PD addresses learned; a cluster has three to seven members."""
 STORES_MAX: Final = 4096
@@ -342,29 +352,37 @@ class _TsoStream:
         requests, answers = Requests(), self._answers
         call = stub.Tso(requests)
         self._requests, self._call, self._stub = requests, call, stub
+        at_end(call, lambda: answers.put(_why_ended(call)))
         self._reader = threading.Thread(target=_pump, args=(call, answers), name="tso", daemon=True)
         self._reader.start()
 
     def close(self) -> None:
-        """End the stream. On return no thread works on the call and nothing here refers to it."""
+        """End the stream. On return nothing here refers to the call, and its threads have ended, but for a
+        reader that gRPC keeps (`at_end`).
+        """
         if self._requests is not None and self._reader is not None:
             self._requests.end()
             self._call.cancel()
-            self._reader.join()
+            self._reader.join(READER_S)
             self._requests.join(CALL_TIMEOUT_S)
         self._requests, self._call, self._stub, self._reader = None, None, None, None
         self._answers = queue.SimpleQueue()
 
 
 def _pump(call: Any, answers: queue.SimpleQueue[Any]) -> None:
-    """Move answers of a stream into a queue; its end is one exception."""
+    """Move answers of a stream into a queue."""
     try:
         for answer in call:
             answers.put(answer)
-        answers.put(Retryable("PD closed the timestamp stream"))
     except grpc.RpcError as error:
-        # The error is the call itself: with its traceback it would refer to itself and outlive `close`.
-        answers.put(error.with_traceback(None))
+        error.__traceback__ = None  # the error is the call itself, which would refer to itself
+
+
+def _why_ended(call: Any) -> BaseException:
+    """What callers of an ended timestamp stream get: the call is an RpcError unless it ended well."""
+    if call.code() is grpc.StatusCode.OK:
+        return Retryable("PD closed the timestamp stream")
+    return cast("BaseException", call)
 
 
 def _raise_pd_error(method: str, address: str, header: Any) -> None:

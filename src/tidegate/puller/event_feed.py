@@ -4,7 +4,8 @@ Two threads a stream. The *reader* takes messages from gRPC as bytes, unparsed, 
 `QUEUE_BYTES`; when it is full the reader stops, HTTP/2 flow control closes the window, and the store feels
 the back- pressure. The *worker* takes all that is there (at most `BATCH_BYTES`), runs the matcher over it
 in compiled code and hands the result to its owner in the order of arrival. When the stream ends, whatever
-the reason, the worker first finishes what was received and then calls `lost`, once, last.
+the reason and whether or not the reader sees it (`at_end`), the worker first finishes what was received and
+then calls `lost`, once, last.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import grpc
 
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, TidegateError
-from tidegate.kvclient.channel import Requests, beginning
+from tidegate.kvclient.channel import Requests, at_end, beginning
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp, compose
@@ -146,6 +147,7 @@ class Stream:
         ]
         for thread in self._threads:
             thread.start()
+        at_end(self._call, self._ended)
 
     def register(
         self, region: RegionInfo, request_id: int, span: int, mark: int, bounds: Span, checkpoint: Timestamp
@@ -221,20 +223,23 @@ class Stream:
     def _header(self) -> Any:
         return cdcpb.Header(cluster_id=self._cluster_id, ticdc_version=VERSION)
 
+    def _ended(self) -> None:
+        if not self._why:
+            is_ok = self._call.code() is grpc.StatusCode.OK
+            self._why = "the store ended the stream" if is_ok else str(self._call.details())
+        self._queue.close()
+
     def _read(self) -> None:
         try:
             for message in self._call:
                 self.messages += 1
                 self.bytes += len(message)
                 self._queue.put(message)
-            self._why = "the store ended the stream"
         except grpc.RpcError as error:
-            self._why = str(error.details() if isinstance(error, grpc.Call) else error)
             error.__traceback__ = None  # the error is the call itself, which would refer to itself
         except Exception as error:  # want of memory, a defect: the stream must end, not fall silent
             self._why = f"its reader failed: {error!r}"
-        finally:
-            self._queue.close()
+            self._call.cancel()
 
     def _work(self) -> None:
         error: TidegateError | None = None
