@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.manifest import Manifest, write_manifest
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
+from tidegate.eventstore.segment import SegmentInfo
 from tidegate.eventstore.span_store import MERGE_COUNT, SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span
@@ -75,7 +77,7 @@ def test_readers_see_nothing_before_it_is_published_and_all_of_it_then(tmp_path:
     store.publish()
     assert outlook.read_frontier(tmp_path) == {span.id: 12}
     assert read(store, span, 10, 12) == [put(11)]
-    with pytest.raises(Fatal, match="beyond the resolved ts"):
+    with pytest.raises(Retryable, match="beyond the resolved ts"):
         read(store, span, 10, 15)
 
 
@@ -176,7 +178,7 @@ def test_dropping_removes_whole_segments_and_says_what_is_gone(tmp_path: Path) -
     span.drop_below(27)
     assert [s.min_ts for s in span.manifest.segments] == [30]
     assert read(store, span, 25, 35) == [put(30), put(35)]
-    with pytest.raises(Fatal, match="no longer has"):
+    with pytest.raises(Retryable, match="no longer has"):
         read(store, span, 20, 35)
 
 
@@ -197,6 +199,49 @@ def test_a_start_inside_what_is_held_changes_nothing_and_one_outside_starts_over
     assert span.resolved == 50
     span.begin(300)
     assert (span.complete_from, span.resolved) == (300, 300)
+
+
+def test_a_reader_that_meets_a_span_begun_anew_says_so_and_passes_nothing_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another feed has asked for an earlier ts between its looks at the frontier and at the manifest."""
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    span.append(block_of([put(110)]))
+    span.seal(120)
+    store.publish()
+    read_manifest = outlook.read_manifest
+
+    def begun_anew(*given: object) -> Manifest:
+        span.begin(50)
+        return read_manifest(tmp_path, span.id)
+
+    monkeypatch.setattr(outlook, "read_manifest", begun_anew)
+    with pytest.raises(Retryable, match="pulled again from an earlier ts"):
+        read(store, span, 100, 120)
+
+
+def test_a_span_that_is_begun_anew_is_not_announced_by_who_publishes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    span.append(block_of([put(110)]))
+    span.seal(120)
+    store.publish()
+    let_go, seen = span._let_go, []
+
+    def publishing(manifest: Manifest, old: Sequence[SegmentInfo]) -> None:
+        store.publish()
+        let_go(manifest, old)
+        store.publish()
+        seen.append(outlook.read_frontier(tmp_path))
+
+    monkeypatch.setattr(SpanStore, "_let_go", lambda self, *given: publishing(*given))
+    span.begin(50)
+    assert seen == [{}]
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:

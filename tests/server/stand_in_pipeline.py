@@ -115,7 +115,10 @@ def main(out: Path, spec_path: Path) -> None:
         for name, span in barrier["spans"].items():
             after = max(done.get(name, 0), span["start_ts"])
             upto = min(frontier.get(name, 0), frontier.get(barrier["ddl_span"], 0), barrier["barrier_ts"])
-            if upto <= after or not outlook.pending(outlook.read_manifest(store, name), after, upto)[0]:
+            if upto <= after:
+                continue
+            manifest = outlook.read_manifest(store, name)
+            if manifest.dropped_to > after or not outlook.pending(manifest, after, upto)[0]:
                 continue
             known = schemas.upto(upto)
             for block in reader.read(store, name, after, upto):

@@ -91,6 +91,22 @@ def test_rows_go_only_below_what_every_holder_is_done_with() -> None:
     assert puller.take() == [("drop_below", 65)]
 
 
+def test_what_all_are_done_with_is_not_asked_for_again_but_for_a_feed_that_needs_it() -> None:
+    """A puller that starts again goes on; a feed that goes on after a pause gets what went meanwhile."""
+    registry, _ = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(TWO, SPAN, 50)
+    registry.release(TWO)
+    registry.drop_below({ONE: (70, 60), TWO: (55, 55)})
+    again = Heard()
+    registry.connect(again)  # type: ignore[arg-type]
+    assert again.take() == [("watch", 70)]
+    registry.hold(TWO, SPAN, 60)
+    assert again.take() == [("watch", 60)]
+    registry.drop_below({ONE: (80, 60), TWO: (65, 40)})
+    assert again.take() == [("drop_below", 65)]
+
+
 def test_files_of_a_span_go_when_nobody_holds_it_and_every_feed_is_past_it() -> None:
     registry, puller = connected()
     stored = {NAME: (SPAN, 70)}

@@ -35,6 +35,31 @@ def read_manifest(store: Path | str, span_id: str) -> Manifest:
         ) from error
 
 
+def check(store: Path | str, span_id: str, manifest: Manifest, after: Timestamp, upto: Timestamp) -> None:
+    """That a manifest which was read before this call names all there is in (after, upto].
+
+    Raises Retryable when it does not, or not yet: a span is begun anew when a changefeed needs it from an
+    earlier ts than is kept, and is taken out of the frontier before the manifest that lacks its rows is
+    there. So the frontier is read last.
+    """
+    published = load_frontier(Path(store)).get(span_id, 0)
+    folder = Path(store) / span_id
+    if after < manifest.dropped_to and upto > after:
+        raise Retryable(
+            "the event store no longer has the changes asked for",
+            where=f"{folder}, after ts {after}, kept from {manifest.dropped_to}",
+            why="they were dropped, or the span was first watched from a later ts",
+            fix="nothing to do: they are pulled from TiKV again, and reading goes on when they are there",
+        )
+    if upto > max(published, manifest.resolved):
+        raise Retryable(
+            "a read reached beyond the resolved ts",
+            where=f"{folder}, up to ts {upto}, resolved {max(published, manifest.resolved)}",
+            why="rows there are still missing: the span is pulled again from an earlier ts",
+            fix="nothing to do: reading goes on when they are there",
+        )
+
+
 def spans(store: Path | str, but: Container[str] = ()) -> dict[str, tuple[Span, Timestamp]]:
     """The spans that have files, but for some: id to bounds and the last ts they may hold changes of.
 
@@ -56,7 +81,8 @@ def spans(store: Path | str, but: Container[str] = ()) -> dict[str, tuple[Span, 
 def pending(manifest: Manifest, after: Timestamp, upto: Timestamp) -> tuple[int, int, Timestamp, Timestamp]:
     """An estimate of what lies in (after, upto]: rows, bytes of keys and values, first and last commit_ts.
 
-    (0, 0, 0, 0) means certainly nothing; more than 0 rows means very likely something. No file is opened.
+    (0, 0, 0, 0) means that the manifest certainly names nothing (`check` tells whether it names all there
+    is); more than 0 rows means very likely something. No file is opened.
     """
     rows, size, first, last = 0, 0, upto, after
     for _, block, limit in _blocks(manifest, after, upto):

@@ -1,9 +1,9 @@
 """Blocks of a span between two timestamps: sorted, each change once, every byte verified.
 
-Safe beside the process that writes: a reader takes the frontier first, then the manifest, and reads only
-up to that frontier. A segment that was merged away in between makes `read` take the manifest again; an open
-one stays readable. Spark's tasks, the control process and the store's own merging use this module; it keeps
-nothing open between calls.
+Safe beside the process that writes: a reader takes the frontier first, then the manifest, reads only up to
+that frontier, and looks whether it still stands (`outlook.check`). A segment that was merged away in between
+makes `read` take the manifest again; an open one stays readable. Spark's tasks, the control process and the
+store's own merging use this module; it keeps nothing open between calls.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from tidegate.errors import Fatal
-from tidegate.eventstore import damage, kernels
-from tidegate.eventstore.manifest import Manifest, load_frontier
-from tidegate.eventstore.outlook import read_manifest
+from tidegate.eventstore import damage, kernels, outlook
+from tidegate.eventstore.manifest import Manifest
 from tidegate.eventstore.segment import DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.timestamp import Timestamp
@@ -32,30 +30,15 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
-    Raises Fatal when a manifest is corrupt, when the store no longer holds rows from `after` on, or when
-    `upto` lies beyond what is resolved; Retryable when the span has no manifest, or a segment is damaged and
-    being mended (`damage`; Fatal when it cannot be). Blocks may be views of mapped files.
+    Raises Fatal when a manifest is corrupt; Retryable when the span has no manifest, when the store does not
+    hold all of the range (any more, or yet: `outlook.check`), or when a segment is damaged and being mended
+    (`damage`; Fatal when it cannot be). Blocks may be views of mapped files.
     """
-    folder = Path(store) / span_id
-    published = load_frontier(Path(store)).get(span_id, 0)
     try:
         manifest, segments = _open_segments(Path(store), span_id, after, upto)
     except DamagedSegment as found:
         raise damage.met(Path(store), span_id, found) from None
-    if after < manifest.dropped_to and upto > after:
-        raise Fatal(
-            "the event store no longer has the changes asked for",
-            where=f"{folder}, after ts {after}, kept from {manifest.dropped_to}",
-            why="they were dropped, or the span was first watched from a later ts",
-            fix="start from a later ts, or create the changefeed anew",
-        )
-    if upto > max(published, manifest.resolved):
-        raise Fatal(
-            "a read reached beyond the resolved ts",
-            where=f"{folder}, up to ts {upto}, resolved {max(published, manifest.resolved)}",
-            why="rows there are still missing",
-            fix="read no further than the frontier; if the store's folder was restored, start over",
-        )
+    outlook.check(store, span_id, manifest, after, upto)
     return _reporting(Path(store), span_id, merged(segments, after, upto, max_rows))
 
 
@@ -71,7 +54,7 @@ def _open_segments(
 ) -> tuple[Manifest, list[Segment]]:
     missing = ""
     for _ in range(_OPEN_ATTEMPTS):
-        manifest = read_manifest(store, span_id)
+        manifest = outlook.read_manifest(store, span_id)
         opened = []
         for info in manifest.segments:
             if info.overlaps(after, upto):

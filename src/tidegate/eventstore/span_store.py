@@ -194,6 +194,7 @@ class SpanStore:
         """
         if self.complete_from <= start_ts <= self._resolved:
             return
+        self._resolved = 0  # first, or who publishes for the other spans would tell of it once more
         self._store.withdraw(self.id)
         with self._seal_lock:
             self._clear()

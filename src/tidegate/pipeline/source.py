@@ -122,5 +122,8 @@ class EventReader(DataSourceStreamReader):
         return found
 
     def _pending(self, span: str, after: int, upto: int) -> int:
-        rows, size, _, _ = outlook.pending(outlook.read_manifest(self._spec.store_dir, span), after, upto)
+        manifest = outlook.read_manifest(self._spec.store_dir, span)
+        if manifest.dropped_to > after:
+            return 0  # the puller was told to begin the span anew, from `after` or before, and has not yet
+        rows, size, _, _ = outlook.pending(manifest, after, upto)
         return max(size, 1) if rows else 0

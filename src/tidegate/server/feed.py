@@ -157,9 +157,8 @@ class Feed(FeedLife):
         self._catalogue_to = tracker.resolved_ts
         self.captured.spans.hold(self.id, self._ddl_span, tracker.resolved_ts)
         self.waiting_for = "DDL puller" if self.config.has_tables else "puller"
-        while self._frontier().get(ddl_span, 0) < max(self.persisted, tracker.resolved_ts):
+        while not (resolved := self._resolved_from(ddl_span, tracker.resolved_ts)):
             await asyncio.sleep(TICK_S)
-        resolved = self._frontier()[ddl_span]
         batches, known = await asyncio.to_thread(tracker.begin, self.persisted, resolved)
         barrier = Barrier(self.persisted, self.info.target_ts, held_at=self.persisted if self.loading else 0)
         barrier.learn(batches, known)
@@ -168,6 +167,16 @@ class Feed(FeedLife):
         self.owner = Owner(self.persisted, tracker.initial, barrier, resolved_interval_s=interval)
         for task in (*tracker.initial, *(task for batch in batches for task in batch.added)):
             self.captured.spans.hold(self.id, task.span, task.start_ts)
+
+    def _resolved_from(self, span: str, start: int) -> int:
+        """How far a span is resolved that is kept from `start` on; 0: not to the checkpoint, or not so.
+
+        What is kept may begin later, until the puller has begun anew from where it was told.
+        """
+        resolved = self._frontier().get(span, 0)
+        manifest = self.node.manifest(self.captured.store, span)
+        kept = manifest is not None and manifest.dropped_to <= start
+        return resolved if kept and resolved >= max(self.persisted, start) else 0
 
     async def _open_tracker(self) -> SchemaTracker | KeyTracker:
         if not self.config.has_tables:
@@ -323,9 +332,19 @@ class Feed(FeedLife):
         self._note(owner, frontier)
 
     def _advance_idle(self, owner: Owner, frontier: Mapping[str, int]) -> None:
+        idle = []
         for span, after, upto in owner.idle_ranges(frontier):
             manifest = self.node.manifest(self.captured.store, span)
-            if manifest is not None and not outlook.pending(manifest, after, upto)[0]:
+            if manifest is None or manifest.dropped_to > after:
+                continue
+            if not outlook.pending(manifest, after, upto)[0]:
+                idle.append((span, after, upto))
+        if not idle:
+            return
+        # Once more: a span that was begun anew meanwhile has left the frontier before its rows were dropped.
+        frontier = self._frontier()
+        for span, after, upto in idle:
+            if frontier.get(span, 0) >= upto:
                 owner.idle(span, after, upto)
 
     def _note(self, owner: Owner, frontier: Mapping[str, int]) -> None:

@@ -165,8 +165,11 @@ class SchemaTracker:
     def _jobs(self, upto: int) -> Iterator[tuple[int, list[Applied]]]:
         """Apply the jobs in (resolved, upto], ts by ts, as they are asked for."""
         after = self.resolved_ts
+        if upto <= after:
+            return
         manifest = outlook.read_manifest(self._store, DDL_SPAN_ID)
-        if upto <= after or not outlook.pending(manifest, after, upto)[0]:
+        outlook.check(self._store, DDL_SPAN_ID, manifest, after, upto)
+        if not outlook.pending(manifest, after, upto)[0]:
             return
         columns = self._catalogue.job_meta_columns()
         for block in reader.read(self._store, DDL_SPAN_ID, after, upto):

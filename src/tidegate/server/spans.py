@@ -1,7 +1,9 @@
 """Which spans the puller must follow, for which feeds, from where; and what it has said about them.
 
 The registry outlives the puller's process: when a new one introduces itself, it is told everything again.
-A span is followed while any feed holds it, from the least start any of them asked for.
+A span is followed while any feed holds it, from the least ts that any of them still needs: where it asked
+to begin, or where it is done with what it has read. A feed that comes later and needs more, because it begins
+earlier or goes on after a pause, has the span pulled anew from there; the others wait for that.
 """
 
 from __future__ import annotations
@@ -78,7 +80,10 @@ class SpanRegistry:
         """Let segments go that no holder needs; `limits`: where each feed is done with rows, with DDL."""
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
-            limit = min(limits[feed][ddl] if feed in limits else 0 for feed in holders)
+            done = {feed: limits[feed][ddl] if feed in limits else 0 for feed in holders}
+            for feed, ts in done.items():
+                holders[feed] = max(holders[feed], ts)
+            limit = min(done.values())
             if limit > self._dropped.get(name, 0):
                 self._dropped[name] = limit
                 self._tell("drop_below", self._spans[name], ts=limit)

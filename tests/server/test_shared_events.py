@@ -1,0 +1,112 @@
+"""Feeds at different places share one store of events, of which nobody's part is lost or pulled twice."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.server.test_capture import Running, bank, capture, check_order, wait_for, work
+
+from tidegate.control.barrier import Barrier, SpanTask
+from tidegate.control.owner import Owner
+from tidegate.eventstore import outlook
+from tidegate.eventstore.order import Entry, block_of
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.pd import PdClient
+from tidegate.model.span import Span
+from tidegate.server.feed import Feed
+from tidegate.server.puller_process import store_dir
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+__all__ = ["bank", "capture"]
+
+SPAN = Span(b"a", b"b")
+
+
+@pytest.fixture(autouse=True)
+def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("FLOOR_S", 0.1), ("DROP_AFTER_S", 0.2), ("SAVE_REST", 1), ("SAVE_IDLE_S", 0.1)):
+        monkeypatch.setattr(f"tidegate.server.feed.{name}", seconds)
+    monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
+
+
+def dropped(capture: Running, ts: int) -> bool:
+    """Whether all the store holds at or below `ts` is gone."""
+    store = store_dir(capture.data_dir, capture.capture.cluster)
+    manifests = [outlook.read_manifest(store, line["span"]) for line in capture.capture.spans.status]
+    return all(segment.min_ts > ts for each in manifests for segment in each.segments)
+
+
+def delivered(capture: Running, name: str) -> set[Any]:
+    lines = capture.lines(name)
+    check_order(lines)
+    rows = {(line["row"], line["key"]) for line in lines if "row" in line}
+    return rows | {line["ddl"] for line in lines if "ddl" in line}
+
+
+def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_then_all_of_it(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    """A puller that dies goes on where it was. A feed that is resumed needs what went with one that ran on, a
+    new one begins before all that is kept; meanwhile the others lose nothing.
+    """
+    start_ts = pd.tso()
+    for name in ("one", "two"):
+        assert capture.create(name, start_ts=start_ts)["http"] == 200
+    work(bank, 60)
+    for name in ("one", "two"):
+        capture.wait_checkpoint(name, pd.tso())
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    work(bank, 160)
+    passed = pd.tso()
+    capture.wait_checkpoint("two", passed)
+    wait_for(lambda: dropped(capture, passed), "the segments to go")
+    died = capture.capture._pullers["tidb"].pid
+    os.kill(died, signal.SIGKILL)
+    wait_for(lambda: capture.capture._pullers["tidb"].pid != died, "another puller")
+    work(bank, 20)
+    capture.wait_checkpoint("two", pd.tso())
+    wait_for(lambda: sum(line["rows"] for line in capture.capture.spans.status) < 100, "its status", 10)
+
+    assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
+    capture.wait_checkpoint("one", passed)
+    assert capture.create("three", start_ts=start_ts)["http"] == 200
+    work(bank, 40)
+    end = pd.tso()
+    for name in ("one", "two", "three"):
+        capture.wait_checkpoint(name, end)
+        capture.wait_state(name, "normal")
+    kept = [delivered(capture, name) for name in ("one", "two", "three")]
+    assert kept[0] == kept[1] == kept[2]
+
+
+def test_a_span_that_is_begun_anew_or_kept_from_later_on_is_not_taken_for_an_idle_one(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    span.append(block_of([Entry(110, 109, 1, b"k", b"", b"")]))
+    span.seal(120)
+    store.publish()
+    owner = Owner(100, [SpanTask(span.id, SPAN, 1, 100)], Barrier(200))
+    feed: Any = SimpleNamespace(
+        node=SimpleNamespace(manifest=outlook.read_manifest),
+        captured=SimpleNamespace(store=tmp_path),
+        _frontier=lambda: outlook.read_frontier(tmp_path),
+    )
+    before = outlook.read_frontier(tmp_path)
+    span.drop_below(115)
+    Feed._advance_idle(feed, owner, before)
+    assert owner.durable(span.id) == 100
+    span.begin(50)
+    Feed._advance_idle(feed, owner, before)
+    assert owner.durable(span.id) == 100
+    span.seal(120)
+    store.publish()
+    Feed._advance_idle(feed, owner, outlook.read_frontier(tmp_path))
+    assert owner.durable(span.id) == 120
+    store.close()
