@@ -184,3 +184,19 @@ def test_the_http_port_shows_regions_and_stores(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match="status port cannot listen"):
             other.start()
         other.stop()
+
+
+def test_a_store_can_lead_before_it_is_known_to_be_up(
+    cluster: EmbeddedUpstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it may be given a region without a timestamp of PD to lead it from."""
+    cluster.stop_store(2)
+    started, was_ready = cluster.stores.started, []
+
+    def noted(store_id: int, address: str, status_address: str = "") -> None:
+        was_ready.append(store_id in cluster._raftstore.members)
+        started(store_id, address, status_address)
+
+    monkeypatch.setattr(cluster.stores, "started", noted)
+    cluster.start_store(2)
+    assert was_ready == [True]

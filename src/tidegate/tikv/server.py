@@ -357,8 +357,8 @@ class EmbeddedUpstream:
                 health(),
             )
         )
-        self.stores.started(store_id, address, self.status_addr)
         node.start()
+        self.stores.started(store_id, address, self.status_addr)  # may be given regions to lead now
 
     def _beat(self) -> None:
         while not self._stopping.wait(HEARTBEAT_S):
