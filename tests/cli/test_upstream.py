@@ -171,6 +171,13 @@ def test_regions_of_several_stores_are_listed_split_merged_and_moved(tmp_path: P
         assert (now["conf_ver"], now["roles"]) == (6, ["learner", "voter", "voter"])
         people = tidegate("region", "list", "--pd", pd)
         assert f"region {first['id']}: [-inf, " in people.stdout
+        assert people.stdout.splitlines()[1].endswith("leader store 3, peers on 1 (learner), 2, 3")
+        (one,) = [line["peers"] for line in region("list") if line["id"] == last["id"]]
+        assert [(each["store_id"], each["role"], each["leads"]) for each in one] == [
+            (1, "learner", False),
+            (2, "voter", False),
+            (3, "voter", True),
+        ]
         for args, text in (
             (("split", str(first["id"])), "too few keys to have a middle"),
             (("split", str(first["id"]), "--key", "ff"), "no valid key found for split"),
@@ -186,6 +193,10 @@ def test_regions_of_several_stores_are_listed_split_merged_and_moved(tmp_path: P
             wrong = tidegate("region", *args, "--pd", pd)
             assert wrong.returncode == 2, wrong
             assert text in wrong.stderr, wrong.stderr
+        for store in ("2", "3"):
+            assert tidegate("fault", "stop-store", store, "--pd", pd).returncode == 0
+        without = tidegate("region", "list", "--pd", pd).stdout
+        assert without.splitlines()[1].endswith("leader none, peers on 1 (learner), 2, 3")
 
 
 def test_faults_are_switched_on_shown_and_cleared(tmp_path: Path) -> None:

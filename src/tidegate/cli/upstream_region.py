@@ -17,6 +17,7 @@ import typer
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
+    from tidegate.kvclient.pd import PeerInfo
     from tidegate.kvclient.region_cache import RegionInfo
     from tidegate.kvclient.upstream_control import RegionStatus, UpstreamControl
 
@@ -38,19 +39,19 @@ def list_regions(
     limit: Annotated[int, typer.Option(min=0, help="Show so many at most; 0: all.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """List the regions in key order: range (hex of encoded keys), epoch, leader."""
+    """List the regions in key order: range (hex of encoded keys), epoch, leader, peers and their roles."""
     from tidegate.kvclient.pd import PdClient
 
     with reported(), PdClient(pd) as client:
         start, shown = b"", 0
         while True:
-            found = client.scan_regions(start, b"", min(1024, limit - shown) if limit else 1024)
-            for region in found:
-                print(_json(region) if as_json else _line(region))
+            found = client.scan_peers(start, b"", min(1024, limit - shown) if limit else 1024)
+            for region, peers in found:
+                print(_json(region, peers) if as_json else _line(region, peers))
             shown += len(found)
-            if not found or not found[-1].end_key or (limit and shown >= limit):
+            if not found or not found[-1][0].end_key or (limit and shown >= limit):
                 return
-            start = found[-1].end_key
+            start = found[-1][0].end_key
 
 
 @app.command()
@@ -190,27 +191,32 @@ def _show(regions: Sequence[RegionStatus], as_json: bool) -> None:
             print(
                 f"region {region.id}: {_range(region.start_key, region.end_key)}, version {region.version}, "
                 f"conf {region.conf_ver}, leader {leader} (term {region.term}), "
-                f"peers on {_peers(region)}"
+                f"peers on {_peers(region.stores, region.roles)}"
             )
 
 
-def _peers(region: RegionStatus) -> str:
+def _peers(stores: Sequence[int], roles: Sequence[str]) -> str:
     return ", ".join(
         f"{store}" if role == "voter" else f"{store} ({role})"
-        for store, role in zip(region.stores, region.roles, strict=True)
+        for store, role in zip(stores, roles, strict=True)
     )
 
 
-def _line(region: RegionInfo) -> str:
+def _line(region: RegionInfo, peers: Sequence[PeerInfo]) -> str:
+    leader = next((f"store {peer.store_id}" for peer in peers if peer.leads), "none")
     return (
         f"region {region.id}: {_range(region.start_key, region.end_key)}, version {region.epoch_version}, "
-        f"conf {region.conf_ver}, leader store {region.leader_store_id}"
+        f"conf {region.conf_ver}, leader {leader}, "
+        f"peers on {_peers([peer.store_id for peer in peers], [peer.role for peer in peers])}"
     )
 
 
-def _json(region: RegionInfo) -> str:
+def _json(region: RegionInfo, peers: Sequence[PeerInfo]) -> str:
     members = dataclasses.asdict(region)
-    return json.dumps(members | {"start_key": region.start_key.hex(), "end_key": region.end_key.hex()})
+    if not any(peer.leads for peer in peers):
+        members |= {"leader_peer_id": 0, "leader_store_id": 0}
+    members |= {"start_key": region.start_key.hex(), "end_key": region.end_key.hex()}
+    return json.dumps(members | {"peers": [dataclasses.asdict(peer) for peer in peers]})
 
 
 def _range(start: bytes, end: bytes) -> str:

@@ -31,6 +31,7 @@ from tidegate.kvclient.region_cache import RegionCache, RegionInfo
 from tidegate.model import timestamp
 from tidegate.proto import keyspacepb_pb2 as keyspacepb
 from tidegate.proto import keyspacepb_pb2_grpc, pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
+from tidegate.proto import metapb_pb2 as metapb
 from tidegate.proto import pdpb_pb2 as pdpb
 from tidegate.tls import Tls
 
@@ -41,6 +42,12 @@ READER_S: Final = 1.0
 """How long the end of a timestamp stream waits for its reader."""
 MEMBERS_MAX: Final = 16
 """PD addresses learned; a cluster has three to seven members."""
+_ROLES: Final = {
+    metapb.Voter: "voter",
+    metapb.Learner: "learner",
+    metapb.IncomingVoter: "incoming voter",
+    metapb.DemotingVoter: "demoting voter",
+}
 STORES_MAX: Final = 4096
 """Store addresses remembered; a cluster never has more."""
 
@@ -55,6 +62,16 @@ class UpstreamInfo:
     store_address: str
     regions: int
     version: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A store's part in a region; `role`: voter, learner, incoming voter, demoting voter."""
+
+    id: int
+    store_id: int
+    role: str
+    leads: bool
 
 
 class PdClient:
@@ -149,11 +166,22 @@ class PdClient:
 
     def scan_regions(self, start_encoded: bytes, end_encoded: bytes, limit: int) -> list[RegionInfo]:
         """The regions of [start, end) in key order, at most `limit`; an empty end is plus infinity."""
+        found = self._scan_regions(start_encoded, end_encoded, limit)
+        return [_region_info(region, leader) for region, leader in found]
+
+    def scan_peers(
+        self, start_encoded: bytes, end_encoded: bytes, limit: int
+    ) -> list[tuple[RegionInfo, tuple[PeerInfo, ...]]]:
+        """The same with all peers, by store; of a region that nobody leads none does."""
+        found = self._scan_regions(start_encoded, end_encoded, limit)
+        return [(_region_info(region, leader), _peers(region, leader)) for region, leader in found]
+
+    def _scan_regions(self, start_encoded: bytes, end_encoded: bytes, limit: int) -> list[tuple[Any, Any]]:
         request = pdpb.ScanRegionsRequest(start_key=start_encoded, end_key=end_encoded, limit=limit)
         response = self._unary("ScanRegions", request)
         if response.regions:
-            return [_region_info(r.region, r.leader) for r in response.regions]
-        return [_region_info(r, p) for r, p in zip(response.region_metas, response.leaders, strict=True)]
+            return [(r.region, r.leader) for r in response.regions]
+        return list(zip(response.region_metas, response.leaders, strict=True))
 
     # --- GC ------------------------------------------------------------------------------------------
 
@@ -410,6 +438,18 @@ def _refused(method: str, address: str, error: grpc.RpcError) -> InvalidInput:
             fix="recorded logs need an upstream started with `--tso manual`",
         )
     return InvalidInput(f"PD refused {method}", where=address, why=f"{code}: {details}")
+
+
+def _peers(region: Any, leader: Any) -> tuple[PeerInfo, ...]:
+    return tuple(
+        PeerInfo(
+            peer.id,
+            peer.store_id,
+            _ROLES[peer.role],
+            bool(leader.id) and peer.id == leader.id,
+        )
+        for peer in sorted(region.peers, key=lambda peer: int(peer.store_id))
+    )
 
 
 def _region_info(region: Any, leader: Any) -> RegionInfo:
