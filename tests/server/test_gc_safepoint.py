@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.test_capture import Running, bank, wait_for, work
+from tests.server.test_capture import Running, bank, capture, wait_for, work
 
-from tidegate.control.gc import service_id
+from tidegate.control.gc import service_id as service_of
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.reactor import Reactor
@@ -18,7 +18,7 @@ from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
-__all__ = ["bank"]
+__all__ = ["bank", "capture"]
 
 
 class Watched:
@@ -38,6 +38,10 @@ class Watched:
         return {each.service_id: each.safe_point for each in services if each.service_id != "gc_worker"}
 
 
+def service_id(running: Running) -> str:
+    return service_of(running.capture.cluster, running.capture.node.identity)
+
+
 @pytest.fixture
 def watched(upstream: EmbeddedUpstream, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return Watched(upstream, monkeypatch)
@@ -51,8 +55,8 @@ def test_history_is_held_from_before_the_first_registration_until_it_is_delivere
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ours = service_id(upstream.cluster_id)
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    ours = service_id(running)
     try:
         start = pd.tso()
         running.create("one", start_ts=start)
@@ -95,6 +99,27 @@ def test_history_is_held_from_before_the_first_registration_until_it_is_delivere
         running.stop()
 
 
+def test_a_hold_that_pd_does_not_take_over_is_not_let_go(
+    watched: Watched, bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the temporary one and the lasting one there is no moment without."""
+    client, ours, refused = capture.capture.node.pd, service_id(capture), list[int]()
+    update = client.update_service_gc_safepoint
+
+    def away_once(service: str, ttl_s: int, safe_point: int) -> int:
+        if service == ours and not refused:
+            refused.append(safe_point)
+            raise Retryable("PD does not answer.")
+        return update(service, ttl_s, safe_point)
+
+    monkeypatch.setattr(client, "update_service_gc_safepoint", away_once)
+    start = pd.tso()
+    assert capture.create("one", start_ts=start)["http"] == 200
+    assert refused == [start - 1]
+    assert watched.held()[f"{ours}-creating-default_one"] == start - 1
+    wait_for(lambda: ours in watched.held(), "the lasting hold")
+
+
 def test_a_start_after_the_hold_ran_out_registers_nothing_and_says_what_to_do(
     watched: Watched,
     bank: BankWorkload,
@@ -109,8 +134,8 @@ def test_a_start_after_the_hold_ran_out_registers_nothing_and_says_what_to_do(
         running.create("one")
         running.wait_checkpoint("one", pd.tso())
         running.stop()
-        assert list(watched.held()) == [service_id(upstream.cluster_id)], "a stop gives nothing back"
-        pd.update_service_gc_safepoint(service_id(upstream.cluster_id), 0, 0)
+        assert list(watched.held()) == [service_id(running)], "a stop gives nothing back"
+        pd.update_service_gc_safepoint(service_id(running), 0, 0)
         gone = pd.tso()
         pd.update_service_gc_safepoint("gc_worker", 1 << 40, gone)
         watched.registrations.clear()
@@ -133,8 +158,8 @@ def test_a_feed_whose_history_is_gone_does_not_cost_the_others_theirs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """PD holds what is asked for all feeds together, or nothing; and the failure may not be storable."""
-    ours = service_id(upstream.cluster_id)
     running = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out")
+    ours = service_id(running)
     try:
         running.create("lost")
         running.wait_checkpoint("lost", pd.tso())

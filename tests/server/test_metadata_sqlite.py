@@ -8,7 +8,7 @@ import pytest
 
 from tidegate.control.metadata import SELECT_VALUE, Compare, Delete, Put
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.server.capture import lock_folder, take_ownership
+from tidegate.server.capture import identity_of, lock_folder, take_ownership
 from tidegate.server.metadata_sqlite import SqliteMetadata
 
 
@@ -98,6 +98,15 @@ def test_a_new_owner_has_a_higher_revision_and_shuts_the_old_one_out(tmp_path: P
     first, second = take_ownership(store, 7, "a"), take_ownership(store, 7, "b")
     assert second > first
     assert not store.transact([Compare("/tidegate/7/owner", mod_revision=first)], [Put("/x", b"")]).succeeded
+
+
+def test_each_metadata_store_has_a_word_of_its_own_and_keeps_it(tmp_path: Path) -> None:
+    """Under which its feeds' history is held at PD: two captures may follow one cluster."""
+    one, two = SqliteMetadata(tmp_path / "one.db"), SqliteMetadata(tmp_path / "two.db")
+    word = identity_of(one, 7)
+    assert word != identity_of(two, 7)
+    one.close()
+    assert identity_of(SqliteMetadata(tmp_path / "one.db"), 7) == word
 
 
 def test_a_data_folder_belongs_to_one_capture(tmp_path: Path) -> None:

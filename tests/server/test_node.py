@@ -39,6 +39,7 @@ def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., No
             return Node(
                 cluster=CLUSTER,
                 address="",
+                identity="",
                 owner_rev=take_ownership(metadata, CLUSTER, "capture"),
                 paths=Paths(tmp_path, tmp_path / "events"),
                 pd=nothing,

@@ -23,14 +23,14 @@ HELD: Final = frozenset({State.NORMAL, State.WARNING, State.PENDING, State.STOPP
 """States whose history is kept; a failed feed can be resumed."""
 
 
-def service_id(cluster: int) -> str:
-    """Under which PD knows us."""
-    return f"tidegate-{cluster}"
+def service_id(cluster: int, identity: str) -> str:
+    """Under which PD knows us. `identity`: the metadata store's; another capture's holds are not ours."""
+    return f"tidegate-{cluster}-{identity}"
 
 
-def creating_id(cluster: int, feed: FeedId) -> str:
+def creating_id(cluster: int, identity: str, feed: FeedId) -> str:
     """A temporary hold while a feed is being created, before the owner takes over."""
-    return f"tidegate-{cluster}-creating-{feed.namespace}_{feed.name}"
+    return f"{service_id(cluster, identity)}-creating-{feed.namespace}_{feed.name}"
 
 
 @dataclass(frozen=True, slots=True)

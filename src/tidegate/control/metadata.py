@@ -129,6 +129,11 @@ def owner_key(cluster: int) -> str:
     return f"{ROOT}/{cluster}/owner"
 
 
+def identity_key(cluster: int) -> str:
+    """The key of a random word that tells this store's changefeeds from another store's, given once."""
+    return f"{ROOT}/{cluster}/identity"
+
+
 def feed_key(cluster: int, feed: FeedId, what: str) -> str:
     """The key of a feed's `info`, `status` or `grant`."""
     assert what in ("info", "status", "grant")

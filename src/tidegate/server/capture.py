@@ -26,7 +26,7 @@ from typing import Any, Final
 from tidegate import metrics
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import TABLE_MODE
-from tidegate.control.metadata import FeedError, FeedId, Put, owner_key
+from tidegate.control.metadata import Compare, FeedError, FeedId, Put, identity_key, owner_key
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
@@ -112,6 +112,7 @@ class Capture:
         stack.callback(metadata.close)
         self.node = Node(
             cluster=self.cluster,
+            identity=identity_of(metadata, self.cluster),
             address=options.address,
             owner_rev=take_ownership(metadata, self.cluster, self.id),
             paths=paths,
@@ -269,3 +270,12 @@ def take_ownership(metadata: SqliteMetadata, cluster: int, capture: str) -> int:
     if not outcome.succeeded:
         raise Fatal("The metadata store refused an unguarded write.", where=owner_key(cluster))
     return outcome.revision
+
+
+def identity_of(metadata: SqliteMetadata, cluster: int) -> str:
+    """The metadata store's own word, made when it is first asked for."""
+    key = identity_key(cluster)
+    metadata.transact((Compare(key, mod_revision=0),), (Put(key, uuid.uuid4().hex[:12].encode()),))
+    found = metadata.get(key)
+    assert found is not None
+    return found.value.decode()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import uuid
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,7 @@ class Mender:
 
     def __init__(self, pd: PdClient, store: EventStore) -> None:
         self._pd, self._store = pd, store
+        self._word = uuid.uuid4().hex[:12]  # another capture may mend the same span
         self._closing = threading.Event()
         self.mended = 0
         self._thread = threading.Thread(target=self._run, name="mender", daemon=True)
@@ -69,7 +71,7 @@ class Mender:
             self._mend(span, report, found)
 
     def _mend(self, span: SpanStore, report: Report, found: Damage) -> None:
-        service = f"tidegate-{self._pd.cluster_id}-mending-{span.id}"
+        service = f"tidegate-{self._pd.cluster_id}-mending-{span.id}-{self._word}"
         least = self._pd.update_service_gc_safepoint(service, HELD_S, found.after)
         try:
             if least > found.after:

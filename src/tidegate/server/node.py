@@ -31,6 +31,8 @@ class Node:
     """What all feeds of a capture share."""
 
     cluster: int
+    identity: str
+    """The metadata store's."""
     address: str
     owner_rev: int
     paths: Paths

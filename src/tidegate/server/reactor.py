@@ -185,17 +185,19 @@ class Reactor:
         node = self.node
         new = await self._in_keyspace(new)
         start_ts = await self._start_ts(new)
-        held = creating_id(node.cluster, new.feed)
+        held = creating_id(node.cluster, node.identity, new.feed)
         guarded = new.config.check_gc_safe_point or new.config.tidegate.initial_load
         if guarded:
             await self._hold(held, start_ts)
+        lasting = True
         try:
             catalogue = await self._catalogue(new, start_ts)
             feed = await self._store(new, start_ts, catalogue)
-            self._adopt(feed)
-            await self._tend_gc(force=True)
+            self.feeds[feed.id] = feed
+            lasting = await self._tend_gc(force=True)
+            feed.start()
         finally:
-            if guarded:
+            if guarded and lasting:  # else it stays until it expires: the lasting one is taken before
                 await self._let_go(held)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
@@ -409,10 +411,6 @@ class Reactor:
 
     # --- housekeeping --------------------------------------------------------------------------------
 
-    def _adopt(self, feed: Feed) -> None:
-        self.feeds[feed.id] = feed
-        feed.start()
-
     async def _keep_house(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
@@ -450,22 +448,23 @@ class Reactor:
         modes = {TABLE_MODE, *(f.config.tidegate.kv_mode for f in self.feeds.values())}
         return [self.node.captured(mode) for mode in sorted(modes)]
 
-    async def _tend_gc(self, *, force: bool = False) -> None:
-        """Renew the safepoint when due; a feed whose history is gone fails for good."""
+    async def _tend_gc(self, *, force: bool = False) -> bool:
+        """Renew the safepoint when due; a feed whose history is gone fails for good. False: PD is away."""
         taken = False
         while not taken:
             hold = self._gc.tick(self._needs(), self.node.clock.monotonic(), force=force)
             if hold is None:
-                return
+                return True
             try:
                 least = await asyncio.to_thread(self._update, hold)
                 self.gc_error = ""
             except TidegateError as error:
                 self._gc.failed()
                 self.gc_error = error.what
-                return
+                return False
             taken, force = self._gc.answered(hold, least), True
             await self._lose_history(least)
+        return True
 
     async def _lose_history(self, least: int) -> None:
         """Fail the feeds that need what is below PD's least safepoint."""
@@ -482,7 +481,7 @@ class Reactor:
         return {f.id: (f.life.state, f.persisted) for f in self.feeds.values()}
 
     def _update(self, hold: Hold) -> int:
-        service = service_id(self.node.cluster)
+        service = service_id(self.node.cluster, self.node.identity)
         return int(self.node.pd.update_service_gc_safepoint(service, hold.ttl_s, hold.safe_point))
 
     def _measure(self) -> None:
