@@ -13,6 +13,7 @@ from tidegate.codec import registry
 from tidegate.codec.base import describe
 from tidegate.consumer.source import Offsets, Topic
 from tidegate.errors import Retryable
+from tidegate.sink.kafka import take
 
 BATCH = 500
 SILENCE_S = 20.0
@@ -37,7 +38,7 @@ def peek(
         reader.assign([TopicPartition(topic.name, p, starts[p]) for p in sorted(left)])
         while left and not stop():
             batches: dict[int, list[Any]] = {}
-            for message in reader.consume(BATCH, timeout=0.2):
+            for message in take(reader, BATCH, 0.2):
                 heard = time.monotonic()
                 error = message.error()
                 if error is None:

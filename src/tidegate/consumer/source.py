@@ -37,7 +37,7 @@ from tidegate.codec.base import (
 from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri
 from tidegate.consumer.assembler import Segment
 from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.sink.kafka import client_settings
+from tidegate.sink.kafka import client_settings, take
 
 MAX_BYTES: Final = 48 << 20
 CONSUME_MESSAGES: Final = 10_000
@@ -290,7 +290,7 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
     taken, size, heard = _Taken(wanted.start), 0, time.monotonic()
     at_end = False
     while taken.next_offset < wanted.end and size < MAX_BYTES and not at_end:
-        for message in reader.consume(CONSUME_MESSAGES, timeout=0.2):
+        for message in take(reader, CONSUME_MESSAGES, 0.2):
             heard = time.monotonic()
             error = message.error()
             if error is None:

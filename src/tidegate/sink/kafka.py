@@ -8,6 +8,9 @@ transaction as the rows it speaks of: there is no instant at which one is durabl
 
 Bounds: at most `QUEUE_BYTES` wait in the client's queue; a transaction is aborted by the broker after
 `TRANSACTION_TIMEOUT_MS`, so that a dead slot never holds read_committed readers longer.
+
+Waits: librdkafka counts its own by the wall clock; one in which that clock is set back lasts as much longer
+(librdkafka issue 2145). So nothing here waits inside it for what may come without waking it: `drain`, `take`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NoReturn
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from tidegate.config import KafkaConfig, ReplicaConfig, SinkUri
@@ -36,7 +39,12 @@ PROGRESS_READ_S: Final = 60.0
 TAKE_BACKS: Final = 5
 """How often one delivery takes its slot back before it gives up."""
 POLL_S: Final = 0.003
-"""Successes are not reported, so a poll may end late by so much."""
+"""Between two looks at what has come, or gone: a wait may end late by so much."""
+BROKERS_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
+"""Of topics we create. With our time on them a broker would refuse what comes from a clock an hour ahead of
+its own, and its retention would delete at once what comes from one that is far behind."""
+REFUSED: Final = (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD)
+PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 JOURNAL_KEY: Final = "owner"
 """Key of the owner's journal record in the progress topic."""
@@ -91,6 +99,40 @@ def producer_settings(uri: SinkUri, kafka: KafkaConfig, transactional_id: str) -
     }
 
 
+def unwritten(uri: SinkUri, error: KafkaError) -> Retryable:
+    """The broker has not taken what was written."""
+    if error.code() not in REFUSED:
+        return unreachable(uri, error)
+    return Retryable(
+        "Kafka refuses the changefeed's messages.",
+        where=f"topic '{uri.topic}' at {uri.bootstrap}, or the changefeed's progress topic",
+        why=f"{error.str()}; most often this machine's clock is far ahead of the broker's",
+        fix="set the wrong clock right, or set message.timestamp.type=LogAppendTime for the topic; "
+        "the feed goes on by itself",
+    )
+
+
+def drain(producer: Producer) -> None:
+    """Wait until the broker has answered all that was produced, at most `CALL_TIMEOUT_S`.
+
+    Not by `flush`: that of confluent-kafka 2 turns the error of a fenced producer into a SystemError.
+    """
+    deadline = time.monotonic() + CALL_TIMEOUT_S
+    while len(producer) and time.monotonic() < deadline:
+        producer.poll(0)
+        time.sleep(POLL_S)
+
+
+def take(reader: Consumer, count: int, patience_s: float) -> list[Message]:
+    """What has come, at most `count` messages, as soon as there is any; [] after `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        found: list[Message] = reader.consume(count, timeout=0)
+        if found or time.monotonic() >= deadline:
+            return found
+        time.sleep(POLL_S)
+
+
 def unreachable(uri: SinkUri, error: object) -> Retryable:
     """The broker does not answer."""
     return Retryable(
@@ -122,8 +164,8 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
                 where=uri.bootstrap,
                 fix="create it, or set auto-create-topic=true in the sink URI",
             )
-        _create(admin, uri, NewTopic(uri.topic, wanted or DEFAULT_PARTITIONS, kafka.replication_factor))
         found = wanted or DEFAULT_PARTITIONS
+        _create(admin, uri, NewTopic(uri.topic, found, kafka.replication_factor, config=BROKERS_TIME))
     if found < wanted:
         raise InvalidInput(
             f"Topic '{uri.topic}' has {found} partitions, fewer than partition-num={wanted}.",
@@ -139,7 +181,8 @@ def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
     admin = AdminClient(client_settings(uri, kafka))
     if _partitions(admin, uri, topic) == 0:
         settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "600000"}
-        _create(admin, uri, NewTopic(topic, 1, kafka.replication_factor, config=settings))
+        config = settings | BROKERS_TIME
+        _create(admin, uri, NewTopic(topic, 1, kafka.replication_factor, config=config))
 
 
 def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
@@ -232,7 +275,7 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
         consumer.assign([TopicPartition(topic, 0, 0)])
         deadline = time.monotonic() + PROGRESS_READ_S
         while time.monotonic() < deadline:
-            for message in consumer.consume(1000, timeout=0.1):
+            for message in take(consumer, 1000, 0.1):
                 error = message.error()
                 if error is not None and error.code() == KafkaError._PARTITION_EOF:
                     return records
@@ -341,13 +384,8 @@ class SlotWriter:
             ) from error
 
     def _drain(self) -> None:
-        """Wait until the broker has all that was produced. Raises KafkaException for what it refused.
-
-        Not by `flush`: that of confluent-kafka 2 turns the error of a fenced producer into a SystemError.
-        """
-        deadline = time.monotonic() + CALL_TIMEOUT_S
-        while len(self._producer) and time.monotonic() < deadline:
-            self._producer.poll(POLL_S)
+        """Wait until the broker has all that was produced. Raises KafkaException for what it refused."""
+        drain(self._producer)
         self._raise_errors()
 
     def _recover(self, cause: KafkaException) -> None:
@@ -364,7 +402,7 @@ class SlotWriter:
         error: KafkaError = cause.args[0]
         if error.txn_requires_abort():
             self._producer.abort_transaction(CALL_TIMEOUT_S)
-        raise unreachable(self._uri, error) from cause
+        raise unwritten(self._uri, error) from cause
 
     def _produce_block(self, topic: str, block: MessageBlock) -> None:
         """Hand a block to the client, partition by partition; the order inside a partition is kept."""
@@ -396,7 +434,9 @@ class SlotWriter:
 
     def _raise_errors(self) -> None:
         if self._errors:
-            raise KafkaException(self._errors[0])
+            # What else was waiting is only said to be purged.
+            cause = next((error for error in self._errors if error.code() not in PURGED), self._errors[0])
+            raise KafkaException(cause)
 
 
 def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any]) -> list[dict[str, Any]]:

@@ -27,11 +27,13 @@ from tidegate.sink.kafka import (
     CALL_TIMEOUT_S,
     FENCED,
     JOURNAL_KEY,
+    drain,
     ensure_progress_topic,
     ensure_topic,
     producer_settings,
     read_records,
     unreachable,
+    unwritten,
 )
 
 
@@ -140,6 +142,7 @@ class OwnerSink:
         try:
             self._producer.begin_transaction()
             yield
+            drain(self._producer)
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as error:
             self._give_up(error)
@@ -156,4 +159,4 @@ class OwnerSink:
                 self._producer.abort_transaction(CALL_TIMEOUT_S)
             except KafkaException as second:
                 raise unreachable(self._uri, second) from cause
-        raise unreachable(self._uri, error) from cause
+        raise unwritten(self._uri, error) from cause

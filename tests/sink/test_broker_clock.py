@@ -1,0 +1,192 @@
+"""A broker whose clock jumps by hours or days: it counts transactions, and what it takes, by that clock."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+
+from tests.fixtures.kafka import Broker
+from tests.fixtures.topic import read_committed
+from tests.fixtures.wall_clock import WallClock
+from tests.integration.cluster import eventually
+from tests.sink.test_kafka import block, sink
+from tidegate.codec.registry import codec_options, encoder
+from tidegate.errors import Fenced, Retryable
+from tidegate.sink import kafka, kafka_owner
+from tidegate.sink.kafka import (
+    SlotWriter,
+    SpanProgress,
+    ensure_progress_topic,
+    ensure_topic,
+    fence_slots,
+    read_progress,
+    transactional_id,
+)
+from tidegate.sink.kafka_owner import OwnerSink
+
+pytestmark = pytest.mark.integration
+
+
+class Sinks:
+    """A slot's writer and the owner's sink on one topic, opened anew as an incarnation that follows does."""
+
+    def __init__(self, kafka: str, topic: str) -> None:
+        self.kafka, self.topic, self.progress = kafka, topic, f"{topic}.progress"
+        self.uri, self.config = sink(self.kafka, topic, "&partition-num=1")
+        self.name = transactional_id(1, "default", topic, 0)
+        self.open()
+
+    def open(self) -> None:
+        settings = self.config.sink.kafka_config
+        ensure_topic(self.uri, settings)
+        ensure_progress_topic(self.uri, settings, self.progress)
+        fence_slots(self.uri, self.config, [self.name])
+        self.reached = {
+            span: one.ts for span, one in read_progress(self.uri, settings, self.progress).items()
+        }.get("s", 0)
+        self.writer = SlotWriter(self.uri, self.config, self.name, lambda: None)
+        marks = encoder(codec_options(self.config.codec_settings()))
+        self.owner = OwnerSink(self.uri, self.config, f"{self.topic}.owner", self.progress, "i", marks)
+
+    def send(self, ts: int) -> None:
+        """A row and then its Resolved."""
+        record = SpanProgress("i", (1, 1), 1, ts).to_bytes()
+        self.writer.deliver(self.topic, [block((0, None, b"%d" % ts))], self.progress, {"s": record})
+        self.owner.send_resolved(ts)
+
+    def rows(self) -> list[int]:
+        """The rows that a committed reader sees."""
+        values = [message.value() for message in read_committed(self.kafka, self.topic)[0]]
+        return [int(value) for value in values if value.isdigit()]
+
+    def end(self) -> int:
+        """The offset behind everything, transaction markers included."""
+        at = {TopicPartition(self.topic, 0): OffsetSpec.latest()}
+        admin = AdminClient({"bootstrap.servers": self.kafka})
+        asked = admin.list_offsets(at, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+        return int(next(iter(asked.values())).result(60).offset)
+
+
+@dataclass
+class World:
+    """A broker with a clock of its own."""
+
+    broker: Broker
+    clock: WallClock
+    sinks: dict[str, Sinks]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, _wall_clock_library: str) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("broker-clock")
+    clock = WallClock(folder / "clock")
+    with pytest.MonkeyPatch.context() as patch:
+        clock.wear(patch)
+        patch.setenv("LD_PRELOAD", str(_wall_clock_library))
+        broker = Broker(folder / "services")
+    # A controller whose clock was set back makes no topic until it has caught up.
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    for made in admin.create_topics(
+        [NewTopic(name, 1, 1) for name in ("theirs", "theirs.progress")]
+    ).values():
+        made.result(60)
+    names = ("ours", "theirs", "ended")
+    yield World(broker, clock, {name: Sinks(broker.bootstrap, name) for name in names})
+    broker.kill()  # nor does it end in order then
+    broker.stop()
+
+
+def test_a_broker_behind_or_ahead_of_us_by_hours_takes_what_goes_to_topics_of_ours(world: World) -> None:
+    sinks = world.sinks["ours"]
+    sinks.send(1)
+    for ts, hours in enumerate((-6, 36, -60, 30), 2):
+        world.clock.jump(hours)
+        sinks.send(ts)
+    assert sinks.rows() == [1, 2, 3, 4, 5]
+    assert sinks.owner.journal.resolved_ts == 5
+
+
+def test_a_topic_that_keeps_our_time_is_refused_by_a_broker_behind_us_until_the_clocks_agree(
+    world: World,
+) -> None:
+    sinks = world.sinks["theirs"]
+    sinks.send(1)
+    world.clock.jump(-6)
+    for send in (lambda: sinks.send(2), lambda: sinks.owner.send_resolved(2)):
+        with pytest.raises(Retryable, match="Kafka refuses the changefeed's messages") as caught:
+            send()
+        assert caught.value.where.startswith("topic 'theirs' at ")
+        assert "this machine's clock is far ahead of the broker's" in caught.value.why
+        assert "message.timestamp.type=LogAppendTime" in caught.value.fix
+    world.clock.jump(6)
+    sinks.open()
+    assert (sinks.reached, sinks.owner.journal.resolved_ts) == (1, 1)
+    sinks.send(2)
+    assert sinks.rows() == [1, 2]
+
+
+def test_a_transaction_that_the_broker_ends_by_its_clock_is_written_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = world.sinks["ended"]
+    sinks.send(1)
+
+    def drained_then_late(module: object, drain: Callable[..., None]) -> Callable[..., None]:
+        def late(producer: object) -> None:
+            drain(producer)
+            monkeypatch.setattr(module, "drain", drain)
+            end = sinks.end()
+            world.clock.jump(6)
+            eventually("the broker's end of the transaction", lambda: sinks.end() > end)
+            world.clock.jump(-6)
+
+        return late
+
+    monkeypatch.setattr(kafka, "drain", drained_then_late(kafka, kafka.drain))
+    with pytest.raises(Retryable, match="while its transaction was being committed"):
+        sinks.send(2)
+    sinks.open()
+    assert sinks.reached == 1
+    sinks.send(2)
+    monkeypatch.setattr(kafka_owner, "drain", drained_then_late(kafka_owner, kafka_owner.drain))
+    with pytest.raises(Fenced):
+        sinks.owner.send_resolved(3)
+    sinks.open()
+    assert (sinks.reached, sinks.owner.journal.resolved_ts) == (2, 2)
+    sinks.send(3)
+    assert sinks.rows() == [1, 2, 3]
+
+
+WAITS = """
+import os, threading
+from confluent_kafka import Consumer, Producer
+from tidegate.sink import kafka
+
+kafka.CALL_TIMEOUT_S = 1.0
+nobody = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "error_cb": lambda error: None}
+reader, producer = Consumer(nobody | {"group.id": "g"}), Producer(nobody)
+producer.produce("t", b"row")
+waits = [lambda: kafka.take(reader, 10, 1.0), lambda: kafka.drain(producer)]
+threads = [threading.Thread(target=wait, daemon=True) for wait in waits]
+for thread in threads:
+    thread.start()
+print("waiting", flush=True)
+for thread in threads:
+    thread.join(30.0)
+print([thread.is_alive() for thread in threads], flush=True)
+os._exit(0)
+"""
+
+
+def test_a_wait_for_the_broker_ends_though_the_clock_is_set_back_meanwhile(wall_clock: WallClock) -> None:
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        wall_clock.jump(-6)
+        assert process.stdout.readline() == "[False, False]\n"
