@@ -1,3 +1,6 @@
+from collections import Counter
+from typing import Any
+
 import pytest
 
 from tidegate.kvclient.backoff import Backoff
@@ -28,6 +31,26 @@ def test_a_span_is_cleared_of_ended_transactions_and_live_ones_are_left(pd: PdCl
     assert now.get(b"half2") == b"v"
     live.commit([b"live"], pd.tso(), Backoff())
     assert resolver.resolve_span(Span(b"", b""), pd.tso(), Backoff()) == 0
+
+
+def test_what_became_of_a_transaction_is_asked_once_however_many_locks_it_left(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By several pages, as there are regions and thousands of locks."""
+    monkeypatch.setattr("tidegate.kvclient.lock_resolver.SCAN_LOCK_LIMIT", 10)
+    dead = TwoPhase(pd, pd.tso(), KEYS[0], ttl_ms=1)
+    dead.prewrite([Mutation(PUT, key, b"dead") for key in KEYS], Backoff())
+    requester, asked = RegionRequester(pd), Counter[str]()
+    at_key = requester.at_key
+
+    def counting(key: bytes, method: str, request: Any, backoff: Backoff) -> Any:
+        asked[method] += 1
+        return at_key(key, method, request, backoff)
+
+    monkeypatch.setattr(requester, "at_key", counting)
+    assert LockResolver(requester).resolve_span(Span(b"", b""), pd.tso(), Backoff()) == 0
+    assert asked == {"KvCheckTxnStatus": 1}
+    assert Snapshot(pd, pd.tso(), budget_ms=500).batch_get(KEYS) == {}
 
 
 def test_locks_above_the_ts_are_not_looked_at(pd: PdClient) -> None:

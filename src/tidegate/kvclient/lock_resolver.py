@@ -96,9 +96,11 @@ class LockResolver:
     def resolve_span(self, span: Span, max_ts: int, backoff: Backoff) -> int:
         """Clear all locks in `span` with start_ts <= max_ts whose transactions have ended.
 
-        Returns how many locks of live transactions remain. Reads at most SCAN_LOCK_LIMIT locks a request.
+        Returns how many locks of live transactions remain. Reads at most SCAN_LOCK_LIMIT locks a request, and
+        asks once what became of a transaction that has ended, however many locks it left.
         """
         at, live = span.start, 0
+        ended: dict[tuple[int, bool], Fate] = {}
         while span.end == b"" or at < span.end:
             region = self._pd.regions.locate_start(at)
             request = kvrpcpb.ScanLockRequest(
@@ -113,14 +115,30 @@ class LockResolver:
                     "locks cannot be read", where=f"region {region.id}", why=response.error.abort.strip()
                 )
             locks = list(response.locks)
-            for lock in locks:
-                live += self.resolve([lock], 0, backoff)[1] > 0
+            live += self._clear_ended(locks, ended, backoff)
             if len(locks) == SCAN_LOCK_LIMIT:
                 at = locks[-1].key + b"\x00"
             elif region.end_key == b"":
                 break
             else:
                 at = decode_bytes(region.end_key)[0]
+        return live
+
+    def _clear_ended(self, locks: list[Any], ended: dict[tuple[int, bool], Fate], backoff: Backoff) -> int:
+        """Clear a page of locks but for those of live transactions; how many these are. Adds to `ended`."""
+        by_txn: dict[tuple[int, bool], list[Any]] = {}
+        for lock in locks:
+            # A pessimistic lock is asked about in its own way: its primary may not be written yet.
+            pessimistic = lock.lock_type == kvrpcpb.PessimisticLock
+            by_txn.setdefault((lock.lock_version, pessimistic), []).append(lock)
+        live = 0
+        for txn, members in by_txn.items():
+            fate = ended.get(txn) or self.fate(members[0], 0, backoff)
+            if fate.live:
+                live += len(members)
+                continue
+            ended[txn] = fate
+            self.clear(txn[0], fate.commit_ts, [lock.key for lock in members], backoff)
         return live
 
     def _check(self, lock: Any, caller_ts: int, now: int, backoff: Backoff, expired: bool) -> Any:
