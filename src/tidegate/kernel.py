@@ -264,6 +264,7 @@ KERNEL_MODULES: Final = (
     "tidegate.puller.open_kernels",
     "tidegate.puller.spill_kernels",
     "tidegate.puller.frontier_kernels",
+    "tidegate.puller.slot_kernels",
     "tidegate.puller.match_kernels",
     "tidegate.puller.gather_kernels",
     "tidegate.eventstore.kernels",

@@ -1,6 +1,6 @@
 """JSON text byte for byte as Go's three JSON writers make it (facts 0.10), and Go's strconv.Quote.
 
-Plain twins: the kernels in `codec.kernels` do the same over raw memory.
+Plain twins: `codec.text_kernels` and `codec.kernels` do the same over raw memory.
 """
 
 from __future__ import annotations

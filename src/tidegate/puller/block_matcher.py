@@ -37,6 +37,7 @@ from tidegate.puller import (
     match_kernels,
     open_kernels,
     scan_kernels,
+    slot_kernels,
     spill_kernels,
 )
 from tidegate.puller import table_kernels as k
@@ -188,7 +189,7 @@ class BlockMatcher:
             line[k.S_TO], line[k.S_TO_SIZE] = address(held[1]), len(bounds.end)
             registration = Registration(slot, request_id, region_id, span, mark, bounds, held)
             self._owners[slot] = registration
-            match_kernels.index_slot(self._at(self._index, k.index_address), self._at(self._slots), slot)
+            slot_kernels.index_slot(self._at(self._index, k.index_address), self._at(self._slots), slot)
             return registration
 
     def stop(self, registration: Registration) -> Timestamp:
@@ -631,7 +632,7 @@ class BlockMatcher:
             self._free += range(2 * old - 1, old - 1, -1)
         self._index = k.slot_index(4 * len(self._slots))
         for slot in self._owners:
-            match_kernels.index_slot(self._at(self._index, k.index_address), self._at(self._slots), slot)
+            slot_kernels.index_slot(self._at(self._index, k.index_address), self._at(self._slots), slot)
 
     # --- results -------------------------------------------------------------------------------------
 
@@ -716,5 +717,5 @@ def _power(n: int) -> int:
 
 def warm() -> None:
     """Compile the kernels, or load what was compiled."""
-    for kernels in (scan_kernels, match_kernels, open_kernels, spill_kernels, gather_kernels):
+    for kernels in (scan_kernels, slot_kernels, match_kernels, open_kernels, spill_kernels, gather_kernels):
         kernels.warm()

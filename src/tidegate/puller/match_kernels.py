@@ -12,7 +12,6 @@ import numpy as np
 
 from tidegate.kernel import (
     address,
-    compare_bytes,
     copy_exact,
     inline,
     kernel,
@@ -30,13 +29,11 @@ from tidegate.puller.bucket_kernels import (
     table_address,
 )
 from tidegate.puller.open_kernels import end_record, find_open, record_word, row_hash, with_slot
-from tidegate.puller.scan_kernels import read_varint, skip_field
-from tidegate.puller.spill_kernels import log_row, log_tick
+from tidegate.puller.slot_kernels import find_slot, inside, note, resolve, resolve_many, violate
+from tidegate.puller.spill_kernels import log_row
 from tidegate.puller.table_kernels import (
     C_EVENT,
     C_KEPT,
-    C_MOVED,
-    C_NOTES,
     C_OPEN_ROWS,
     C_OUT,
     C_PASS,
@@ -64,16 +61,8 @@ from tidegate.puller.table_kernels import (
     KIND,
     LIVE,
     LOG_FULL,
-    MIXER,
-    MOVED_ROOM,
-    MULTIPLIER,
-    N_A,
-    N_B,
-    N_KIND,
-    N_SLOT,
     NOTE_ERROR,
     NOTE_INITIALIZED,
-    NOTE_VIOLATED,
     O_COMMIT,
     O_KEY,
     O_KEY_SIZE,
@@ -97,20 +86,12 @@ from tidegate.puller.table_kernels import (
     RESOLVED_MANY,
     ROWS,
     S_CHECKPOINT,
-    S_DUE,
-    S_FROM,
-    S_FROM_SIZE,
     S_HEAD,
-    S_LEAST,
-    S_REGION,
-    S_REQUEST,
     S_RESOLVED,
     S_SPAN,
     S_SPILLED,
     S_STATE,
     S_TAIL,
-    S_TO,
-    S_TO_SIZE,
     S_WAITING,
     SCANNING,
     SLOT,
@@ -127,14 +108,12 @@ from tidegate.puller.table_kernels import (
     index_address,
     put_event_word,
     put_int,
-    put_note_word,
     put_out_word,
     put_row_word,
     put_slot_word,
     row_word,
     slot_index,
     slot_word,
-    table_mask,
 )
 
 CACHED_ROWS = 1024
@@ -142,39 +121,6 @@ CACHED_ROWS = 1024
 
 AHEAD = 8
 """So many rows in advance."""
-
-
-@inline
-def _slot_hash(region: Any, request: Any) -> Any:
-    h = (region ^ (request * MIXER)) * MULTIPLIER
-    return h ^ (h >> np.uint64(32))
-
-
-@inline
-def find_slot(index: int, slots: int, region: Any, request: Any) -> int:
-    """The slot registered last for (request, region), or -1."""
-    mask = table_mask(index)
-    at = i64(_slot_hash(region, request) & np.uint64(mask))
-    while get_int(index, at) >= 0:
-        slot: int = get_int(index, at)
-        if slot_word(slots, slot, S_REGION) == region and slot_word(slots, slot, S_REQUEST) == request:
-            return slot
-        at = (at + 1) & mask
-    return -1
-
-
-@kernel
-def index_slot(index: int, slots: int, slot: int) -> None:
-    """Let lookups of the slot's (request, region) find it, instead of an older slot of the same."""
-    mask = table_mask(index)
-    region, request = slot_word(slots, slot, S_REGION), slot_word(slots, slot, S_REQUEST)
-    at = i64(_slot_hash(region, request) & np.uint64(mask))
-    while get_int(index, at) >= 0:
-        other = get_int(index, at)
-        if slot_word(slots, other, S_REGION) == region and slot_word(slots, other, S_REQUEST) == request:
-            break
-        at = (at + 1) & mask
-    put_int(index, at, slot)
 
 
 @inline
@@ -190,28 +136,12 @@ def _forget(table: int, place: int, h: Any, rows: int, slots: int, arena: int, c
 
 
 @inline
-def _violate(slots: int, slot: int, reason: int, commit: Any, notes: int, counts: int) -> None:
-    put_slot_word(slots, slot, S_STATE, np.uint64(STOPPED))
-    _note(notes, counts, NOTE_VIOLATED, slot, np.uint64(reason), commit)
-
-
-@inline
-def _note(notes: int, counts: int, kind: int, slot: int, a: Any, b: Any) -> None:
-    i = get_int(counts, C_NOTES)
-    put_note_word(notes, i, N_KIND, np.uint64(kind))
-    put_note_word(notes, i, N_SLOT, np.uint64(slot))
-    put_note_word(notes, i, N_A, a)
-    put_note_word(notes, i, N_B, b)
-    put_int(counts, C_NOTES, i + 1)
-
-
-@inline
 def _passes(slots: int, slot: int, commit: Any, notes: int, counts: int) -> bool:
     """Whether a completed change is to come out: above the checkpoint, and above the resolved ts."""
     if commit <= slot_word(slots, slot, S_CHECKPOINT):
         return False
     if commit <= slot_word(slots, slot, S_RESOLVED):
-        _violate(slots, slot, 1, commit, notes, counts)
+        violate(slots, slot, 1, commit, notes, counts)
         return False
     return True
 
@@ -334,21 +264,6 @@ def _replay(
 
 
 @inline
-def _inside(slots: int, slot: int, key: int, size: int) -> bool:
-    low, low_size = (
-        i64(slot_word(slots, slot, S_FROM)),
-        i64(slot_word(slots, slot, S_FROM_SIZE)),
-    )
-    if compare_bytes(low, low_size, key, size) > 0:
-        return False
-    high, high_size = (
-        i64(slot_word(slots, slot, S_TO)),
-        i64(slot_word(slots, slot, S_TO_SIZE)),
-    )
-    return high_size == 0 or compare_bytes(key, size, high, high_size) < 0
-
-
-@inline
 def _prewrite(
     slot: int, row: int, rows: int, slots: int, table: int, arena: int, kept: int, counts: int
 ) -> None:
@@ -405,7 +320,7 @@ def _commit(
         if scanning:
             _wait(slots, slot, row, rows, waiting, counts)
         else:
-            _violate(slots, slot, 2, row_word(rows, row, COMMIT), notes, counts)
+            violate(slots, slot, 2, row_word(rows, row, COMMIT), notes, counts)
         return
     if _passes(slots, slot, row_word(rows, row, COMMIT), notes, counts):
         _emit_open(
@@ -448,18 +363,18 @@ def _match_row(
     if kind == np.uint64(5):
         if slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
             put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
-            _note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
+            note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
             _replay(slots, slot, 2, rows, table, arena, waiting, out, notes, counts)
             _replay(slots, slot, 3, rows, table, arena, waiting, out, notes, counts)
             put_slot_word(slots, slot, S_HEAD, np.uint64(0))
             put_slot_word(slots, slot, S_TAIL, np.uint64(0))
             put_slot_word(slots, slot, S_WAITING, np.uint64(0))
         return
-    if not _inside(slots, slot, i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))):
+    if not inside(slots, slot, i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))):
         return
     data = kind == np.uint64(1) or kind == np.uint64(2) or kind == np.uint64(4)
     if data and row_word(rows, row, OP) != np.uint64(PUT) and row_word(rows, row, OP) != np.uint64(DELETE):
-        _violate(slots, slot, 4, row_word(rows, row, COMMIT), notes, counts)
+        violate(slots, slot, 4, row_word(rows, row, COMMIT), notes, counts)
     elif kind == np.uint64(1):
         _prewrite(slot, row, rows, slots, table, arena, kept, counts)
     elif kind == np.uint64(2):
@@ -487,62 +402,7 @@ def _match_row(
         if found != 0:
             _forget(table, found, h, rows, slots, arena, counts)
     else:
-        _violate(slots, slot, 3, row_word(rows, row, COMMIT), notes, counts)
-
-
-@inline
-def _resolve(slots: int, slot: int, ts: Any, moved: int, log: int, log_size: int, counts: int) -> bool:
-    """Raise a slot's resolved ts; False: the log is full, nothing was done."""
-    if (
-        slot < 0
-        or slot_word(slots, slot, S_STATE) != np.uint64(LIVE)
-        or ts <= slot_word(slots, slot, S_RESOLVED)
-    ):
-        return True
-    if slot_word(slots, slot, S_SPILLED) != np.uint64(0):
-        if ts <= slot_word(slots, slot, S_DUE):
-            return True
-        if not log_tick(slot, ts, log, log_size, counts):
-            return False
-        least = slot_word(slots, slot, S_LEAST)
-        if least != np.uint64(0) and ts >= least:
-            put_slot_word(slots, slot, S_DUE, ts)
-            return True
-    put_slot_word(slots, slot, S_RESOLVED, ts)
-    put_int(moved, get_int(counts, C_MOVED) % MOVED_ROOM, slot)
-    put_int(counts, C_MOVED, get_int(counts, C_MOVED) + 1)
-    return True
-
-
-@inline
-def _resolve_many(
-    events: int, e: int, index: int, slots: int, moved: int, log: int, log_size: int, counts: int
-) -> bool:
-    """The same for each region of an event; what was done before it returned False changes nothing again."""
-    at = i64(event_word(events, e, E_FIRST))
-    end = at + i64(event_word(events, e, E_SIZE))
-    ts, request = event_word(events, e, E_TS), event_word(events, e, E_REQUEST)
-    while at < end:
-        tag, at = read_varint(at, end)
-        wire = i64(tag & np.uint64(7))
-        if tag == np.uint64(10):
-            size, at = read_varint(at, end)
-            stop = at + i64(size)
-            while at < stop:
-                region, at = read_varint(at, stop)
-                if not _resolve(
-                    slots, find_slot(index, slots, region, request), ts, moved, log, log_size, counts
-                ):
-                    return False
-        elif tag == np.uint64(8):
-            region, at = read_varint(at, end)
-            if not _resolve(
-                slots, find_slot(index, slots, region, request), ts, moved, log, log_size, counts
-            ):
-                return False
-        else:
-            at = skip_field(wire, at, end)
-    return True
+        violate(slots, slot, 3, row_word(rows, row, COMMIT), notes, counts)
 
 
 @inline
@@ -552,13 +412,13 @@ def _record_row(
     """Log a row of a spilled slot; False: the log is full, nothing was done."""
     initialized = row_word(rows, row, KIND) == np.uint64(5)
     key, size = i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))
-    if not initialized and not _inside(slots, slot, key, size):
+    if not initialized and not inside(slots, slot, key, size):
         return True
     if not log_row(rows, row, slots, slot, log, log_size, counts):
         return False
     if initialized and slot_word(slots, slot, S_STATE) == np.uint64(SCANNING):
         put_slot_word(slots, slot, S_STATE, np.uint64(LIVE))
-        _note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
+        note(notes, counts, NOTE_INITIALIZED, slot, np.uint64(0), np.uint64(0))
     return True
 
 
@@ -614,7 +474,7 @@ def match(
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
-            if not _resolve_many(events, e, index, slots, moved, log, log_size, counts):
+            if not resolve_many(events, e, index, slots, moved, log, log_size, counts):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
             continue
@@ -622,14 +482,14 @@ def match(
         if slot < 0:
             continue
         if kind == RESOLVED:
-            if not _resolve(slots, slot, event_word(events, e, E_TS), moved, log, log_size, counts):
+            if not resolve(slots, slot, event_word(events, e, E_TS), moved, log, log_size, counts):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
         elif kind == ERROR:
             if slot_word(slots, slot, S_STATE) != np.uint64(STOPPED):
                 put_slot_word(slots, slot, S_STATE, np.uint64(STOPPED))
                 at, size = event_word(events, e, E_FIRST), event_word(events, e, E_SIZE)
-                _note(notes, counts, NOTE_ERROR, slot, at, size)
+                note(notes, counts, NOTE_ERROR, slot, at, size)
         elif kind == ROWS:
             for row in range(
                 max(i64(event_word(events, e, E_FIRST)), get_int(counts, C_ROW)),
@@ -660,7 +520,6 @@ def warm() -> None:
     """Compile every kernel with the types it is called with."""
     spare, index, table = np.zeros(1024, np.uint64), slot_index(4), hash_table(4)
     at = address(spare)
-    index_slot(index_address(index), at, 0)
     tables = index_address(index), table_address(table)
     locate(at, 0, at, at, *tables)
     match(at, 0, at, 0, at, *tables, 0, at, at, at, at, at, at, at, 0, at)

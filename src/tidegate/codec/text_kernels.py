@@ -1,0 +1,302 @@
+"""Strings as messages hold them: escaped for JSON, as Latin-1, in Base64, quoted as Go quotes, and vectors.
+
+Plain twins: `json_text`. Every address argument is an int64; texts may scribble `SLACK` bytes past their end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.kernel import (
+    copy32,
+    cttz64,
+    inline,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_u8,
+    store_u16,
+    store_u32,
+    store_u64,
+)
+from tidegate.tidb.float_kernels import put_float_fixed
+from tidegate.tidb.json_kernels import utf8_size
+from tidegate.tidb.kernels import I64, U64
+
+_HIGH: Final = U64(0x8080808080808080)
+_ONES: Final = U64(0x0101010101010101)
+_SPACES: Final = U64(0x2020202020202020)
+_QUOTES: Final = U64(0x2222222222222222)
+_BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
+_LESS: Final = U64(0x3C3C3C3C3C3C3C3C)
+_NOT_BIT_1: Final = U64(0xFDFDFDFDFDFDFDFD)
+_NOT_BIT_2: Final = U64(0xFBFBFBFBFBFBFBFB)
+_ZERO: Final = U64(0)
+_HEX: Final = np.frombuffer(b"0123456789abcdef", dtype=np.uint8).copy()
+_B64: Final = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
+)
+_PAIRS: Final = np.array([int(_B64[i >> 6]) | int(_B64[i & 63]) << 8 for i in range(4096)], dtype=np.uint16)
+_GO_SHORT: Final = np.array([0] * 7 + [97, 98, 116, 110, 118, 102, 114] + [0] * 18, dtype=np.uint8)
+"""Go's letter for a control character (`\\a` .. `\\r`), or 0."""
+
+
+@inline
+def put_const(out: int, source: int, length: int) -> int:
+    """Copy a constant: 32 bytes at a time, up to 31 bytes past its end on both sides."""
+    copy32(out, source)
+    done = 32
+    while done < length:
+        copy32(out + done, source + done)
+        done += 32
+    return out + length
+
+
+@inline
+def special_bytes(word: Any) -> Any:
+    """Nonzero high bits where a byte is a control, `"`, `&`, `<`, `>`, a backslash or not ASCII.
+
+    `"` and `&` differ in bit 2, `<` and `>` in bit 1. A borrow may mark a byte above a marked one too.
+    """
+    quote = (word & _NOT_BIT_2) ^ _QUOTES
+    angle = (word & _NOT_BIT_1) ^ _LESS
+    slash = word ^ _BACKSLASHES
+    return ((word - _SPACES) | (quote - _ONES) | (angle - _ONES) | (slash - _ONES) | word) & _HIGH
+
+
+@inline
+def is_special(byte: int) -> bool:
+    """Whether an ASCII byte needs an escape in Go's JSON."""
+    return byte < 32 or byte == 34 or byte == 38 or byte == 60 or byte == 62 or byte == 92
+
+
+@inline
+def put_hex_rune(out: int, code: int) -> int:
+    r"""`\\uXXXX` of a code below 0x10000."""
+    store_u16(out, 0x755C)
+    store_u8(out + 2, _HEX[code >> 12])
+    store_u8(out + 3, _HEX[(code >> 8) & 15])
+    store_u8(out + 4, _HEX[(code >> 4) & 15])
+    store_u8(out + 5, _HEX[code & 15])
+    return out + 6
+
+
+@inline
+def put_escaped(out: int, byte: int, std: int) -> int:
+    """A special ASCII byte as Go's encoding/json (std 1) or easyjson (std 0) escapes it."""
+    short = 0
+    if byte == 34 or byte == 92:
+        short = byte
+    elif byte == 10:
+        short = 110
+    elif byte == 13:
+        short = 114
+    elif byte == 9:
+        short = 116
+    elif std == 1 and byte == 8:
+        short = 98
+    elif std == 1 and byte == 12:
+        short = 102
+    if short != 0:
+        store_u16(out, 92 | (short << 8))
+        return out + 2
+    return put_hex_rune(out, byte)
+
+
+@inline
+def put_wide(out: int, addr: int, room: int) -> tuple[int, int]:
+    """A character that is not ASCII, as JSON text: (target, bytes taken). U+2028/9 and damage are escaped."""
+    used = utf8_size(addr, room)
+    if used < 0:
+        return put_hex_rune(out, 0xFFFD), 1
+    if used == 3 and I64(load_u16(addr)) == 0x80E2:
+        last = I64(load_u8(addr + 2))
+        if last == 0xA8 or last == 0xA9:
+            return put_hex_rune(out, 0x2028 + last - 0xA8), 3
+    for i in range(used):
+        store_u8(out + i, load_u8(addr + i))
+    return out + used, used
+
+
+@inline
+def put_text(out: int, addr: int, size: int, std: int) -> int:
+    """The inside of a JSON string: at most 6 * size bytes. Reads exactly `size` bytes."""
+    end = addr + size
+    while addr + 8 <= end:
+        word = load_u64(addr)
+        marks = special_bytes(word)
+        store_u64(out, word)
+        if marks == _ZERO:
+            addr += 8
+            out += 8
+            continue
+        clean = I64(cttz64(marks) >> U64(3))
+        addr += clean
+        out += clean
+        byte = I64(load_u8(addr))
+        if byte >= 0x80:
+            out, used = put_wide(out, addr, end - addr)
+            addr += used
+        elif is_special(byte):
+            out = put_escaped(out, byte, std)
+            addr += 1
+        else:
+            store_u8(out, byte)
+            out += 1
+            addr += 1
+    while addr < end:
+        byte = I64(load_u8(addr))
+        if byte >= 0x80:
+            out, used = put_wide(out, addr, end - addr)
+            addr += used
+            continue
+        if is_special(byte):
+            out = put_escaped(out, byte, std)
+        else:
+            store_u8(out, byte)
+            out += 1
+        addr += 1
+    return out
+
+
+@inline
+def put_latin1(out: int, addr: int, size: int) -> int:
+    """Bytes as ISO-8859-1 text inside a JSON string (easyjson): at most 6 * size bytes."""
+    for i in range(size):
+        byte = I64(load_u8(addr + i))
+        if byte >= 0x80:
+            store_u16(out, 0x80C0 | (byte >> 6) | ((byte & 0x3F) << 8))
+            out += 2
+        elif is_special(byte):
+            out = put_escaped(out, byte, 0)
+        else:
+            store_u8(out, byte)
+            out += 1
+    return out
+
+
+@inline
+def put_base64(out: int, addr: int, size: int) -> int:
+    """Standard base64 with padding: at most 4 * (size + 2) / 3 bytes."""
+    whole = size - size % 3
+    at = 0
+    while at < whole:
+        high = (I64(load_u8(addr + at)) << 4) | (I64(load_u8(addr + at + 1)) >> 4)
+        low = ((I64(load_u8(addr + at + 1)) & 15) << 8) | I64(load_u8(addr + at + 2))
+        store_u32(out, I64(_PAIRS[high]) | (I64(_PAIRS[low]) << 16))
+        out += 4
+        at += 3
+    if size - whole == 1:
+        store_u32(out, I64(_PAIRS[I64(load_u8(addr + whole)) << 4]) | 0x3D3D0000)
+        return out + 4
+    if size - whole == 2:
+        first = I64(load_u8(addr + whole))
+        second = I64(load_u8(addr + whole + 1))
+        high = I64(_PAIRS[(first << 4) | (second >> 4)])
+        store_u32(out, high | (I64(_PAIRS[(second & 15) << 8]) & 0xFF) << 16 | 0x3D000000)
+        return out + 4
+    return out
+
+
+@inline
+def rune_at(addr: int, used: int) -> int:
+    """The code point of a whole character of `used` >= 2 bytes."""
+    code = I64(load_u8(addr)) & (0x7F >> used)
+    for i in range(1, used):
+        code = (code << 6) | (I64(load_u8(addr + i)) & 0x3F)
+    return code
+
+
+@inline
+def put_go_hex(out: int, letter: int, code: int, digits: int) -> int:
+    r"""`\\\\xNN`, `\\\\uNNNN` or `\\\\UNNNNNNNN`: Go's escape with its backslash escaped for JSON."""
+    store_u16(out, 0x5C5C)
+    store_u8(out + 2, letter)
+    for i in range(digits):
+        store_u8(out + 3 + i, _HEX[(code >> (4 * (digits - 1 - i))) & 15])
+    return out + 3 + digits
+
+
+@inline
+def put_quoted_ascii(out: int, byte: int) -> int:
+    """An ASCII byte through Go's strconv.Quote, then JSON."""
+    if byte == 34 or byte == 92:
+        store_u32(out, 0x5C5C5C | (byte << 24))
+        return out + 4
+    if byte == 38 or byte == 60 or byte == 62:
+        return put_hex_rune(out, byte)
+    if 32 <= byte < 127:
+        store_u8(out, byte)
+        return out + 1
+    if byte < 32 and _GO_SHORT[byte] != 0:
+        store_u16(out, 0x5C5C)
+        store_u8(out + 2, _GO_SHORT[byte])
+        return out + 3
+    return put_go_hex(out, 120, byte, 2)
+
+
+@inline
+def put_quoted(out: int, addr: int, size: int, printable: int) -> int:
+    """Bytes through Go's strconv.Quote, then JSON: at most 6 * size bytes.
+
+    printable: a bit per code point, Go's IsPrint.
+    """
+    at = 0
+    while at < size:
+        byte = I64(load_u8(addr + at))
+        if byte < 0x80:
+            out = put_quoted_ascii(out, byte)
+            at += 1
+            continue
+        used = utf8_size(addr + at, size - at)
+        if used < 0:
+            out = put_go_hex(out, 120, byte, 2)
+            at += 1
+            continue
+        code = rune_at(addr + at, used)
+        if (I64(load_u8(printable + (code >> 3))) >> (code & 7)) & 1:
+            for i in range(used):
+                store_u8(out + i, load_u8(addr + at + i))
+            out += used
+        elif code < 0x10000:
+            out = put_go_hex(out, 117, code, 4)
+        else:
+            out = put_go_hex(out, 85, code, 8)
+        at += used
+    return out
+
+
+@inline
+def put_vector(out: int, addr: int, size: int) -> int:
+    """A slot of kind VECTOR, `[1,2.5]`: at most 16 * size bytes."""
+    store_u8(out, 91)
+    out += 1
+    for at in range(4, size - 3, 4):
+        if at > 4:
+            store_u8(out, 44)
+            out += 1
+        out = put_float_fixed(out, widened(I64(load_u32(addr + at))))
+    store_u8(out, 93)
+    return out + 1
+
+
+@inline
+def widened(bits: int) -> int:
+    """The bits of the double equal to a finite f32 of these bits; NaN and infinities stay not finite."""
+    sign = (bits & 0x80000000) << 32
+    exponent = (bits >> 23) & 0xFF
+    fraction = bits & 0x7FFFFF
+    if exponent == 0xFF:
+        return sign | (0x7FF << 52) | (fraction << 29)
+    if exponent == 0:
+        if fraction == 0:
+            return sign
+        shift = 0
+        while fraction & 0x800000 == 0:
+            fraction <<= 1
+            shift += 1
+        return sign | ((897 - shift) << 52) | ((fraction & 0x7FFFFF) << 29)
+    return sign | ((exponent + 896) << 52) | (fraction << 29)
