@@ -26,8 +26,9 @@ from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import row_kernels, value
 from tidegate.tidb.row import Stored
-from tidegate.tidb.row_kernels import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS, Form
+from tidegate.tidb.row_kernels import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS
 from tidegate.tidb.types import temporal
+from tidegate.tidb.value_kernels import Form
 
 Int64s = npt.NDArray[np.int64]
 

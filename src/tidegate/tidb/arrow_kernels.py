@@ -44,7 +44,7 @@ from tidegate.tidb.kernels import (
     put_decimal,
     put_duration,
 )
-from tidegate.tidb.row_kernels import word_before
+from tidegate.tidb.value_kernels import word_before
 from tidegate.tidb.zone_kernels import clock_seconds, day_of, month_line
 
 

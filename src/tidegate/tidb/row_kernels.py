@@ -14,7 +14,7 @@ common handle, un-grouped) or of the table's defaults.
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -36,25 +36,10 @@ from tidegate.kernel import (
 )
 from tidegate.model.block import DELETE
 from tidegate.tidb.checksum_kernels import check_image
-from tidegate.tidb.json_kernels import STACK_WORDS, json_ok
-from tidegate.tidb.kernels import BYTES_OF_DIGITS, I64, U64, decimal_size
-from tidegate.tidb.types.temporal import DURATION_MAX_NS
-from tidegate.tidb.zone_kernels import calendar_ok
-
-
-class Form(IntEnum):
-    """How the stored bytes of a column become a slot, and what is checked on the way."""
-
-    SIGNED = 1
-    NANOSECONDS = 2
-    UNSIGNED = 3
-    PACKED = 4
-    PACKED_ZONED = 5
-    BYTES = 6
-    FLOAT = 7
-    DECIMAL = 8
-    JSON = 9
-    VECTOR = 10
+from tidegate.tidb.datum_kernels import read_datum, read_uvarint, skip_datum, unzigzag
+from tidegate.tidb.json_kernels import STACK_WORDS
+from tidegate.tidb.kernels import I64, U64
+from tidegate.tidb.value_kernels import BYTES, SIGN, decode_value, put_slot
 
 
 class Fault(IntEnum):
@@ -69,16 +54,6 @@ class Fault(IntEnum):
     CHECKSUM = 7
     DEFAULT = 8
 
-
-SIGNED: Final = int(Form.SIGNED)
-NANOSECONDS: Final = int(Form.NANOSECONDS)
-UNSIGNED: Final = int(Form.UNSIGNED)
-PACKED: Final = int(Form.PACKED)
-PACKED_ZONED: Final = int(Form.PACKED_ZONED)
-BYTES: Final = int(Form.BYTES)
-FLOAT: Final = int(Form.FLOAT)
-DECIMAL: Final = int(Form.DECIMAL)
-JSON: Final = int(Form.JSON)
 
 KEY_FAULT: Final = int(Fault.KEY)
 HEADER_FAULT: Final = int(Fault.HEADER)
@@ -107,35 +82,12 @@ NEW: Final = 0
 OLD: Final = 1
 """Which value a fault's offset counts in."""
 
-_SIGN: Final = U64(1 << 63)
 _RECORD_LE: Final = 0x725F  # "_r" as a little-endian u16
 _INDEX_LE: Final = 0x695F  # "_i"
 _DELETE: Final = DELETE
 _HANDLE_AT: Final = 11
 NO_ROW: Final = -1
 NO_RECORD: Final = -2
-_POWERS: Final = np.array([10**i for i in range(10)], dtype=np.int64)
-_LONGEST_TIME: Final = DURATION_MAX_NS
-_PACKED_YEARS: Final = 10_000 * 13 * 32
-"""Above every packed year, month and day."""
-_INTEGER_SIZES: Final = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 8
-_SHAPES_SIDE: Final = 82
-
-
-def _shapes() -> Any:
-    """By precision and fraction: the bytes with header, those of both partial words, and their digits."""
-    found = np.zeros(_SHAPES_SIDE * _SHAPES_SIDE, dtype=np.int32)
-    for precision in range(1, _SHAPES_SIDE):
-        for frac in range(precision + 1):
-            integer = precision - frac
-            lead, tail = int(BYTES_OF_DIGITS[integer % 9]), int(BYTES_OF_DIGITS[frac % 9])
-            size = 2 + lead + tail + 4 * (integer // 9 + frac // 9)
-            digits = (integer % 9) << 16 | (frac % 9) << 20
-            found[precision * _SHAPES_SIDE + frac] = size | lead << 8 | tail << 12 | digits
-    return found
-
-
-_SHAPES: Final = _shapes()
 
 
 @inline
@@ -166,167 +118,16 @@ def parse_keys(n: int, ends: int, keys: int, tables: int, handles: int, lengths:
         if size >= 11 and load_u8(key) == 116 and load_u16(key + 9) == _INDEX_LE:
             length = NO_ROW
         elif size >= 19 and load_u8(key) == 116 and load_u16(key + 9) == _RECORD_LE:
-            table = I64(bswap64(load_u64(key + 1)) ^ _SIGN)
+            table = I64(bswap64(load_u64(key + 1)) ^ SIGN)
             length = size - 11
             if length == 8:
-                handle = I64(bswap64(load_u64(key + 11)) ^ _SIGN)
+                handle = I64(bswap64(load_u64(key + 11)) ^ SIGN)
         if length < 0:
             strangers += 1
         store_u64(tables + 8 * i, table)
         store_u64(handles + 8 * i, handle)
         store_u32(lengths + 4 * i, length)
     return strangers
-
-
-# --- values ---------------------------------------------------------------------------------------------
-
-
-@inline
-def put_slot(a: int, l: int, cell: int, word: int, size: int) -> None:  # noqa: E741
-    """Write both words of a slot."""
-    store_u64(a + 8 * cell, word)
-    store_u32(l + 4 * cell, size)
-
-
-@inline
-def decimal_extent(addr: int, room: int) -> int:
-    """The bytes that a decimal takes at `addr` by its two bytes of header, or -1 if `room` is not enough."""
-    if room < 3:
-        return -1
-    size = decimal_size(I64(load_u8(addr)), I64(load_u8(addr + 1)))
-    return size + 2 if 0 <= size <= room - 2 else -1
-
-
-@inline
-def word_before(end: int, size: int, flip: int) -> int:
-    """The big-endian word of 1 to 4 bytes that ends at `end`, three more bytes being readable before it."""
-    word = I64(bswap64(load_u32(end - 4)) >> U64(32)) ^ flip
-    return word & ((1 << (8 * size)) - 1)
-
-
-@inline
-def decimal_ok(addr: int, size: int) -> bool:
-    """Whether `size` bytes are a decimal, its words within their digits; a byte before `addr` is readable."""
-    if size < 3:
-        return False
-    precision = I64(load_u8(addr))
-    frac = I64(load_u8(addr + 1))
-    if precision >= _SHAPES_SIDE or frac >= _SHAPES_SIDE:
-        return False
-    shape = I64(_SHAPES[precision * _SHAPES_SIDE + frac])
-    if shape & 0xFF != size:
-        return False
-    lead = (shape >> 8) & 15
-    tail = (shape >> 12) & 15
-    digits = addr + 2
-    end = addr + size
-    flip = -1 if load_u8(digits) & 0x80 == 0 else 0
-    at = digits + lead
-    sign = 0x80000000
-    ok = True
-    if lead > 0:
-        word = word_before(at, lead, flip) ^ (0x80 << (8 * lead - 8))
-        ok = word < _POWERS[(shape >> 16) & 15]
-        sign = 0
-    while at < end - tail:
-        at += 4
-        ok &= (word_before(at, 4, flip) ^ sign) < 1000000000
-        sign = 0
-    if tail > 0:
-        word = word_before(end, tail, flip)
-        if sign != 0:
-            word ^= 0x80 << (8 * tail - 8)
-        ok &= word < _POWERS[shape >> 20]
-    return bool(ok)
-
-
-@inline
-def float_bits(addr: int) -> int:
-    """The bits of the double that EncodeFloat wrote."""
-    bits = bswap64(load_u64(addr))
-    if bits & _SIGN != U64(0):
-        return I64(bits ^ _SIGN)
-    return I64(~bits)
-
-
-@inline
-def packed_ok(packed: int, zoned: bool) -> bool:
-    """Whether a packed time has a clock and a year; zoned: whether it is a calendar date too, or zero."""
-    clock = (packed >> 24) & 0x1FFFF
-    ok = ((packed >> 41) & 0x7FFFFF) < _PACKED_YEARS
-    ok &= (clock < 98304) & ((clock & 0xFFF) < 3840) & ((clock & 63) < 60)
-    ok &= (packed & 0xFFFFFF) < 1000000
-    return bool(ok) and (not zoned or packed == 0 or calendar_ok(packed))
-
-
-@inline
-def integer_ok(form: int, word: int) -> bool:
-    """Whether an integer is a value of a column of that form."""
-    if form in (SIGNED, UNSIGNED):
-        return True
-    if form in (PACKED, PACKED_ZONED):
-        return packed_ok(word, form == PACKED_ZONED)
-    return -_LONGEST_TIME <= word <= _LONGEST_TIME
-
-
-@inline
-def bytes_ok(form: int, addr: int, size: int, stack: int) -> bool:
-    """Whether `size` bytes are a value of a column of a form that keeps them."""
-    if form == BYTES:
-        return True
-    if form == DECIMAL:
-        return decimal_ok(addr, size)
-    if form == JSON:
-        return json_ok(addr, size, stack)
-    return vector_ok(addr, size)
-
-
-@inline
-def vector_ok(addr: int, size: int) -> bool:
-    """Whether bytes are a vector of finite floats."""
-    if size < 4 or I64(load_u32(addr)) * 4 + 4 != size:
-        return False
-    infinite = 0
-    for at in range(4, size, 4):
-        infinite += 1 if load_u32(addr + at) & 0x7F800000 == 0x7F800000 else 0
-    return infinite == 0
-
-
-@inline
-def load_integer(form: int, end: int, size: int) -> int:
-    """A little-endian integer of 1, 2, 4 or 8 bytes that ends at `end`, signed for the signed forms.
-
-    Sizes differ from row to row, so that a branch on them would be mispredicted: one load of the 8 bytes
-    before `end`, which a row's header makes readable, and a shift.
-    """
-    word = load_u64(end - 8)
-    shift = 64 - 8 * size
-    signed = I64(word) >> shift
-    unsigned = I64(word >> U64(shift))
-    return signed if form <= NANOSECONDS else unsigned
-
-
-@inline
-def decode_value(entry: int, addr: int, size: int, a: int, l: int, stack: int) -> bool:  # noqa: E741
-    """One value of `size` bytes at `addr`, as v2 stores it, into the slot its plan line names.
-
-    `size` is not negative, and at least 8 bytes of the row come before `addr`.
-    """
-    form = load_i64(entry + 16)
-    cell = load_i64(entry + 8)
-    if form < BYTES:
-        if size > 8 or (_INTEGER_SIZES >> size) & 1 == 0:
-            return False
-        word = load_integer(form, addr + size, size)
-        put_slot(a, l, cell, word, 0)
-        return integer_ok(form, word)
-    if form == FLOAT:
-        if size != 8:
-            return False
-        put_slot(a, l, cell, float_bits(addr), 0)
-        return True
-    put_slot(a, l, cell, addr, size)
-    return bytes_ok(form, addr, size, stack)
 
 
 @inline
@@ -343,170 +144,6 @@ def row_end(ends: int, i: int, large: int) -> int:
     if large:
         return I64(load_u32(ends + 4 * i))
     return I64(load_u16(ends + 2 * i))
-
-
-# --- datums: old rows and common handles ----------------------------------------------------------------
-
-
-@inline
-def read_uvarint(addr: int, room: int, out: int) -> int:
-    """A LEB128 number of at most 64 bits within `room` bytes: stores it at `out`, returns its size or -1."""
-    value = U64(0)
-    for i in range(min(room, 10)):
-        byte = I64(load_u8(addr + i))
-        value |= U64(byte & 0x7F) << U64(7 * i)
-        if byte < 0x80:
-            if i == 9 and byte > 1:
-                return -1
-            store_u64(out, value)
-            return i + 1
-    return -1
-
-
-@inline
-def unzigzag(value: int) -> int:
-    """The signed number of a zig-zag one."""
-    return I64((U64(value) >> U64(1)) ^ (U64(0) - (U64(value) & U64(1))))
-
-
-@inline
-def json_size(addr: int, room: int, scratch: int) -> int:
-    """The bytes of a JSON value's type code and value, from their own headers; -1 if they cannot be read."""
-    if room < 1:
-        return -1
-    code = I64(load_u8(addr))
-    if code == 1 or code == 3:
-        return 1 + I64(load_u32(addr + 5)) if room >= 9 else -1
-    if code == 4:
-        return 2
-    if code == 9 or code == 10 or code == 11 or code == 14 or code == 15 or code == 16:
-        return 9
-    if code == 17:
-        return 13
-    if code != 12 and code != 13:
-        return -1
-    head = 1 if code == 12 else 2
-    used = read_uvarint(addr + head, room - head, scratch)
-    size = load_i64(scratch)
-    if used < 0 or size < 0 or size > room:
-        return -1
-    return head + used + size
-
-
-@inline
-def ungroup(addr: int, room: int, out: int, result: int) -> int:
-    """Memcomparable bytes: writes them to `out`, their number to `result`; returns the size read, or -1."""
-    at = 0
-    size = 0
-    while at + 9 <= room:
-        padding = 255 - I64(load_u8(addr + at + 8))
-        group = load_u64(addr + at)
-        if padding > 8 or (padding > 0 and padding < 8 and group >> U64(64 - 8 * padding) != U64(0)):
-            return -1
-        if padding == 8 and group != U64(0):
-            return -1
-        store_u64(out + size, group)
-        size += 8 - padding
-        at += 9
-        if padding > 0:
-            store_u64(result, size)
-            return at
-    return -1
-
-
-@inline
-def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: int, stack: int) -> int:  # noqa: E741
-    """The flagged value at `at` for the column of a plan line, into a slot; the bytes it takes, or -1.
-
-    free: where the bytes of memcomparable strings go, at least `room` bytes and the pad; 0: none allowed.
-    """
-    if room < 1:
-        return -1
-    flag = I64(load_u8(at))
-    addr = at + 1
-    room -= 1
-    form = load_i64(entry + 16)
-    if flag == 0:
-        put_slot(a, l, cell, 0, -1)
-        return 1
-    used = -1
-    if form < BYTES:
-        word = 0
-        if flag == 8 or flag == 9:
-            used = read_uvarint(addr, room, stack)
-            word = load_i64(stack)
-            if flag == 8:
-                word = unzigzag(word)
-        elif (flag == 3 or flag == 4 or flag == 7) and room >= 8:
-            used = 8
-            bits = bswap64(load_u64(addr))
-            word = I64(bits) if flag == 4 else I64(bits ^ _SIGN)
-        if form <= NANOSECONDS and word < 0 and (flag == 4 or flag == 9):
-            return -1
-        if used < 0 or not integer_ok(form, word):
-            return -1
-        put_slot(a, l, cell, word, 0)
-        return used + 1
-    if form == FLOAT:
-        if flag != 5 or room < 8:
-            return -1
-        put_slot(a, l, cell, float_bits(addr), 0)
-        return 9
-    if form == BYTES and flag == 1 and free != 0:
-        used = ungroup(addr, room, free, stack)
-        if used < 0:
-            return -1
-        put_slot(a, l, cell, free, load_i64(stack))
-        return used + 1
-    size = -1
-    if form == BYTES and flag == 2:
-        used = read_uvarint(addr, room, stack)
-        size = unzigzag(load_i64(stack))
-        if used < 0 or size < 0 or size > room - used:
-            return -1
-        addr += used
-        put_slot(a, l, cell, addr, size)
-        return used + size + 1
-    if form == DECIMAL and flag == 6:
-        size = decimal_extent(addr, room)
-    elif form == JSON and flag == 10:
-        size = json_size(addr, room, stack)
-    elif form > JSON and flag == 20 and room >= 4:
-        size = I64(load_u32(addr)) * 4 + 4
-    if size < 0 or size > room or not bytes_ok(form, addr, size, stack):
-        return -1
-    put_slot(a, l, cell, addr, size)
-    return size + 1
-
-
-@inline
-def skip_datum(at: int, room: int, scratch: int) -> int:
-    """The bytes of the flagged value at `at` in an old row, or -1."""
-    if room < 1:
-        return -1
-    flag = I64(load_u8(at))
-    addr = at + 1
-    room -= 1
-    size = -1
-    if flag == 0:
-        size = 0
-    elif flag == 3 or flag == 4 or flag == 5 or flag == 7:
-        size = 8
-    elif flag == 8 or flag == 9:
-        size = read_uvarint(addr, room, scratch)
-    elif flag == 2:
-        used = read_uvarint(addr, room, scratch)
-        size = unzigzag(load_i64(scratch))
-        size = used + size if used >= 0 and 0 <= size <= room else -1
-    elif flag == 6:
-        size = decimal_extent(addr, room)
-    elif flag == 10:
-        size = json_size(addr, room, scratch)
-    elif flag == 20 and room >= 4:
-        size = I64(load_u32(addr)) * 4 + 4
-    if size < 0 or size > room:
-        return -1
-    return size + 1
 
 
 @inline
