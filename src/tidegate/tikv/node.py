@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from tidegate.clock import Clock
 from tidegate.tikv.cdc.endpoint import TICK_S, Endpoint, Watchdog
+from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
 from tidegate.tikv.concurrency import ConcurrencyManager
 from tidegate.tikv.deadlock import DeadlockDetector
 from tidegate.tikv.faults import Faults
@@ -43,6 +44,7 @@ class Shared:
     api_version: int = 1
     tick_s: float = TICK_S
     watchdog: Watchdog = field(default_factory=Watchdog)
+    scan_bytes_s: float = SCAN_BYTES_S
     faults: Faults = field(default_factory=Faults)
     detector: DeadlockDetector = field(default_factory=DeadlockDetector)
     txn_status: TxnStatusCache = field(default_factory=TxnStatusCache)
@@ -74,6 +76,7 @@ class StoreNode:
             faults=shared.faults,
             txn_status=shared.txn_status,
             watchdog=shared.watchdog,
+            scan_bytes_s=shared.scan_bytes_s,
         )
         scheduler = Scheduler(shared.raftstore, shared.pool, self.concurrency, self.waiting)
         raw_ts: Callable[[], int] | None = tso.get if moves and shared.api_version == 2 else None

@@ -26,6 +26,7 @@ from tidegate.proto import (
     tikvpb_pb2,
 )
 from tidegate.tikv.cdc.endpoint import Watchdog
+from tidegate.tikv.cdc.limiter import SCAN_BYTES_S
 from tidegate.tikv.collector import Collector
 from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import Faults
@@ -85,8 +86,8 @@ class EmbeddedUpstream:
     `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `status` over HTTP.
     PD has `pd_members`, the first at `pd_addr`, the others at free ports of its host. With `tls` gRPC is
     served to clients that have a certificate of its CA, and to no others. `watchdog` ends streams of changes
-    that nobody reads. `start` returns when requests are
-    served; `stop` ends cleanly within a few seconds and may be called twice. Keep a reference: the server
+    that nobody reads; a store's incremental scans send `scan_bytes_s` at most. `start` returns when requests
+    are served; `stop` ends cleanly within a few seconds and may be called twice. Keep a reference: the server
     ends with the object.
     """
 
@@ -108,11 +109,14 @@ class EmbeddedUpstream:
         pd_members: int = 1,
         tls: Tls | None = None,
         watchdog: Watchdog = Watchdog(),
+        scan_bytes_s: float = SCAN_BYTES_S,
     ) -> None:
         if regions < 1:
             raise InvalidInput(f"an upstream cannot have {regions} regions", fix="give --regions 1 or more")
         if api_version not in (None, 1, 2):
             raise InvalidInput(f"there is no API version {api_version}", fix="give --api-version 1 or 2")
+        if scan_bytes_s <= 0:
+            raise InvalidInput(f"scans cannot send {scan_bytes_s:g} bytes a second", fix="give more than 0")
         self._clock = clock or SystemClock()
         self._engine = Engine(Path(data_dir))
         try:
@@ -144,6 +148,7 @@ class EmbeddedUpstream:
             ids.new,
             self.api_version,
             watchdog=watchdog,
+            scan_bytes_s=scan_bytes_s,
             faults=self.faults,
         )
         self._collector = Collector(self._raftstore, self._safe_points, self.api_version, self._clock)

@@ -7,7 +7,7 @@ timestamp was taken. Scans run on threads of their own.
 
 Bounds: the queue holds at most `BACKLOG_CHANGES_MAX` applied changes (the apply thread waits; the endpoint
 itself never waits for a client) and `REQUESTS_MAX` requests of a connection (its stream waits), each channel
-its quota, and at most `SCANS_MAX` scans wait or run.
+its quota, at most `SCANS_MAX` scans wait or run, and these send so many bytes a second (`limiter`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tidegate.proto import errorpb_pb2
 from tidegate.tikv import keys
 from tidegate.tikv.cdc import initializer, wire
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
+from tidegate.tikv.cdc.limiter import SCAN_BYTES_S, Limiter
 from tidegate.tikv.cdc.observer import CdcObserver
 from tidegate.tikv.cdc.old_value import Counts, OldValues
 from tidegate.tikv.cdc.resolver import Resolver
@@ -84,8 +85,10 @@ class Endpoint:
         faults: Faults | None = None,
         txn_status: TxnStatusCache | None = None,
         watchdog: Watchdog = Watchdog(),
+        scan_bytes_s: float = SCAN_BYTES_S,
     ) -> None:
         self._watchdog = watchdog
+        self._limiter = Limiter(scan_bytes_s)
         self._store_id = store_id
         self._faults = faults or Faults()
         self.old_values = Counts()
@@ -340,9 +343,9 @@ class Endpoint:
             snapshot = self._capture(downstream)
             if snapshot is None:
                 return
-            locks, large = initializer.scan_locks(downstream, snapshot, self._faults)
+            locks, large = initializer.scan_locks(downstream, snapshot, self._faults, self._limiter)
             self._tasks.put(lambda: self._locks_scanned(downstream, locks, large))
-            initializer.scan_versions(downstream, snapshot, self._faults)
+            initializer.scan_versions(downstream, snapshot, self._faults, self._limiter)
             self._tasks.put(lambda: _in_step(downstream))
         except initializer.StoppedError:
             return

@@ -16,6 +16,7 @@ from tidegate.tikv import keys, mvcc, snapshot
 from tidegate.tikv.api_version import RAW_PREFIX
 from tidegate.tikv.cdc import wire
 from tidegate.tikv.cdc.delegate import Downstream, committed_row, prewrite_row, raw_row
+from tidegate.tikv.cdc.limiter import Limiter
 from tidegate.tikv.cdc.old_value import ScannedOldValues
 from tidegate.tikv.cdc.resolver import LOCK_OVERHEAD, LOCKS_BYTES_MAX
 from tidegate.tikv.engine import EngineSnapshot, Range
@@ -24,6 +25,8 @@ from tidegate.tikv.mvcc import Write
 from tidegate.tikv.reader import Reader
 
 EVENT_BYTES: Final = 32 << 10
+LOOK_S: Final = 0.2
+"""How often a scan that is too fast looks whether it is still wanted."""
 _AFTER_RAW: Final = bytes([RAW_PREFIX[0] + 1])
 
 
@@ -36,7 +39,7 @@ class StoppedError(Exception):
 
 
 def scan_locks(
-    downstream: Downstream, view: EngineSnapshot, faults: Faults
+    downstream: Downstream, view: EngineSnapshot, faults: Faults, limiter: Limiter
 ) -> tuple[dict[bytes, int], set[int]]:
     """Send the open locks; returns all data locks of the range (key -> start_ts), and which of these start_ts
     are of large transactions. Raises `StoppedError`, `CongestedError`.
@@ -68,33 +71,38 @@ def scan_locks(
                 old = old_values.before(key, max(lock.start_ts, lock.for_update_ts))
                 yield prewrite_row(key, lock, value, old)
 
-    _send(downstream, rows(), faults)
+    _send(downstream, rows(), faults, limiter)
     return found, large
 
 
-def scan_versions(downstream: Downstream, view: EngineSnapshot, faults: Faults) -> None:
+def scan_versions(downstream: Downstream, view: EngineSnapshot, faults: Faults, limiter: Limiter) -> None:
     """Send the committed versions above the checkpoint, then INITIALIZED. Raises `StoppedError`."""
-    _send(downstream, _raw(downstream, view) if downstream.raw else _committed(downstream, view), faults)
-    _send(downstream, iter([wire.INITIALIZED]), faults)
+    rows = _raw(downstream, view) if downstream.raw else _committed(downstream, view)
+    _send(downstream, rows, faults, limiter)
+    _send(downstream, iter([wire.INITIALIZED]), faults, limiter)
 
 
-def _send(downstream: Downstream, rows: Iterator[bytes], faults: Faults) -> None:
+def _send(downstream: Downstream, rows: Iterator[bytes], faults: Faults, limiter: Limiter) -> None:
     batch: list[bytes] = []
     size = 0
     for row in rows:
         batch.append(row)
         size += len(row)
         if size >= EVENT_BYTES:
-            _put(downstream, batch, faults)
+            _put(downstream, batch, faults, limiter)
             batch, size = [], 0
     if batch:
-        _put(downstream, batch, faults)
+        _put(downstream, batch, faults, limiter)
 
 
-def _put(downstream: Downstream, rows: list[bytes], faults: Faults) -> None:
+def _put(downstream: Downstream, rows: list[bytes], faults: Faults, limiter: Limiter) -> None:
     faults.before_scan_event()
-    if not downstream.channel.put_scanned(downstream, downstream.event(rows)):
+    event = downstream.event(rows)
+    if not downstream.channel.put_scanned(downstream, event):
         raise StoppedError
+    pause_s = limiter.charge(len(event))
+    while pause_s > 0 and not downstream.stopped and not faults.stopping.wait(min(pause_s, LOOK_S)):
+        pause_s -= LOOK_S
 
 
 def scanned(downstream: Downstream) -> Range:
