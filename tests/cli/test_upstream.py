@@ -215,6 +215,7 @@ def test_faults_are_switched_on_shown_and_cleared(tmp_path: Path) -> None:
         assert "kv-error: server_is_busy, 10% of requests" in fault("kv-error", "server_is_busy")
         assert "store: 2 is down" in fault("stop-store", "2")
         assert "tso: frozen" in fault("tso", "freeze")
+        assert "quota: 1000 bytes" in fault("quota", "1000")
         assert fault("cut-streams") == fault("congest")
         assert fault("clear") == "no faults\n"
         for args, text in (

@@ -105,6 +105,18 @@ def congest(
     _set(pd, as_json, congest=region)
 
 
+@app.command()
+def quota(
+    pd: PdOption,
+    size: Annotated[
+        int, typer.Argument(metavar="BYTES", min=0, max=(1 << 63) - 1, help="Of unread events; 0: as usual.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Let streams of change data that begin from now on hold so little for their client."""
+    _set(pd, as_json, quota_bytes=size)
+
+
 @app.command("kv-error")
 def kv_error(
     pd: PdOption,

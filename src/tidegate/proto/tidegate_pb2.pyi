@@ -112,7 +112,7 @@ class RegionsResponse(_message.Message):
     def __init__(self, regions: _Optional[_Iterable[_Union[RegionStatus, _Mapping]]] = ...) -> None: ...
 
 class FaultRequest(_message.Message):
-    __slots__ = ("clear", "apply_delay_ms", "scan_delay_ms", "tso_frozen", "resolved_frozen", "pd_stale", "stop_store", "start_store", "cut_streams", "kv_error", "capture_error", "congest")
+    __slots__ = ("clear", "apply_delay_ms", "scan_delay_ms", "tso_frozen", "resolved_frozen", "pd_stale", "stop_store", "start_store", "cut_streams", "kv_error", "capture_error", "congest", "quota_bytes")
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     APPLY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     SCAN_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -125,6 +125,7 @@ class FaultRequest(_message.Message):
     KV_ERROR_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_ERROR_FIELD_NUMBER: _ClassVar[int]
     CONGEST_FIELD_NUMBER: _ClassVar[int]
+    QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     clear: bool
     apply_delay_ms: float
     scan_delay_ms: float
@@ -137,7 +138,8 @@ class FaultRequest(_message.Message):
     kv_error: InjectedError
     capture_error: InjectedError
     congest: int
-    def __init__(self, clear: _Optional[bool] = ..., apply_delay_ms: _Optional[float] = ..., scan_delay_ms: _Optional[float] = ..., tso_frozen: _Optional[bool] = ..., resolved_frozen: _Optional[bool] = ..., pd_stale: _Optional[bool] = ..., stop_store: _Optional[int] = ..., start_store: _Optional[int] = ..., cut_streams: _Optional[int] = ..., kv_error: _Optional[_Union[InjectedError, _Mapping]] = ..., capture_error: _Optional[_Union[InjectedError, _Mapping]] = ..., congest: _Optional[int] = ...) -> None: ...
+    quota_bytes: int
+    def __init__(self, clear: _Optional[bool] = ..., apply_delay_ms: _Optional[float] = ..., scan_delay_ms: _Optional[float] = ..., tso_frozen: _Optional[bool] = ..., resolved_frozen: _Optional[bool] = ..., pd_stale: _Optional[bool] = ..., stop_store: _Optional[int] = ..., start_store: _Optional[int] = ..., cut_streams: _Optional[int] = ..., kv_error: _Optional[_Union[InjectedError, _Mapping]] = ..., capture_error: _Optional[_Union[InjectedError, _Mapping]] = ..., congest: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
 
 class InjectedError(_message.Message):
     __slots__ = ("name", "share")

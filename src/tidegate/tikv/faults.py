@@ -72,6 +72,8 @@ class Faults:
         """A region error and the share of requests that get it."""
         self.capture_errors: tuple[str, float] = ("", 0.0)
         """The same for registrations of ChangeData."""
+        self.quota_bytes = 0
+        """Of unread live events of a stream of changes that begins now; 0: as usual."""
         self._random = random.Random(seed)
         self._mutex = threading.Lock()
         self.stopping = threading.Event()
@@ -105,6 +107,7 @@ class Faults:
         """All knobs off."""
         self.apply_delay_s = self.scan_delay_s = 0.0
         self.resolved_frozen = False
+        self.quota_bytes = 0
         self.kv_errors = self.capture_errors = ("", 0.0)
 
     def delay(self, name: str, milliseconds: float) -> None:
@@ -142,6 +145,8 @@ class Faults:
             found.append(("scan-delay", f"{self.scan_delay_s * 1000:g} ms"))
         if self.resolved_frozen:
             found.append(("resolved-ts", "frozen"))
+        if self.quota_bytes:
+            found.append(("quota", f"{self.quota_bytes} bytes"))
         for service, (name, share) in (("kv", self.kv_errors), ("capture", self.capture_errors)):
             if name and share:
                 found.append((f"{service}-error", f"{name}, {share:.0%} of requests"))

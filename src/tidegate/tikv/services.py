@@ -471,7 +471,7 @@ class ChangeDataService:
         self._endpoint = endpoint
 
     def EventFeed(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        return self._serve(requests, context, Connection(multiplexing=False))
+        return self._serve(requests, context, Connection(False, self._endpoint.new_channel()))
 
     def EventFeedV2(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
@@ -479,7 +479,7 @@ class ChangeDataService:
             multiplexing = parse_features(headers.get(FEATURES_KEY, ""))
         except InvalidInput as error:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
-        return self._serve(requests, context, Connection(multiplexing=multiplexing))
+        return self._serve(requests, context, Connection(multiplexing, self._endpoint.new_channel()))
 
     def _serve(
         self, requests: Iterator[Any], context: grpc.ServicerContext, connection: Connection

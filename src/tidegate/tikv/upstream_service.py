@@ -142,6 +142,8 @@ class UpstreamService:
                 control.cut_streams(request.cut_streams)
             case "congest":
                 control.congest(request.congest)
+            case "quota_bytes":
+                faults.quota_bytes = request.quota_bytes
             case "kv_error":
                 faults.errors("kv", request.kv_error.name, request.kv_error.share)
             case "capture_error":

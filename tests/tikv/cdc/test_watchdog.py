@@ -67,3 +67,24 @@ def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_pa
                 pass
         assert deaf.code() is grpc.StatusCode.UNKNOWN, ended.value
         assert deaf.details() == "connection cancelled"
+
+
+def test_a_small_quota_congests_streams_that_begin_under_it(tmp_path: Path) -> None:
+    with EmbeddedUpstream(tmp_path) as upstream, grpc.insecure_channel(upstream.pd_addr) as channel:
+        (region,) = upstream.regions.all
+        usual = feed(channel, upstream, region, 1)
+        assert next(usual).events[0].entries.entries[0].type == cdc.Event.INITIALIZED
+        upstream.faults.quota_bytes = 100
+        narrow = feed(channel, upstream, region, 1)
+        assert next(narrow).events[0].entries.entries[0].type == cdc.Event.INITIALIZED
+        ts = upstream.tso.get()
+        request = prewrite(ts, put(b"k", bytes(200)), try_one_pc=True)
+        request.context.region_id = region.id
+        request.context.region_epoch.CopyFrom(region.message.region_epoch)
+        assert tikvpb_pb2_grpc.TikvStub(channel).KvPrewrite(request).one_pc_commit_ts > ts
+        ended = next(event for message in narrow for event in message.events if event.HasField("error"))
+        assert ended.error.congested.region_id == region.id
+        came = next(event for message in usual for event in message.events)
+        assert came.entries.entries[0].value == bytes(200)
+        usual.cancel()
+        narrow.cancel()

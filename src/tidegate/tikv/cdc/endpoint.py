@@ -28,6 +28,7 @@ from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.proto import errorpb_pb2
 from tidegate.tikv import keys
 from tidegate.tikv.cdc import initializer, wire
+from tidegate.tikv.cdc.channel import QUOTA_BYTES, Channel
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S, Limiter
 from tidegate.tikv.cdc.observer import CdcObserver
@@ -139,6 +140,10 @@ class Endpoint:
         return _SILENCE if delegate is None else delegate.announced
 
     # --- what the stream's threads call ---
+
+    def new_channel(self) -> Channel:
+        """For a stream that begins."""
+        return Channel(self._faults.quota_bytes or QUOTA_BYTES)
 
     def open(self, connection: Connection) -> None:
         """A stream began; at a store that stops it ends at once."""
