@@ -50,6 +50,13 @@ ALWAYS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 
+LOCAL: Final = {
+    # Driver and executor are one process that cannot lose itself. By the wall clock it could: after a jump
+    # ahead the driver forgets its executor, whose heartbeats then fail until it ends the process.
+    "spark.storage.blockManagerHeartbeatTimeoutMs": "36500d",
+}
+"""With a master `local[..]`."""
+
 QUIET: Final = """rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
@@ -97,6 +104,7 @@ def open_session(
         "spark.local.dir": str(work_dir),
         "spark.sql.warehouse.dir": str(work_dir / "warehouse"),
         "spark.driver.extraJavaOptions": f"{JAVA_OPTIONS} -Dlog4j2.configurationFile={log4j.as_uri()}",
+        **(LOCAL if master.startswith("local") else {}),
         **trial,
     }
     for key, value in settings.items():
