@@ -143,3 +143,18 @@ def test_an_empty_value_after_another_counts_only_where_rows_may_be_empty() -> N
         both = Both(trust_empty=trust_empty)
         assert both.push(INITIALIZED, prewrite(1, b"k", b"v"), prewrite(1, b"k", b"")) == []
         assert both.push(commit(1, 3, b"k")) == [Change(3, 1, 1, b"k", value, b"")]
+
+
+def test_the_worked_example_of_three_transactions_and_three_resolved_ts() -> None:
+    """The capture's side. T1 = k1 and k2 at 1..2, T2 = k1 at 3..6, T3 = k2 from 4 on; resolved 2, 3, 4."""
+    both = Both()
+    both.push(INITIALIZED, prewrite(1, b"k1", b"a1"), prewrite(1, b"k2", b"a2"))
+    first = [Change(2, 1, 1, b"k1", b"a1", b""), Change(2, 1, 1, b"k2", b"a2", b"")]
+    assert both.push(commit(1, 2, b"k1"), commit(1, 2, b"k2")) == first
+    assert both.resolve(2) == 2
+    assert both.push(prewrite(3, b"k1", b"b1", b"a1")) == []
+    assert both.resolve(3) == 3
+    assert both.push(prewrite(4, b"k2", b"c2", b"a2")) == []
+    assert both.push(commit(3, 6, b"k1")) == [Change(6, 3, 1, b"k1", b"b1", b"a1")]
+    assert both.resolve(4) == 4
+    assert both.push(commit(4, 7, b"k2")) == [Change(7, 4, 1, b"k2", b"c2", b"a2")]
