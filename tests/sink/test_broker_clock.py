@@ -155,7 +155,7 @@ def test_a_transaction_that_the_broker_ends_by_its_clock_is_written_once(
     assert sinks.reached == 1
     sinks.send(2)
     monkeypatch.setattr(kafka_owner, "drain", drained_then_late(kafka_owner, kafka_owner.drain))
-    with pytest.raises(Fenced):
+    with pytest.raises(Fenced, match="too long by its clock"):
         sinks.owner.send_resolved(3)
     sinks.open()
     assert (sinks.reached, sinks.owner.journal.resolved_ts) == (2, 2)

@@ -152,7 +152,10 @@ class OwnerSink:
         error: KafkaError = cause.args[0]
         if error.code() in FENCED:
             raise Fenced(
-                "Another owner of this changefeed has taken over.", where=self._uri.bootstrap
+                "Another owner of this changefeed has taken over.",
+                where=self._uri.bootstrap,
+                why="or the broker has ended a transaction that was open too long by its clock",
+                fix="nothing: the changefeed starts again if this capture still has the right to it",
             ) from cause
         if error.txn_requires_abort():
             try:
