@@ -94,6 +94,7 @@ class Puller:
         self._spill, self._open_bytes_max = spill, open_bytes_max
         self._spilled = 0  # bytes of open transactions on disk, as the store was charged
         self._held_up = ""  # why open transactions wait for the disk
+        self._lost_why: dict[int, str] = {}  # by store, since a scan of it last ended; coordinator only
         self._pd, self._store, self._kv_mode = pd, store, kv_mode
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
@@ -287,6 +288,7 @@ class Puller:
             return
         match note.happening:
             case Happening.INITIALIZED:
+                self._lost_why.pop(held.stream.store_id, None)
                 self._step(held, feed.Initialized())
             case Happening.FAILED:
                 self._step(held, feed.Failed(cdcpb.Event.FromString(note.event).error))
@@ -355,6 +357,9 @@ class Puller:
         self._pd.forget_store(stream.store_id)
         if error is not None:
             raise error
+        if self._lost_why.get(stream.store_id) != why:
+            self._lost_why[stream.store_id] = why
+            event(LOG, logging.WARNING, "stream lost", store=stream.store_id, why=why)
         waiting = self._admission.drop(stream.store_id)
         for held in [*waiting, *(h for h in self._held.values() if h.stream is stream)]:
             self._step(held, feed.StreamLost(why))
