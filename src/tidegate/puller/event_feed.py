@@ -135,6 +135,7 @@ class Stream:
         self._emptied = 0
         self._doubted: dict[tuple[int, int], bool] = {}
         self._why = ""
+        self._refused: Fatal | None = None
         call = channel.stream_stream(
             METHOD, request_serializer=cdcpb.ChangeDataRequest.SerializeToString, response_deserializer=None
         )
@@ -224,9 +225,15 @@ class Stream:
         return cdcpb.Header(cluster_id=self._cluster_id, ticdc_version=VERSION)
 
     def _ended(self) -> None:
-        if not self._why:
-            is_ok = self._call.code() is grpc.StatusCode.OK
-            self._why = "the store ended the stream" if is_ok else str(self._call.details())
+        code, why = self._call.code(), str(self._call.details())
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            self._refused = Fatal(
+                "the store does not serve multiplexed change feeds",
+                where=f"store {self.store_id}, {METHOD}",
+                why=why,
+                fix="upgrade TiKV: releases before 7.5 have no EventFeedV2",
+            )
+        self._why = self._why or ("the store ended the stream" if code is grpc.StatusCode.OK else why)
         self._queue.close()
 
     def _read(self) -> None:
@@ -251,6 +258,7 @@ class Stream:
                 self.rows += matched.changes
                 self._owner.matched(self, matched)
                 self._settle()
+            error = self._refused
         except TidegateError as raised:
             self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it
