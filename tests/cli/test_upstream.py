@@ -216,6 +216,8 @@ def test_faults_are_switched_on_shown_and_cleared(tmp_path: Path) -> None:
         assert "store: 2 is down" in fault("stop-store", "2")
         assert "tso: frozen" in fault("tso", "freeze")
         assert "quota: 1000 bytes" in fault("quota", "1000")
+        assert "snapshot-delay: 3 ms" in fault("delay", "--snapshot-ms", "3")
+        assert "duplicate: 50% of requests" in fault("duplicate", "0.5")
         assert fault("cut-streams") == fault("congest")
         assert fault("clear") == "no faults\n"
         for args, text in (
@@ -223,6 +225,7 @@ def test_faults_are_switched_on_shown_and_cleared(tmp_path: Path) -> None:
             (("kv-error", "nonsense"), "there is no kv error 'nonsense'"),
             (("capture-error", "congested", "--share", "7"), "a share of 7 is out of range"),
             (("delay", "--apply-ms", "99999999"), "out of range"),
+            (("duplicate", "2"), "a share of 2 is out of range"),
             (("tso", "melt"), "'melt' is not one of freeze, thaw"),
             (("delay",), "name at least one"),
         ):

@@ -69,6 +69,19 @@ def test_every_error_of_the_change_feed_is_survived(world: World, puller: Puller
     world.check(SPAN, start)
 
 
+def test_registrations_that_arrive_twice_are_made_anew(world: World, puller: Puller) -> None:
+    """The store keeps the first and refuses the second: both are given up (tiflow#2989)."""
+    start = world.last_ts
+    world.run(5)
+    world.upstream.faults.duplicate_share = 0.5
+    world.upstream.cut_streams()
+    world.run(5)
+    eventually(lambda: errors(puller).get("duplicate_request", 0) >= 3, "some to arrive twice")
+    world.upstream.faults.clear()
+    world.run(5)
+    world.check(SPAN, start)
+
+
 def test_regions_that_split_merge_and_move_are_followed(world: World, puller: Puller) -> None:
     start = world.last_ts
     operators, table = world.upstream.operators, world.upstream.regions

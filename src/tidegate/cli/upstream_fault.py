@@ -62,15 +62,28 @@ def delay(
     pd: PdOption,
     apply_ms: Annotated[float | None, typer.Option(help="Before each round of applies; 0: none.")] = None,
     scan_ms: Annotated[float | None, typer.Option(help="Before each event of a scan; 0: none.")] = None,
+    snapshot_ms: Annotated[
+        float | None, typer.Option(help="Before the snapshot of a scan is taken; 0: none.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Slow down applies, or incremental scans."""
-    if apply_ms is None and scan_ms is None:
-        raise typer.BadParameter("name at least one", param_hint="--apply-ms, --scan-ms")
-    if apply_ms is not None:
-        _set(pd, as_json and scan_ms is None, quiet=scan_ms is not None, apply_delay_ms=apply_ms)
-    if scan_ms is not None:
-        _set(pd, as_json, scan_delay_ms=scan_ms)
+    wanted = {"apply_delay_ms": apply_ms, "scan_delay_ms": scan_ms, "snapshot_delay_ms": snapshot_ms}
+    given = [(name, value) for name, value in wanted.items() if value is not None]
+    if not given:
+        raise typer.BadParameter("name at least one", param_hint="--apply-ms, --scan-ms, --snapshot-ms")
+    for number, (name, value) in enumerate(given, 1):
+        _set(pd, as_json, quiet=number < len(given), **{name: value})
+
+
+@app.command()
+def duplicate(
+    pd: PdOption,
+    share: Annotated[float, typer.Argument(metavar="SHARE", help="Share of requests, 0 to 1.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Let a share of the requests on streams of change data arrive twice."""
+    _set(pd, as_json, duplicate_share=share)
 
 
 @app.command("stop-store")

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtidegate/proto/tidegate.proto\x12\x08tidegate\"/\n\x0cSplitRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\"4\n\x0cMergeRequest\x12\x11\n\tsource_id\x18\x01 \x01(\x04\x12\x11\n\ttarget_id\x18\x02 \x01(\x04\"6\n\x0fTransferRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x10\n\x08store_id\x18\x02 \x01(\x04\"F\n\x0bMoveRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x12\n\nfrom_store\x18\x02 \x01(\x04\x12\x10\n\x08to_store\x18\x03 \x01(\x04\"\xe4\x01\n\x12\x43hangePeersRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x34\n\x07\x63hanges\x18\x02 \x03(\x0b\x32#.tidegate.ChangePeersRequest.Change\x12\x0c\n\x04stay\x18\x03 \x01(\x08\x1aK\n\x06\x43hange\x12/\n\x04wish\x18\x01 \x01(\x0e\x32!.tidegate.ChangePeersRequest.Wish\x12\x10\n\x08store_id\x18\x02 \x01(\x04\"*\n\x04Wish\x12\t\n\x05VOTER\x10\x00\x12\x0b\n\x07LEARNER\x10\x01\x12\n\n\x06REMOVE\x10\x02\"8\n\nPeerStatus\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08store_id\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\"\xba\x01\n\x0cRegionStatus\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tstart_key\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65nd_key\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x10\n\x08\x63onf_ver\x18\x05 \x01(\x04\x12\x14\n\x0cleader_store\x18\x06 \x01(\x04\x12\x0c\n\x04term\x18\x07 \x01(\x04\x12\x0e\n\x06stores\x18\x08 \x03(\x04\x12#\n\x05peers\x18\t \x03(\x0b\x32\x14.tidegate.PeerStatus\":\n\x0fRegionsResponse\x12\'\n\x07regions\x18\x01 \x03(\x0b\x32\x16.tidegate.RegionStatus\"\xef\x02\n\x0c\x46\x61ultRequest\x12\x0f\n\x05\x63lear\x18\x01 \x01(\x08H\x00\x12\x18\n\x0e\x61pply_delay_ms\x18\x02 \x01(\x01H\x00\x12\x17\n\rscan_delay_ms\x18\x03 \x01(\x01H\x00\x12\x14\n\ntso_frozen\x18\x04 \x01(\x08H\x00\x12\x19\n\x0fresolved_frozen\x18\x05 \x01(\x08H\x00\x12\x12\n\x08pd_stale\x18\x06 \x01(\x08H\x00\x12\x14\n\nstop_store\x18\x07 \x01(\x04H\x00\x12\x15\n\x0bstart_store\x18\x08 \x01(\x04H\x00\x12\x15\n\x0b\x63ut_streams\x18\t \x01(\x04H\x00\x12+\n\x08kv_error\x18\n \x01(\x0b\x32\x17.tidegate.InjectedErrorH\x00\x12\x30\n\rcapture_error\x18\x0b \x01(\x0b\x32\x17.tidegate.InjectedErrorH\x00\x12\x11\n\x07\x63ongest\x18\x0c \x01(\x04H\x00\x12\x15\n\x0bquota_bytes\x18\r \x01(\x04H\x00\x42\t\n\x07setting\",\n\rInjectedError\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"$\n\x05\x46\x61ult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"0\n\rFaultResponse\x12\x1f\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x0f.tidegate.Fault\"\x1f\n\x11\x41\x64vanceTsoRequest\x12\n\n\x02ts\x18\x01 \x01(\x04\" \n\x12\x41\x64vanceTsoResponse\x12\n\n\x02ts\x18\x01 \x01(\x04\"\r\n\x0bInfoRequest\"\xa4\x01\n\x0cInfoResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12#\n\x08tso_mode\x18\x02 \x01(\x0e\x32\x11.tidegate.TsoMode\x12\x0b\n\x03tso\x18\x03 \x01(\x04\x12\x15\n\rstore_address\x18\x04 \x01(\t\x12\x0f\n\x07regions\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x15\n\rgc_safe_point\x18\x07 \x01(\x04*!\n\x07TsoMode\x12\n\n\x06SYSTEM\x10\x00\x12\n\n\x06MANUAL\x10\x01\x32\x90\x04\n\x08Upstream\x12I\n\nAdvanceTso\x12\x1b.tidegate.AdvanceTsoRequest\x1a\x1c.tidegate.AdvanceTsoResponse\"\x00\x12\x37\n\x04Info\x12\x15.tidegate.InfoRequest\x1a\x16.tidegate.InfoResponse\"\x00\x12<\n\x05Split\x12\x16.tidegate.SplitRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12<\n\x05Merge\x12\x16.tidegate.MergeRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12\x42\n\x08Transfer\x12\x19.tidegate.TransferRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12:\n\x04Move\x12\x15.tidegate.MoveRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12H\n\x0b\x43hangePeers\x12\x1c.tidegate.ChangePeersRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12:\n\x05\x46\x61ult\x12\x16.tidegate.FaultRequest\x1a\x17.tidegate.FaultResponse\"\x00\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dtidegate/proto/tidegate.proto\x12\x08tidegate\"/\n\x0cSplitRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x0c\n\x04keys\x18\x02 \x03(\x0c\"4\n\x0cMergeRequest\x12\x11\n\tsource_id\x18\x01 \x01(\x04\x12\x11\n\ttarget_id\x18\x02 \x01(\x04\"6\n\x0fTransferRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x10\n\x08store_id\x18\x02 \x01(\x04\"F\n\x0bMoveRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x12\n\nfrom_store\x18\x02 \x01(\x04\x12\x10\n\x08to_store\x18\x03 \x01(\x04\"\xe4\x01\n\x12\x43hangePeersRequest\x12\x11\n\tregion_id\x18\x01 \x01(\x04\x12\x34\n\x07\x63hanges\x18\x02 \x03(\x0b\x32#.tidegate.ChangePeersRequest.Change\x12\x0c\n\x04stay\x18\x03 \x01(\x08\x1aK\n\x06\x43hange\x12/\n\x04wish\x18\x01 \x01(\x0e\x32!.tidegate.ChangePeersRequest.Wish\x12\x10\n\x08store_id\x18\x02 \x01(\x04\"*\n\x04Wish\x12\t\n\x05VOTER\x10\x00\x12\x0b\n\x07LEARNER\x10\x01\x12\n\n\x06REMOVE\x10\x02\"8\n\nPeerStatus\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x10\n\x08store_id\x18\x02 \x01(\x04\x12\x0c\n\x04role\x18\x03 \x01(\t\"\xba\x01\n\x0cRegionStatus\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x11\n\tstart_key\x18\x02 \x01(\x0c\x12\x0f\n\x07\x65nd_key\x18\x03 \x01(\x0c\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x10\n\x08\x63onf_ver\x18\x05 \x01(\x04\x12\x14\n\x0cleader_store\x18\x06 \x01(\x04\x12\x0c\n\x04term\x18\x07 \x01(\x04\x12\x0e\n\x06stores\x18\x08 \x03(\x04\x12#\n\x05peers\x18\t \x03(\x0b\x32\x14.tidegate.PeerStatus\":\n\x0fRegionsResponse\x12\'\n\x07regions\x18\x01 \x03(\x0b\x32\x16.tidegate.RegionStatus\"\xa7\x03\n\x0c\x46\x61ultRequest\x12\x0f\n\x05\x63lear\x18\x01 \x01(\x08H\x00\x12\x18\n\x0e\x61pply_delay_ms\x18\x02 \x01(\x01H\x00\x12\x17\n\rscan_delay_ms\x18\x03 \x01(\x01H\x00\x12\x14\n\ntso_frozen\x18\x04 \x01(\x08H\x00\x12\x19\n\x0fresolved_frozen\x18\x05 \x01(\x08H\x00\x12\x12\n\x08pd_stale\x18\x06 \x01(\x08H\x00\x12\x14\n\nstop_store\x18\x07 \x01(\x04H\x00\x12\x15\n\x0bstart_store\x18\x08 \x01(\x04H\x00\x12\x15\n\x0b\x63ut_streams\x18\t \x01(\x04H\x00\x12+\n\x08kv_error\x18\n \x01(\x0b\x32\x17.tidegate.InjectedErrorH\x00\x12\x30\n\rcapture_error\x18\x0b \x01(\x0b\x32\x17.tidegate.InjectedErrorH\x00\x12\x11\n\x07\x63ongest\x18\x0c \x01(\x04H\x00\x12\x15\n\x0bquota_bytes\x18\r \x01(\x04H\x00\x12\x1b\n\x11snapshot_delay_ms\x18\x0e \x01(\x01H\x00\x12\x19\n\x0f\x64uplicate_share\x18\x0f \x01(\x01H\x00\x42\t\n\x07setting\",\n\rInjectedError\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05share\x18\x02 \x01(\x01\"$\n\x05\x46\x61ult\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"0\n\rFaultResponse\x12\x1f\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x0f.tidegate.Fault\"\x1f\n\x11\x41\x64vanceTsoRequest\x12\n\n\x02ts\x18\x01 \x01(\x04\" \n\x12\x41\x64vanceTsoResponse\x12\n\n\x02ts\x18\x01 \x01(\x04\"\r\n\x0bInfoRequest\"\xa4\x01\n\x0cInfoResponse\x12\x12\n\ncluster_id\x18\x01 \x01(\x04\x12#\n\x08tso_mode\x18\x02 \x01(\x0e\x32\x11.tidegate.TsoMode\x12\x0b\n\x03tso\x18\x03 \x01(\x04\x12\x15\n\rstore_address\x18\x04 \x01(\t\x12\x0f\n\x07regions\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\t\x12\x15\n\rgc_safe_point\x18\x07 \x01(\x04*!\n\x07TsoMode\x12\n\n\x06SYSTEM\x10\x00\x12\n\n\x06MANUAL\x10\x01\x32\x90\x04\n\x08Upstream\x12I\n\nAdvanceTso\x12\x1b.tidegate.AdvanceTsoRequest\x1a\x1c.tidegate.AdvanceTsoResponse\"\x00\x12\x37\n\x04Info\x12\x15.tidegate.InfoRequest\x1a\x16.tidegate.InfoResponse\"\x00\x12<\n\x05Split\x12\x16.tidegate.SplitRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12<\n\x05Merge\x12\x16.tidegate.MergeRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12\x42\n\x08Transfer\x12\x19.tidegate.TransferRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12:\n\x04Move\x12\x15.tidegate.MoveRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12H\n\x0b\x43hangePeers\x12\x1c.tidegate.ChangePeersRequest\x1a\x19.tidegate.RegionsResponse\"\x00\x12:\n\x05\x46\x61ult\x12\x16.tidegate.FaultRequest\x1a\x17.tidegate.FaultResponse\"\x00\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'tidegate.proto.tidegate_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TSOMODE']._serialized_start=1565
-  _globals['_TSOMODE']._serialized_end=1598
+  _globals['_TSOMODE']._serialized_start=1621
+  _globals['_TSOMODE']._serialized_end=1654
   _globals['_SPLITREQUEST']._serialized_start=43
   _globals['_SPLITREQUEST']._serialized_end=90
   _globals['_MERGEREQUEST']._serialized_start=92
@@ -54,21 +54,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGIONSRESPONSE']._serialized_start=752
   _globals['_REGIONSRESPONSE']._serialized_end=810
   _globals['_FAULTREQUEST']._serialized_start=813
-  _globals['_FAULTREQUEST']._serialized_end=1180
-  _globals['_INJECTEDERROR']._serialized_start=1182
-  _globals['_INJECTEDERROR']._serialized_end=1226
-  _globals['_FAULT']._serialized_start=1228
-  _globals['_FAULT']._serialized_end=1264
-  _globals['_FAULTRESPONSE']._serialized_start=1266
-  _globals['_FAULTRESPONSE']._serialized_end=1314
-  _globals['_ADVANCETSOREQUEST']._serialized_start=1316
-  _globals['_ADVANCETSOREQUEST']._serialized_end=1347
-  _globals['_ADVANCETSORESPONSE']._serialized_start=1349
-  _globals['_ADVANCETSORESPONSE']._serialized_end=1381
-  _globals['_INFOREQUEST']._serialized_start=1383
-  _globals['_INFOREQUEST']._serialized_end=1396
-  _globals['_INFORESPONSE']._serialized_start=1399
-  _globals['_INFORESPONSE']._serialized_end=1563
-  _globals['_UPSTREAM']._serialized_start=1601
-  _globals['_UPSTREAM']._serialized_end=2129
+  _globals['_FAULTREQUEST']._serialized_end=1236
+  _globals['_INJECTEDERROR']._serialized_start=1238
+  _globals['_INJECTEDERROR']._serialized_end=1282
+  _globals['_FAULT']._serialized_start=1284
+  _globals['_FAULT']._serialized_end=1320
+  _globals['_FAULTRESPONSE']._serialized_start=1322
+  _globals['_FAULTRESPONSE']._serialized_end=1370
+  _globals['_ADVANCETSOREQUEST']._serialized_start=1372
+  _globals['_ADVANCETSOREQUEST']._serialized_end=1403
+  _globals['_ADVANCETSORESPONSE']._serialized_start=1405
+  _globals['_ADVANCETSORESPONSE']._serialized_end=1437
+  _globals['_INFOREQUEST']._serialized_start=1439
+  _globals['_INFOREQUEST']._serialized_end=1452
+  _globals['_INFORESPONSE']._serialized_start=1455
+  _globals['_INFORESPONSE']._serialized_end=1619
+  _globals['_UPSTREAM']._serialized_start=1657
+  _globals['_UPSTREAM']._serialized_end=2185
 # @@protoc_insertion_point(module_scope)

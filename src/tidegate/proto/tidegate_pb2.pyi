@@ -112,7 +112,7 @@ class RegionsResponse(_message.Message):
     def __init__(self, regions: _Optional[_Iterable[_Union[RegionStatus, _Mapping]]] = ...) -> None: ...
 
 class FaultRequest(_message.Message):
-    __slots__ = ("clear", "apply_delay_ms", "scan_delay_ms", "tso_frozen", "resolved_frozen", "pd_stale", "stop_store", "start_store", "cut_streams", "kv_error", "capture_error", "congest", "quota_bytes")
+    __slots__ = ("clear", "apply_delay_ms", "scan_delay_ms", "tso_frozen", "resolved_frozen", "pd_stale", "stop_store", "start_store", "cut_streams", "kv_error", "capture_error", "congest", "quota_bytes", "snapshot_delay_ms", "duplicate_share")
     CLEAR_FIELD_NUMBER: _ClassVar[int]
     APPLY_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
     SCAN_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,8 @@ class FaultRequest(_message.Message):
     CAPTURE_ERROR_FIELD_NUMBER: _ClassVar[int]
     CONGEST_FIELD_NUMBER: _ClassVar[int]
     QUOTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_DELAY_MS_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATE_SHARE_FIELD_NUMBER: _ClassVar[int]
     clear: bool
     apply_delay_ms: float
     scan_delay_ms: float
@@ -139,7 +141,9 @@ class FaultRequest(_message.Message):
     capture_error: InjectedError
     congest: int
     quota_bytes: int
-    def __init__(self, clear: _Optional[bool] = ..., apply_delay_ms: _Optional[float] = ..., scan_delay_ms: _Optional[float] = ..., tso_frozen: _Optional[bool] = ..., resolved_frozen: _Optional[bool] = ..., pd_stale: _Optional[bool] = ..., stop_store: _Optional[int] = ..., start_store: _Optional[int] = ..., cut_streams: _Optional[int] = ..., kv_error: _Optional[_Union[InjectedError, _Mapping]] = ..., capture_error: _Optional[_Union[InjectedError, _Mapping]] = ..., congest: _Optional[int] = ..., quota_bytes: _Optional[int] = ...) -> None: ...
+    snapshot_delay_ms: float
+    duplicate_share: float
+    def __init__(self, clear: _Optional[bool] = ..., apply_delay_ms: _Optional[float] = ..., scan_delay_ms: _Optional[float] = ..., tso_frozen: _Optional[bool] = ..., resolved_frozen: _Optional[bool] = ..., pd_stale: _Optional[bool] = ..., stop_store: _Optional[int] = ..., start_store: _Optional[int] = ..., cut_streams: _Optional[int] = ..., kv_error: _Optional[_Union[InjectedError, _Mapping]] = ..., capture_error: _Optional[_Union[InjectedError, _Mapping]] = ..., congest: _Optional[int] = ..., quota_bytes: _Optional[int] = ..., snapshot_delay_ms: _Optional[float] = ..., duplicate_share: _Optional[float] = ...) -> None: ...
 
 class InjectedError(_message.Message):
     __slots__ = ("name", "share")

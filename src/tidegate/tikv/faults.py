@@ -66,6 +66,10 @@ class Faults:
         """Every round of applies waits so long before it begins."""
         self.scan_delay_s = 0.0
         """An incremental scan waits so long before each event."""
+        self.snapshot_delay_s = 0.0
+        """An incremental scan waits so long before its snapshot is taken."""
+        self.duplicate_share = 0.0
+        """The share of requests on streams of changes that arrive twice."""
         self.resolved_frozen = False
         """No store advances a resolved ts."""
         self.kv_errors: tuple[str, float] = ("", 0.0)
@@ -89,6 +93,15 @@ class Faults:
         if self.scan_delay_s:
             self.stopping.wait(self.scan_delay_s)
 
+    def before_snapshot(self) -> None:
+        """Called by scans before they ask for their snapshot."""
+        if self.snapshot_delay_s:
+            self.stopping.wait(self.snapshot_delay_s)
+
+    def duplicates(self) -> bool:
+        """Whether this request on a stream of changes arrives once more."""
+        return self.duplicate_share > 0 and self._hits(self.duplicate_share)
+
     def kv_error(self) -> errorpb_pb2.Error | None:
         """The region error this request gets."""
         name, share = self.kv_errors
@@ -105,22 +118,19 @@ class Faults:
 
     def clear(self) -> None:
         """All knobs off."""
-        self.apply_delay_s = self.scan_delay_s = 0.0
+        self.apply_delay_s = self.scan_delay_s = self.snapshot_delay_s = self.duplicate_share = 0.0
         self.resolved_frozen = False
         self.quota_bytes = 0
         self.kv_errors = self.capture_errors = ("", 0.0)
 
     def delay(self, name: str, milliseconds: float) -> None:
-        """Set `apply` or `scan`; raises InvalidInput for a delay out of range."""
+        """Set `apply`, `scan` or `snapshot`; raises InvalidInput for a delay out of range."""
         seconds = milliseconds / 1000
         if not 0 <= seconds <= DELAY_MAX_S:
             raise InvalidInput(
                 f"a delay of {milliseconds:g} ms is out of range", fix=f"give 0 to {DELAY_MAX_S * 1000:g} ms"
             )
-        if name == "apply":
-            self.apply_delay_s = seconds
-        else:
-            self.scan_delay_s = seconds
+        setattr(self, f"{name}_delay_s", seconds)
 
     def errors(self, service: str, name: str, share: float) -> None:
         """Let a share of requests (`kv`) or registrations (`capture`) fail; an empty name: none."""
@@ -129,20 +139,25 @@ class Faults:
             raise InvalidInput(
                 f"there is no {service} error '{name}'", fix=f"name one of these: {', '.join(known)}"
             )
-        if not 0 <= share <= 1:
-            raise InvalidInput(f"a share of {share:g} is out of range", fix="give 0 to 1")
+        _check(share)
         if service == "kv":
             self.kv_errors = (name, share)
         else:
             self.capture_errors = (name, share)
 
+    def duplicate(self, share: float) -> None:
+        """Let a share of requests on streams of changes arrive twice; raises InvalidInput for no share."""
+        _check(share)
+        self.duplicate_share = share
+
     def lines(self) -> list[tuple[str, str]]:
         """The knobs that are on: name and value."""
         found = []
-        if self.apply_delay_s:
-            found.append(("apply-delay", f"{self.apply_delay_s * 1000:g} ms"))
-        if self.scan_delay_s:
-            found.append(("scan-delay", f"{self.scan_delay_s * 1000:g} ms"))
+        for name in ("apply", "scan", "snapshot"):
+            if delay_s := getattr(self, f"{name}_delay_s"):
+                found.append((f"{name}-delay", f"{delay_s * 1000:g} ms"))
+        if self.duplicate_share:
+            found.append(("duplicate", f"{self.duplicate_share:.0%} of requests"))
         if self.resolved_frozen:
             found.append(("resolved-ts", "frozen"))
         if self.quota_bytes:
@@ -151,3 +166,8 @@ class Faults:
             if name and share:
                 found.append((f"{service}-error", f"{name}, {share:.0%} of requests"))
         return found
+
+
+def _check(share: float) -> None:
+    if not 0 <= share <= 1:
+        raise InvalidInput(f"a share of {share:g} is out of range", fix="give 0 to 1")

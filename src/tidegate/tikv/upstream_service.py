@@ -128,6 +128,10 @@ class UpstreamService:
                 faults.delay("apply", request.apply_delay_ms)
             case "scan_delay_ms":
                 faults.delay("scan", request.scan_delay_ms)
+            case "snapshot_delay_ms":
+                faults.delay("snapshot", request.snapshot_delay_ms)
+            case "duplicate_share":
+                faults.duplicate(request.duplicate_share)
             case "tso_frozen":
                 (self._pd.tso.freeze if request.tso_frozen else self._pd.tso.thaw)()
             case "resolved_frozen":

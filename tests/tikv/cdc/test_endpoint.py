@@ -364,3 +364,17 @@ def test_a_defect_in_a_tick_ends_the_streams_and_the_next_tick_comes(
     feed = again.register(1, region)
     again.until(lambda: feed.resolved_ts > 0)
     again.close()
+
+
+def test_what_is_written_before_a_snapshot_that_comes_late_is_scanned(make: Callable[..., Cluster]) -> None:
+    cluster = make()
+    (region,) = cluster.regions.all
+    cluster.faults.snapshot_delay_s = 0.2
+    client = Client(cluster)
+    feed = client.register(1, region)
+    start_ts = cluster.tso.get(1)
+    cluster.call(prewrite(start_ts, put(b"k", b"v")), b"k")
+    cluster.call(commit(start_ts, cluster.tso.get(1), b"k"), b"k")
+    client.until(lambda: feed.initialized)
+    assert [row.type for row in feed.rows] == [cdc.Event.COMMITTED, cdc.Event.INITIALIZED]
+    client.close()

@@ -158,8 +158,9 @@ class Endpoint:
 
     def request(self, connection: Connection, request: pb.ChangeDataRequest) -> None:
         """Register or deregister. Waits while the connection has too many requests in hand."""
-        if connection.channel.begin_request():
-            self._tasks.put(lambda: self._request(connection, request))
+        for _ in range(2 if self._faults.duplicates() else 1):
+            if connection.channel.begin_request():
+                self._tasks.put(lambda: self._request(connection, request))
 
     # --- what may be made to go wrong ---
 
@@ -345,6 +346,7 @@ class Endpoint:
         try:
             if downstream.stopped:
                 return
+            self._faults.before_snapshot()
             snapshot = self._capture(downstream)
             if snapshot is None:
                 return
