@@ -14,7 +14,7 @@ from tests.server.test_capture import Running, bank, capture, wait_for
 
 from tidegate.control.changefeed import Command
 from tidegate.control.metadata import FeedError, FeedId
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.reactor import Reactor, check_new
 from tidegate.workload.bank import BankWorkload
@@ -66,6 +66,17 @@ def test_neither_a_second_pause_nor_a_shutdown_saves_the_pipeline_process_from_t
     again = once_it_ends(reactor, reactor.command(ONE, Command.PAUSE))
     shutdown = once_it_ends(reactor, reactor.feeds[ONE].stop())
     assert ask(capture, reactor.command(ONE, Command.PAUSE), again, shutdown) == [None, None, None]
+    assert not exists(pid)
+    assert capture.feed("one")["state"] == "stopped"
+
+
+def test_a_pause_does_not_save_the_pipeline_process_of_an_incarnation_that_has_failed(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    reactor, pid = running(capture, pd), capture.pipeline_pid("one")
+    os.kill(pid, signal.SIGSTOP)
+    capture._loop.call_soon_threadsafe(reactor.feeds[ONE]._fail, Retryable("made to fail"))
+    assert ask(capture, once_it_ends(reactor, reactor.command(ONE, Command.PAUSE))) == [None]
     assert not exists(pid)
     assert capture.feed("one")["state"] == "stopped"
 

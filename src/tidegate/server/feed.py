@@ -32,7 +32,7 @@ from tidegate.model.timestamp import compose, physical_ms
 from tidegate.mounter.schema_image import Image
 from tidegate.pipeline.feed import LOAD_FILE
 from tidegate.server import initial_load, processor
-from tidegate.server.feed_life import FeedLife, unexpected
+from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
 from tidegate.server.key_tracker import KeyTracker
 from tidegate.server.node import Node
 from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation
@@ -141,7 +141,7 @@ class Feed(FeedLife):
                     raise self._failure
                 await self._pause()
         finally:
-            await self._end_incarnation()
+            await to_its_end(self._end_incarnation())  # else a pause would save its process
 
     async def _pause(self) -> None:
         """Until the next tick: at once when something happened, else TICK_S."""

@@ -15,7 +15,8 @@ import logging
 import random
 import re
 from abc import ABC, abstractmethod
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 from tidegate.config import config_from_json, parse_sink_uri
 from tidegate.control.changefeed import Command, Life, State
@@ -175,3 +176,16 @@ class FeedLife(ABC):
 def unexpected(error: Exception) -> TidegateError:
     """What no code of ours raised on purpose, as a failure that is tried again."""
     return Retryable("An unexpected error stopped the changefeed.", why=f"{type(error).__name__}: {error}")
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that must not be cut off; a cancellation that comes meanwhile is passed on afterwards."""
+    task, cancelled = asyncio.create_task(work), None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    task.result()
