@@ -150,7 +150,7 @@ def test_a_split_while_a_scan_waits_reaches_the_registration_and_nothing_follows
     (region,) = cluster.regions.all
     cluster.txn(*(put(b"key%04d" % i, bytes(200)) for i in range(2000)))
     client = Client(cluster)
-    cluster.faults.scan_delay_s = 0.5  # between the two batches: longer than a busy machine needs to split
+    cluster.faults.scan_delay_s = 2.0  # between the two batches: longer than a busy machine needs to split
     feeds = [client.register(number, region) for number in range(6)]
     client.until(lambda: any(feed.rows for feed in feeds))
     cluster.operators.split(region.id, [keys.encode(b"key1")])
