@@ -82,7 +82,7 @@ def duplicate(
     share: Annotated[float, typer.Argument(metavar="SHARE", help="Share of requests, 0 to 1.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Let a share of the requests on streams of change data arrive twice."""
+    """Let requests for change data arrive twice."""
     _set(pd, as_json, duplicate_share=share)
 
 
@@ -126,7 +126,10 @@ def quota(
     ],
     as_json: JsonOption = False,
 ) -> None:
-    """Let streams of change data that begin from now on hold so little for their client."""
+    """Make streams of change data congest early.
+
+    Those that begin from now on hold so little for a client that reads slowly.
+    """
     _set(pd, as_json, quota_bytes=size)
 
 

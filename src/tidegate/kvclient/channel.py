@@ -114,7 +114,7 @@ def at_end(call: Any, do: Callable[[], None]) -> None:
 
     Whoever reads a call in a thread must listen for its end too: gRPC's iterator may wait for ever. A receive
     that is begun at the moment when a call fails for want of a connection is never completed, while the
-    call's status is (grpcio 1.85.1, about one in a thousand where the peer is restarted often).
+    call's status is (grpcio 1.85.1, now and then where the peer is restarted often).
     """
     call.add_done_callback(lambda _: do())
 

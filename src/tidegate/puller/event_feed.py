@@ -231,7 +231,7 @@ class Stream:
                 "the store does not serve multiplexed change feeds",
                 where=f"store {self.store_id}, {METHOD}",
                 why=why,
-                fix="upgrade TiKV: releases before 7.5 have no EventFeedV2",
+                fix="upgrade TiKV to a release that has EventFeedV2",
             )
         self._why = self._why or ("the store ended the stream" if code is grpc.StatusCode.OK else why)
         self._queue.close()
