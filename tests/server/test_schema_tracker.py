@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from tests.mounter.jobs import written
 
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.barrier import DdlBatch
-from tidegate.errors import Fatal, InvalidInput
+from tidegate.errors import Fatal, InvalidInput, Retryable
+from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.store import EventStore
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.schema import Kind
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server.schema_tracker import DDL_SPAN, SchemaTracker, save_image, table_task
+from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID, SchemaTracker, save_image, table_task
 from tidegate.tidb import keys, row
 from tidegate.tidb.ddl_job import DdlJob
 
@@ -212,3 +214,47 @@ def test_a_saved_catalogue_is_that_of_the_checkpoint_though_ddl_lies_ahead(span:
     assert again.resolved_ts == cut
     batches, _ = again.begin(cut, end)
     assert batches == [batch for batch in whole if batch.finished_ts > cut]
+
+
+def test_what_was_read_before_reading_failed_is_handed_out_with_the_rest(
+    span: DdlSpan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged segment in the middle: the DDLs before it have been applied, the tracker is used again."""
+    monkeypatch.setattr(reader, "read", partial(reader.read, max_rows=4))  # as if the jobs were large
+    jobs = [job for job in written("basic") if job.is_done]
+    half, end = len(jobs) // 2, jobs[-1].finished_ts
+    span.add(*(of(job) for job in jobs[:half]), upto=jobs[half - 1].finished_ts)
+    span.add(*(of(job) for job in jobs[half:]), upto=end)
+    whole, _ = tracker(span, rules_of()).begin(1, end)
+    reading = tracker(span, rules_of())
+    reading.begin(1, 1)
+    damaged = outlook.read_manifest(span.folder, DDL_SPAN_ID).segments[1]
+    second, at = span.folder / DDL_SPAN_ID / damaged.file, damaged.blocks[0].at + damaged.blocks[0].bytes // 2
+    sound = second.read_bytes()
+    second.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+    with pytest.raises(Retryable):
+        reading.catch_up(end)
+    assert 1 < reading.resolved_ts <= jobs[half - 1].finished_ts
+    second.write_bytes(sound)
+    batches, known = reading.catch_up(end)
+    assert known == end
+    assert queries(batches) == queries(whole)
+    assert batches == whole
+    assert not reading.broken
+
+
+def test_a_tracker_that_failed_between_two_jobs_is_known_to_be_broken(
+    span: DdlSpan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [job for job in written("basic") if job.is_done][:3]
+    span.add(*(of(job) for job in jobs), upto=jobs[-1].finished_ts)
+    reading = tracker(span, rules_of())
+    reading.begin(1, 1)
+
+    def defect(job: DdlJob, catalogue: SchemaStore) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("tidegate.mounter.ddl.transition", defect)
+    with pytest.raises(ZeroDivisionError):
+        reading.catch_up(jobs[-1].finished_ts)
+    assert reading.broken

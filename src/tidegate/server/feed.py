@@ -129,7 +129,7 @@ class Feed(FeedLife):
     # --- replication ---------------------------------------------------------------------------------
 
     async def _replicate(self) -> None:
-        if self.owner is None:
+        if self.owner is None or self._tracker is None or self._tracker.broken:
             await self._open()
         if self.loading:
             await self._plan_load()

@@ -24,6 +24,8 @@ class KeyTracker:
         self.resolved_ts = ts
         self.initial: tuple[SpanTask, ...] = ()
         self.left_out: tuple[TableVersion, ...] = ()
+        self.broken = False
+        """As `SchemaTracker.broken`."""
 
     def begin(self, checkpoint: int, resolved: int) -> tuple[list[DdlBatch], int]:
         """As `SchemaTracker.begin`."""

@@ -23,11 +23,12 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.span import Span, span_id
-from tidegate.mounter.ddl_jobs import jobs_in
+from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.schema_image import Image, chunks, map_file
 from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb import keys
+from tidegate.tidb.ddl_job import DdlJob
 
 DDL_SPAN: Final = keys.ddl_span()
 DDL_SPAN_ID: Final = span_id(DDL_SPAN)
@@ -88,6 +89,11 @@ class SchemaTracker:
         self._waiting_max = waiting_max
         self._wanted: dict[int, SpanTask] = {}
         self._stopped = False
+        self._found: list[DdlBatch] = []
+        """Read and not handed out yet: reading may fail half-way, and the catalogue does not go back."""
+        self.broken = False
+        """Whether a failure came while jobs were being applied: the catalogue may hold half of what they did,
+        so that the feed has to open it anew."""
         self.initial: tuple[SpanTask, ...] = ()
         """The spans wanted at the checkpoint that `begin` was told."""
         self.left_out: tuple[TableVersion, ...] = ()
@@ -111,8 +117,8 @@ class SchemaTracker:
         `resolved` >= `checkpoint` is how far the DDL span is resolved. Sets `initial`. As `catch_up`.
         """
         assert resolved >= checkpoint
-        for _ in self._jobs(checkpoint):
-            pass
+        for _, jobs in self._jobs(checkpoint):
+            self._apply(jobs)
         self._catalogue.advance(checkpoint)
         passing = self._filter.passing(self._catalogue.entries(checkpoint))
         self._wanted = {
@@ -129,20 +135,27 @@ class SchemaTracker:
         """The DDLs that the DDL span has beyond what is known, and up to where they are known now.
 
         That is `resolved`, unless so many are `waiting` already that the rest is left for later, or a batch
-        stops the feed.
+        stops the feed. After a failure the next call hands out everything: what was read before it, and the
+        rest.
         """
-        batches: list[DdlBatch] = []
-        known = self.resolved_ts
-        if not self._stopped and resolved > known and waiting < self._waiting_max:
-            for ts, applied in self._jobs(resolved):
-                batch = self._batch(ts, applied)
-                batches += [batch] if batch is not None else []
-                self._stopped = batch is not None and batch.error is not None
-                if self._stopped or waiting + len(batches) >= self._waiting_max:
-                    self._catalogue.advance(ts)
-                    return batches, ts
-            self._catalogue.advance(resolved)
+        if not self._stopped and resolved > self.resolved_ts and not self._is_full(waiting):
+            for ts, jobs in self._jobs(resolved):
+                self.broken = True
+                batch = self._batch(ts, self._apply(jobs))
+                if batch is not None:
+                    self._found.append(batch)
+                    self._stopped = batch.error is not None
+                self._catalogue.advance(ts)
+                self.broken = False
+                if self._stopped or self._is_full(waiting):
+                    break
+            else:
+                self._catalogue.advance(resolved)
+        batches, self._found = self._found, []
         return batches, self.resolved_ts
+
+    def _is_full(self, waiting: int) -> bool:
+        return waiting + len(self._found) >= self._waiting_max
 
     def followed(self, ts: int) -> list[TableVersion]:
         """The tables that were followed at `ts`, by id."""
@@ -162,8 +175,8 @@ class SchemaTracker:
         self._catalogue.forget(checkpoint)
         return self._catalogue.image(checkpoint)
 
-    def _jobs(self, upto: int) -> Iterator[tuple[int, list[Applied]]]:
-        """Apply the jobs in (resolved, upto], ts by ts, as they are asked for."""
+    def _jobs(self, upto: int) -> Iterator[tuple[int, list[DdlJob | UnreadableJob]]]:
+        """The jobs in (resolved, upto], ts by ts; read as they are asked for, those of one ts together."""
         after = self.resolved_ts
         if upto <= after:
             return
@@ -172,9 +185,13 @@ class SchemaTracker:
         if not outlook.pending(manifest, after, upto)[0]:
             return
         columns = self._catalogue.job_meta_columns()
-        for block in reader.read(self._store, DDL_SPAN_ID, after, upto):
-            for ts, jobs in groupby(jobs_in(block, columns), key=lambda job: job.finished_ts):
-                yield ts, [self._catalogue.apply(job) for job in jobs]
+        blocks = reader.read(self._store, DDL_SPAN_ID, after, upto)
+        jobs = (job for block in blocks for job in jobs_in(block, columns))
+        for ts, same in groupby(jobs, key=lambda job: job.finished_ts):
+            yield ts, list(same)
+
+    def _apply(self, jobs: list[DdlJob | UnreadableJob]) -> list[Applied]:
+        return [self._catalogue.apply(job) for job in jobs]
 
     def _batch(self, ts: int, applied: list[Applied]) -> DdlBatch | None:
         """What the jobs of one ts mean for the feed; None: nothing."""
