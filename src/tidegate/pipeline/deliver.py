@@ -32,6 +32,7 @@ from tidegate.mounter.decode import Quarantined
 from tidegate.mounter.integrity import Mismatch
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline import stages
+from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.offsets import Range
 from tidegate.pipeline.schemas import SchemaReader
@@ -152,6 +153,8 @@ class Worker:
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
         self.quarantine = Quarantine(spec.feed_dir / "quarantine.jsonl")
         self.clock = SystemClock()
+        self.beats = Beats(spec.beats_dir)
+        """Beaten only for what was really done: a block made ready, something the sink acknowledged."""
 
     def deliver(self, ranges: list[Range]) -> list[Report]:
         """Deliver some ranges; durable on return."""
@@ -182,8 +185,11 @@ class Worker:
         """All stages over a block of entries; `schemas` is None for a feed of keys. `at` as `stages.run`."""
         if schemas is None:
             assert self.keys is not None
-            return stages.run_keys(block, self.keys, self.partitions)
-        return stages.run(block, schemas, self.plan, self.clock.now_ms(), at=at)
+            encoded = stages.run_keys(block, self.keys, self.partitions)
+        else:
+            encoded = stages.run(block, schemas, self.plan, self.clock.now_ms(), at=at)
+        self.beats.beat()
+        return encoded
 
     def set_aside(self, span: str, encoded: stages.Encoded) -> None:
         """Keep damaged entries with their bytes, durably, before anything after them goes out.
@@ -285,6 +291,7 @@ class Transaction:
             return
         spec = self.worker.spec
         self.writer.deliver(spec.sink_uri.topic, self.blocks, spec.progress_topic, self.reached)
+        self.worker.beats.beat()
         self.blocks, self.reached, self.size = [], {}, 0
 
 

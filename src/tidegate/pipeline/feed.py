@@ -91,6 +91,11 @@ class FeedSpec:
         return self.feed_dir / f"spark-{self.incarnation}-{self.instance}"
 
     @property
+    def beats_dir(self) -> Path:
+        """Where the processes of this incarnation show that they get something done: `pipeline.beats`."""
+        return self.work_dir / "beats"
+
+    @property
     def progress_topic(self) -> str:
         """Where this feed's progress lies in Kafka."""
         return progress_topic(self.cluster_id, self.namespace, self.name)
