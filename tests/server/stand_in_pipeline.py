@@ -41,7 +41,8 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 
 class Journal:
-    def __init__(self, lines: list[dict[str, Any]]) -> None:
+    def __init__(self, lines: list[dict[str, Any]], instance: str) -> None:
+        lines = [line for line in lines if line.get("instance") == instance]
         self.resolved_ts = max((line["resolved"] for line in lines if "resolved" in line), default=0)
         self.ddls = {(line["ddl"], line["seq"]) for line in lines if "ddl" in line}
 
@@ -49,10 +50,10 @@ class Journal:
 class FileSink:
     """The owner's sink on the file; `broken` beside it makes every call fail, as a broker that is down."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, instance: str) -> None:
+        self._path, self._instance = path, instance
         self._check()
-        self.journal = Journal(lines_of(path))
+        self.journal = Journal(lines_of(path), instance)
 
     def _check(self) -> None:
         if self._path.with_suffix(".refused").exists():
@@ -63,14 +64,20 @@ class FileSink:
     def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
         self._check()
         if (event.finished_ts, event.seq) not in self.journal.ddls:
-            append(self._path, [{"ddl": event.finished_ts, "seq": event.seq, "query": event.query}])
+            append(
+                self._path, [self._own({"ddl": event.finished_ts, "seq": event.seq, "query": event.query})]
+            )
             self.journal.ddls.add((event.finished_ts, event.seq))
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
         self._check()
         assert ts >= self.journal.resolved_ts
-        append(self._path, [{"resolved": ts}])
+        append(self._path, [self._own({"resolved": ts})])
         self.journal.resolved_ts = ts
+
+    def _own(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Marked as ours: what was written before the checkpoint was overwritten is not our journal."""
+        return line | {"instance": self._instance}
 
     def forget(self, spans: Iterable[str]) -> None:
         self._check()
@@ -84,7 +91,7 @@ def opener(folder: Path) -> Any:
     """An `OpenSink` that writes `folder/TOPIC.jsonl`."""
 
     def open_sink(plan: FeedPlan) -> FileSink:
-        return FileSink(folder / f"{plan.uri.topic}.jsonl")
+        return FileSink(folder / f"{plan.uri.topic}.jsonl", plan.instance)
 
     return open_sink
 
@@ -103,7 +110,8 @@ def main(out: Path, spec_path: Path) -> None:
     store, barrier_path = Path(spec["store_dir"]), spec_path.parent / "barrier.json"
     schemas = SchemaReader(FeedSpec.load(spec_path))
     done = {name: span["start_ts"] for name, span in json.loads(barrier_path.read_text())["spans"].items()}
-    for line in lines_of(path):
+    mine = [line for line in lines_of(path) if line.get("instance") == spec["instance"]]
+    for line in mine:
         for name, ts in line.get("progress", {}).items():
             done[name] = max(ts, done.get(name, 0))
     control.send({"type": "started", "changefeed": feed, **grant, "spans": done})
@@ -129,7 +137,7 @@ def main(out: Path, spec_path: Path) -> None:
                 ]
             moved[name] = upto
         if moved:
-            append(path, [*rows, {"progress": moved}])
+            append(path, [*rows, {"progress": moved, "instance": spec["instance"]}])
             done |= moved
             control.send(
                 {

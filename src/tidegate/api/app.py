@@ -1,8 +1,8 @@
 """Routes, and how errors become answers.
 
-Every error is `{"error_msg", "error_code"}`: 400 for a request to mend, 503 for something outside that is
-unavailable, 500 for the rest. Base path `/api/v2`; `/status` and `/metrics` at the root. Text in answers is
-redacted.
+Every error is `{"error_msg", "error_code"}`, that of an unknown route too: 400 for a request to mend, 503 for
+something outside that is unavailable, 500 for the rest. Base path `/api/v2`; `/status` and `/metrics` at the
+root. Text in answers is redacted.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import logging
 from typing import Final
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from tidegate.api import captures, changefeeds, status
+from tidegate.api import captures, changefeeds, operations, status
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.server.capture import Capture
@@ -37,8 +38,16 @@ ROUTES: Final = [
     Route("/changefeeds/{name}/pause", changefeeds.pause, methods=["POST"]),
     Route("/changefeeds/{name}/resume", changefeeds.resume, methods=["POST"]),
     Route("/changefeeds/{name}/status", changefeeds.show_status, methods=["GET"]),
+    Route("/changefeeds/{name}/meta_info", changefeeds.show_meta, methods=["GET"]),
+    Route("/changefeeds/{name}/synced", changefeeds.show_synced, methods=["GET"]),
     Route("/captures", captures.show_all, methods=["GET"]),
     Route("/processors", captures.processors, methods=["GET"]),
+    Route("/processors/{name}/{capture}", captures.processor, methods=["GET"]),
+    Route("/log", operations.set_log_level, methods=["POST"]),
+    Route("/owner/resign", operations.resign, methods=["POST"]),
+    Route("/unsafe/metadata", operations.metadata, methods=["GET"]),
+    Route("/unsafe/resolve_lock", operations.resolve_lock, methods=["POST"]),
+    Route("/unsafe/service_gc_safepoint", operations.delete_gc_safepoint, methods=["DELETE"]),
 ]
 
 
@@ -50,7 +59,7 @@ def create_app(capture: Capture) -> Starlette:
             Route("/status", status.show, methods=["GET"]),
             Route("/metrics", status.metrics_text, methods=["GET"]),
         ],
-        exception_handlers={TidegateError: _refused, Exception: _broken},
+        exception_handlers={TidegateError: _refused, HTTPException: _no_route, Exception: _broken},
     )
     app.state.capture = capture
     return app
@@ -68,6 +77,18 @@ async def _refused(request: Request, error: Exception) -> Response:
         code = error.code
     body = {"error_msg": redact(str(error)), "error_code": code}
     return JSONResponse(body, status_code)
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    """404 or 405 of the router. TiCDC's client prints `error_msg` and nothing else of an answer."""
+    assert isinstance(error, HTTPException)
+    what = f"{request.method} {request.url.path}"
+    known = "a route of this API" if error.status_code == 404 else "a method of this route"
+    body = {
+        "error_msg": redact(f"{what} is not {known}; the base path is /api/v2"),
+        "error_code": "CDC:ErrAPINotFound",
+    }
+    return JSONResponse(body, error.status_code, headers=error.headers)
 
 
 async def _broken(request: Request, error: Exception) -> Response:

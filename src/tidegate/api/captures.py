@@ -5,7 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from tidegate.api.changefeeds import feed_of, table_ids
 from tidegate.api.status import capture_of
+from tidegate.server.reactor import Refused
 
 
 async def show_all(request: Request) -> Response:
@@ -33,3 +35,15 @@ async def processors(request: Request) -> Response:
         for feed in sorted(capture.reactor.feeds)
     ]
     return JSONResponse({"total": len(items), "items": items})
+
+
+async def processor(request: Request) -> Response:
+    """GET /processors/ID/CAPTURE: the tables whose rows this capture delivers for a changefeed."""
+    feed, capture = feed_of(request), capture_of(request)
+    if request.path_params["capture"] != capture.id:
+        raise Refused(
+            "CDC:ErrCaptureNotExist",
+            f"[CDC:ErrCaptureNotExist]capture not exists, {request.path_params['capture'][:64]}",
+            fix="GET /captures lists the captures there are",
+        )
+    return JSONResponse({"table_ids": table_ids(feed)})

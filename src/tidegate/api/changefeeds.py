@@ -1,6 +1,6 @@
 """Changefeeds over HTTP: create, list, show, update, pause, resume, remove.
 
-Bodies and answers are TiCDC's (facts, cdc-cli-api 3 and 4); what TiCDC does not have stands under
+Bodies and answers are TiCDC's (tiflow `cdc/api/v2/model.go`); what TiCDC does not have stands under
 `tidegate`. `namespace` and `keyspace` are the same thing here.
 """
 
@@ -19,6 +19,7 @@ from tidegate.api.status import capture_of
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.changefeed import Command, State
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedError, FeedId
+from tidegate.control.synced import synced
 from tidegate.errors import InvalidInput
 from tidegate.filter.tables import why_ineligible
 from tidegate.model.timestamp import physical_ms
@@ -53,14 +54,16 @@ def _feed_id(request: Request) -> FeedId:
     return FeedId.checked(_namespace(dict(request.query_params)), request.path_params["name"])
 
 
-def _feed(request: Request) -> Feed:
+def feed_of(request: Request) -> Feed:
+    """The feed the path and the query name; raises Refused (CDC:ErrChangeFeedNotExists)."""
     return capture_of(request).reactor.get(_feed_id(request))
 
 
-def _number(body: dict[str, Any], name: str) -> int:
+def number(body: dict[str, Any], name: str) -> int:
+    """A number of the body that fits 64 bits; 0 when it is missing. Raises InvalidInput."""
     value = body.get(name) or 0
     if type(value) is not int or not 0 <= value < 1 << 64:
-        raise InvalidInput(f"'{name}' is not a timestamp.", why=f"{value!r}"[:100])
+        raise InvalidInput(f"'{name}' is not a number of 64 bits.", why=f"{value!r}"[:100])
     return value
 
 
@@ -73,8 +76,8 @@ async def create(request: Request) -> Response:
         feed,
         str(body.get("sink_uri") or ""),
         body.get("replica_config") or {},
-        _number(body, "start_ts"),
-        _number(body, "target_ts"),
+        number(body, "start_ts"),
+        number(body, "target_ts"),
     )
     return JSONResponse(full(await capture_of(request).reactor.create(new), request))
 
@@ -97,12 +100,12 @@ async def show_all(request: Request) -> Response:
 
 async def show(request: Request) -> Response:
     """GET /changefeeds/ID."""
-    return JSONResponse(full(_feed(request), request))
+    return JSONResponse(full(feed_of(request), request))
 
 
 async def show_status(request: Request) -> Response:
     """GET /changefeeds/ID/status."""
-    feed = _feed(request)
+    feed = feed_of(request)
     problem = error_json(feed.life.error)
     warning = feed.shown_state is State.WARNING
     return JSONResponse(
@@ -117,10 +120,39 @@ async def show_status(request: Request) -> Response:
     )
 
 
+async def show_meta(request: Request) -> Response:
+    """GET /changefeeds/ID/meta_info: as the feed itself, without what changes from second to second."""
+    found = full(feed_of(request), request)
+    return JSONResponse(
+        {name: value for name, value in found.items() if name not in ("tidegate", "task_status")}
+    )
+
+
+async def show_synced(request: Request) -> Response:
+    """GET /changefeeds/ID/synced: whether everything upstream has is downstream (control.synced)."""
+    feed, reactor = feed_of(request), capture_of(request).reactor
+    now = await reactor.now()
+    status = feed.config.synced_status
+    verdict, why = synced(
+        feed.checkpoint, feed.resolved_ts, feed.last_synced_ts, now, status.synced_check_interval,
+        status.checkpoint_interval,
+    )  # fmt: skip
+    shown = {
+        "synced": verdict,
+        "sink_checkpoint_ts": ts_time(feed.checkpoint),
+        "puller_resolved_ts": ts_time(feed.resolved_ts),
+        "now_ts": ts_time(now),
+        "info": why,
+    }
+    # The client refuses an empty time: what is not known is left out.
+    known = {"last_synced_ts": ts_time(feed.last_synced_ts)} if feed.last_synced_ts else {}
+    return JSONResponse(shown | known)
+
+
 async def update(request: Request) -> Response:
     """PUT /changefeeds/ID: of a stopped or failed feed; what is left out, empty or 0 stays."""
-    body, feed = await body_of(request), _feed(request)
-    if _number(body, "start_ts") not in (0, feed.info.start_ts):
+    body, feed = await body_of(request), feed_of(request)
+    if number(body, "start_ts") not in (0, feed.info.start_ts):
         raise Refused(
             "CDC:ErrAPIInvalidParam",
             "A changefeed's start-ts cannot be changed.",
@@ -129,7 +161,7 @@ async def update(request: Request) -> Response:
     config = body.get("replica_config")
     if config is not None and not isinstance(config, dict):
         raise InvalidInput("'replica_config' is not a JSON object.")
-    sink_uri, target_ts = str(body.get("sink_uri") or ""), _number(body, "target_ts")
+    sink_uri, target_ts = str(body.get("sink_uri") or ""), number(body, "target_ts")
     changed = await capture_of(request).reactor.update(feed.id, sink_uri, config, target_ts)
     return JSONResponse(full(changed, request))
 
@@ -143,13 +175,8 @@ async def pause(request: Request) -> Response:
 async def resume(request: Request) -> Response:
     """POST /changefeeds/ID/resume."""
     body = await body_of(request)
-    if _number(body, "overwrite_checkpoint_ts"):
-        raise Refused(
-            "CDC:ErrAPIInvalidParam",
-            "overwrite_checkpoint_ts is not supported yet.",
-            fix="remove the changefeed and create it with the wanted start-ts",
-        )
-    await capture_of(request).reactor.command(_feed_id(request), Command.RESUME)
+    ts = number(body, "overwrite_checkpoint_ts")
+    await capture_of(request).reactor.resume(_feed_id(request), ts)
     return JSONResponse({})
 
 
@@ -165,7 +192,7 @@ async def verify_table(request: Request) -> Response:
     uri = parse_sink_uri(str(body.get("sink_uri") or ""))
     config = merge_config(body.get("replica_config") or {}, uri)
     reactor = capture_of(request).reactor
-    good, bad = await reactor.tables(config, _number(body, "start_ts") or await reactor.now())
+    good, bad = await reactor.tables(config, number(body, "start_ts") or await reactor.now())
     eligible = [_table(table) for table in good]
     ineligible = [_table(table) | {"reason": why_ineligible(table)} for table in bad]
     return JSONResponse(
@@ -213,8 +240,6 @@ def full(feed: Feed, request: Request) -> dict[str, Any]:
     """A feed with everything."""
     info = feed.info
     created = datetime.fromtimestamp(info.create_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    spans = feed.owner.spans.values() if feed.owner and feed.config.has_tables else ()
-    table_ids = [t.physical_id for t in spans]
     return {
         "upstream_id": feed.node.cluster,
         "namespace": feed.id.namespace,
@@ -232,9 +257,15 @@ def full(feed: Feed, request: Request) -> dict[str, Any]:
         "resolved_ts": feed.resolved_ts,
         "checkpoint_ts": feed.checkpoint,
         "checkpoint_time": ts_time(feed.checkpoint),
-        "task_status": [{"capture_id": capture_of(request).id, "table_ids": sorted(table_ids)}],
+        "task_status": [{"capture_id": capture_of(request).id, "table_ids": table_ids(feed)}],
         "tidegate": own(feed, request),
     }
+
+
+def table_ids(feed: Feed) -> list[int]:
+    """The tables and partitions whose rows the feed follows now."""
+    spans = feed.owner.spans.values() if feed.owner and feed.config.has_tables else ()
+    return sorted(t.physical_id for t in spans)
 
 
 def own(feed: Feed, request: Request) -> dict[str, Any]:

@@ -195,10 +195,33 @@ def pause(
 
 @app.command()
 def resume(
-    changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
+    changefeed_id: IdOption,
+    server: ServerOption = DEFAULT_SERVER,
+    namespace: NamespaceOption = "default",
+    overwrite_checkpoint_ts: Annotated[
+        str,
+        typer.Option(
+            "--overwrite-checkpoint-ts",
+            help="Go on from this ts instead of the checkpoint, or from `now`. From an earlier one, all "
+            "changes since then are sent again; from a later one, those in between are left out.",
+        ),
+    ] = "0",
 ) -> None:
-    """Start a stopped or failed changefeed again at its checkpoint."""
-    _command(server, changefeed_id, namespace, "POST", "/resume", "resumed")
+    """Start a stopped or failed changefeed again, at its checkpoint unless another ts is given."""
+    with _reported():
+        body = {"overwrite_checkpoint_ts": _overwrite_ts(server, overwrite_checkpoint_ts)}
+        path = f"/changefeeds/{changefeed_id}/resume"
+        _call(server, "POST", path, body, {"namespace": namespace})
+        print(f"resumed changefeed {namespace}/{changefeed_id}")
+
+
+def _overwrite_ts(server: str, text: str) -> int:
+    if text == "now":
+        now = _call(server, "POST", "/tso", {})
+        return int(now["timestamp"]) << 18 | int(now["logic_time"])
+    if not text.isdecimal():
+        raise InvalidInput(f"'{text}' is not a ts.", fix="give --overwrite-checkpoint-ts a number, or now")
+    return int(text)
 
 
 @app.command()

@@ -20,7 +20,11 @@ DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
 def setting(default: Any, kind: str = "", key: str = "", older: str = "") -> Any:
-    """A field with a kind other than its type's (`duration`, `secret`), or other names in the file."""
+    """A field with a kind other than its type's, or other names in the file.
+
+    Kinds: `secret`; `duration`, which answers show as nanoseconds; `duration text`, which they show as Go
+    writes it. TiCDC's client parses the one as a number and the other as a string, and refuses anything else.
+    """
     return field(default=default, metadata={"kind": kind, "key": key, "older": older})
 
 
@@ -77,7 +81,7 @@ def _value(hint: Any, f: dataclasses.Field[Any], value: Any, path: str) -> Any:
     if dataclasses.is_dataclass(hint):
         assert isinstance(hint, type)
         return load(hint, value, path)
-    if f.metadata.get("kind") == "duration":
+    if f.metadata.get("kind") in ("duration", "duration text"):
         return _duration(value, path)
     if hint is bool or hint is int or hint is str:
         return value if type(value) is hint else _refuse_type(path, value, hint.__name__)
@@ -138,6 +142,27 @@ def _duration(value: Any, path: str) -> float:
     )
 
 
+def duration_text(seconds: float) -> str:
+    """Seconds as Go's `time.Duration.String` writes them: `10s`, `1m30s`, `1h0m0s`, `1.5s`, `250ms`."""
+    left = round(seconds * 1e9)
+    if left == 0:
+        return "0s"
+    if left < 1_000_000_000:
+        unit, size = next((u, n) for u, n in (("ms", 1_000_000), ("µs", 1_000), ("ns", 1)) if left >= n)
+        return f"{_decimal(left, size)}{unit}"
+    hours, left = divmod(left, 3600 * 10**9)
+    minutes, left = divmod(left, 60 * 10**9)
+    text = f"{hours}h{minutes}m" if hours else f"{minutes}m" if minutes else ""
+    return f"{text}{_decimal(left, 10**9)}s"
+
+
+def _decimal(value: int, unit: int) -> str:
+    """`value / unit` exactly, without zeros at the end; `unit` is a power of ten."""
+    whole, part = divmod(value, unit)
+    digits = f"{part:0{len(str(unit)) - 1}d}".rstrip("0") if part else ""
+    return f"{whole}.{digits}" if digits else str(whole)
+
+
 def dump(config: Any, redact: bool) -> dict[str, Any]:
     """A dataclass as TiCDC's API writes it: snake_case, durations in nanoseconds."""
     out: dict[str, Any] = {}
@@ -147,6 +172,8 @@ def dump(config: Any, redact: bool) -> dict[str, Any]:
             value = dump(value, redact)
         elif kind == "duration":
             value = round(value * 1e9)
+        elif kind == "duration text":
+            value = duration_text(value)
         elif kind == "secret" and redact and value:
             value = REDACTED
         elif isinstance(value, tuple):

@@ -76,11 +76,11 @@ class KafkaConfig:
     compression: str = "none"
     kafka_client_id: str = ""
     auto_create_topic: bool = True
-    dial_timeout: float = setting(10.0, "duration")
+    dial_timeout: float = setting(10.0, "duration text")
     """Seconds to reach a broker."""
-    write_timeout: float = setting(10.0, "duration")
+    write_timeout: float = setting(10.0, "duration text")
     """Seconds for one request."""
-    read_timeout: float = setting(10.0, "duration")
+    read_timeout: float = setting(10.0, "duration text")
     required_acks: int = -1
     """Only -1 (all): a transactional producer knows no other."""
     enable_tls: bool = False
@@ -143,6 +143,16 @@ class IntegrityConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncedStatusConfig:
+    """`[synced-status]`: when GET /changefeeds/ID/synced says that everything is downstream. In seconds."""
+
+    synced_check_interval: int = 300
+    """No row must have come for so long."""
+    checkpoint_interval: int = 15
+    """And the checkpoint must be no further behind upstream's time."""
+
+
+@dataclass(frozen=True, slots=True)
 class TidegateConfig:
     """`[tidegate]`: what TiCDC has no word for."""
 
@@ -193,6 +203,7 @@ class ReplicaConfig:
     filter: FilterConfig = FilterConfig()
     sink: SinkConfig = SinkConfig()
     integrity: IntegrityConfig = IntegrityConfig()
+    synced_status: SyncedStatusConfig = SyncedStatusConfig()
     tidegate: TidegateConfig = TidegateConfig()
 
     def to_json(self, *, redact: bool = False) -> dict[str, Any]:

@@ -23,7 +23,6 @@ TUNING: Final = frozenset(
         "enable_partition_separator",
         "file_index_digit",
         "enable_kafka_sink_v2",
-        "synced_status",
         "csv",
         "debezium",
         "performance_mode",

@@ -164,6 +164,15 @@ class PdClient:
             raise Retryable("PD knows no region for a key", where=self.address, why=encoded_key.hex())
         return found[0]
 
+    def region_by_id(self, region_id: int) -> RegionInfo:
+        """A region by its number, straight from PD; raises InvalidInput when there is none."""
+        response = self._unary("GetRegionByID", pdpb.GetRegionByIDRequest(region_id=region_id))
+        if not response.HasField("region"):
+            raise InvalidInput(
+                f"PD knows no region {region_id}.", where=self.address, fix="ask PD for the regions there are"
+            )
+        return _region_info(response.region, response.leader)
+
     def scan_regions(self, start_encoded: bytes, end_encoded: bytes, limit: int) -> list[RegionInfo]:
         """The regions of [start, end) in key order, at most `limit`; an empty end is plus infinity."""
         found = self._scan_regions(start_encoded, end_encoded, limit)

@@ -26,7 +26,15 @@ from typing import Any, Final
 from tidegate import metrics
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import TABLE_MODE
-from tidegate.control.metadata import Compare, FeedError, FeedId, Put, identity_key, owner_key
+from tidegate.control.metadata import (
+    Compare,
+    FeedError,
+    FeedId,
+    MetadataStore,
+    Put,
+    identity_key,
+    owner_key,
+)
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
@@ -165,6 +173,10 @@ class Capture:
         if not self.lost.done():
             self.lost.set_result(error)
 
+    async def resign(self) -> None:
+        """Take ownership anew, as another capture would: feeds end, and start again under new tokens."""
+        await self.reactor.resign(lambda: take_ownership(self.node.metadata, self.cluster, self.id))
+
     # --- the puller ----------------------------------------------------------------------------------
 
     @property
@@ -263,7 +275,7 @@ def lock_folder(data_dir: Path) -> int:
     return descriptor
 
 
-def take_ownership(metadata: SqliteMetadata, cluster: int, capture: str) -> int:
+def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:
     """Become the owner of a cluster's feeds: the new owner_rev. Whoever was it before can write no more."""
     value = json.dumps({"capture": capture, "pid": os.getpid()}).encode()
     outcome = metadata.transact((), (Put(owner_key(cluster), value),))

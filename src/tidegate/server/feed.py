@@ -73,6 +73,8 @@ class Feed(FeedLife):
         """How far that is, or was."""
         self._load_plan: LoadPlan | None = None
         self.totals = Totals()
+        self.last_synced_ts = 0
+        """No row above this was delivered since the control process started; 0: none at all."""
         self.owner: Owner | None = None
         self._drop_rows = self._drop_ddl = 0
         self._tracker: SchemaTracker | KeyTracker | None = None
@@ -107,6 +109,10 @@ class Feed(FeedLife):
     @property
     def _ddl_span_id(self) -> str:
         return span_id(self._ddl_span, self.config.tidegate.kv_mode)
+
+    def forget_grant(self) -> None:
+        """The next incarnation runs under a token of its own; the feed must not run."""
+        self._grant = None
 
     async def _settle(self) -> None:
         while beside := [job for job in (*self._jobs, self._saving) if job is not None and not job.done()]:
@@ -277,6 +283,8 @@ class Feed(FeedLife):
                 first, second = message["token"]
                 owner.report((first, second), message["incarnation"], message["spans"])
                 self.totals.count(self.id, message.get("stats", {}), self.plan.folder)
+                if message.get("stats", {}).get("rows"):
+                    self.last_synced_ts = max(self.last_synced_ts, *message["spans"].values())
             case "load":
                 self.totals.count(self.id, message["stats"], self.plan.folder)
                 self._hear_load(owner, initial_load.told_state(message["state"]))

@@ -11,7 +11,7 @@ import logging
 import re
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -145,6 +145,21 @@ class Reactor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
+
+    async def resign(self, take_ownership: Callable[[], int]) -> None:
+        """End all feeds, let ownership be taken anew, start the feeds again under it."""
+        async with contextlib.AsyncExitStack() as turns:
+            feeds = list(self.feeds.values())
+            for feed in feeds:
+                await turns.enter_async_context(feed.turn)
+            await asyncio.gather(*(feed.stop() for feed in feeds))
+            # The loop waits for it: a write in between, guarded by the old revision, would count as a loss.
+            self.node.owner_rev = self.node.disk.submit(take_ownership).result()
+            for feed in feeds:
+                if self.feeds.get(feed.id) is feed:
+                    feed.forget_grant()
+                    feed.start()
+        event(LOG, logging.INFO, "ownership taken anew", owner_rev=self.node.owner_rev)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
         """A defect must end the capture with its reason: else nothing would hold upstream's history."""
@@ -307,6 +322,60 @@ class Reactor:
             await found.command(command)
         self._gc_now.set()
 
+    async def resume(self, feed: FeedId, overwrite_ts: int = 0) -> None:
+        """Start a stopped or failed feed again, at `overwrite_ts` unless that is 0.
+
+        Raises Refused for a ts that upstream has no history of, that lies in the future or at the target.
+        """
+        async with self._in_turn(feed) as found:
+            if overwrite_ts:
+                found = await self._moved(found, overwrite_ts)
+            await found.command(Command.RESUME)
+        self._gc_now.set()
+
+    async def _moved(self, found: Feed, ts: int) -> Feed:
+        """The feed at another checkpoint, as if it had been created there: nothing it has sent counts."""
+        feed, info, node = found.id, found.info, self.node
+        if found.life.state not in UPDATABLE:
+            raise Refused(
+                "CDC:ErrChangefeedUpdateRefused",
+                f"[CDC:ErrChangefeedUpdateRefused]changefeed {feed} is {found.life.state}: "
+                "its checkpoint can be overwritten only while it is stopped or failed.",
+                fix=f"`tidegate changefeed pause -c {feed.name}` first",
+            )
+        if found.loading:
+            raise Refused(
+                "CDC:ErrAPIInvalidParam",
+                "The checkpoint cannot be overwritten: the initial load is not complete.",
+                fix="resume the changefeed as it is, or remove it and create it again",
+            )
+        new = check_new(feed, info.sink_uri, info.config, ts, info.target_ts)
+        await self._start_ts(new)
+        held = creating_id(node.cluster, node.identity, feed)
+        await self._hold(held, ts)
+        lasting = True
+        try:
+            await self._catalogue(new, ts)
+            await found.stop()
+            # Gone before the checkpoint moves: the next start reads it from upstream again.
+            (node.paths.feed(feed) / SNAPSHOT).unlink(missing_ok=True)
+            status = FeedStatus(ts, loaded=new.config.tidegate.initial_load)
+            # Under the old instance, the progress in the sink would count.
+            info = replace(info, instance=uuid.uuid4().hex, state=str(State.STOPPED), error=None)
+            await node.write(
+                Put(feed_key(node.cluster, feed, "info"), info.to_bytes()),
+                Put(feed_key(node.cluster, feed, "status"), status.to_bytes()),
+            )
+            self.feeds[feed] = moved = Feed(node, feed, info, status)
+            lasting = await self._tend_gc(force=True)
+        finally:
+            if lasting:
+                await self._let_go(held)
+        event(
+            LOG, logging.INFO, "checkpoint overwritten", changefeed=str(feed), ts=ts, before=found.persisted
+        )
+        return moved
+
     @contextlib.asynccontextmanager
     async def _in_turn(self, feed: FeedId) -> AsyncIterator[Feed]:
         """A feed, for one request at a time: each sees what the one before has made of it.
@@ -378,7 +447,7 @@ class Reactor:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
         node = self.node
         async with self._in_turn(feed) as found:
-            await found.stop(forget=True)
+            await found.stop()
             await node.write(
                 Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
             )

@@ -1,0 +1,116 @@
+"""What an operator asks of a capture as a whole: log level, owner's resignation, and TiCDC's `unsafe` routes.
+
+The bodies are TiCDC's; the PD fields in them are not looked at, since a capture has one upstream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tidegate.api.changefeeds import body_of, number
+from tidegate.api.status import capture_of
+from tidegate.config import config_from_json, parse_sink_uri
+from tidegate.control.gc import service_id
+from tidegate.control.metadata import FeedInfo, KeyValue, feed_of_key
+from tidegate.errors import InvalidInput, TidegateError
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.lock_resolver import LockResolver
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.region_request import RegionRequester
+from tidegate.log import event, redact
+from tidegate.model import timestamp
+from tidegate.model.span import Span
+from tidegate.tidb.memcomparable import decode_bytes
+
+LOG: Final = logging.getLogger(__name__)
+
+LEVELS: Final = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+    "panic": logging.CRITICAL,
+    "dpanic": logging.CRITICAL,
+}
+"""As TiCDC's logger names them."""
+RESOLVE_BUDGET_MS: Final = 20_000
+RESOLVE_AGE_MS: Final = 60_000
+"""Locks this old are looked at when a request names no ts, as TiCDC's client chooses."""
+
+
+async def set_log_level(request: Request) -> Response:
+    """POST /log: of this process, until it ends."""
+    level = str((await body_of(request)).get("log_level", "")).lower()
+    if level not in LEVELS:
+        raise InvalidInput(f"'{level[:40]}' is not a log level.", fix="use one of " + ", ".join(LEVELS))
+    logging.getLogger().setLevel(LEVELS[level])
+    event(LOG, logging.INFO, "log level set", to=level)
+    return JSONResponse({})
+
+
+async def resign(request: Request) -> Response:
+    """POST /owner/resign: ownership is taken anew, and every running feed starts under a new token."""
+    await capture_of(request).resign()
+    return JSONResponse({}, 202)
+
+
+async def metadata(request: Request) -> Response:
+    """GET /unsafe/metadata: every key of this cluster with its value, secrets hidden; a bare array."""
+    capture = capture_of(request)
+    loop, node = asyncio.get_running_loop(), capture.node
+    found = await loop.run_in_executor(node.disk, node.metadata.under, f"/tidegate/{node.cluster}/")
+    return JSONResponse([{"key": kv.key, "value": _shown(kv)} for kv in found])
+
+
+def _shown(found: KeyValue) -> str:
+    """A value without its secrets: those of a feed lie in its sink URI and its settings."""
+    named = feed_of_key(found.key)
+    if named is None or named[1] != "info":
+        return redact(found.value.decode(errors="replace"))
+    try:
+        info = FeedInfo.from_bytes(found.value)
+        uri, config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
+    except TidegateError as error:
+        return f"(damaged: {error.what})"
+    body: dict[str, Any] = json.loads(found.value)
+    return json.dumps(body | {"sink_uri": uri.render(), "config": config.to_json(redact=True)})
+
+
+async def resolve_lock(request: Request) -> Response:
+    """POST /unsafe/resolve_lock: clear what ended transactions left locked in a region, up to a ts."""
+    body = await body_of(request)
+    region, ts = number(body, "region_id"), number(body, "ts")
+    if not region:
+        raise InvalidInput("'region_id' is missing.", fix="name a region, as PD numbers them")
+    await asyncio.to_thread(_resolve, capture_of(request).pd, region, ts)
+    return JSONResponse({})
+
+
+def _resolve(pd: PdClient, region_id: int, ts: int) -> None:
+    """Live transactions are left alone. Raises InvalidInput when PD does not know the region."""
+    found = pd.region_by_id(region_id)
+    start, end = (decode_bytes(key)[0] if key else b"" for key in (found.start_key, found.end_key))
+    upto = ts or pd.tso() - timestamp.compose(RESOLVE_AGE_MS)
+    LockResolver(RegionRequester(pd)).resolve_span(Span(start, end), upto, Backoff(RESOLVE_BUDGET_MS))
+
+
+async def delete_gc_safepoint(request: Request) -> Response:
+    """DELETE /unsafe/service_gc_safepoint: let go of upstream's history.
+
+    As in TiCDC, a capture that has changefeeds takes it again at its next renewal, within a minute; when
+    upstream's GC was quicker, feeds that needed what it removed say so and fail.
+    """
+    await body_of(request)
+    capture = capture_of(request)
+    service = service_id(capture.cluster, capture.node.identity)
+    await asyncio.to_thread(capture.pd.update_service_gc_safepoint, service, 0, 0)
+    event(LOG, logging.WARNING, "service GC safepoint deleted by request", service=service)
+    return JSONResponse({})
