@@ -122,11 +122,13 @@ class Receiver:
     def __init__(self, address: str, streams: int, checkpoint_ts: int) -> None:
         self.rows = self.marks = self.initialized = 0
         self.lags_ms: list[float] = []
+        with grpc.insecure_channel(address) as channel:
+            pd = pdpb_pb2_grpc.PDStub(channel)
+            store = pd.GetAllStores(pdpb_pb2.GetAllStoresRequest()).stores[0]
+            found = pd.ScanRegions(pdpb_pb2.ScanRegionsRequest())
         self._channel = grpc.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", 256 << 20)]
+            store.address, options=[("grpc.max_receive_message_length", 256 << 20)]
         )
-        pd = pdpb_pb2_grpc.PDStub(self._channel)
-        found = pd.ScanRegions(pdpb_pb2.ScanRegionsRequest())
         self.expected = streams * len(found.regions)
         self._done = threading.Event()
         self._mutex = threading.Lock()

@@ -308,7 +308,7 @@ class Capture:
         )
         request.header.cluster_id = _cluster_id(client)
         self._requests.put(request)
-        self._call = cdcpb_pb2_grpc.ChangeDataStub(client.channel).EventFeedV2(
+        self._call = cdcpb_pb2_grpc.ChangeDataStub(next(iter(client.stores.values()))).EventFeedV2(
             iter(self._requests.get, None), metadata=(("features", "stream-multiplexing"),)
         )
         threading.Thread(target=self._receive, daemon=True).start()

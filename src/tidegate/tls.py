@@ -9,6 +9,7 @@ channel, so that a renewed certificate is used by the next connection.
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,15 @@ class Tls:
         if cert is None or key is None:
             raise InvalidInput("a server needs a certificate of its own", fix="give --cert and --key")
         return grpc.ssl_server_credentials([(key, cert)], _read(self.ca), require_client_auth=True)
+
+    def http(self) -> ssl.SSLContext:
+        """The same for HTTP."""
+        if self.cert is None or self.key is None:
+            raise InvalidInput("a server needs a certificate of its own", fix="give --cert and --key")
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.ca))
+        context.load_cert_chain(self.cert, self.key)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def _pair(self) -> tuple[bytes | None, bytes | None]:
         if self.cert is None or self.key is None:

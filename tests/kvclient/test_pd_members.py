@@ -57,7 +57,7 @@ def test_a_leader_the_client_was_not_told_of_is_found_when_all_it_was_told_of_ar
     with PdClient(three.pd_addr) as pd:
         first = pd.tso()
         three.pd_members.transfer(2)
-        three.pd_members.also(1).stop(None).wait()
+        three.pd_members.server(1).stop(None).wait()
         assert pd.tso() > first
         assert pd.leader_address == three.pd_members.addresses[1]
 

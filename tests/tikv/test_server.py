@@ -81,15 +81,17 @@ print(json.dumps(seen), flush=True)
 
 
 class Wire:
-    """Stubs on one channel."""
+    """Stubs of PD and of the first store."""
 
     def __init__(self, addresses: Addresses | str) -> None:
         pd = addresses if isinstance(addresses, str) else addresses.pd
         self.channel = grpc.insecure_channel(pd)
         self.pd = pdpb_pb2_grpc.PDStub(self.channel)
-        self.kv = tikvpb_pb2_grpc.TikvStub(self.channel)
+        store = self.pd.GetStore(pdpb_pb2.GetStoreRequest(store_id=1)).store
+        self.store_channel = grpc.insecure_channel(store.address)
+        self.kv = tikvpb_pb2_grpc.TikvStub(self.store_channel)
         self.upstream = tidegate_pb2_grpc.UpstreamStub(self.channel)
-        self.cdc = cdcpb_pb2_grpc.ChangeDataStub(self.channel)
+        self.cdc = cdcpb_pb2_grpc.ChangeDataStub(self.store_channel)
         self.etcd = etcdserverpb_pb2_grpc.ClusterStub(self.channel)
 
     def tso(self, count: int = 1) -> int:
@@ -233,7 +235,10 @@ def test_what_clients_ask_at_start_is_answered(upstream: EmbeddedUpstream) -> No
     assert members.leader.client_urls == [f"http://{upstream.pd_addr}"]
     assert members.header.cluster_id == upstream.cluster_id
     assert wire.pd.GetClusterInfo(pdpb_pb2.GetClusterInfoRequest()).serviceModes == [pdpb_pb2.PD_SVC_MODE]
-    assert wire.pd.GetStore(pdpb_pb2.GetStoreRequest(store_id=1)).store.address == upstream.pd_addr
+    assert (
+        wire.pd.GetStore(pdpb_pb2.GetStoreRequest(store_id=1)).store.address
+        == upstream.stores.all()[0].address
+    )
     listed = wire.etcd.MemberList(etcdserverpb_pb2.MemberListRequest())
     assert listed.members[0].clientURLs == [f"http://{upstream.pd_addr}"]
     check = wire.channel.unary_unary("/grpc.health.v1.Health/Check")

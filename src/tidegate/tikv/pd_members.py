@@ -1,4 +1,4 @@
-"""The members of the embedded PD: a gRPC server each, of which the leader's alone serves.
+"""The members of the embedded PD: a gRPC server each behind a port of its own (`front`); the leader's serves.
 
 A follower answers GetMembers, and refuses the rest as PD does (`ErrNotLeader`: UNAVAILABLE, "not leader").
 All members are this process and one state: what can be tried with them is how a client finds a new leader.
@@ -13,20 +13,25 @@ from typing import Any, Final
 import grpc
 
 from tidegate.errors import InvalidInput
+from tidegate.tikv.front import Front
+from tidegate.tikv.http_pages import Page, PageServer
+from tidegate.tls import Tls
 
 _EVERYONE: Final = ("/pdpb.PD/GetMembers", "/grpc.health.v1.Health/Check")
 
 NewServer = Callable[[Sequence[grpc.ServerInterceptor]], grpc.Server]
-Listen = Callable[[grpc.Server, str], str]
+Listen = Callable[[grpc.Server, str], object]
 
 
 class PdMembers:
     """Members 1 to n; member 1 leads at first. Thread-safe."""
 
-    def __init__(self, new_server: NewServer, listen: Listen) -> None:
-        self._new_server, self._listen = new_server, listen
+    def __init__(self, new_server: NewServer, listen: Listen, tls: Tls | None = None) -> None:
+        self._new_server, self._listen, self._tls = new_server, listen, tls
         self._lock = threading.Lock()
         self._servers: list[grpc.Server] = []
+        self._fronts: list[Front] = []
+        self._pages: list[PageServer] = []
         self._handlers: Sequence[grpc.GenericRpcHandler] = ()
         self.addresses: list[str] = []
         """`host:port` by member, the first at 0."""
@@ -36,19 +41,24 @@ class PdMembers:
     def bind(self, addresses: Sequence[str]) -> None:
         """Take the addresses, of port 0 a free one. Raises InvalidInput when one is taken."""
         for address in addresses:
+            front = Front(address)
+            self._fronts.append(front)
+            self.addresses.append(front.address)
             server = self._new_server((_LeaderOnly(self, len(self._servers) + 1),))
-            self.addresses.append(self._listen(server, address))
+            self._listen(server, f"unix-abstract:{front.grpc}")
             self._servers.append(server)
 
-    def serve(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+    def serve(self, handlers: Sequence[grpc.GenericRpcHandler], page: Page) -> None:
         """Begin."""
         self._handlers = handlers
-        for server in self._servers:
+        for server, front in zip(self._servers, self._fronts, strict=True):
             server.add_generic_rpc_handlers(tuple(handlers))
             server.start()
+            self._pages.append(PageServer(front.http, page, self._tls))
+            front.start()
 
-    def also(self, member: int) -> grpc.Server:
-        """A member's server, for what else is to be behind its address, before `serve`."""
+    def server(self, member: int) -> grpc.Server:
+        """A member's gRPC server."""
         return self._servers[member - 1]
 
     def transfer(self, to: int) -> None:
@@ -61,7 +71,7 @@ class PdMembers:
                 return
             self._servers[old - 1].stop(None).wait()
             server = self._new_server((_LeaderOnly(self, old),))
-            self._listen(server, self.addresses[old - 1])
+            self._listen(server, f"unix-abstract:{self._fronts[old - 1].grpc}")
             server.add_generic_rpc_handlers(tuple(self._handlers))
             server.start()
             self._servers[old - 1] = server
@@ -69,7 +79,14 @@ class PdMembers:
     def stop(self, grace_s: float) -> list[threading.Event]:
         """End all; an event each is set when its calls have ended."""
         with self._lock:
-            return [server.stop(grace_s) for server in self._servers]
+            ended = [server.stop(grace_s) for server in self._servers]
+            for event in ended:
+                event.wait()  # before the ports: what is answered within the grace still arrives
+            for front in self._fronts:
+                front.stop()
+            for pages in self._pages:
+                pages.stop()
+            return ended
 
 
 class _LeaderOnly(grpc.ServerInterceptor):

@@ -32,6 +32,7 @@ from tidegate.tikv.engine import Engine
 from tidegate.tikv.faults import Faults
 from tidegate.tikv.gc import SafePoints
 from tidegate.tikv.grpc_server import new_server
+from tidegate.tikv.http_pages import StatusServer
 from tidegate.tikv.keyspace import Keyspaces
 from tidegate.tikv.node import Shared, StoreNode
 from tidegate.tikv.operators import Operators
@@ -54,7 +55,7 @@ from tidegate.tikv.services import (
     service,
 )
 from tidegate.tikv.splitter import Splitter, middle
-from tidegate.tikv.status import StatusPages, StatusServer
+from tidegate.tikv.status import StatusPages
 from tidegate.tikv.store import Store
 from tidegate.tikv.stores import HEARTBEAT_S, StoreInfo, Stores
 from tidegate.tikv.tso import Tso, TsoMode
@@ -78,11 +79,11 @@ class Addresses:
 class EmbeddedUpstream:
     """An embedded PD and its TiKV stores over one data directory.
 
-    `pd_addr` is host:port, port 0 for a free one. One store shares PD's address; of several each has a server
-    and an address of its own, which it keeps: free ports, or from `store_port` on. `regions` (or explicit
-    encoded `boundaries`) and `stores` count only at the first start of a data directory; later the stored
-    ones are used. So does `api_version`, 1 or 2: 2 is for RawKV with versions (and its capture), and for
-    keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
+    `pd_addr` is host:port, port 0 for a free one; it serves PD's gRPC and its HTTP pages. Each store has a
+    server and an address of its own, which it keeps: free ports, or from `store_port` on. `regions` (or
+    explicit encoded `boundaries`) and `stores` count only at the first start of a data directory; later the
+    stored ones are used. So does `api_version`, 1 or 2: 2 is for RawKV with versions (and its capture), and
+    for keyspaces, which `keyspaces` names; TiDB's keys are served by both. Regions that grow well beyond
     `split_bytes` are split; 0: never. `status_port` (0: a free one) serves `status` over HTTP.
     PD has `pd_members`, the first at `pd_addr`, the others at free ports of its host. With `tls` gRPC is
     served to clients that have a certificate of its CA, and to no others. `watchdog` ends streams of changes
@@ -160,7 +161,7 @@ class EmbeddedUpstream:
         self._store_servers: dict[int, grpc.Server] = {}
         self._life = threading.RLock()
         self._tls = tls
-        self.pd_members = PdMembers(new_server, self._listen)
+        self.pd_members = PdMembers(new_server, self._listen, tls)
         self._pd_addresses = [pd_addr, *[f"{pd_addr.rpartition(':')[0]}:0"] * (pd_members - 1)]
         self._stopping = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeats", daemon=True)
@@ -191,25 +192,22 @@ class EmbeddedUpstream:
             _of(meta_storagepb_pb2, "MetaStorage", MetaStorageService(pd)),
             health(),
         )
+        pages = StatusPages(pd)
         if self._status_port is not None:
             self._status = StatusServer(f"{self._wanted_addr.rpartition(':')[0]}:{self._status_port}")
-            self._status.start(StatusPages(pd))
+            self._status.start(pages.get)
         self._raftstore.start()
-        if len(self.stores) == 1 and len(self._pd_addresses) == 1:
-            (only,) = self.stores.all()
-            self._open(only.id, self.pd_members.also(1), self.pd_addr)
-        else:
-            try:
-                for store in self.stores.all():
-                    self.start_store(store.id, elect=False)
-            except InvalidInput:
-                self.stop()
-                raise
+        try:
+            for store in self.stores.all():
+                self.start_store(store.id, elect=False)
+        except InvalidInput:
+            self.stop()
+            raise
         self.operators.resume()
         self._collector.start()
         self._splitter.start()
         self._heart.start()
-        self.pd_members.serve(handlers)
+        self.pd_members.serve(handlers, pages.get)
         addresses = tuple(store.address for store in self.stores.all())
         return Addresses(self.pd_addr, addresses[0], self.cluster_id, addresses)
 

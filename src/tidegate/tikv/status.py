@@ -1,20 +1,16 @@
-"""The HTTP port: PD's API for looking, and a store's `/status`, `/metrics` and `/region/ID`; JSON, GET only.
+"""What PD and a store answer over HTTP: PD's API for looking, a store's `/status`, `/metrics`, `/region/ID`.
 
-What tools beside the gRPC clients ask (pd-ctl, TiUP, Prometheus, TiCDC's version check). PD serves its own on
-the port of its gRPC; here it is a port of its own, and the same one is every store's status address.
+Tools beside the gRPC clients ask it (pd-ctl, TiUP, Prometheus, TiCDC's version check). PD serves the pages on
+the port of its gRPC (`front`); the status port serves the same ones and is every store's status address.
 (PD: server/api/router.go; TiKV: server/status_server.)
 """
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
 from urllib.parse import unquote
 
-from tidegate.errors import InvalidInput
 from tidegate.tikv.pd import PlacementDriver
 from tidegate.tikv.region import Peer, Region, Role
 from tidegate.tikv.stores import VERSION, StoreInfo
@@ -128,56 +124,3 @@ def _region(region: Region) -> dict[str, Any]:
         "peers": [peer(each) for each in region.peers],
         "leader": {} if leader is None else peer(leader),
     }
-
-
-class StatusServer:
-    """Serves the pages at host:port, port 0 for a free one. `stop` once."""
-
-    def __init__(self, address: str) -> None:
-        """Bind; raises InvalidInput when the address is taken."""
-        host, _, port = address.rpartition(":")
-        self._pages: StatusPages | None = None
-        try:
-            self._server = ThreadingHTTPServer((host, int(port)), self._handler())
-        except OSError as error:
-            raise InvalidInput(
-                "the upstream's status port cannot listen",
-                where=address,
-                why=error.strerror or str(error),
-                fix="choose a free --status-port",
-            ) from error
-        self._server.daemon_threads = True
-        self.address = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
-
-    def start(self, pages: StatusPages) -> None:
-        """Begin to answer."""
-        self._pages = pages
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Answer no more."""
-        if self._thread.is_alive():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        status = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                found = None if status._pages is None else status._pages.get(self.path)
-                text = isinstance(found, str)
-                shown = "not found" if found is None else found
-                body = (shown if isinstance(shown, str) and text else json.dumps(shown)).encode()
-                self.send_response(404 if found is None else 200)
-                self.send_header("Content-Type", "text/plain" if text else "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, format: str, *args: object) -> None:
-                return
-
-        return Handler

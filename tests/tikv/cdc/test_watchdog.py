@@ -43,7 +43,9 @@ def feed(channel: grpc.Channel, upstream: EmbeddedUpstream, region: Region, requ
 def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_path: Path) -> None:
     with (
         EmbeddedUpstream(tmp_path, watchdog=Watchdog(interval_s=0.1, idle_s=3600.0)) as upstream,
-        grpc.insecure_channel(upstream.pd_addr, [("grpc.max_receive_message_length", -1)]) as channel,
+        grpc.insecure_channel(
+            upstream.stores.all()[0].address, [("grpc.max_receive_message_length", -1)]
+        ) as channel,
     ):
         (region,) = upstream.regions.all
         ts = upstream.tso.get()
@@ -70,7 +72,10 @@ def test_a_stream_that_nobody_reads_ends_with_unknown_and_frees_its_scans(tmp_pa
 
 
 def test_a_small_quota_congests_streams_that_begin_under_it(tmp_path: Path) -> None:
-    with EmbeddedUpstream(tmp_path) as upstream, grpc.insecure_channel(upstream.pd_addr) as channel:
+    with (
+        EmbeddedUpstream(tmp_path) as upstream,
+        grpc.insecure_channel(upstream.stores.all()[0].address) as channel,
+    ):
         (region,) = upstream.regions.all
         usual = feed(channel, upstream, region, 1)
         assert next(usual).events[0].entries.entries[0].type == cdc.Event.INITIALIZED

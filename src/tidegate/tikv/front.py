@@ -1,0 +1,81 @@
+"""PD's port: gRPC and HTTP behind one address, as a real PD serves them.
+
+gRPC's servers cannot share a port with another protocol. So the port is ours, and a process of its own
+(`relay`) hands each connection to the gRPC server or to the HTTP pages, both at Unix sockets in the abstract
+namespace. The listening socket is held here: a client that comes while the relay starts, or after it was
+killed and is started again, waits instead of being refused.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Final
+
+from tidegate.errors import InvalidInput
+
+BACKLOG: Final = 512
+AGAIN_S: Final = 0.2
+"""Pause before a relay that ended by itself is started again."""
+RELAY: Final = Path(__file__).with_name("relay.py")
+
+
+class Front:
+    """A port whose connections go to `grpc` or `http`, two Unix sockets. `stop` once."""
+
+    def __init__(self, address: str) -> None:
+        """Listen at host:port, port 0 for a free one; raises InvalidInput when that cannot be."""
+        host, _, port = address.rpartition(":")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._listener.bind((host.strip("[]"), int(port)))
+            self._listener.listen(BACKLOG)
+        except (OSError, OverflowError, ValueError) as error:
+            self._listener.close()
+            raise InvalidInput(
+                "the upstream cannot listen", where=address, why=str(error), fix="choose a free --pd address"
+            ) from error
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        name = f"tidegate-{os.getpid()}-{secrets.token_hex(8)}"
+        self.grpc, self.http = f"{name}-grpc", f"{name}-http"
+        self._stopping = threading.Event()
+        self._life, self._end = os.pipe()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._keeper = threading.Thread(target=self._keep, name="pd front", daemon=True)
+
+    def start(self) -> None:
+        """Begin to hand over connections."""
+        self._child = self._spawn()
+        self._keeper.start()
+
+    def stop(self) -> None:
+        """Refuse new connections and end those there are."""
+        self._stopping.set()
+        os.close(self._end)
+        if self._keeper.is_alive():
+            self._keeper.join()
+        self._listener.close()
+        os.close(self._life)
+
+    def _keep(self) -> None:
+        while self._child is not None:
+            self._child.wait()
+            if self._stopping.wait(AGAIN_S):
+                return
+            self._child = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        fds = (self._listener.fileno(), self._life)
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(RELAY), *map(str, fds), self.grpc, self.http],
+            stdin=subprocess.DEVNULL,
+            pass_fds=fds,
+            start_new_session=True,  # Ctrl+C is the upstream's to answer
+        )
