@@ -60,7 +60,7 @@ def fill(root: Path, source: Source, rows: int, ts: int) -> str:
             waiting = []
     if waiting:
         lake.append(path, pa.Table.from_batches(waiting))
-    lake.publish([SnapshotRow(ts, table.schema, table.table, table.id, path, lake.version(path))], {})
+    lake.publish(ts, [SnapshotRow(ts, table.schema, table.table, table.id, path, lake.version(path))], "{}")
     return table.name
 
 

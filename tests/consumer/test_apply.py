@@ -11,7 +11,6 @@ import pytest
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.consumer.apply import Applier, target_lock
-from tidegate.consumer.position import METADATA_KEY
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput
@@ -158,6 +157,6 @@ def test_the_target_belongs_to_one_process(tmp_path: Path) -> None:
 
 def test_the_position_is_in_the_commit_of_the_snapshot(tmp_path: Path) -> None:
     consume(bank_topic("open-protocol", 0), tmp_path / "target", until=snapshots()[0].ts)
-    text = Lakehouse(tmp_path / "target").metadata(METADATA_KEY)
+    text = Lakehouse(tmp_path / "target").position()
     assert text is not None
     assert str(snapshots()[0].ts) in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from decimal import Decimal
 from pathlib import Path
 
@@ -81,15 +83,38 @@ def test_compaction_and_vacuum_keep_named_versions_readable(lake: Lakehouse) -> 
         lake.read(PATH, named)
 
 
-def test_a_snapshot_carries_its_metadata_even_without_rows(lake: Lakehouse) -> None:
-    assert lake.metadata("tidegate.position") is None
-    lake.publish([SnapshotRow(5, "a", "b", 1, PATH, 0)], {"tidegate.position": "one"})
-    lake.publish([], {"tidegate.position": "two"})
-    assert lake.metadata("tidegate.position") == "two"
-    assert [row.ts for row in lake.snapshot_rows()] == [5]
-    lake.trim_snapshots(6, {"tidegate.position": "three"})
-    assert lake.metadata("tidegate.position") == "three"
+def test_a_named_version_outlives_the_age_of_its_log(lake: Lakehouse) -> None:
+    log = lake.root / PATH / "_delta_log"
+    days_ago = time.time() - 30 * 86_400
+    for i in range(130):
+        lake.append(PATH, rows((i, i, None)))
+    for file in log.iterdir():
+        os.utime(file, (days_ago, days_ago))
+    named = 50
+    for i in range(130, 230):
+        lake.append(PATH, rows((i, i, None)))
+    lake.vacuum(PATH, 24 * 31, [named])
+    assert lake.trim_log(PATH, named) == 0
+    assert lake.read(PATH, named).num_rows == named
+    for file in log.iterdir():
+        os.utime(file, (days_ago, days_ago))
+    assert lake.trim_log(PATH, 150) >= 99, "what no version from 150 on is read from"
+    assert min(int(file.name[:20]) for file in log.iterdir() if file.name[:20].isdigit()) == 99
+    assert lake.read(PATH, 150).num_rows == 150
+    lake.vacuum(PATH, 0, [150])
+    assert lake.read(PATH).num_rows == 230
+
+
+def test_a_snapshot_carries_its_position_even_without_tables(lake: Lakehouse) -> None:
+    assert lake.position() is None
+    lake.publish(5, [SnapshotRow(5, "a", "b", 1, PATH, 0)], "one")
+    lake.publish(7, [], "two")
+    assert lake.position() == "two"
     assert lake.snapshot_rows() == []
+    assert [row.path for row in lake.snapshot_rows(6)] == [PATH]
+    lake.trim_snapshots(9)
+    assert lake.position() == "two", "the newest snapshot is never trimmed"
+    assert lake.snapshot_ts() == 7
 
 
 def test_a_table_that_is_gone_says_so(lake: Lakehouse) -> None:

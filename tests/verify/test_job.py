@@ -76,9 +76,9 @@ class Pair:
                 lake.append(path, made.slice(at, 700))
             named.append(SnapshotRow(self.ts, "shop", name, table.id, path, lake.version(path)))
         if lake.snapshot_rows():
-            lake.republish(self.ts, named, {})
+            lake.republish(self.ts, named)
         else:
-            lake.publish(named, {})
+            lake.publish(self.ts, named, "{}")
 
     def search(self, name: str, bounds: Bounds = SMALL, keys: tuple[int, int] | None = None) -> Verdict:
         full = f"shop.{name}"

@@ -39,7 +39,7 @@ from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.journal import DdlJournal, Going, write_durably
 from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
 from tidegate.consumer.partitioning import Members
-from tidegate.consumer.position import METADATA_KEY, Position
+from tidegate.consumer.position import Position
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
 
@@ -51,8 +51,12 @@ Name = tuple[str, str]
 
 @contextmanager
 def target_lock(root: Path) -> Iterator[None]:
-    """Hold the target for this process; InvalidInput when another one has it. Ends with the process."""
+    """Hold the target for this process; InvalidInput when another one has it. Ends with the process.
+
+    A directory that cannot be a target is refused before anything is put into it: see `Lakehouse.check`.
+    """
     try:
+        Lakehouse(root).check()
         (root / "_tidegate").mkdir(parents=True, exist_ok=True)
         handle = os.open(root / "_tidegate" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -123,16 +127,21 @@ class Applier:
     # --- start
 
     def recover(self) -> Position | None:
-        """Take the target back to its newest snapshot; its position, or None for a fresh target."""
+        """Take the target back to its newest snapshot; its position, or None for a fresh target.
+
+        Only tables that carry the target's mark are touched; what else lies there is left alone.
+        """
+        self.lake.check()
         (self.lake.root / "_tidegate").mkdir(parents=True, exist_ok=True)
-        text = self.lake.metadata(METADATA_KEY)
-        if text is None:
+        self.lake.empty_trash()
+        text = self.lake.position()
+        if text is None:  # what is marked and was never named is of a first run that was killed
             for path in self.lake.slots():
                 self.lake.discard(path)
             return None
         position = Position.from_json(text)
         named = self.lake.named_versions()
-        for row in self._newest(position.ts):
+        for row in self.lake.snapshot_rows(position.ts):
             self.lake.restore(row.path, row.version)
             known = self._stored_definition(row.path, position.ts)
             self.tables[row.schema, row.table] = Table(known, row.path, self.lake.version(row.path))
@@ -143,10 +152,6 @@ class Applier:
             if path not in needed:
                 self.lake.discard(path)
         return position
-
-    def _newest(self, ts: int) -> list[SnapshotRow]:
-        rows = self.lake.snapshot_rows()
-        return [row for row in rows if row.ts == ts]
 
     # --- rows
 
@@ -417,7 +422,7 @@ class Applier:
             SnapshotRow(position.ts, schema, name, table.definition.table_id, table.path, table.version)
             for (schema, name), table in sorted(self.tables.items())
         ]
-        self.lake.publish(rows, {METADATA_KEY: position.to_json()})
+        self.lake.publish(position.ts, rows, position.to_json())
         self.stats.snapshots += 1
 
 

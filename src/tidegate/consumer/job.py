@@ -64,6 +64,7 @@ GIVE_UP_S: Final = 15.0
 """How long an error that is not Retryable is given to pass before it ends the run."""
 START_S: Final = 30.0
 """How long the broker is asked at the start before the error goes to the user."""
+STAGING_PREFIX: Final = "run-"
 JVM_LOG: Final = "_tidegate/spark.log"
 """Below the target: what the JVM and its workers print."""
 
@@ -461,9 +462,10 @@ def _staging(target: Path) -> Iterator[Path]:
     Its name is new each time: a task of a killed run may still be writing into the old one.
     """
     parent = target / "_tidegate" / "staging"
-    shutil.rmtree(parent, ignore_errors=True)
     parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=parent, ignore_cleanup_errors=True) as made:
+    for left in parent.glob(f"{STAGING_PREFIX}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with TemporaryDirectory(prefix=STAGING_PREFIX, dir=parent, ignore_cleanup_errors=True) as made:
         yield Path(made)
 
 

@@ -1,9 +1,9 @@
 """Keeping a target small without breaking what snapshots promise. Called between commits by the driver.
 
 Within `retention` every named snapshot stays readable, and what was dropped can come back. Older ones are
-forgotten; then files that no version within the retention and no named version needs are deleted, and tables
-that no snapshot names any more (dropped, or renamed away) with their directories. The newest snapshot is
-always kept.
+forgotten; then files that no version within the retention and no named version needs are deleted, the log's
+among them, and tables that no snapshot names any more (dropped, or renamed away) with their directories. The
+newest snapshot is always kept. What does not carry the target's mark is left alone, whatever its name.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.consumer.position import METADATA_KEY, Position
+from tidegate.consumer.position import Position
 from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
 
@@ -38,7 +38,7 @@ def tidy(
     `kept`: further versions to keep, by path, given the oldest ts within the retention.
     """
     oldest = max(0, position.ts - (upkeep.retention_hours * 60 * MINUTE_MS << LOGICAL_BITS))
-    lake.trim_snapshots(oldest, {METADATA_KEY: position.to_json()})
+    lake.trim_snapshots(oldest)
     named = lake.named_versions()
     for path, versions in kept(oldest).items():
         named.setdefault(path, []).extend(versions)
@@ -46,6 +46,8 @@ def tidy(
     for path in lake.slots():
         if path in named:
             deleted += lake.vacuum(path, upkeep.retention_hours, sorted(set(named[path])))
+            deleted += lake.trim_log(path, min(named[path]))
         else:
             lake.discard(path)
-    return deleted + lake.vacuum(SNAPSHOTS, upkeep.retention_hours, [])
+    deleted += lake.vacuum(SNAPSHOTS, upkeep.retention_hours, [])
+    return deleted + lake.trim_log(SNAPSHOTS, lake.version(SNAPSHOTS))

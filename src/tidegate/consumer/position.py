@@ -1,8 +1,8 @@
 """How far the target is, as it is kept with the data: in the commit that names a snapshot. Pure.
 
-The Delta commit that appends a snapshot to `_tidegate/snapshots` carries one JSON text under
-`METADATA_KEY`. So the snapshot, the offsets to restart from and what was applied change in one atomic
-step: kill -9 before it leaves the previous snapshot in force, after it the new one.
+The Delta commit that appends a snapshot to `_tidegate/snapshots` adds one row whose column `position` is
+this as JSON. So the snapshot, the offsets to restart from and what was applied change in one atomic step:
+kill -9 before it leaves the previous snapshot in force, after it the new one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import orjson
 from tidegate.errors import Fatal
 
 FORMAT: Final = 1
-METADATA_KEY: Final = "tidegate.position"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class Position:
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(
                 "the consumer's position cannot be read",
-                where=f"commit metadata {METADATA_KEY} of _tidegate/snapshots",
+                where="column position of _tidegate/snapshots",
                 why=str(error),
                 fix="use the release that wrote it, or start a new target directory",
             ) from error

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from tidegate.consumer.position import METADATA_KEY, Position
 from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse import Lakehouse
 
@@ -76,8 +75,7 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
     """
     root = target_directory(target)
     lake = Lakehouse(root)
-    rows = lake.snapshot_rows(at)
-    ts = rows[0].ts if rows else _empty_snapshot(lake, at)
+    ts = lake.snapshot_ts(at)
     if ts is None:
         raise InvalidInput(
             "there is no such snapshot",
@@ -89,19 +87,9 @@ def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
         f"{row.schema}.{row.table}": TableSnapshot(
             row.schema, row.table, row.table_id, root / row.path, row.version, lake, row.path
         )
-        for row in rows
-        if row.ts == ts
+        for row in lake.snapshot_rows(ts)
     }
     return Snapshot(ts, MappingProxyType(tables))
-
-
-def _empty_snapshot(lake: Lakehouse, at: int | None) -> int | None:
-    """The ts of a snapshot without any table: it has no row, only its position."""
-    text = lake.metadata(METADATA_KEY)
-    if text is None:
-        return None
-    ts = Position.from_json(text).ts
-    return ts if at is None or ts <= at else None
 
 
 def target_directory(target: str | Path) -> Path:

@@ -1,10 +1,15 @@
 """Delta tables through delta-rs (no JVM, no jar): tables, and the table of snapshots that makes them one.
 
 Layout under the root: `SCHEMA/TABLE` (encoded, see `slot_path`) is a Delta table; `_tidegate/snapshots` is
-itself one, with (ts, schema_name, table_name, table_id, path, version). One append to it names one readable,
-consistent snapshot of all tables, and its commit carries the consumer's position: that append is the only
-commit point. Whatever a table's log holds beyond the version the newest snapshot names is unfinished:
-`restore` undoes it.
+itself one, with (ts, schema_name, table_name, table_id, path, version, position). One append to it names one
+readable, consistent snapshot of all tables: that append is the only commit point. It has a row per table,
+and one without a path that carries the consumer's position: as a row, the position survives whatever other
+tools do to the table (OPTIMIZE, VACUUM, checkpoints, the cleanup of its log). Whatever a table's log holds
+beyond the version the newest snapshot names is unfinished: `restore` undoes it.
+
+Every table made here carries the table property `tidegate.target` with the target's identity, a random word
+given when the target is begun. Nothing is written, emptied, vacuumed or removed unless it carries that mark:
+the directory may hold what belongs to others, who may even use a name that a new table needs (Fatal then).
 
 A path is a *slot* with one linear history: a table dropped and made again, or truncated, goes on in the same
 log, so older snapshots stay readable at their versions. A rename links the data files into the new slot.
@@ -21,7 +26,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -44,16 +51,26 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
         pa.field("table_id", pa.int64()),
         pa.field("path", pa.string()),
         pa.field("version", pa.int64()),
+        pa.field("position", pa.string()),
     ]
 )
-SNAPSHOTS: Final = "_tidegate/snapshots"
+OWN: Final = "_tidegate"
+SNAPSHOTS: Final = f"{OWN}/snapshots"
+TRASH: Final = f"{OWN}/trash"
+"""Where a table's directory goes before its files are removed: half of it would carry no mark any more."""
+MARK: Final = "tidegate.target"
+"""The table property that says to which target a table belongs."""
+LOG_GRACE_S: Final = 3600.0
+"""How old a file of a table's log must be before it is removed: readers may be about to open it."""
 COMPACT_FILES: Final = 24
 """A table with more data files than this is compacted before the next snapshot names it."""
-HISTORY_LIMIT: Final = 64
-"""How many commits back the position is looked for; maintenance commits repeat it, so 1 is usual."""
 _STATS_SAFE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.date32())
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=True)
+_LOG_FILE: Final = re.compile(r"(\d{20})\..*")
+_HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
+"""The log's own cleanup goes by age alone; named versions need theirs longer (see `trim_log`)."""
+_SHOWN: Final = 5
+"""How many names of a directory's content an error lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +113,95 @@ class Lakehouse:
                 fix="choose another directory",
             )
 
+        self._id: str | None = None
+
+    # --- what is ours
+
+    def check(self) -> None:
+        """Raise unless the root is a target, or may become one: it is empty, or is not there yet.
+
+        InvalidInput when it holds something else; Fatal when it holds a target's tables and nothing that says
+        which of their versions are valid.
+        """
+        if not self.root.is_dir():
+            return
+        if self.exists(SNAPSHOTS):
+            if self._mark_of(SNAPSHOTS) is None:
+                raise InvalidInput(
+                    "the target's table of snapshots was not made by this release",
+                    where=f"{self.root / SNAPSHOTS}",
+                    why=f"it lacks the table property {MARK}",
+                    fix="choose a new or empty directory",
+                )
+            return
+        marked = [path for path in self.slots() if self._mark_of(path) is not None]
+        if marked:
+            raise Fatal(
+                "the directory holds tables of a target whose table of snapshots is gone",
+                where=f"{self.root}: {_listed(marked)}; {SNAPSHOTS} is missing or has no readable log",
+                why="without it nobody can tell which of their versions are valid, nor where to read on",
+                fix=f"restore {SNAPSHOTS}, or choose a new or empty directory",
+            )
+        others = sorted(entry.name for entry in self.root.iterdir() if entry.name not in (OWN, "lost+found"))
+        if others:
+            raise InvalidInput(
+                "the target directory holds something else",
+                where=f"{self.root}: {_listed(others)}",
+                why="none of it was made by a consumer, and a target owns its directory",
+                fix="choose a new or empty directory",
+            )
+
+    def _identity(self) -> str:
+        """The target's identity; it is begun when it has none."""
+        if self._id is None:
+            if not self.exists(SNAPSHOTS):
+                self._begin(SNAPSHOTS, SNAPSHOT_SCHEMA, uuid.uuid4().hex)
+            self._id = self._mark_of(SNAPSHOTS)
+            assert self._id is not None, "`check` refuses a table of snapshots without a mark"
+        return self._id
+
+    def _mark_of(self, path: str) -> str | None:
+        """The identity of the target that a slot's table belongs to; None for anything else there."""
+        try:
+            found: str | None = DeltaTable(self._uri(path)).metadata().configuration.get(MARK)
+        except (DeltaError, OSError, ValueError):
+            return None  # nothing that can be read as a Delta table, so no table of ours
+        return found
+
+    def _begin(self, path: str, schema: pa.Schema, identity: str) -> None:
+        folder = self.root / path
+        folder.mkdir(parents=True, exist_ok=True)
+        # A writer that was killed before its first commit has left an empty log at most.
+        if any(entry.name != "_delta_log" for entry in folder.iterdir()) or self.exists(path):
+            raise Fatal(
+                "a folder that is not the target's stands where a table has to be",
+                where=f"{folder}: {_listed(sorted(entry.name for entry in folder.iterdir()))}",
+                why=f"it does not carry the target's mark, the table property {MARK}",
+                fix="move it away and start the consumer again; it goes on at its newest snapshot",
+            )
+        DeltaTable.create(
+            self._uri(path),
+            schema=schema,
+            configuration={MARK: identity} | _configuration(schema),
+            post_commithook_properties=_HOOKS,
+            raise_if_key_not_exists=False,
+        )
+
+    def _writable(self, path: str) -> DeltaTable:
+        """A slot's table to write to; Fatal unless it carries this target's mark."""
+        table = self._open(path)
+        found = table.metadata().configuration.get(MARK)
+        if found != self._identity():
+            raise Fatal(
+                "a table that is not the target's stands where one of its tables has to be",
+                where=f"{self.root / path}",
+                why=f"its table property {MARK} is {found or 'missing'}, the target's is {self._identity()}",
+                fix="move it away and restore the target's own, or start a new target directory",
+            )
+        return table
+
+    # --- tables
+
     def exists(self, path: str) -> bool:
         """Whether a slot holds a Delta table."""
         return (self.root / path / "_delta_log").is_dir() and DeltaTable.is_deltatable(self._uri(path))
@@ -105,22 +211,19 @@ class Lakehouse:
         return int(self._open(path).version())
 
     def create(self, path: str, schema: pa.Schema) -> None:
-        """Make the slot an empty table of this schema; what it held stays readable at its older versions."""
-        if self.exists(path):
+        """Make the slot an empty table of this schema; what it held stays readable at its older versions.
+
+        Fatal when something that is not the target's stands there.
+        """
+        identity = self._identity()
+        if self.exists(path) and self._mark_of(path) == identity:
             self._overwrite(path, schema, iter(()))
-            return
-        self._discard(path)
-        (self.root / path).mkdir(parents=True)
-        DeltaTable.create(
-            self._uri(path),
-            schema=schema,
-            configuration=_configuration(schema),
-            post_commithook_properties=_HOOKS,
-        )
+        else:
+            self._begin(path, schema, identity)
 
     def append(self, path: str, rows: pa.Table) -> None:
         """Add rows."""
-        write_deltalake(self._open(path), rows, mode="append", post_commithook_properties=_HOOKS)
+        write_deltalake(self._writable(path), rows, mode="append", post_commithook_properties=_HOOKS)
 
     def merge(self, path: str, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> None:
         """Replace or insert rows and delete keys, in one commit. Keys are not null and distinct over both."""
@@ -131,7 +234,7 @@ class Lakehouse:
         gone = pa.array([False] * upserts.num_rows + [True] * deletes.num_rows, pa.bool_())
         rows = rows.append_column("_tidegate_gone", gone)
         values = {_quoted(name): f"s.{_quoted(name)}" for name in upserts.column_names}
-        merger = self._open(path).merge(
+        merger = self._writable(path).merge(
             rows,
             " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
             source_alias="s",
@@ -146,7 +249,7 @@ class Lakehouse:
     def add_null_columns(self, path: str, schema: pa.Schema) -> None:
         """Append the columns of `schema` that are missing, null in all rows, without touching data files."""
         write_deltalake(
-            self._open(path),
+            self._writable(path),
             schema.empty_table(),
             mode="append",
             schema_mode="merge",
@@ -182,7 +285,7 @@ class Lakehouse:
         self.create(target, schema)
         for name in _files(held):
             _link(self.root / source / name, self.root / target / name)
-        table = self._open(target)
+        table = self._writable(target)
         actions = _add_actions(held)
         table.create_write_transaction(
             actions, mode="append", schema=schema, post_commithook_properties=_HOOKS
@@ -190,7 +293,7 @@ class Lakehouse:
 
     def restore(self, path: str, version: int) -> bool:
         """Undo everything after `version`; False when there is nothing to undo."""
-        table = self._open(path)
+        table = self._writable(path)
         if table.version() == version:
             return False
         newest = table.history(1)[0]
@@ -216,7 +319,7 @@ class Lakehouse:
 
     def compact(self, path: str) -> bool:
         """Merge small data files when there are more than `COMPACT_FILES`; the rows stay the same."""
-        table = self._open(path)
+        table = self._writable(path)
         if len(_files(table)) <= COMPACT_FILES:
             return False
         table.optimize.compact(post_commithook_properties=_HOOKS)
@@ -224,7 +327,7 @@ class Lakehouse:
 
     def vacuum(self, path: str, retention_hours: int, keep_versions: list[int]) -> int:
         """Delete files that no version within the retention and none of `keep_versions` needs."""
-        deleted = self._open(path).vacuum(
+        deleted = self._writable(path).vacuum(
             retention_hours=retention_hours,
             dry_run=False,
             enforce_retention_duration=False,
@@ -232,49 +335,88 @@ class Lakehouse:
         )
         return len(deleted)
 
-    def publish(self, rows: Sequence[SnapshotRow], metadata: Mapping[str, str]) -> None:
-        """Name a snapshot: the commit point. `metadata` travels in the same commit."""
-        if not self.exists(SNAPSHOTS):
-            self.create(SNAPSHOTS, SNAPSHOT_SCHEMA)
+    def trim_log(self, path: str, needed: int) -> int:
+        """Remove the part of a slot's log that no version from `needed` on is read from; how many files.
+
+        Delta's own cleanup goes by age and would make named versions unreadable whenever they grow older than
+        its period: by a longer retention, or because the consumer stood still.
+        """
+        folder = self.root / path / "_delta_log"
+        found = sorted(
+            (int(name.group(1)), file)
+            for file in folder.iterdir()
+            if (name := _LOG_FILE.fullmatch(file.name)) is not None
+        )
+        bases = [at for at, file in found if at <= needed and file.name == f"{at:020d}.checkpoint.parquet"]
+        before = time.time() - LOG_GRACE_S
+        old = [file for at, file in found if bases and at < bases[-1] and file.stat().st_mtime < before]
+        if old:
+            self._writable(path)  # raises unless it is ours
+        for file in old:
+            file.unlink(missing_ok=True)
+        return len(old)
+
+    # --- snapshots
+
+    def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
+        """Name a snapshot: the commit point. `position` travels in the same commit."""
+        self._identity()
         write_deltalake(
-            self._open(SNAPSHOTS),
-            _snapshot_table(rows),
+            self._writable(SNAPSHOTS),
+            _snapshot_table(ts, rows, position),
             mode="append",
-            commit_properties=CommitProperties(custom_metadata=dict(metadata)),
             post_commithook_properties=_HOOKS,
         )
 
-    def republish(self, ts: int, rows: Sequence[SnapshotRow], metadata: Mapping[str, str]) -> None:
+    def republish(self, ts: int, rows: Sequence[SnapshotRow]) -> None:
         """Put `rows` in the place of those that name the snapshot at `ts`, in one commit."""
         write_deltalake(
-            self._open(SNAPSHOTS),
-            _snapshot_table(rows),
+            self._writable(SNAPSHOTS),
+            _snapshot_table(ts, rows, self.position()),
             mode="overwrite",
             predicate=f"ts = {ts}",
-            commit_properties=CommitProperties(custom_metadata=dict(metadata)),
             post_commithook_properties=_HOOKS,
         )
 
-    def metadata(self, key: str) -> str | None:
-        """The newest value that `publish` or `trim` committed under `key`; None for a fresh target."""
+    def position(self) -> str | None:
+        """What `publish` committed with the newest snapshot; None for a fresh target.
+
+        Fatal when there was one and it is gone: then the target only looks new.
+        """
         if not self.exists(SNAPSHOTS):
             return None
-        for commit in self._open(SNAPSHOTS).history(HISTORY_LIMIT):
-            if key in commit:
-                return str(commit[key])
+        rows = self.dataset(SNAPSHOTS).to_table(
+            columns=["ts", "position"], filter=pc.field("position").is_valid()
+        )
+        if rows.num_rows:
+            newest = pc.index(rows["ts"], pc.max(rows["ts"])).as_py()
+            return str(rows["position"][newest])
+        if self.version(SNAPSHOTS):
+            raise Fatal(
+                "the target's position is gone",
+                where=f"{self.root / SNAPSHOTS}",
+                why="the table has had commits and holds no row with a position: somebody removed them",
+                fix="restore an older version of that table, or start a new target directory",
+            )
         return None
 
-    def snapshot_rows(self, ts: int | None = None) -> list[SnapshotRow]:
-        """The rows of the newest snapshot with ts <= `ts` (None: the newest of all)."""
+    def snapshot_ts(self, at: int | None = None) -> int | None:
+        """The ts of the newest snapshot with ts <= `at` (None: the newest of all)."""
         if not self.exists(SNAPSHOTS):
+            return None
+        wanted = None if at is None else pc.field("ts") <= at
+        found: int | None = pc.max(
+            self.dataset(SNAPSHOTS).to_table(columns=["ts"], filter=wanted)["ts"]
+        ).as_py()
+        return found
+
+    def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
+        """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
+        ts = self.snapshot_ts(at)
+        if ts is None:
             return []
-        rows = self.read(SNAPSHOTS)
-        if ts is not None:
-            rows = rows.filter(pc.less_equal(rows["ts"], ts))
-        if rows.num_rows == 0:
-            return []
-        newest = pc.max(rows["ts"]).as_py()
-        found = rows.filter(pc.equal(rows["ts"], newest)).to_pylist()
+        wanted = (pc.field("ts") == ts) & pc.field("path").is_valid()
+        found = self.dataset(SNAPSHOTS).to_table(filter=wanted).to_pylist()
         return [
             SnapshotRow(
                 row["ts"], row["schema_name"], row["table_name"], row["table_id"], row["path"], row["version"]
@@ -282,40 +424,55 @@ class Lakehouse:
             for row in found
         ]
 
-    def trim_snapshots(self, below_ts: int, metadata: Mapping[str, str]) -> None:
-        """Forget snapshots with ts < below_ts and compact the table of snapshots; `metadata` is repeated."""
-        table = self._open(SNAPSHOTS)
-        properties = CommitProperties(custom_metadata=dict(metadata))
-        table.delete(f"ts < {below_ts}", commit_properties=properties, post_commithook_properties=_HOOKS)
-        table.optimize.compact(commit_properties=properties, post_commithook_properties=_HOOKS)
+    def trim_snapshots(self, below_ts: int) -> None:
+        """Forget snapshots with ts < below_ts, the newest excepted, and compact the table of snapshots."""
+        newest = self.snapshot_ts()
+        if newest is None:
+            return
+        table = self._writable(SNAPSHOTS)
+        table.delete(f"ts < {min(below_ts, newest)}", post_commithook_properties=_HOOKS)
+        table.optimize.compact(post_commithook_properties=_HOOKS)
 
     def named_versions(self) -> dict[str, list[int]]:
         """Every path and the versions of it that some snapshot names."""
-        rows = self.read(SNAPSHOTS, columns=["path", "version"]).to_pylist() if self.exists(SNAPSHOTS) else []
+        if not self.exists(SNAPSHOTS):
+            return {}
+        rows = self.dataset(SNAPSHOTS).to_table(
+            columns=["path", "version"], filter=pc.field("path").is_valid()
+        )
         found: dict[str, list[int]] = {}
-        for row in rows:
+        for row in rows.to_pylist():
             found.setdefault(row["path"], []).append(row["version"])
         return found
 
-    def discard(self, path: str) -> None:
-        """Remove a slot with its files: only for slots that no snapshot names."""
-        self._discard(path)
+    def discard(self, path: str) -> bool:
+        """Remove a slot with its files: only for slots that no snapshot names. False when it is not ours."""
+        if self._mark_of(path) != self._identity():
+            return False
+        trash = self.root / TRASH
+        trash.mkdir(parents=True, exist_ok=True)
+        (self.root / path).rename(trash / uuid.uuid4().hex)
+        self.empty_trash()
+        return True
+
+    def empty_trash(self) -> None:
+        """Remove the files of discarded slots, those of a killed writer too."""
+        shutil.rmtree(self.root / TRASH, ignore_errors=True)
 
     def slots(self) -> list[str]:
-        """All slots on disk."""
+        """All Delta tables where slots may be, other people's included; links are never followed."""
         if not self.root.is_dir():
             return []
         return sorted(
-            f"{table.parent.name}/{table.name}"
-            for schema in self.root.iterdir()
-            if schema.is_dir() and not schema.name.startswith((".", "_"))
-            for table in schema.iterdir()
-            if table.is_dir()
+            f"{schema.name}/{table.name}"
+            for schema in _folders(self.root)
+            for table in _folders(schema)
+            if (table / "_delta_log").is_dir()
         )
 
     def _overwrite(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         reader = pa.RecordBatchReader.from_batches(schema, batches)
-        table = self._open(path)
+        table = self._writable(path)
         write_deltalake(
             table,
             reader,
@@ -325,9 +482,6 @@ class Lakehouse:
             post_commithook_properties=_HOOKS,
         )
         self._open(path).alter.set_table_properties(_configuration(schema), post_commithook_properties=_HOOKS)
-
-    def _discard(self, path: str) -> None:
-        shutil.rmtree(self.root / path, ignore_errors=True)
 
     def _uri(self, path: str) -> str:
         return str(self.root / path)
@@ -352,21 +506,36 @@ class Lakehouse:
             ) from error
 
 
-def _snapshot_table(rows: Sequence[SnapshotRow]) -> pa.Table:
-    columns = [
-        pa.array([row.ts for row in rows], pa.int64()),
-        pa.array([row.schema for row in rows], pa.string()),
-        pa.array([row.table for row in rows], pa.string()),
-        pa.array([row.table_id for row in rows], pa.int64()),
-        pa.array([row.path for row in rows], pa.string()),
-        pa.array([row.version for row in rows], pa.int64()),
+def _snapshot_table(ts: int, rows: Sequence[SnapshotRow], position: str | None) -> pa.Table:
+    columns: list[list[Any]] = [
+        [*(row.ts for row in rows), ts],
+        [*(row.schema for row in rows), None],
+        [*(row.table for row in rows), None],
+        [*(row.table_id for row in rows), None],
+        [*(row.path for row in rows), None],
+        [*(row.version for row in rows), None],
+        [*(None for _ in rows), position],
     ]
     return pa.table(columns, schema=SNAPSHOT_SCHEMA)
 
 
+def _folders(parent: Path) -> list[Path]:
+    """The directories in a directory that may be a schema or a table: not links, not ours by name."""
+    try:
+        found = list(parent.iterdir())
+    except OSError:
+        return []  # somebody else's that we may not read
+    return [e for e in found if not e.name.startswith((".", "_")) and not e.is_symlink() and e.is_dir()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
 def _configuration(schema: pa.Schema) -> dict[str, str]:
     safe = [f.name for f in schema if f.type in _STATS_SAFE and _PLAIN_NAME.fullmatch(f.name)]
-    settings = {"delta.logRetentionDuration": "interval 2 days", "delta.dataSkippingNumIndexedCols": "0"}
+    settings = {"delta.enableExpiredLogCleanup": "false", "delta.dataSkippingNumIndexedCols": "0"}
     return settings | ({"delta.dataSkippingStatsColumns": ",".join(safe)} if safe else {})
 
 

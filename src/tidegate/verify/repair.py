@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.consumer.apply import target_lock
-from tidegate.consumer.position import METADATA_KEY
 from tidegate.consumer.snapshots import TableSnapshot
 from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse import Lakehouse
@@ -105,8 +104,7 @@ def apply(root: Path, ts: int, table: TableSnapshot, shape: Shape, found: Sequen
             lake.append(mine[0].path, _rows(put, shape.schema))
         version = lake.version(mine[0].path)
         rows = [replace(row, version=version) if row == mine[0] else row for row in named]
-        text = lake.metadata(METADATA_KEY)
-        lake.republish(ts, rows, {} if text is None else {METADATA_KEY: text})
+        lake.republish(ts, rows)
 
 
 def _keys(shape: Shape) -> pa.Schema:
