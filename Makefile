@@ -41,8 +41,8 @@ chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos 
 isolation: setup ## histories of concurrent transactions, checked for snapshot isolation: make isolation SEEDS=20000
 	@$(PY) -m pytest -s tests/tikv/test_isolation.py --isolation-seeds $(or $(SEEDS),20000) --timeout 86400 $(PYTEST_ARGS)
 
-bench: setup ## the figures of the README, measured on this machine
-	@$(PY) -m benchmarks.run
+bench: setup ## the figures of the README, measured on this machine; BENCH_ARGS=--smoke only tries that it runs
+	@$(PY) -m benchmarks.run $(BENCH_ARGS)
 
 lock: ## resolve pyproject.toml anew into the lock files
 	@tools/lock

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.stage_clock import WRITE_S, StageClock
 
 from tidegate import log
-from tidegate.eventstore import kernels, segment, store
+from tidegate.eventstore import kernels, segment, span_store, store
 from tidegate.puller import block_matcher
 from tidegate.puller.block_matcher import BlockMatcher
 from tidegate.server.puller_process import run
@@ -33,7 +33,7 @@ def install(clock: StageClock) -> None:
     clock.wrap(kernels, "order_rows", "sort")
     clock.wrap(kernels, "take", "sort")
     clock.wrap(segment, "write", "write")
-    clock.wrap(store, "write_manifest", "write")
+    clock.wrap(span_store, "write_manifest", "write")
     clock.wrap(store, "write_frontier", "write")
 
 

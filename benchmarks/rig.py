@@ -16,7 +16,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,13 +46,25 @@ WARM_ROWS: Final = 1_000
 READY_S: Final = 120.0
 
 
-def eventually(what: str, check: Callable[[], Any], patience_s: float, pause_s: float = 0.02) -> Any:
-    """The first true result of `check`; TimeoutError naming `what` when there is none in time."""
+def eventually(
+    what: str,
+    check: Callable[[], Any],
+    patience_s: float,
+    pause_s: float = 0.02,
+    *,
+    children: Iterable[Child] = (),
+) -> Any:
+    """The first true result of `check`; TimeoutError naming `what` when there is none in time.
+
+    Raises ChildError, with its last lines, as soon as one of `children` has ended: nothing will come then.
+    """
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         found = check()
         if found:
             return found
+        for child in children:
+            child.check()
         time.sleep(pause_s)
     raise TimeoutError(f"within {patience_s:.0f} s not seen: {what}")
 
@@ -72,9 +84,12 @@ class ControlStandIn:
         threading.Thread(target=self._accept, name="stand-in", daemon=True).start()
 
     def send(self, role: str, message: dict[str, Any]) -> None:
-        """To a process that has introduced itself; waits for it."""
-        eventually(f"the {role} process", lambda: role in self._peers, READY_S)
+        """To a process that has introduced itself."""
         self._peers[role].sendall(frame(message))
+
+    def knows(self, role: str) -> bool:
+        """Whether a process has introduced itself."""
+        return role in self._peers
 
     def delivered(self) -> dict[str, int]:
         """Rows, messages, bytes and batches reported so far. Raises RuntimeError when a process failed."""
@@ -166,9 +181,9 @@ class Rig:
         self._python("puller", puller)
         self._watch(keys.ddl_span())
         ddl = span_id(keys.ddl_span())
-        eventually("the DDL span resolved", lambda: self._frontier().get(ddl, 0) > self.start_ts, READY_S)
+        self._seen("the DDL span resolved", lambda: self._frontier().get(ddl, 0) > self.start_ts)
         self._python("pipeline", [*pipeline, spec])
-        eventually("the pipeline's query", self._pipeline_runs, READY_S)
+        self._seen("the pipeline's query", self._pipeline_runs)
         self._warm_up()
         self.ledger = Ledger([self.children["puller"].pid, self.children["pipeline"].pid])
 
@@ -214,8 +229,10 @@ class Rig:
         ready = child.wait_line(lambda line: "pd" in line, READY_S)
         self.pd_address, self._span = ready["pd"], keys.record_span(ready["table_id"])
 
+    def _seen(self, what: str, check: Callable[[], Any]) -> None:
+        eventually(what, check, READY_S, children=self.children.values())
+
     def _pipeline_runs(self) -> bool:
-        self.children["pipeline"].check()
         self.control.delivered()
         return self.control.started
 
@@ -224,6 +241,7 @@ class Rig:
 
     def _watch(self, span: Span) -> None:
         bounds = {"start": span.start.hex(), "end": span.end.hex()}
+        self._seen("the puller process", lambda: self.control.knows("puller"))
         self.control.send("puller", {"type": "watch", **bounds, "start_ts": self.start_ts})
 
     def _store_warm_up(self) -> None:
