@@ -89,3 +89,50 @@ def test_damaged_messages_decode_alike(data: st.DataObject, name: str) -> None:
         damaged[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
         batch[hit] = (key, bytes(damaged))
     same(OPTIONS[name], batch)
+
+
+def _framed(key: bytes, value: bytes) -> tuple[bytes, bytes]:
+    size = len(key).to_bytes(8, "big")
+    return (1).to_bytes(8, "big") + size + key, len(value).to_bytes(8, "big") + value
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "why"),
+    [
+        (
+            "open",
+            _framed(
+                b'{"ts":7,"scm":"s","tbl":"t","t":1,"ohk":true}', b'{"u":{"a":{"t":3,"h":true,"f":2,"v":1}}}'
+            ),
+            "only its key is",
+        ),
+        (
+            "open",
+            _framed(
+                b'{"ts":7,"scm":"s","tbl":"t","t":1,"ohk":true,"ohk":false,"ccl":"s3://b/x?secret=1/u.json"}',
+                b'{"u":{"a":{"t":3,"h":true,"f":2,"v":1}}}',
+            ),
+            "in the claim-check storage as u.json",
+        ),
+        (
+            "canal extended",
+            (
+                None,
+                b'{"database":"s","table":"t","pkNames":["a"],"isDdl":false,"type":"INSERT","es":1,"ts":1,"sql":"",'
+                b'"sqlType":{"a":4},"mysqlType":{"a":"int"},"old":null,"data":[{"a":"1"}],'
+                b'"_tidb":{"commitTs":7,"onlyHandleKey":true}}',
+            ),
+            "only its key is",
+        ),
+    ],
+)
+def test_a_row_that_was_too_large_for_the_topic_is_named_with_its_ts(
+    options: str, message: tuple[bytes | None, bytes], why: str
+) -> None:
+    for decoded in both(OPTIONS[options], [message]):
+        (bad,) = decoded.bad
+        assert bad.reduced_ts == 7
+        assert "s.t" in bad.why
+        assert why in bad.why
+        assert "secret" not in bad.why
+        assert decoded.rows == []

@@ -8,7 +8,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from tidegate.consumer.convert import Losses, TargetColumn, target_type, to_target
+from tidegate.consumer.convert import Losses, TargetColumn, target_type, to_target, unknown_members
 from tidegate.errors import Undecodable
 
 U64 = pa.decimal128(20, 0)
@@ -60,3 +60,19 @@ def test_what_does_not_fit_names_the_column() -> None:
         to_target(pa.array(["x"]), TargetColumn("c", 246, pa.decimal128(10, 2)), "UTC", Losses())
     with pytest.raises(Undecodable, match="not known"):
         target_type(255, unsigned=False, binary=False, flen=-1, decimal=-1)
+
+
+def test_numbers_without_an_element_never_pass_the_converter() -> None:
+    for kind, number in ((247, 3), (248, 4)):
+        column = TargetColumn("c", kind, pa.string(), ("a", "b"))
+        wire = pa.array([1, None, number], pa.uint64())
+        found = unknown_members(wire, column)
+        assert found is not None
+        assert found.to_pylist() == [False, False, True]
+        assert unknown_members(wire.slice(0, 2), column) is None
+        with pytest.raises(Undecodable, match="column c"):
+            to_target(wire, column, "UTC", Losses())
+    assert (
+        unknown_members(pa.array([2**64 - 1], pa.uint64()), TargetColumn("c", 248, pa.string(), ("x",) * 64))
+        is None
+    )

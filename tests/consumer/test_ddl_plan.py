@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
 from tidegate.codec.base import DdlMessage, WireColumn
-from tidegate.consumer.ddl_plan import Create, Drop, Nothing, Rename, plan_without_header, regrown
+from tidegate.consumer.ddl_plan import (
+    Create,
+    Drop,
+    Nothing,
+    Refuse,
+    Rename,
+    plan_without_header,
+    regrown,
+    without_comments,
+)
 from tidegate.consumer.definition import from_json, guess
 
 COLUMNS = (
@@ -31,10 +42,31 @@ def message(query: str) -> DdlMessage:
         ("alter table t rename column a to b", Nothing),
         ("alter table t add column c int", Nothing),
         ("create database q", Nothing),
+        ("/* nightly */ truncate table t", Create),
+        ("-- nightly\nTRUNCATE /* all */ TABLE t", Create),
+        ("# nightly\n/*!40101 truncate table t */", Create),
+        ("/*T![auto_rand] */ drop table `s`.`t`", Drop),
+        ("/* x */ rename table s.t to u -- and more", Rename),
+        ("create table `/* truncate */` (a int comment '-- drop table t')", Nothing),
+        ("-- x\nalter table t /* y */ truncate partition p", Refuse),
     ],
 )
 def test_recognised_by_text(query: str, step: type) -> None:
     assert [type(found) for found in plan_without_header(message(query), [HELD])] == [step]
+
+
+@pytest.mark.parametrize(
+    ("action", "step"), [(11, Create), (4, Drop), (20, Refuse), (23, Refuse), (42, Refuse), (25, Refuse)]
+)
+def test_the_action_counts_where_the_protocol_sends_it(action: int, step: type) -> None:
+    told = replace(message("something that no pattern knows"), action=action)
+    assert [type(found) for found in plan_without_header(told, [HELD])] == [step]
+
+
+def test_comments_are_taken_out_of_statements_and_not_of_texts() -> None:
+    text = "'/* e */' `#f` \"-- g\""
+    assert without_comments(f"a/* b */c -- d\n{text} # h").split() == ["a", "c", *text.split()]
+    assert without_comments("x /*!50100 y */ /*T![z] w */ /*+ hint */ v").split() == ["x", "y", "w", "v"]
 
 
 def test_a_rename_goes_where_the_text_says() -> None:

@@ -18,19 +18,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark.sql import SparkSession
 
 from tests.consumer.logs import BANK, differences, snapshots
 from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.topics import events_of, messages_of, publish
 from tests.fixtures.kafka import Broker
+from tidegate.codec.base import BadMessage
 from tidegate.codec.registry import codec_options
+from tidegate.consumer.checks import check_complete, check_retained
 from tidegate.consumer.job import Listener, Progress, Settings, run
-from tidegate.consumer.source import Offsets, Topic, check_retained
+from tidegate.consumer.source import Fetched, Offsets, Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.model.message import Message
 from tidegate.sink import quarantine
+from tidegate.sink.lakehouse import Lakehouse
 
 pytestmark = pytest.mark.integration
 SRC = Path(__file__).parents[2] / "src"
@@ -187,6 +191,8 @@ def test_an_undecodable_message_is_set_aside_with_its_place_and_the_rest_goes_on
     target, line = tmp_path / "target", snapshots()[LINE]
     heard = ended(spark, bank_source, target, line.ts)
     assert differences(target, line) == {}
+    assert heard.end is not None
+    assert heard.end.quarantined == 1
     (warning,) = heard.warnings
     (bad,) = quarantine.read(target / "_tidegate" / "quarantine.jsonl")
     assert (bad["key"], bad["value"]) == (b"\x00key", b"\x00not open protocol")
@@ -379,3 +385,68 @@ def test_messages_deleted_before_they_were_read_stop_it() -> None:
         check_retained(topic, {0: 5}, {0: 6})
     assert "partition 0: needed 5, oldest 6" in caught.value.where
     assert "retention" in caught.value.why
+
+
+def test_a_row_that_is_not_on_the_topic_stops_it_only_when_it_is_wanted() -> None:
+    topic = Topic("kafka://127.0.0.1:1/t?protocol=open-protocol")
+    fetched = [Fetched(1, 9, bad=(BadMessage(7, b"k", b"v", "too large", reduced_ts=500),))]
+    check_complete(topic, [Fetched(1, 9, bad=(BadMessage(7, b"k", b"v", "damaged"),))], None)
+    check_complete(topic, fetched, until=499)
+    with pytest.raises(Fatal, match="not on the topic") as caught:
+        check_complete(topic, fetched, None)
+    assert "partition 1, offset 7, commit ts 500" in caught.value.where
+    assert "large-message-handle-option=none" in caught.value.fix
+
+
+def stopped_by(spark: SparkSession, source: str, target: Path, change: Callable[[], object]) -> TidegateError:
+    """What ends a consumer whose topic changes right after it has begun."""
+    with pytest.raises(TidegateError) as caught:
+        run(Settings(source, target), lambda: False, Listener(ready=lambda _: change()), spark)
+    return caught.value
+
+
+def test_what_happens_to_the_topic_while_it_is_read_stops_it_with_the_reason(
+    kafka: str,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tidegate.consumer.job.GIVE_UP_S", 1.0)
+    admin, topic, messages = AdminClient({"bootstrap.servers": kafka}), new_topic(3), bank_messages()
+    publish(kafka, topic, messages)
+    source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
+
+    def delete_rows() -> None:
+        where = TopicPartition(topic, 1, 5)
+        admin.delete_records([where])[where].result(PATIENCE_S)
+
+    error = stopped_by(spark, source, tmp_path / "deleted", delete_rows)
+    assert isinstance(error, Fatal)
+    assert "no longer holds messages that the target needs" in error.what
+    assert "partition 1: needed 0, oldest 5" in error.where
+    assert "retention" in error.why
+
+    topic = new_topic(3)
+    publish(kafka, topic, messages)
+    source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
+
+    def add_partition() -> None:
+        admin.create_partitions([NewPartitions(topic, 4)])[topic].result(PATIENCE_S)
+
+    error = stopped_by(spark, source, tmp_path / "added", add_partition)
+    assert isinstance(error, Fatal)
+    assert "has 4 partitions, the target was filled from 3" in error.what
+    assert Lakehouse(tmp_path / "added").snapshot_ts() is None, (
+        "no snapshot may lack the new partition's rows"
+    )
+
+    key = b'{"ts":%d,"scm":"s","tbl":"t","t":1,"ohk":true}' % (snapshots()[LINE].ts + 1)
+    value = b'{"u":{"a":{"t":3,"h":true,"f":2,"v":1}}}'
+    frame = len(key).to_bytes(8, "big") + key, len(value).to_bytes(8, "big") + value
+    publish(kafka, topic, [(0, Message((1).to_bytes(8, "big") + frame[0], frame[1]))])
+    heard = ended(spark, source, tmp_path / "reduced", None)
+    assert isinstance(heard.error, Fatal)
+    assert "a row is not on the topic" in heard.error.what
+    assert "a row of s.t was too large for a message" in heard.error.why
+    assert not (tmp_path / "reduced/_tidegate/quarantine.jsonl").exists()

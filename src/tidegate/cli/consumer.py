@@ -173,7 +173,18 @@ def status(progress: Progress, now_ms: int) -> str:
 
 def _counts(progress: Progress) -> str:
     text = f"{progress.rows:,} row changes and {progress.ddls:,} DDLs in {progress.snapshots:,} snapshots"
-    return text + (f", {progress.quarantined:,} messages set aside" if progress.quarantined else "")
+    return ", ".join([text, *(f"{count:,} {what}" for count, what in _inexact(progress) if count)])
+
+
+def _inexact(progress: Progress) -> list[tuple[int, str]]:
+    """Counts of what is not, or may not be, as it is at the source."""
+    return [
+        (progress.quarantined, "messages or rows set aside"),
+        (progress.bad_dates, "dates of no calendar made NULL"),
+        (progress.bad_texts, "texts that are not UTF-8"),
+        (progress.missing_deletes, "deletes that found no row"),
+        (progress.guessed, "tables guessed from their rows"),
+    ]
 
 
 def _moment(ts: int) -> str:

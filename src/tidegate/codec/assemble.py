@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.codec.base import DDL_HEADER, BinaryColumn, DecodedTable, Headers, WireColumn
+from tidegate.codec.base import DDL_HEADER, BadMessage, BinaryColumn, DecodedTable, Headers, WireColumn
 from tidegate.model.slots import DELETE, INSERT
 
 BINARY_FLAG: Final = 1
@@ -30,6 +30,24 @@ _I64, _U64 = pa.int64(), pa.uint64()
 
 class DecodeError(Exception):
     """The message is not what its protocol says; the text tells why. Never leaves the codec."""
+
+
+class ReducedError(DecodeError):
+    """The message is sound and says that its row is not on the topic."""
+
+    def __init__(self, table: str, ts: int, claim: str) -> None:
+        """`claim`: where the row lies instead; empty when nowhere (handle key only)."""
+        # Of the place only its last part: it may be a URI with credentials.
+        how = (
+            f"it is in the claim-check storage as {claim.rpartition('/')[2]}" if claim else "only its key is"
+        )
+        super().__init__(f"a row of {table} was too large for a message: {how}")
+        self.ts = ts
+
+
+def bad_message(offset: int, key: bytes | None, value: bytes | None, error: Exception) -> BadMessage:
+    """A message that brought no row, for the reason in `error`."""
+    return BadMessage(offset, key, value, str(error), error.ts if isinstance(error, ReducedError) else None)
 
 
 class RowKey(NamedTuple):

@@ -139,7 +139,7 @@ class DdlMessage:
     ts: int
     query: str
     action: int | None
-    """TiDB's action code; canal-json does not send it."""
+    """TiDB's action code; of canal-json only where its `type` tells it, else None."""
     schema: str
     table: str
     header: bytes | None
@@ -154,6 +154,9 @@ class BadMessage:
     key: bytes | None
     value: bytes | None
     why: str
+    reduced_ts: int | None = None
+    """The commit ts of a row that the producer left out of the topic because it was too large (handle key
+    only, or claim check). The message is sound; what it stands for is not here."""
 
 
 @dataclass(frozen=True, slots=True)

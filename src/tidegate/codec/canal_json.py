@@ -19,9 +19,11 @@ from tidegate.codec.assemble import (
     HANDLE_KEY_FLAG,
     DecodeError,
     Group,
+    ReducedError,
     RowKey,
     assemble,
     at,
+    bad_message,
     count,
     header_of,
     integer,
@@ -31,7 +33,6 @@ from tidegate.codec.assemble import (
 )
 from tidegate.codec.base import (
     RECORD_OVERHEAD,
-    BadMessage,
     BinaryColumn,
     CodecOptions,
     DdlMessage,
@@ -66,6 +67,8 @@ _DDL_TYPE: Final = (
     | dict.fromkeys((8, 10, 33), "DINDEX")
     | dict.fromkeys((5, 6, 12, 13, 15, 17, 18, 19, 20, 22, 23, 37, 38, 41, 61, 64, 71, 72), "ALTER")
 )
+_ACTION_OF_TYPE: Final = {"ERASE": 4, "TRUNCATE": 11}
+"""The types that stand for one action only."""
 _OPERATION: Final = {"INSERT": INSERT, "UPDATE": UPDATE, "DELETE": DELETE}
 WATERMARK: Final = "TIDB_WATERMARK"
 
@@ -216,7 +219,7 @@ class CanalJsonDecoder:
             try:
                 self._message(value, header_of(headers, i), offset, decoded, groups)
             except (DecodeError, ValueError) as error:
-                decoded.bad.append(BadMessage(offset, key, value, str(error)))
+                decoded.bad.append(bad_message(offset, key, value, error))
         decoded.rows.extend(assemble(groups))
         return decoded
 
@@ -240,12 +243,12 @@ class CanalJsonDecoder:
         ts = integer(extension, "commitTs") if "commitTs" in extension else _milliseconds(body)
         if member(body, "isDdl", bool):
             schema, table = member(body, "database", str, ""), member(body, "table", str, "")
-            decoded.ddls.append(DdlMessage(ts, member(body, "sql", str), None, schema, table, header, offset))
+            query, action = member(body, "sql", str), _ACTION_OF_TYPE.get(kind)
+            decoded.ddls.append(DdlMessage(ts, query, action, schema, table, header, offset))
             return
         if extension.get("onlyHandleKey") or extension.get("claimCheckLocation"):
-            raise DecodeError(
-                "a reduced large message (handle key only or claim check), which is not supported"
-            )
+            name = f"{member(body, 'database', str, '')}.{member(body, 'table', str, '')}"
+            raise ReducedError(name, ts, member(extension, "claimCheckLocation", str, ""))
         row_key, row = _row(body, kind, ts, offset)
         groups.setdefault(row_key, Group()).append(row)
 

@@ -29,9 +29,11 @@ from tidegate.codec.assemble import (
     UNSIGNED_FLAG,
     DecodeError,
     Group,
+    ReducedError,
     RowKey,
     assemble,
     at,
+    bad_message,
     count,
     header_of,
     integer,
@@ -41,7 +43,6 @@ from tidegate.codec.assemble import (
 )
 from tidegate.codec.base import (
     RECORD_OVERHEAD,
-    BadMessage,
     BinaryColumn,
     CodecOptions,
     DdlMessage,
@@ -201,7 +202,7 @@ class OpenProtocolDecoder:
             try:
                 self._message(key, value, header_of(headers, i), offset, decoded, groups)
             except (DecodeError, ValueError) as error:
-                decoded.bad.append(BadMessage(offset, key, value, str(error)))
+                decoded.bad.append(bad_message(offset, key, value, error))
         decoded.rows.extend(assemble(groups))
         return decoded
 
@@ -281,7 +282,8 @@ def _ddl(meta: dict[str, Any], ts: int, text: bytes, header: bytes | None, offse
 
 def _row(meta: dict[str, Any], ts: int, text: bytes, offset: int, seq: int) -> tuple[RowKey, tuple[Any, ...]]:
     if meta.get("ohk") or meta.get("ccl"):
-        raise DecodeError("a reduced large message (handle key only or claim check), which is not supported")
+        name = f"{member(meta, 'scm', str, '')}.{member(meta, 'tbl', str, '')}"
+        raise ReducedError(name, ts, member(meta, "ccl", str, ""))
     body = _object(text, "value")
     new, before, deleted = (_cells(body, name) for name in ("u", "p", "d"))
     if deleted:

@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +34,7 @@ from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.assembler import Piece
-from tidegate.consumer.changes import staged_changes
+from tidegate.consumer.changes import BadRow, staged_changes
 from tidegate.consumer.convert import Losses, to_target
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import ROWID, Definition
@@ -41,10 +43,13 @@ from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
 from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import Position
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.sink import quarantine
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
+from tidegate.sink.quarantine import Quarantine
 
 WRITERS: Final = 2
 INTENTS: Final = "_tidegate/ddl.jsonl"
+QUARANTINE: Final = "_tidegate/quarantine.jsonl"
 DEFINITIONS: Final = "_tidegate/definitions"
 Name = tuple[str, str]
 
@@ -104,6 +109,8 @@ class Stats:
     ddls: int = 0
     missing_deletes: int = 0
     """Rows of tables without a key that were to be deleted and not found."""
+    bad_rows: int = 0
+    """Rows put into quarantine: they hold what their table's definition does not know."""
     losses: Losses = field(default_factory=Losses)
     guessed: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -118,6 +125,9 @@ class Applier:
         self.tables: dict[Name, Table] = {}
         self._time_zone, self._trust = time_zone, trust_inserts
         self._journal = DdlJournal(root / INTENTS)
+        self._quarantine = Quarantine(root / QUARANTINE)
+        self._known_bad = {row_place(entry) for entry in quarantine.read(root / QUARANTINE)}
+        self._aside_lock = threading.Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="delta")
 
     def close(self) -> None:
@@ -168,7 +178,8 @@ class Applier:
 
     def _apply_table(self, name: Name, pieces: Sequence[Piece]) -> None:
         table = self._table_for(name, pieces)
-        changes = staged_changes(pieces, table.definition, self._time_zone, self.stats.losses)
+        aside = partial(self._set_aside, name)
+        changes = staged_changes(pieces, table.definition, self._time_zone, self.stats.losses, aside)
         if len(changes) == 0:
             return
         if table.definition.keys:
@@ -178,6 +189,27 @@ class Applier:
         table.version = self.lake.version(table.path)
         self.stats.rows += len(changes)
         self.stats.commits += 1
+
+    def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
+        """Put rows into quarantine, each once however often it is read."""
+        with self._aside_lock:
+            fresh = [row for row in rows if (row.partition, row.offset, row.seq) not in self._known_bad]
+            self._quarantine.append(
+                {
+                    "where": {
+                        "table": f"{name[0]}.{name[1]}",
+                        "partition": row.partition,
+                        "offset": row.offset,
+                        "seq": row.seq,
+                        "commit_ts": row.commit_ts,
+                    },
+                    "why": row.why,
+                    "row": row.values,
+                }
+                for row in fresh
+            )
+            self._known_bad |= {(row.partition, row.offset, row.seq) for row in fresh}
+            self.stats.bad_rows += len(fresh)
 
     def _apply_keyed(self, table: Table, changes: Changes) -> None:
         effect = net_effect(changes, table.definition.keys)
@@ -424,6 +456,12 @@ class Applier:
         ]
         self.lake.publish(position.ts, rows, position.to_json())
         self.stats.snapshots += 1
+
+
+def row_place(entry: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Partition, offset and number within the message of what a quarantine entry holds; -1: all of it."""
+    where = entry["where"]
+    return where["partition"], where["offset"], where.get("seq", -1)
 
 
 REPEAT: Final = (

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,20 +11,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.consumer.assembler import Piece
-from tidegate.consumer.convert import Losses, TargetColumn, to_target
+from tidegate.consumer.convert import Losses, TargetColumn, to_target, unknown_members
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
-from tidegate.consumer.source import read_staged
+from tidegate.consumer.source import META, read_staged
 
 
-def staged_changes(pieces: Sequence[Piece], known: Definition, time_zone: str, losses: Losses) -> Changes:
-    """The rows of the pieces in the target's types."""
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row change that holds what the table's definition does not know."""
+
+    partition: int
+    offset: int
+    seq: int
+    commit_ts: int
+    why: str
+    values: dict[str, Any]
+    """As they came: `n.NAME` of the after image, `o.NAME` of the before image."""
+
+
+def staged_changes(
+    pieces: Sequence[Piece],
+    known: Definition,
+    time_zone: str,
+    losses: Losses,
+    aside: Callable[[Sequence[BadRow]], None],
+) -> Changes:
+    """The rows of the pieces in the target's types, without those that `aside` is given."""
     meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
     new, old = [], []
     keys = known.keys or tuple(column.name for column in known.columns)
     fields = {column.name: column for column in known.columns}
     for piece in pieces:
         batch = _within(read_staged(piece.segment), piece)
+        batch, bad = _sound(batch, known, piece.segment.partition)
+        if bad:
+            aside(bad)
         if batch.num_rows == 0:
             continue
         values = [
@@ -60,6 +83,29 @@ def _within(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
     ts = batch.column("_commit_ts")
     after, upto = pa.scalar(piece.after, pa.uint64()), pa.scalar(piece.upto, pa.uint64())
     return batch.filter(pc.and_(pc.greater(ts, after), pc.less_equal(ts, upto)))
+
+
+def _sound(batch: pa.RecordBatch, known: Definition, partition: int) -> tuple[pa.RecordBatch, list[BadRow]]:
+    """The rows without those that hold an unknown element of an enum or set."""
+    whys: dict[int, str] = {}
+    for name in batch.schema.names:
+        column = known.column(name[2:]) if name.startswith(("n.", "o.")) else None
+        unknown = unknown_members(batch.column(name), column) if column is not None else None
+        if column is None or unknown is None:
+            continue
+        for at in np.flatnonzero(unknown.to_numpy(zero_copy_only=False)).tolist():
+            number = batch.column(name)[at].as_py()
+            whys[at] = f"column {column.name}: number {number}, and it has {len(column.elems)} elements"
+    if not whys:
+        return batch, []
+    places = sorted(whys)
+    bad = []
+    for at, row in zip(places, batch.take(pa.array(places, pa.int64())).to_pylist(), strict=True):
+        values = {name: value for name, value in row.items() if name not in META}
+        bad.append(BadRow(partition, row["_offset"], row["_seq"], row["_commit_ts"], whys[at], values))
+    keep = np.ones(batch.num_rows, bool)
+    keep[places] = False
+    return batch.filter(pa.array(keep)), bad
 
 
 def _image(

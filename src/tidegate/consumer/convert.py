@@ -86,6 +86,18 @@ def target_type(mysql_type: int, *, unsigned: bool, binary: bool, flen: int, dec
     )
 
 
+def unknown_members(wire: pa.Array, column: TargetColumn) -> pa.Array | None:
+    """True for the values that stand for elements which an enum or set does not have; None when none does."""
+    if column.mysql_type not in (ENUM, SET) or not column.elems or not pa.types.is_integer(wire.type):
+        return None
+    count = len(column.elems)
+    if column.mysql_type == SET and count >= 64:
+        return None
+    most = count if column.mysql_type == ENUM else (1 << count) - 1
+    found = pc.fill_null(pc.greater(wire, pa.scalar(most, wire.type)), False)
+    return found if pc.any(found).as_py() else None
+
+
 @dataclass(slots=True)
 class Losses:
     """Values that the target's types cannot hold."""
@@ -99,7 +111,7 @@ def to_target(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Loss
     """A decoded column in the type of its target; Undecodable when a value does not fit at all."""
     try:
         return _converted(wire, column, time_zone, losses)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError, IndexError) as error:
         raise Undecodable(
             "a column's values do not fit the target's type",
             where=f"column {column.name}: {wire.type} to {column.type}",
@@ -132,6 +144,8 @@ def _names(wire: pa.Array, column: TargetColumn) -> pa.Array:
     elems = column.elems
 
     def members(mask: int) -> str:
+        if mask >> len(elems):
+            raise ValueError(f"set {mask} has more members than there are elements")
         return ",".join(name for bit, name in enumerate(elems) if mask >> bit & 1)
 
     return _by_distinct(wire, members, pa.string())

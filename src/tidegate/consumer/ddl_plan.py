@@ -330,6 +330,16 @@ _RENAME: Final = re.compile(
 )
 
 
+DROP_TABLE: Final = 4
+TRUNCATE_TABLE: Final = 11
+_MOVES_BY_ACTION: Final = {
+    DROP_PARTITION: "DROP PARTITION removes rows",
+    TRUNCATE_PARTITION: "TRUNCATE PARTITION removes rows",
+    EXCHANGE: "EXCHANGE PARTITION moves rows",
+    RECOVER_TABLE: "RECOVER TABLE brings rows back",
+    62: "FLASHBACK CLUSTER changes rows",
+    63: "FLASHBACK DATABASE brings rows back",
+}
 _MOVES_ROWS: Final = {
     re.compile(rf"\s*{statement}", re.IGNORECASE | re.DOTALL): what
     for statement, what in (
@@ -346,26 +356,41 @@ _MOVES_ROWS: Final = {
 def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> list[Step]:
     """The steps of a DDL known only by its SQL text; columns are learnt from the rows that follow.
 
-    Recognised: drop schema, drop, truncate and rename table; refused: what moves rows. An added column's
-    default for older rows is not in any message: it stays null there.
+    Recognised: drop schema, drop, truncate and rename table; refused: what moves rows. The message's action
+    counts where the protocol sends it, else the text without its comments. An added column's default for
+    older rows is not in any message: it stays null there.
     """
     known = {(table.schema, table.table): table for table in tables}
-    name = (message.schema, message.table)
-    moves = next((what for statement, what in _MOVES_ROWS.items() if statement.match(message.query)), None)
+    name, text, action = (message.schema, message.table), without_comments(message.query), message.action
+    moves = _MOVES_BY_ACTION.get(action) if action is not None else None
+    moves = moves or next((what for statement, what in _MOVES_ROWS.items() if statement.match(text)), None)
     if moves is not None:
         return [Refuse(f"{moves} without row events, and the message has no header that tells of the table")]
-    if (schema := _DROP_SCHEMA.match(message.query)) is not None:
+    if (schema := _DROP_SCHEMA.match(text)) is not None:
         dropped = _unquoted(schema.group(1), schema.group(2))
         return [Drop(*held) for held in known if held[0] == dropped] or [
             Nothing("the schema has no tables here")
         ]
-    if (renamed := _RENAME.match(message.query)) is not None:
+    if (renamed := _RENAME.match(text)) is not None:
         return _renamed_by_text(message, renamed, known)
-    if _DROP_TABLE.match(message.query):
+    if action == DROP_TABLE or _DROP_TABLE.match(text):
         return [Drop(*name)] if name in known else [Nothing("not here")]
-    if _TRUNCATE.match(message.query) and name in known:
+    if (action == TRUNCATE_TABLE or _TRUNCATE.match(text)) and name in known:
         return [Create(replace(known[name], version=message.ts))]
     return [Nothing("no header: columns are learnt from the rows that follow")]
+
+
+_COMMENTS: Final = re.compile(
+    r"""('(?:[^'\\]|\\.|'')*'|"(?:[^"\\]|\\.|"")*"|`(?:[^`]|``)*`)"""
+    r"|/\*(?:!\d*|T!(?:\[[^\]]*\])?)(.*?)\*/|/\*.*?\*/|(?:--(?=\s|$)|\#)[^\n]*",
+    re.DOTALL,
+)
+"""Quoted text (group 1), comments that TiDB executes (group 2: their content), and plain comments."""
+
+
+def without_comments(query: str) -> str:
+    """A statement with a space for each comment, and without the marks of comments that TiDB executes."""
+    return _COMMENTS.sub(lambda found: found.group(1) or f" {found.group(2) or ''} ", query).strip()
 
 
 def _unquoted(quoted: str | None, plain: str | None) -> str:

@@ -35,12 +35,19 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidegate.codec.base import CANAL_JSON
-from tidegate.consumer.apply import Applier, target_lock
+from tidegate.consumer.apply import QUARANTINE, Applier, row_place, target_lock
+from tidegate.consumer.checks import (
+    check_complete,
+    check_partitions,
+    check_retained,
+    check_same,
+    check_whole,
+)
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.flow import Flow
 from tidegate.consumer.maintenance import Upkeep, tidy
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, Offsets, Range, Topic, check_retained, fetch
+from tidegate.consumer.source import Fetched, Offsets, Range, Topic, fetch
 from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError, Undecodable
@@ -64,6 +71,8 @@ GIVE_UP_S: Final = 15.0
 """How long an error that is not Retryable is given to pass before it ends the run."""
 START_S: Final = 30.0
 """How long the broker is asked at the start before the error goes to the user."""
+GUESSES_SHOWN: Final = 5
+"""How many guessed tables a commit names; the others are counted."""
 STAGING_PREFIX: Final = "run-"
 JVM_LOG: Final = "_tidegate/spark.log"
 """Below the target: what the JVM and its workers print."""
@@ -105,6 +114,15 @@ class Progress:
     snapshots: int
     ddls: int
     quarantined: int
+    """Messages and rows set aside, those of earlier runs included."""
+    bad_dates: int
+    """Values of this run that are NULL at the target: zero dates, and days of no calendar."""
+    bad_texts: int
+    """Texts of this run that are not UTF-8."""
+    missing_deletes: int
+    """Rows of tables without a key that were to be deleted in this run and not found."""
+    guessed: int
+    """Tables whose columns are guessed from their rows: the topic has no header for them."""
     trouble: str
     """Why nothing moves, in words; empty when nothing is known to be wrong."""
 
@@ -130,6 +148,9 @@ class News:
     ends: Mapping[int, int]
     """Where each partition that was asked for ended when the round began."""
     fetched: list[Fetched]
+    partitions: list[int] = field(default_factory=list)
+    """All partitions to read, as the broker had them *after* the fetch: what was written to a new one before
+    a watermark that came with this round is not missed. Empty when nothing was fetched."""
 
 
 def run(
@@ -164,10 +185,12 @@ class Consumer:
         self._stop, self._listener = stop, listener
         self._applier = Applier(settings.target, settings.time_zone, settings.trust_inserts)
         self._offsets = Offsets(topic)
-        file = settings.target / "_tidegate" / "quarantine.jsonl"
-        self._quarantine, self._known_bad, self._bad_file = Quarantine(file), _known_bad(file), file
+        file = settings.target / QUARANTINE
+        self._quarantine, self._bad_file = Quarantine(file), file
+        self._known_bad = {row_place(entry) for entry in quarantine.read(file)}
         self._trouble, self._failures, self._failing_since = "", 0, 0.0
-        self._told_bad = self._told_failure = False
+        self._told_bad = self._told_bad_row = self._told_failure = False
+        self._told_guesses: set[str] = set()
         self._doubtful_since: float | None = None
         self._reported_at = math.inf  # nothing to report before the position is known
         position = self._start()
@@ -195,6 +218,7 @@ class Consumer:
                     if self._due():
                         self._applied_at = time.monotonic()
                         self._committer.commit(self._applied_at)
+                        self._tell_what_is_inexact()
                         self._tidy()
                     elif news is not None and not news.fetched:
                         time.sleep(POLL_S)
@@ -219,7 +243,11 @@ class Consumer:
             rows=stats.rows,
             snapshots=stats.snapshots,
             ddls=stats.ddls,
-            quarantined=len(self._known_bad),
+            quarantined=len(self._known_bad) + stats.bad_rows,
+            bad_dates=stats.losses.bad_dates,
+            bad_texts=stats.losses.bad_texts,
+            missing_deletes=stats.missing_deletes,
+            guessed=sum(1 for table in self._applier.tables.values() if table.definition.guessed),
             trouble=self._trouble or signs,
         )
 
@@ -239,7 +267,7 @@ class Consumer:
             return Position(
                 0, self._topic.name, self._topic.options.protocol, self._settings.mode.value, begin
             )
-        _check_same(held, self._topic, partitions, self._settings)
+        check_same(held, self._topic, partitions, self._settings.target, self._settings.until)
         check_retained(self._topic, {p: held.partitions[p].offset for p in partitions}, first)
         return held
 
@@ -269,7 +297,7 @@ class Consumer:
     def _fetch(self, spark: SparkSession, wanted: Mapping[int, int]) -> News:
         """One Spark job: every partition with news, one task each. Runs beside the writing driver."""
         ends = self._offsets.ends(list(wanted))
-        _check_whole(self._topic, wanted, ends)
+        check_whole(self._topic, wanted, ends)
         ranges = [Range(p, start, ends[p]) for p, start in wanted.items() if start < ends[p]]
         if not ranges:
             return News(ends, [])
@@ -278,7 +306,10 @@ class Consumer:
         def task(wanted: Range) -> Fetched:
             return fetch(topic, wanted, staging)
 
-        return News(ends, list(spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect()))
+        fetched = list(spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect())
+        if any(part.trouble for part in fetched):
+            check_retained(topic, wanted, self._offsets.first(list(wanted)))
+        return News(ends, fetched, self._offsets.partitions())
 
     def _arrived(self, coming: Future[News]) -> News | None:
         """What the round brought; None when it failed, after a pause, or when it is time to stop."""
@@ -340,6 +371,11 @@ class Consumer:
 
     def _take(self, news: News) -> None:
         now = time.monotonic()
+        if news.partitions:
+            check_partitions(
+                list(self._flow.next_offsets()), self._topic, news.partitions, self._settings.target
+            )
+        check_complete(self._topic, news.fetched, self._settings.until)
         at_end = [p for p, end in news.ends.items() if self._reached(p, news) >= end]
         self._suspicion.saw(news.fetched, at_end, now)
         signs = self._suspicion.news(now)
@@ -358,8 +394,12 @@ class Consumer:
 
     def _set_aside(self, part: Fetched) -> None:
         """Keep messages that nobody can decode, with their bytes and where they stood."""
-        bad = [message for message in part.bad if (part.partition, message.offset) not in self._known_bad]
-        self._known_bad |= {(part.partition, message.offset) for message in bad}
+        bad = [
+            message
+            for message in part.bad
+            if message.reduced_ts is None and (part.partition, message.offset, -1) not in self._known_bad
+        ]
+        self._known_bad |= {(part.partition, message.offset, -1) for message in bad}
         where = {"topic": self._topic.name, "partition": part.partition}
         self._quarantine.append(
             {
@@ -381,6 +421,26 @@ class Consumer:
                 )
             )
 
+    def _tell_what_is_inexact(self) -> None:
+        """Say what newly differs from the source, each kind once; `progress` counts it."""
+        stats = self._applier.stats
+        if stats.bad_rows and not self._told_bad_row:
+            self._told_bad_row = True
+            self._listener.warn(
+                Undecodable(
+                    "a row holds an enum or set element that its table does not have, and is set aside",
+                    where=f"topic {self._topic.name}",
+                    why="the target keeps what it held under that key before, if anything",
+                    fix=f"the row and its place, and those of any further one, are in {self._bad_file}",
+                )
+            )
+        fresh = [name for name in stats.guessed if name not in self._told_guesses]
+        self._told_guesses.update(fresh)
+        for name in fresh[:GUESSES_SHOWN]:
+            self._listener.note(f"table {name} is guessed from its rows: {'; '.join(stats.guessed[name])}")
+        if len(fresh) > GUESSES_SHOWN:
+            self._listener.note(f"and {len(fresh) - GUESSES_SHOWN} more tables are guessed from their rows")
+
     def _due(self) -> bool:
         now, flow, settings = time.monotonic(), self._flow, self._settings
         if settings.mode is Mode.ROW and flow.align is None and self._committer.age(now) > settings.align_s:
@@ -399,11 +459,6 @@ class Consumer:
             self._tidied_at = time.monotonic()
 
 
-def _known_bad(file: Path) -> set[tuple[int, int]]:
-    """(partition, offset) of what earlier runs have put into quarantine: read again, not written again."""
-    return {(entry["where"]["partition"], entry["where"]["offset"]) for entry in quarantine.read(file)}
-
-
 def _translated(error: Exception, target: Path) -> TidegateError:
     """Spark's and the JVM's errors as one of ours."""
     if isinstance(error, TidegateError):
@@ -415,44 +470,6 @@ def _translated(error: Exception, target: Path) -> TidegateError:
         why=f"{type(error).__name__}: {' '.join(lines[:3])[:500]}",
         fix="start the consumer again: it goes on where the target stands",
     )
-
-
-def _check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
-    """Fatal when a partition ends before what has been read of it."""
-    short = [p for p, offset in wanted.items() if ends[p] < offset]
-    if short:
-        raise Fatal(
-            "the topic ends before what the target has read of it",
-            where=f"topic {topic.name}, partition {short[0]}: read to {wanted[short[0]]}, "
-            f"it ends at {ends[short[0]]}",
-            why="the topic was deleted and created again, or its broker has lost data",
-            fix="start a new target directory from a new changefeed",
-        )
-
-
-def _check_same(held: Position, topic: Topic, partitions: list[int], settings: Settings) -> None:
-    if (held.topic, held.protocol) != (topic.name, topic.options.protocol):
-        raise InvalidInput(
-            "the target belongs to another topic",
-            where=str(settings.target),
-            why=f"it holds {held.topic} ({held.protocol}), asked for {topic.name} ({topic.options.protocol})",
-            fix="choose another directory for this topic",
-        )
-    if sorted(held.partitions) != partitions:
-        raise Fatal(
-            f"the topic has {len(partitions)} partitions, the target was filled from {len(held.partitions)}",
-            where=f"topic {topic.name}, target {settings.target}",
-            why="partitions were added, or the topic was deleted and created again",
-            fix=f"add partition-num={len(held.partitions)} to --source if the changefeed still writes only "
-            "those; else start a new target directory from a new changefeed",
-        )
-    if settings.until is not None and settings.until < held.ts:
-        raise InvalidInput(
-            "the target is already past --until",
-            where=str(settings.target),
-            why=f"its newest snapshot is at {held.ts}, --until is {settings.until}",
-            fix="read an older snapshot with open_snapshot(dir, at=TS), or use a new directory",
-        )
 
 
 @contextmanager

@@ -12,7 +12,7 @@ its task with what it has.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +36,7 @@ from tidegate.codec.base import (
 )
 from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri
 from tidegate.consumer.assembler import Segment
-from tidegate.errors import Fatal, InvalidInput, Retryable
+from tidegate.errors import InvalidInput, Retryable
 from tidegate.sink.kafka import client_settings, take
 
 MAX_BYTES: Final = 48 << 20
@@ -205,21 +205,6 @@ class Offsets:
             where=self._topic.uri.bootstrap,
             why=why,
             fix="check that the broker runs and that the address is right",
-        )
-
-
-def check_retained(topic: Topic, needed: Mapping[int, int], first: Mapping[int, int]) -> None:
-    """Fatal when the broker has deleted messages that the target still needs."""
-    lost = {p: (offset, first[p]) for p, offset in needed.items() if offset < first[p]}
-    if lost:
-        where = ", ".join(
-            f"partition {p}: needed {need}, oldest {oldest}" for p, (need, oldest) in lost.items()
-        )
-        raise Fatal(
-            "the topic no longer holds messages that the target needs",
-            where=f"topic {topic.name}; {where}",
-            why="the broker's retention deleted them",
-            fix="start a new target directory from a new changefeed, and raise the topic's retention",
         )
 
 

@@ -1,0 +1,96 @@
+"""What must hold between a topic and its target, or the target would silently lack rows. Pure.
+
+Each check raises an error that says what was found and what to do. They are made at the start, and again
+with every round of fetching, since a topic can change while it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tidegate.consumer.position import Position
+from tidegate.consumer.source import Fetched, Topic
+from tidegate.errors import Fatal, InvalidInput
+
+
+def check_same(
+    held: Position, topic: Topic, partitions: Sequence[int], target: Path, until: int | None
+) -> None:
+    """Raises unless this topic filled the target, with these partitions, and not past `until`."""
+    if (held.topic, held.protocol) != (topic.name, topic.options.protocol):
+        raise InvalidInput(
+            "the target belongs to another topic",
+            where=str(target),
+            why=f"it holds {held.topic} ({held.protocol}), asked for {topic.name} ({topic.options.protocol})",
+            fix="choose another directory for this topic",
+        )
+    check_partitions(list(held.partitions), topic, partitions, target)
+    if until is not None and until < held.ts:
+        raise InvalidInput(
+            "the target is already past --until",
+            where=str(target),
+            why=f"its newest snapshot is at {held.ts}, --until is {until}",
+            fix="read an older snapshot with open_snapshot(dir, at=TS), or use a new directory",
+        )
+
+
+def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int], target: Path) -> None:
+    """Fatal when the topic has other partitions than those that are read: rows in them would be missing."""
+    if sorted(held) == sorted(partitions):
+        return
+    raise Fatal(
+        f"the topic has {len(partitions)} partitions, the target was filled from {len(held)}",
+        where=f"topic {topic.name}, target {target}",
+        why="partitions were added, or the topic was deleted and created again",
+        fix=f"add partition-num={len(held)} to --source if the changefeed still writes only "
+        "those; else start a new target directory from a new changefeed",
+    )
+
+
+def check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
+    """Fatal when a partition ends before what has been read of it."""
+    short = [p for p, offset in wanted.items() if ends[p] < offset]
+    if short:
+        raise Fatal(
+            "the topic ends before what the target has read of it",
+            where=f"topic {topic.name}, partition {short[0]}: read to {wanted[short[0]]}, "
+            f"it ends at {ends[short[0]]}",
+            why="the topic was deleted and created again, or its broker has lost data",
+            fix="start a new target directory from a new changefeed",
+        )
+
+
+def check_retained(topic: Topic, needed: Mapping[int, int], first: Mapping[int, int]) -> None:
+    """Fatal when the broker has deleted messages that the target still needs.
+
+    At the start, and whenever a range cannot be read: retention may overtake a consumer that runs.
+    """
+    lost = {p: (offset, first[p]) for p, offset in needed.items() if offset < first[p]}
+    if lost:
+        where = ", ".join(
+            f"partition {p}: needed {need}, oldest {oldest}" for p, (need, oldest) in lost.items()
+        )
+        raise Fatal(
+            "the topic no longer holds messages that the target needs",
+            where=f"topic {topic.name}; {where}",
+            why="the broker's retention deleted them",
+            fix="start a new target directory from a new changefeed, and raise the topic's retention",
+        )
+
+
+def check_complete(topic: Topic, fetched: Iterable[Fetched], until: int | None) -> None:
+    """Fatal when a row up to `until` is not on the topic, because it was too large for a message."""
+    for part in fetched:
+        for message in part.bad:
+            if message.reduced_ts is None or (until is not None and message.reduced_ts > until):
+                continue
+            raise Fatal(
+                "a row is not on the topic",
+                where=f"topic {topic.name}, partition {part.partition}, offset {message.offset}, "
+                f"commit ts {message.reduced_ts}",
+                why=message.why,
+                fix="create a changefeed into a new topic with large-message-handle-option=none and a "
+                "max-message-bytes that takes its rows, or one whose [filter] rules leave the table out, "
+                "and read that one into a new target directory",
+            )

@@ -1,0 +1,36 @@
+"""What `tidegate consumer run` shows of itself, to people and to programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from tidegate.cli.consumer import _JsonLines, _Lines, status
+from tidegate.consumer.job import Progress
+
+QUIET = Progress(
+    ts=1 << 40, watermark=0, waiting_rows=0, rows=5, snapshots=1, ddls=0, quarantined=0, bad_dates=0,
+    bad_texts=0, missing_deletes=0, guessed=0, trouble="",
+)  # fmt: skip
+INEXACT = {
+    "quarantined": "7 messages or rows set aside",
+    "bad_dates": "7 dates of no calendar made NULL",
+    "bad_texts": "7 texts that are not UTF-8",
+    "missing_deletes": "7 deletes that found no row",
+    "guessed": "7 tables guessed from their rows",
+}
+
+
+@pytest.mark.parametrize("count", INEXACT)
+def test_what_is_not_as_at_the_source_is_shown_everywhere(
+    count: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = replace(QUIET, **{count: 7})  # type: ignore[arg-type]
+    assert INEXACT[count] in status(progress, 0)
+    assert INEXACT[count] not in status(QUIET, 0)
+    _Lines().stopped(progress)
+    assert INEXACT[count] in capsys.readouterr().out
+    _JsonLines().report(progress)
+    assert json.loads(capsys.readouterr().out)[count] == 7
