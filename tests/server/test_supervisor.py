@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tidegate.ipc import ControlClient
+from tidegate.server.processes import described
 from tidegate.server.supervisor import Connection, ControlSocket, Message, spawn
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -17,6 +18,16 @@ STUBBORN = [
     "import signal, subprocess, sys, time\n"
     "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+    "print(child.pid, flush=True)\n"
+    "time.sleep(600)\n",
+]
+
+
+CORRALLED = [
+    sys.executable,
+    "-c",
+    "import os, subprocess, sys, time\n"
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], process_group=0)\n"
     "print(child.pid, flush=True)\n"
     "time.sleep(600)\n",
 ]
@@ -50,6 +61,35 @@ def test_a_child_ends_on_request_and_says_how(tmp_path: Path) -> None:
         return await child.stop()
 
     assert asyncio.run(scenario()) == -signal.SIGTERM
+
+
+def test_what_a_child_started_ends_with_it_though_it_is_stopped_and_in_a_group_of_its_own(
+    tmp_path: Path,
+) -> None:
+    """As Spark's Python workers are: the daemon makes a group, and a stopped one sees nothing of the end."""
+
+    async def scenario() -> list[int]:
+        child = await spawn("corralled", CORRALLED, tmp_path / "log")
+        grandchild = int(await ready(tmp_path / "log"))
+        os.kill(grandchild, signal.SIGSTOP)
+        os.kill(child.pid, signal.SIGSTOP)
+        assert "stopped by a signal" in described(child.pid)
+        await child.stop(grace_s=0.2)
+        return [child.pid, grandchild]
+
+    assert not any(runs(pid) for pid in asyncio.run(scenario()))
+
+
+def test_what_a_dead_child_started_ends_when_it_is_stopped(tmp_path: Path) -> None:
+    async def scenario() -> int:
+        child = await spawn("corralled", CORRALLED, tmp_path / "log")
+        grandchild = int(await ready(tmp_path / "log"))
+        os.kill(child.pid, signal.SIGKILL)
+        await child.wait()
+        await child.stop()
+        return grandchild
+
+    assert not runs(asyncio.run(scenario()))
 
 
 def test_a_child_that_will_not_end_is_killed_with_its_children(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Child processes of a capture, and the Unix socket between them and the control process.
 
 A child dies with the control process: it is started through a launcher that sets the kernel's parent-death
-signal (SIGKILL) before it becomes the child. Each child leads a process group of its own, so that stopping
+signal (SIGKILL) before it becomes the child. Each child leads a session of its own, so that stopping
 it takes along what it has started. Supervisor and socket live in one asyncio loop; no method blocks.
 
     Children  ---- spawn, watch, stop
@@ -26,6 +26,7 @@ from typing import Any, Final
 from tidegate.errors import Fatal
 from tidegate.ipc import HEADER, MAX_FRAME, frame
 from tidegate.log import event
+from tidegate.server.processes import kill_session
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -62,18 +63,16 @@ class Child:
         return self._process.returncode is None
 
     async def stop(self, grace_s: float = GRACE_S) -> int:
-        """SIGTERM, after `grace_s` seconds SIGKILL, to the whole group; returns when it is gone."""
+        """SIGTERM to its group, after `grace_s` seconds SIGKILL to its session; returns when all are gone."""
         if self.alive and grace_s > 0:
-            self._signal(signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(grace_s):
                     await self._process.wait()
-        self._signal(signal.SIGKILL)
+        # Its leader may be gone and the rest not: a stopped process does not notice.
+        await kill_session(self.pid)
         return await self._process.wait()
-
-    def _signal(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
 
 
 async def spawn(

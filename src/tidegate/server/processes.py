@@ -1,0 +1,86 @@
+"""The processes of a session, as Linux shows them: which there are, which are stopped, and an end for all.
+
+A child is started as the leader of a session of its own (`supervisor.spawn`), and what it starts stays in
+that session, whatever process groups it makes. Spark's worker daemon makes one: a signal to the child's group
+does not reach the Python workers. Nor does a stopped process notice that its parent is gone; only SIGKILL
+ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tidegate.log import event
+
+LOG: Final = logging.getLogger(__name__)
+
+PROC: Final = Path("/proc")
+LOOK_AGAIN_S: Final = 0.02
+UNKILLABLE_S: Final = 5.0
+"""How long the end of killed processes is waited for: one in a call to a dead disk does not end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process."""
+
+    pid: int
+    name: str
+    """The name of its program, as the kernel has it: at most 15 characters."""
+    state: str
+    """A letter: R runs, S sleeps, D waits for a disk, T was stopped by a signal, t by a debugger."""
+
+
+def members(session: int) -> list[Member]:
+    """The processes of a session that have not ended."""
+    found = []
+    for entry in PROC.iterdir():
+        if entry.name.isdigit():
+            # It may end at any time between two looks.
+            with suppress(OSError):
+                name, state, of = _stat(entry)
+                if of == session and state not in "ZX":
+                    found.append(Member(int(entry.name), name, state))
+    return sorted(found, key=lambda one: one.pid)
+
+
+def _stat(entry: Path) -> tuple[str, str, int]:
+    """Name, state and session, by proc(5): `pid (name) state ppid pgrp session ...`."""
+    head, _, rest = (entry / "stat").read_text(errors="replace").rpartition(")")
+    fields = rest.split()
+    return head.partition("(")[2], fields[0], int(fields[3])
+
+
+def described(session: int) -> str:
+    """Why a session may stand still, for people: who of it is stopped, else all there are."""
+    there = members(session)
+    stopped = [f"{one.name} ({one.pid})" for one in there if one.state in "Tt"]
+    if stopped:
+        return f"stopped by a signal: {', '.join(stopped)}"
+    if not there:
+        return "none of its processes is left"
+    return "none is stopped: " + ", ".join(f"{one.name} ({one.pid}, {one.state})" for one in there)
+
+
+async def kill_session(session: int) -> None:
+    """SIGKILL to every process of a session, stopped ones too; returns when they are gone.
+
+    Looks again until none is left, since one may have forked just before. What does not end within
+    `UNKILLABLE_S` is left behind and logged.
+    """
+    until = asyncio.get_running_loop().time() + UNKILLABLE_S
+    while there := members(session):
+        for one in there:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(one.pid, signal.SIGKILL)
+        if asyncio.get_running_loop().time() > until:
+            event(LOG, logging.ERROR, "killed processes do not end", processes=described(session))
+            return
+        await asyncio.sleep(LOOK_AGAIN_S)
