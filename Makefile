@@ -35,6 +35,9 @@ fuzz: setup ## a million damaged rows through the decoders; each at the end of r
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
+hangs: setup ## every process stopped, one after another, with the default patience: 12 in all
+	@$(PY) -m pytest tests/integration/test_hangs.py --hangs 12 $(PYTEST_ARGS)
+
 chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20
 	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --chaos-seconds 6 $(PYTEST_ARGS)
 
@@ -51,4 +54,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills chaos isolation bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills hangs chaos isolation bench lock clean

@@ -19,6 +19,12 @@ pytest_plugins = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=6, help="processes the kill test kills (default 6)")
+    parser.addoption(
+        "--hangs",
+        type=int,
+        default=0,
+        help="processes the hang test stops, with the default patience (0: quick)",
+    )
     parser.addoption("--seeds", type=int, default=20, help="runs of the chaos test (default 20)")
     parser.addoption("--first-seed", type=int, default=1, help="the seed of its first run (default 1)")
     parser.addoption("--chaos-seconds", type=float, default=1.2, help="trouble in one run (default 1.2 s)")

@@ -57,10 +57,10 @@ class Cluster:
         child = self._start("upstream", [*command, "--pd", self.pd or "127.0.0.1:0", *options])
         self.pd = child.wait_line(lambda line: "pd" in line)["pd"]
 
-    def start_server(self) -> None:
+    def start_server(self, *options: str) -> None:
         """A capture; the same port after a restart."""
         command = tidegate("server", "--pd", self.pd, "--data-dir", self.folder / "capture", "--json")
-        child = self._start("server", [*command, "--addr", self.server or "127.0.0.1:0"])
+        child = self._start("server", [*command, "--addr", self.server or "127.0.0.1:0", *options])
         self.server = child.wait_line(lambda line: "addr" in line)["addr"]
 
     def start_consumer(self, *options: str) -> Child:

@@ -20,6 +20,7 @@ from tidegate.eventstore import outlook, reader
 from tidegate.ipc import ControlClient
 from tidegate.model.ddl import DdlEvent
 from tidegate.mounter.schema_store import SchemaStore
+from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.server.processor import FeedPlan
@@ -114,6 +115,7 @@ def main(out: Path, spec_path: Path) -> None:
     for line in mine:
         for name, ts in line.get("progress", {}).items():
             done[name] = max(ts, done.get(name, 0))
+    beats = Beats(FeedSpec.load(spec_path).beats_dir)
     control.send({"type": "started", "changefeed": feed, **grant, "spans": done})
     while True:
         frontier = outlook.read_frontier(store)
@@ -138,6 +140,7 @@ def main(out: Path, spec_path: Path) -> None:
             moved[name] = upto
         if moved:
             append(path, [*rows, {"progress": moved, "instance": spec["instance"]}])
+            beats.beat()
             done |= moved
             control.send(
                 {

@@ -56,6 +56,7 @@ class Running:
         out: Path,
         open_sink: OpenSink | None = None,
         clock: Clock | None = None,
+        puller_timeout_s: float = 60.0,
     ) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
@@ -65,6 +66,7 @@ class Running:
             pipeline_command=lambda spec: [sys.executable, str(STAND_IN), str(out), str(spec)],
             open_sink=open_sink or opener(out),
             clock=clock or SystemClock(),
+            puller_timeout_s=puller_timeout_s,
         )
         self.address = ""
         self._up = threading.Event()

@@ -59,7 +59,8 @@ def test_history_is_held_from_before_the_first_registration_until_it_is_delivere
     ours = service_id(running)
     try:
         start = pd.tso()
-        running.create("one", start_ts=start)
+        patient = {"ignore_ineligible_table": True, "tidegate": {"stall_timeout": "1h"}}
+        running.create("one", start_ts=start, replica_config=patient)
         assert watched.held() == {ours: start - 1}, (
             "the hold while it was created has given way to the lasting one"
         )

@@ -34,6 +34,12 @@ def server(
         str,
         typer.Option(help="Disk the event store may take, as 500MB, 20GiB; 0: no bound. Docs: trouble.md."),
     ] = "0",
+    puller_timeout: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Seconds without a word of the puller after which it is killed and started again."
+        ),
+    ] = 60.0,
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS) + ".")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
@@ -60,7 +66,9 @@ def server(
         print(error.render(), file=sys.stderr)
         raise typer.Exit(error.exit_code) from error
     try:
-        options = Options(pd=pd, data_dir=data_dir.absolute(), event_store_bytes=quota)
+        options = Options(
+            pd=pd, data_dir=data_dir.absolute(), event_store_bytes=quota, puller_timeout_s=puller_timeout
+        )
         failure = asyncio.run(_run(options, listener, as_json))
     except TidegateError as error:
         failure = error

@@ -79,6 +79,8 @@ def check(config: ReplicaConfig) -> None:
     _at_least("max-message-bytes", kafka.max_message_bytes, 1024)
     _at_least("max-batch-size", kafka.codec_config.max_batch_size, 1)
     _at_least("tidegate.slots", own.slots, 0)
+    _at_least("tidegate.stall-timeout", own.stall_timeout, 1)
+    _at_least("tidegate.start-timeout", own.start_timeout, 1)
     _at_least("tidegate.max-batch-bytes", own.max_batch_bytes, 1 << 16)
     _at_least("tidegate.load-rows-per-second", own.load_rows_per_second, 0)
     _at_least("tidegate.load-bytes-per-second", own.load_bytes_per_second, 0)
@@ -220,7 +222,7 @@ def _one_of(option: str, value: str, valid: Iterable[str]) -> None:
         )
 
 
-def _at_least(option: str, value: int, least: int) -> None:
+def _at_least(option: str, value: float, least: int) -> None:
     if value < least:
         raise InvalidInput(
             f"Option '{option}' must be at least {least}, not {value}.",

@@ -168,6 +168,10 @@ class TidegateConfig:
     """Seconds that delivered segments are kept for replay."""
     resolved_interval: float = setting(0.1, "duration")
     """Seconds between two Resolved messages at least."""
+    stall_timeout: float = setting(60.0, "duration")
+    """With work waiting, and nothing done for so long, the pipeline is killed and started again."""
+    start_timeout: float = setting(300.0, "duration")
+    """The same while it starts: Spark, its workers and compiled kernels take longer than a batch."""
     initial_load: bool = False
     """True: the feed begins with the rows, or keys, there are at its start-ts (docs/initial-load.md)."""
     load_rows_per_second: int = 0

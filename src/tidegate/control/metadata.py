@@ -175,6 +175,11 @@ class Grant:
         """The name of the file that tells this incarnation, and no other, what it is."""
         return f"spec-{self.incarnation}-{self.instance}.json"
 
+    @property
+    def work_folder(self) -> str:
+        """The name of the folder with what this incarnation's processes keep while they run."""
+        return f"spark-{self.incarnation}-{self.instance}"
+
     def to_bytes(self) -> bytes:
         """As stored."""
         return _bytes(

@@ -13,7 +13,7 @@ import json
 import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
 from tidegate.control.metadata import SELECT_VALUE, Grant, grant_key
@@ -23,6 +23,8 @@ from tidegate.sink.kafka import progress_topic, transactional_id
 GRANT_READ_S = 10.0
 LOAD_FILE = "load.json"
 """Beside the spec while the feed's initial load is not known to be durable."""
+BEATS: Final = "beats"
+"""Within the work folder of an incarnation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +90,13 @@ class FeedSpec:
     @property
     def work_dir(self) -> Path:
         """Spark's files of this incarnation."""
-        return self.feed_dir / f"spark-{self.incarnation}-{self.instance}"
+        grant = Grant(self.instance, self.token, self.incarnation, self.slots)
+        return self.feed_dir / grant.work_folder
 
     @property
     def beats_dir(self) -> Path:
         """Where the processes of this incarnation show that they get something done: `pipeline.beats`."""
-        return self.work_dir / "beats"
+        return self.work_dir / BEATS
 
     @property
     def progress_topic(self) -> str:

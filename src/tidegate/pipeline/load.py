@@ -11,15 +11,20 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from tidegate.control.load import Left, LoadPlan, LoadQueue, Pace
 from tidegate.ipc import ControlClient
 from tidegate.metrics import INTEGRITY_OUTCOMES
+from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
 from tidegate.pipeline.load_task import LoadReport, LoadTask, load
 from tidegate.sink.load_progress import read_load_progress
+
+PAUSE_S: Final = 1.0
+"""The longest wait for the pace without a sign of life."""
 
 
 class InitialLoad:
@@ -33,6 +38,7 @@ class InitialLoad:
         self._changed = threading.Condition()
         self._failed = False
         self._tasks = max(1, int(self._context.defaultParallelism))
+        self._beats = Beats(spec.beats_dir)
 
     def run(self) -> None:
         """Load what is not durable yet; all is on return. The slots must have been fenced before."""
@@ -70,7 +76,9 @@ class InitialLoad:
                 share = [] if wait else self._queue.take(self._tasks)
                 if share or not (wait or self._queue.busy):
                     return share
-                self._changed.wait(wait or None)
+                if wait and not self._queue.busy:
+                    self._beats.beat()  # a pause that was asked for is no silence
+                self._changed.wait(min(wait, PAUSE_S) if wait else None)
             return []
 
     def _run_task(self, share: list[Left]) -> list[LoadReport]:

@@ -35,11 +35,13 @@ from tidegate.control.metadata import (
     identity_key,
     owner_key,
 )
+from tidegate.control.watchdog import Hung, Watchdog
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Captured, Node
+from tidegate.server.processes import described
 from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_kafka_sink
 from tidegate.server.puller_process import store_dir
 from tidegate.server.reactor import Reactor
@@ -52,6 +54,10 @@ PD_WAITS_S: Final = (0.5, 1.0, 2.0, 5.0)
 """Pauses between the attempts at the start; the last one repeats."""
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
+PULLER_START_S: Final = 600.0
+"""Patience with a puller that has not said anything yet: it opens its store, and compiles kernels where there
+are none for this machine."""
+LOOK_S: Final = 0.5
 HEALTHY_S: Final = 30.0
 """A puller that lived so long starts again without waiting."""
 
@@ -71,6 +77,8 @@ class Options:
     """Where its API will be, for status."""
     event_store_bytes: int = 0
     """The event store's disk quota; 0: none."""
+    puller_timeout_s: float = 60.0
+    """A puller that follows spans and says nothing for so long is killed and started again."""
     pipeline_command: PipelineCommand = pipeline_command
     open_sink: OpenSink = open_kafka_sink
     clock: Clock = field(default_factory=SystemClock)
@@ -90,6 +98,8 @@ class Capture:
         self._stack = contextlib.AsyncExitStack()
         self._modes: dict[str, Captured] = {}
         self._pullers: dict[str, Child] = {}
+        self._said: dict[int, int] = {}
+        """How often each puller has reported, by its process id; it says hello before it opens its store."""
         self._keepers: list[asyncio.Task[None]] = []
         self._ready = False
 
@@ -204,12 +214,42 @@ class Capture:
             began = self.options.clock.monotonic()
             puller = await spawn(name, command, data / f"{name}.log")
             self._pullers[kv_mode] = puller
+            await self._watch_puller(kv_mode, puller)
             code = await puller.wait()
             event(LOG, logging.WARNING, "puller ended", kv_mode=kv_mode, exit_code=code)
             metrics.restarts.labels("puller").inc()
             healthy = self.options.clock.monotonic() - began > HEALTHY_S
             wait = RESTART_FIRST_S if healthy else min(RESTART_MAX_S, wait * 2)
             await asyncio.sleep(wait)
+
+    async def _watch_puller(self, kv_mode: str, puller: Child) -> None:
+        """Returns when the puller has ended; kills one that has spans to follow and says nothing."""
+        clock, watchdog = self.options.clock, Watchdog()
+        ended = asyncio.create_task(puller.wait())
+        try:
+            while not ended.done():
+                await asyncio.wait({ended}, timeout=LOOK_S)
+                said, spans = self._said.get(puller.pid, 0), len(self._modes[kv_mode].spans.held)
+                work = "its start" if not said else f"{spans} spans to follow" if spans else ""
+                patience = self.options.puller_timeout_s if said else PULLER_START_S
+                hung = watchdog.step(clock.monotonic(), work, said, patience)
+                if hung is not None and not ended.done():
+                    self._hear_puller_hung(hung, puller)
+                    await puller.stop(grace_s=0)
+        finally:
+            ended.cancel()
+            self._said.pop(puller.pid, None)
+
+    def _hear_puller_hung(self, hung: Hung, puller: Child) -> None:
+        error = Retryable(
+            f"The puller has said nothing for {hung.silent_s:.0f} s. It is killed and started again.",
+            where=f"waiting: {hung.work}",
+            why=f"its processes: {described(puller.pid)}",
+            fix="nothing, and nothing is lost; on a machine that is only too slow raise --puller-timeout",
+        )
+        event(LOG, logging.ERROR, "puller stands still", error=str(error))
+        now = self.options.clock.now_ms()
+        self.reactor.puller_error(FeedError(str(error), "CDC:ErrPullerHung", now, self.options.address))
 
     async def _end_pullers(self) -> None:
         for keeper in self._keepers:
@@ -234,6 +274,9 @@ class Capture:
 
     def _hear_puller(self, connection: Connection, message: Message) -> None:
         spans = self._captured(str(connection.hello.get("kv_mode", TABLE_MODE))).spans
+        if message["type"] in ("status", "error"):
+            pid = int(connection.hello.get("pid", 0))
+            self._said[pid] = self._said.get(pid, 0) + 1
         match message["type"]:
             case "hello":
                 spans.connect(connection)

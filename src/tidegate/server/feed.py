@@ -13,11 +13,11 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
 from typing import Any, Final
 
 from tidegate import metrics
-from tidegate.control.barrier import Barrier
+from tidegate.control.barrier import Barrier, SpanTask
 from tidegate.control.load import LoadPlan, LoadState
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Grant, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
@@ -30,12 +30,13 @@ from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import compose, physical_ms
 from tidegate.mounter.schema_image import Image
-from tidegate.pipeline.feed import LOAD_FILE
+from tidegate.pipeline.feed import BEATS, LOAD_FILE
 from tidegate.server import initial_load, processor
 from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
+from tidegate.server.feed_watch import LOOK_S, FeedWatch
 from tidegate.server.key_tracker import KeyTracker
 from tidegate.server.node import Node
-from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation
+from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation, SinkThread
 from tidegate.server.schema_tracker import DDL_SPAN, SNAPSHOT, SchemaTracker, save_catalogue, save_image
 from tidegate.server.totals import Totals
 from tidegate.sink.load_progress import load_key
@@ -51,6 +52,8 @@ SAVE_IDLE_S: Final = 600.0
 """And after so long without DDL: should files be lost, DDL is pulled anew from the saved catalogue on."""
 DROP_AFTER_S: Final = 60.0
 """Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
+PIPELINE_STARTS: Final = "pipeline process"
+"""What a feed waits for until its pipeline process says that it has started."""
 STOP_S: Final = 2.0
 """Grace for a pipeline process; it has nothing to save."""
 JOBS_S: Final = 2.0
@@ -80,6 +83,10 @@ class Feed(FeedLife):
         self._tracker: SchemaTracker | KeyTracker | None = None
         self._barrier: BarrierFile | None = None
         self._incarnation: Incarnation | None = None
+        self._sink_thread: SinkThread | None = None
+        self._watch: FeedWatch | None = None
+        self._undelivered: list[str] = []
+        """Spans with rows that the pipeline may deliver now."""
         self._grant: Grant | None = None
         self._failure: TidegateError | None = None
         self._reached = False
@@ -143,6 +150,7 @@ class Feed(FeedLife):
             await self._start_incarnation()
             while not self._reached:
                 self._tick()
+                self._look_out()
                 if self._failure is not None:
                     raise self._failure
                 await self._pause()
@@ -226,19 +234,72 @@ class Feed(FeedLife):
         self._barrier = BarrierFile(path, grant.token, self.info.target_ts, self._ddl_span_id)
         self._barrier.write(self.owner.barrier.bound, self.owner.spans)
         first = await asyncio.to_thread(self._definitions) if self.loading else []
+        own, beats = self.config.tidegate, self.plan.folder / grant.work_folder / BEATS
+        self._watch = FeedWatch(self.node.clock, beats, own.stall_timeout, own.start_timeout)
+        self._sink_thread = thread = SinkThread(self.id)
         self.waiting_for = "sink"
-        self._incarnation = await processor.start(
-            self.plan, grant, self.node.pipeline_command, self.node.open_sink, first
-        )
-        self.waiting_for = "pipeline process"
+        async with self._watched_start():
+            self._incarnation = await processor.start(
+                self.plan, grant, self.node.pipeline_command, self.node.open_sink, thread, first
+            )
+        self.waiting_for = PIPELINE_STARTS
         self._incarnation.ended.add_done_callback(self._on_exit)
         self.totals.starts += 1
+
+    @contextlib.asynccontextmanager
+    async def _watched_start(self) -> AsyncIterator[None]:
+        """Interrupts the start within when the sink stands still in it, and raises that."""
+        loop = asyncio.get_running_loop()
+
+        async def watch(limit: asyncio.Timeout) -> None:
+            while self._failure is None:
+                await asyncio.sleep(LOOK_S)
+                self._look_out()
+            limit.reschedule(loop.time())
+
+        try:
+            async with asyncio.timeout(None) as limit:
+                watching = asyncio.create_task(watch(limit))
+                try:
+                    yield
+                finally:
+                    watching.cancel()
+        except TimeoutError:
+            if self._failure is None:
+                raise
+            raise self._failure from None
+
+    def _look_out(self) -> None:
+        """Notice what stands still."""
+        watch, thread, incarnation = self._watch, self._sink_thread, self._incarnation
+        if watch is None or thread is None:
+            return
+        if incarnation is None:
+            hung = watch.look(str, 0, thread)
+        else:
+            hung = watch.look(self._work, incarnation.child.pid, thread)
+        if hung is not None:
+            metrics.restarts.labels("pipeline").inc()
+            self._fail(hung)
+
+    def _work(self) -> str:
+        """What the pipeline has to do now, in words; empty: nothing."""
+        if self.waiting_for == PIPELINE_STARTS:
+            return "its start"
+        if self.loading:
+            return "" if self.load.finished and self.load.ranges else self.waits_for()
+        owner, spans = self.owner, self._undelivered
+        if owner is None or not spans:
+            return ""
+        slowest = owner.spans[min(spans, key=owner.durable)]
+        return f"rows of {self._named(slowest)}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
 
     async def _end_incarnation(self) -> None:
         """Stop process and sink. A sink call that does not end is left behind: the next sink fences it."""
         if self.owner is not None:
             self.owner.sink_lost()
         incarnation, self._incarnation = self._incarnation, None
+        self._watch = self._sink_thread = None
         if self._jobs:
             _, late = await asyncio.wait(self._jobs, timeout=JOBS_S)
             for job in late:
@@ -271,6 +332,8 @@ class Feed(FeedLife):
         owner, grant, incarnation = self.owner, self._grant, self._incarnation
         if owner is None or grant is None or message.get("incarnation") != grant.incarnation:
             return
+        if self._watch is not None:
+            self._watch.heard()
         match message["type"]:
             case "started":
                 if incarnation is not None:
@@ -341,12 +404,16 @@ class Feed(FeedLife):
 
     def _advance_idle(self, owner: Owner, frontier: Mapping[str, int]) -> None:
         idle = []
+        undelivered = []
         for span, after, upto in owner.idle_ranges(frontier):
             manifest = self.node.manifest(self.captured.store, span)
             if manifest is None or manifest.dropped_to > after:
                 continue
-            if not outlook.pending(manifest, after, upto)[0]:
+            if outlook.pending(manifest, after, upto)[0]:
+                undelivered.append(span)
+            else:
                 idle.append((span, after, upto))
+        self._undelivered = undelivered
         if not idle:
             return
         # Once more: a span that was begun anew meanwhile has left the frontier before its rows were dropped.
@@ -499,8 +566,12 @@ class Feed(FeedLife):
             return f"DDL at {batch.finished_ts}: {batch.events[0].query[:80]}"
         if slowest is None or self.owner.durable(slowest.id) >= self.owner.barrier.bound:
             return "resolved ts of the DDL span"
-        name = self._tracker.name_of(slowest.physical_id) or f"table id {slowest.physical_id}"
-        return f"span {slowest.id} ({name})"
+        return self._named(slowest)
+
+    def _named(self, task: SpanTask) -> str:
+        """A span, with its table's name where that is known."""
+        name = self._tracker.name_of(task.physical_id) if self._tracker is not None else ""
+        return f"span {task.id} ({name or f'table id {task.physical_id}'})"
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""

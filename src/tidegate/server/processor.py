@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from tidegate.codec.kv_json import KvMarks
 from tidegate.codec.registry import codec_options, encoder
@@ -29,6 +29,8 @@ from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
 from tidegate.server.supervisor import Child, spawn
 from tidegate.sink.kafka import progress_topic, transactional_id
 from tidegate.sink.kafka_owner import OwnerSink
+
+T = TypeVar("T")
 
 CLOSE_S: Final = 2.0
 """How long the end of a sink's last call is waited for."""
@@ -110,12 +112,50 @@ class BarrierFile:
             self._written = text
 
 
+class SinkThread:
+    """The one thread that calls an incarnation's sink, in order; tells what it is at, and how far it got."""
+
+    def __init__(self, feed: FeedId) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{feed.name}")
+        self.at = ""
+        """What the call under way does, in words; empty: there is none."""
+        self.answers = 0
+        """How many messages and calls the sink has answered so far."""
+
+    def call(self, what: str, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Do it after all earlier calls."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, self._run, what, work)
+
+    def send(self, sink: FeedSink, events: Iterable[DdlEvent]) -> asyncio.Future[None]:
+        """Deliver in order those that the journal does not hold already."""
+
+        def work() -> None:
+            for event in events:
+                self.at = f"a DDL of ts {event.finished_ts}"
+                sink.send_ddl(event, _now_ms())
+                self.answers += 1
+
+        return self.call("DDL", work)
+
+    def end(self) -> None:
+        """Take no more calls. One that is under way may take its time, in a thread that nobody waits for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, what: str, work: Callable[[], T]) -> T:
+        self.at = what
+        try:
+            return work()
+        finally:
+            self.at = ""
+            self.answers += 1
+
+
 class Incarnation:
     """A running pipeline process and its owner's sink. Made by `start`, ended by `stop`, never reused."""
 
-    def __init__(self, grant: Grant, child: Child, sink: FeedSink, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, grant: Grant, child: Child, sink: FeedSink, thread: SinkThread) -> None:
         self.grant, self.child = grant, child
-        self._sink, self._pool = sink, pool
+        self._sink, self._thread = sink, thread
         self.ended = asyncio.create_task(child.wait())
 
     @property
@@ -125,15 +165,15 @@ class Incarnation:
 
     async def send_ddl(self, batch: DdlBatch) -> None:
         """Deliver a batch's events in order."""
-        await self._call(lambda: _send(self._sink, batch.events))
+        await self._thread.send(self._sink, batch.events)
 
     async def send_resolved(self, ts: int) -> None:
         """Broadcast a Resolved."""
-        await self._call(lambda: self._sink.send_resolved(ts, _now_ms()))
+        await self._thread.call(f"Resolved {ts}", lambda: self._sink.send_resolved(ts, _now_ms()))
 
     async def forget(self, spans: Iterable[str]) -> None:
         """Delete the progress of spans that have ended for good."""
-        await self._call(lambda: self._sink.forget(spans))
+        await self._thread.call("the end of spans", lambda: self._sink.forget(spans))
 
     async def stop(self, grace_s: float) -> None:
         """End the process, then the sink.
@@ -144,11 +184,8 @@ class Incarnation:
         await self.child.stop(grace_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await self._call(self._sink.close)
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    async def _call(self, work: Callable[[], None]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                await self._thread.call("the end", self._sink.close)
+        self._thread.end()
 
 
 def _now_ms() -> int:
@@ -219,25 +256,24 @@ async def start(
     grant: Grant,
     command: PipelineCommand,
     open_sink: OpenSink,
+    thread: SinkThread,
     first: Sequence[DdlEvent] = (),
 ) -> Incarnation:
     """Open the sink, send what is `first`, start the process; `barrier.json` and `schema.bin` must be there.
 
-    The grant must already be durable. Raises TidegateError when the sink cannot be opened.
+    The grant must already be durable. `thread` is new. Raises TidegateError when the sink cannot be opened.
     """
-    pool = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{plan.feed.name}")
-    loop = asyncio.get_running_loop()
-    opening = loop.run_in_executor(pool, open_sink, plan)
+    opening = thread.call("its opening", lambda: open_sink(plan))
     try:
         sink = await asyncio.shield(opening)
-        await loop.run_in_executor(pool, _send, sink, first)
+        await thread.send(sink, first)
         spec = await asyncio.to_thread(write_spec, plan, grant)
         child = await spawn("pipeline", command(spec), plan.folder / "log")
     except BaseException:
         opening.add_done_callback(_close_opened)
-        pool.shutdown(wait=False)
+        thread.end()
         raise
-    return Incarnation(grant, child, sink, pool)
+    return Incarnation(grant, child, sink, thread)
 
 
 def write_spec(plan: FeedPlan, grant: Grant) -> Path:
@@ -254,12 +290,6 @@ def write_spec(plan: FeedPlan, grant: Grant) -> Path:
                 earlier.unlink(missing_ok=True)
     replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
     return path
-
-
-def _send(sink: FeedSink, events: Iterable[DdlEvent]) -> None:
-    """Those that the journal does not hold already."""
-    for event in events:
-        sink.send_ddl(event, _now_ms())
 
 
 def _close_opened(opening: asyncio.Future[FeedSink]) -> None:

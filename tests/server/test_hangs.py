@@ -1,0 +1,127 @@
+"""What stands still with work to do is named, killed and started again: real processes that are stopped.
+
+The pipeline and the owner's sink are stand-ins; tests/integration/test_hangs.py stops the real ones.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.stand_in_pipeline import FileSink
+from tests.server.test_capture import Running, bank, check_order, wait_for, work
+from tests.server.test_supervisor import runs
+
+from tidegate.errors import Retryable
+from tidegate.kvclient.pd import PdClient
+from tidegate.server.processor import FeedPlan
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+__all__ = ["bank"]
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = {"ignore_ineligible_table": True, "tidegate": {"stall_timeout": "2s", "start_timeout": "10s"}}
+
+
+class BlockingSink(FileSink):
+    """A sink whose opening or sending does not return, while there is a file that says so."""
+
+    def __init__(self, path: Path, instance: str, released: threading.Event) -> None:
+        self._flags, self._released = path, released
+        self._block("opening")
+        super().__init__(path, instance)
+
+    def send_resolved(self, ts: int, build_ms: int = 0) -> None:
+        self._block("sending")
+        super().send_resolved(ts, build_ms)
+
+    def _block(self, what: str) -> None:
+        if self._flags.with_suffix(f".{what}").exists():
+            self._released.wait()
+            raise Retryable("Released, after its successor was opened.")
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def capture(upstream: EmbeddedUpstream, tmp_path: Path, released: threading.Event) -> Iterator[Running]:
+    def open_sink(plan: FeedPlan) -> FileSink:
+        return BlockingSink(tmp_path / "out" / f"{plan.uri.topic}.jsonl", plan.instance, released)
+
+    running = Running(
+        upstream.pd_addr, tmp_path / "capture", tmp_path / "out", open_sink=open_sink, puller_timeout_s=2.0
+    )
+    yield running
+    running.stop()
+
+
+def wait_error(capture: Running, code: str) -> Any:
+    """The error of a feed that shows `code`, and is a warning then."""
+
+    def shown() -> Any:
+        feed = capture.feed("one")
+        return feed["state"] == "warning" and feed["error"]["code"] == code and feed["error"]
+
+    return wait_for(shown, f"a warning {code}")
+
+
+def test_each_part_that_stands_still_is_named_and_the_feed_recovers_by_itself(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    start_ts, early_ddls = pd.tso(), bank.stats.ddls
+    assert capture.create("one", start_ts=start_ts, replica_config=SETTINGS)["http"] == 200
+
+    def recovers() -> None:
+        work(bank, 200)
+        capture.wait_checkpoint("one", pd.tso())
+        capture.wait_state("one", "normal")
+
+    recovers()
+    pipeline = capture.pipeline_pid("one")
+    os.kill(pipeline, signal.SIGSTOP)
+    work(bank, 200)
+    error = wait_error(capture, "CDC:ErrPipelineHung")
+    assert f"({pipeline})" in error["message"]
+    assert "bank." in error["message"]
+    recovers()
+    assert not runs(pipeline)
+
+    puller = capture.capture._pullers["tidb"].pid
+    os.kill(puller, signal.SIGSTOP)
+    work(bank, 200)
+    error = wait_error(capture, "CDC:ErrPullerHung")
+    assert f"({puller})" in error["message"]
+    recovers()
+    assert not runs(puller)
+
+    blocked = [capture.out / "one.opening", capture.out / "one.sending"]
+    for flag in blocked:
+        flag.touch()
+    error = wait_error(capture, "CDC:ErrSinkHung")
+    assert "Resolved" in error["message"]
+    # The next one stands still while it is opened.
+    wait_for(lambda: "its opening" in capture.feed("one")["error"]["message"], "the opening named")
+    for flag in blocked:
+        flag.unlink()
+    recovers()
+
+    end = pd.tso()
+    wait_for(lambda: max(x.get("resolved", 0) for x in capture.lines("one")) >= end, "Resolved")
+    rows, ddls = check_order(capture.lines("one"))
+    assert ddls == bank.stats.ddls - early_ddls
+    again = {"replica_config": SETTINGS, "start_ts": start_ts, "target_ts": end}
+    assert capture.create("two", **again)["http"] == 200
+    capture.wait_state("two", "finished")
+    assert check_order(capture.lines("two")) == (rows, ddls)
