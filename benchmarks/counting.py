@@ -7,7 +7,7 @@ it does with a block is `deliver`'s own code. CPU seconds per stage go to a file
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from benchmarks.stage_clock import StageClock
 
 from tidegate.eventstore import reader
 from tidegate.model.message import MessageBlock
-from tidegate.pipeline import deliver, stages
+from tidegate.pipeline import deliver, slots, stages
 from tidegate.pipeline.feed import FeedSpec
 
 PARTITIONS: Final = 3
@@ -27,10 +27,14 @@ CLOCK: Final = StageClock()
 class NoBroker:
     """A writer whose transactions end at once."""
 
-    def deliver(
-        self, topic: str, blocks: Iterable[MessageBlock], progress_topic: str, progress: Mapping[str, bytes]
-    ) -> None:
+    is_due = False
+    room = deliver.PIECE_BYTES * 64
+
+    def produce(self, topic: str, block: MessageBlock) -> None:
         """Take the messages and drop them."""
+
+    def commit(self, progress_topic: str, progress: Mapping[str, bytes]) -> None:
+        """Nothing waits."""
 
     @contextmanager
     def writer(self) -> Iterator[NoBroker]:
@@ -45,7 +49,7 @@ def install() -> None:
         modules: tuple[Any, Any] = (stages, reader)
         CLOCK.wrap_iterator(modules[1], "read", "read")
         CLOCK.wrap(modules[0], "mount", "mount")
-        CLOCK.wrap(modules[0], "split_block", "dispatch")
+        CLOCK.wrap(modules[0], "part_of", "dispatch")
         CLOCK.wrap(modules[0], "partition_block", "dispatch")
         CLOCK.wrap(modules[0], "encode_block", "encode")
 
@@ -68,8 +72,9 @@ def encode_and_count(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Itera
 def deliver_timed(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
     if not CLOCK.seconds:
-        writer: Any = deliver.SlotWriter
-        CLOCK.wrap(writer, "deliver", "send")
+        writer: Any = slots.SlotWriter
+        CLOCK.wrap(writer, "produce", "send")
+        CLOCK.wrap(writer, "commit", "send")
     install()
     found = deliver.deliver(spec_path, batches)
     end = object()

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.metadata import Grant, grant_key
 from tidegate.eventstore.store import EventStore
-from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
+from tidegate.model.block import DELETE, ENTRY_SCHEMA, MAX_BLOCK_ROWS, PUT
 from tidegate.model.span import span_id
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys
@@ -107,9 +107,10 @@ class RecordedFeed:
         for table, rows in self.rows.items():
             ddl = table == keys.DDL_JOB_TABLE_ID
             span = store.open_span(keys.ddl_span() if ddl else keys.record_span(table))
-            columns = list(zip(*rows, strict=True))
-            batch = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
-            span.append(pa.RecordBatch.from_arrays(batch, schema=ENTRY_SCHEMA))
+            for at in range(0, len(rows), MAX_BLOCK_ROWS):
+                columns = list(zip(*rows[at : at + MAX_BLOCK_ROWS], strict=True))
+                batch = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
+                span.append(pa.RecordBatch.from_arrays(batch, schema=ENTRY_SCHEMA))
             span.seal(self.last_ts + 1)
         store.publish()
         store.close()

@@ -14,12 +14,14 @@ import pytest
 from tests.integration.validators import read_topic, validate
 from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
+from tests.sink.slots import deliver
 
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.job import first_offset
-from tidegate.sink.kafka import SlotWriter, SpanProgress
+from tidegate.sink.kafka import SpanProgress
+from tidegate.sink.kafka_slot import SlotWriter
 
 pytestmark = pytest.mark.integration
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -83,7 +85,7 @@ def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: R
     writer = SlotWriter(spec.sink_uri, spec.config, spec.transactional_id(0), spec.prove)
     for instance, told in (("another", starts), (spec.instance, starts | {span: UPTO})):
         record = SpanProgress(instance, (9, 9), 1, UPTO).to_bytes()
-        writer.deliver(spec.sink_uri.topic, [], spec.progress_topic, {span: record})
+        deliver(writer, spec.sink_uri.topic, [], spec.progress_topic, {span: record})
         assert first_offset(spec).spans == told
 
 
@@ -95,7 +97,7 @@ def test_a_new_incarnation_fences_every_slot_before_it_reads_what_is_durable(fee
     first_offset(FeedSpec.load(feed.write(incarnation=2)))
     for writer in old:
         with pytest.raises(Fenced):
-            writer.deliver(spec.sink_uri.topic, [], spec.progress_topic, {"late": b"{}"})
+            deliver(writer, spec.sink_uri.topic, [], spec.progress_topic, {"late": b"{}"})
 
 
 def test_a_killed_driver_is_replaced_and_nothing_is_lost_or_doubled(

@@ -6,29 +6,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tests.fixtures.kafka import Broker
 from tests.fixtures.topic import read_committed
 from tests.fixtures.wall_clock import WallClock
 from tests.integration.cluster import eventually
+from tests.sink.slots import deliver
 from tests.sink.test_kafka import block, sink
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.errors import Fenced, Retryable
 from tidegate.sink import kafka, kafka_owner
 from tidegate.sink.kafka import (
-    SlotWriter,
     SpanProgress,
     ensure_progress_topic,
     ensure_topic,
-    fence_slots,
     read_progress,
     transactional_id,
 )
 from tidegate.sink.kafka_owner import OwnerSink
+from tidegate.sink.kafka_slot import SlotWriter, fence_slots
 
 pytestmark = pytest.mark.integration
 
@@ -57,7 +58,7 @@ class Sinks:
     def send(self, ts: int) -> None:
         """A row and then its Resolved."""
         record = SpanProgress("i", (1, 1), 1, ts).to_bytes()
-        self.writer.deliver(self.topic, [block((0, None, b"%d" % ts))], self.progress, {"s": record})
+        deliver(self.writer, self.topic, [block((0, None, b"%d" % ts))], self.progress, {"s": record})
         self.owner.send_resolved(ts)
 
     def rows(self) -> list[int]:
@@ -131,30 +132,48 @@ def test_a_topic_that_keeps_our_time_is_refused_by_a_broker_behind_us_until_the_
     assert sinks.rows() == [1, 2]
 
 
+class Late:
+    """A producer that commits only after something else has happened."""
+
+    def __init__(self, producer: Producer, meanwhile: Callable[[], None]) -> None:
+        self._producer, self._meanwhile = producer, meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._meanwhile()
+        self._producer.commit_transaction(timeout)
+
+
 def test_a_transaction_that_the_broker_ends_by_its_clock_is_written_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sinks = world.sinks["ended"]
     sinks.send(1)
 
-    def drained_then_late(module: object, drain: Callable[..., None]) -> Callable[..., None]:
-        def late(producer: object) -> None:
-            drain(producer)
-            monkeypatch.setattr(module, "drain", drain)
-            end = sinks.end()
-            world.clock.jump(6)
-            eventually("the broker's end of the transaction", lambda: sinks.end() > end)
-            world.clock.jump(-6)
+    def ended() -> None:
+        end = sinks.end()
+        world.clock.jump(6)
+        eventually("the broker's end of the transaction", lambda: sinks.end() > end)
+        world.clock.jump(-6)
 
-        return late
+    def drained_then_ended(producer: Producer) -> None:
+        kafka.drain(producer)
+        monkeypatch.setattr(kafka_owner, "drain", kafka.drain)
+        ended()
 
-    monkeypatch.setattr(kafka, "drain", drained_then_late(kafka, kafka.drain))
+    late: Any = Late(sinks.writer._producer, ended)
+    sinks.writer._producer = late
     with pytest.raises(Retryable, match="while its transaction was being committed"):
         sinks.send(2)
     sinks.open()
     assert sinks.reached == 1
     sinks.send(2)
-    monkeypatch.setattr(kafka_owner, "drain", drained_then_late(kafka_owner, kafka_owner.drain))
+    monkeypatch.setattr(kafka_owner, "drain", drained_then_ended)
     with pytest.raises(Fenced, match="too long by its clock"):
         sinks.owner.send_resolved(3)
     sinks.open()

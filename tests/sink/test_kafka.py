@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from tests.sink.slots import deliver
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.message import MessageBlock
 from tidegate.sink.kafka import (
-    SlotWriter,
     SpanProgress,
     ensure_progress_topic,
     ensure_topic,
-    fence_slots,
     read_progress,
     transactional_id,
 )
+from tidegate.sink.kafka_slot import SlotWriter, fence_slots
 
 pytestmark = pytest.mark.integration
 
@@ -70,7 +70,8 @@ def test_rows_and_progress_become_visible_together_and_in_order(
     uri, config = sink(kafka, topic)
     writer = SlotWriter(uri, config, transactional_id(1, "default", topic, 0), Grants().prover(1))
     rows = [(i % 3, b"k%d" % i, b"v%d" % i) for i in range(1000)]
-    writer.deliver(
+    deliver(
+        writer,
         topic,
         [block(*rows[:500]), block(*rows[500:])],
         progress,
@@ -87,11 +88,11 @@ def test_a_writer_of_an_older_incarnation_writes_nothing_that_a_committed_reader
     uri, config = sink(kafka, topic)
     name = transactional_id(1, "default", topic, 0)
     zombie = SlotWriter(uri, config, name, grants.prover(1))
-    zombie.deliver(topic, [block((0, b"a", b"before"))], progress, {})
+    deliver(zombie, topic, [block((0, b"a", b"before"))], progress, {})
     grants.current = 2
     fence_slots(uri, config, [name])
     with pytest.raises(Fenced):
-        zombie.deliver(topic, [block((0, b"a", b"after"))], progress, {"s": b"{}"})
+        deliver(zombie, topic, [block((0, b"a", b"after"))], progress, {"s": b"{}"})
     assert committed(topic) == [(0, b"a", b"before")]
     assert committed(progress) == []
 
@@ -114,8 +115,12 @@ def test_a_rightful_writer_fenced_by_a_waking_zombie_takes_its_slot_back(
     name = transactional_id(1, "default", topic, 0)
     rightful = SlotWriter(uri, config, name, grants.prover(1))
     fence_slots(uri, config, [name])
-    rightful.deliver(
-        topic, [block((0, None, b"row"))], progress, {"s": SpanProgress("i", (1, 1), 1, 5).to_bytes()}
+    deliver(
+        rightful,
+        topic,
+        [block((0, None, b"row"))],
+        progress,
+        {"s": SpanProgress("i", (1, 1), 1, 5).to_bytes()},
     )
     assert committed(topic) == [(0, None, b"row")]
 
@@ -148,12 +153,12 @@ def test_a_transaction_that_may_have_been_committed_is_not_sent_again(
     producer: Any = Interrupted(rightful._producer, lambda: fence_slots(uri, config, [name]))
     rightful._producer = producer
     with pytest.raises(Retryable, match="while its transaction was being committed") as caught:
-        rightful.deliver(topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
+        deliver(rightful, topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
     assert caught.value.where == name
     assert committed(topic) == [(0, None, b"row")]
     grants.current = 2
     with pytest.raises(Fenced):
-        rightful.deliver(topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
+        deliver(rightful, topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
 
 
 def test_a_topic_with_too_few_partitions_is_refused(kafka: str, new_topic: Callable[..., str]) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from tests.integration.validators import read_topic
+from tests.sink.slots import deliver
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import load_config, parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.ddl import DdlEvent
-from tidegate.sink.kafka import SlotWriter, SpanProgress, read_progress, transactional_id
+from tidegate.sink.kafka import SpanProgress, read_progress, transactional_id
 from tidegate.sink.kafka_owner import OwnerSink
+from tidegate.sink.kafka_slot import SlotWriter
 
 pytestmark = pytest.mark.integration
 
@@ -111,7 +113,7 @@ def test_the_progress_of_ended_spans_is_deleted_and_that_of_others_stays(
     progress = {
         name: SpanProgress("i", (1, 1), 1, ts).to_bytes() for name, ts in (("a", 5), ("b", 6), ("c", 7))
     }
-    writer.deliver(uri.topic, [], sink._topic, progress)
+    deliver(writer, uri.topic, [], sink._topic, progress)
     sink.forget(["a", "c"])
     found = read_progress(uri, config.sink.kafka_config, sink._topic)
     assert {name: one.ts for name, one in found.items()} == {"b": 6}

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from enum import StrEnum
 from itertools import groupby
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tidegate.dispatcher.kernels import changed_keys
 from tidegate.model.row import RowChange
@@ -57,11 +59,42 @@ def _halves(row: RowChange) -> list[RowChange]:
     return [replace(row, new=None), replace(row, old=None)] if changes_key(row) else [row]
 
 
+class Part(StrEnum):
+    """What of a block goes out. The last four are for a transaction whose rows are in several blocks."""
+
+    SPLIT = "split"
+    """Everything; each transaction is in one block."""
+    WHOLE = "whole"
+    """Everything, and no update is split."""
+    OLD_HALVES = "old halves"
+    """Of updates that change a key: the deletes."""
+    UPDATES = "updates"
+    """Everything but updates that change a key."""
+    NEW_HALVES = "new halves"
+    """Of updates that change a key: the inserts."""
+
+
+def part_of(block: RowBlock, part: Part) -> tuple[RowBlock, int]:
+    """A part of a block, and how many updates that change a key were met."""
+    if part is Part.WHOLE:
+        return block, 0
+    changed = changed_keys(block, key_columns(block.table))
+    count = int(changed.sum())
+    if part is Part.SPLIT:
+        return (_split(block, changed) if count else block), count
+    if part is Part.UPDATES:
+        return (take(block, np.flatnonzero(~changed)) if count else block), count
+    rows = np.flatnonzero(changed)
+    half = DELETE if part is Part.OLD_HALVES else INSERT
+    return take(block, rows, np.full(count, half, block.op.dtype)), count
+
+
 def split_block(block: RowBlock) -> RowBlock:
     """The block with such updates split; the block itself when it has none."""
-    split = changed_keys(block, key_columns(block.table))
-    if not split.any():
-        return block
+    return part_of(block, Part.SPLIT)[0]
+
+
+def _split(block: RowBlock, split: npt.NDArray[np.bool_]) -> RowBlock:
     source = np.repeat(np.arange(len(block)), 1 + split)
     op = block.op[source]
     second = np.zeros(len(source), dtype=np.bool_)

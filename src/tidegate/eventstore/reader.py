@@ -17,8 +17,10 @@ import pyarrow as pa
 
 from tidegate.eventstore import damage, kernels, outlook
 from tidegate.eventstore.manifest import Manifest
+from tidegate.eventstore.seek import beyond
 from tidegate.eventstore.segment import DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
+from tidegate.model.position import Place
 from tidegate.model.timestamp import Timestamp
 
 _OPEN_ATTEMPTS: Final = 5
@@ -26,10 +28,16 @@ _OPEN_ATTEMPTS: Final = 5
 
 
 def read(
-    store: Path | str, span_id: str, after: Timestamp, upto: Timestamp, max_rows: int = MAX_BLOCK_ROWS
+    store: Path | str,
+    span_id: str,
+    after: Timestamp,
+    upto: Timestamp,
+    max_rows: int = MAX_BLOCK_ROWS,
+    past: Place | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
+    `past`: leave out what comes up to that place. It is found by reading: no index goes below a commit ts.
     Raises Fatal when a manifest is corrupt; Retryable when the span has no manifest, when the store does not
     hold all of the range (any more, or yet: `outlook.check`), or when a segment is damaged and being mended
     (`damage`; Fatal when it cannot be). Blocks may be views of mapped files.
@@ -39,7 +47,8 @@ def read(
     except DamagedSegment as found:
         raise damage.met(Path(store), span_id, found) from None
     outlook.check(store, span_id, manifest, after, upto)
-    return _reporting(Path(store), span_id, merged(segments, after, upto, max_rows))
+    blocks = merged(segments, after, upto, max_rows)
+    return _reporting(Path(store), span_id, blocks if past is None else beyond(blocks, past))
 
 
 def _reporting(store: Path, span_id: str, blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,32 +1,33 @@
 """The task: ranges of spans in, durable rows in Kafka out.
 
-A task reads its segments itself, runs the stages over each block and writes rows and progress in one
-Kafka transaction. A long range is committed in several transactions, each ending at a commit ts, so that
-none is open longer than `TRANSACTION_S` or holds more than `TRANSACTION_BYTES` of rows; what was not
-committed when a task dies is written again by the next incarnation, which reads the progress first.
+A task reads its segments itself, cuts them into pieces (`pieces`), runs the stages over each and hands the
+messages to the broker while the next piece is encoded. Rows and progress go out in one Kafka transaction; a
+long range in several, each as large as the broker takes in a few seconds. A transaction may end inside a
+commit ts: the progress then says up to which position. What was not committed when a task dies is written
+again by the next incarnation, which reads the progress first.
 
 State lives in the worker process, which Spark reuses: its slot and producer, the schemas, the plan.
 """
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
-from tidegate.errors import Fatal, Retryable
+from tidegate.dispatcher.split import Part
+from tidegate.errors import Fatal
 from tidegate.eventstore import reader
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.key_range import KeyRange
 from tidegate.model.message import MessageBlock
+from tidegate.model.position import Place, Position
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.decode import Quarantined
 from tidegate.mounter.integrity import Mismatch
@@ -35,13 +36,22 @@ from tidegate.pipeline import stages
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.pieces import Cutter, slices, weight
+from tidegate.pipeline.reached import Reached
 from tidegate.pipeline.schemas import SchemaReader
-from tidegate.sink.kafka import SlotWriter, SpanProgress, ensure_topic
+from tidegate.pipeline.slots import Slot
+from tidegate.sink.kafka import SpanProgress, ensure_topic
+from tidegate.sink.kafka_slot import SlotTaken
 from tidegate.sink.quarantine import Quarantine
 
-TRANSACTION_S: Final = 3.0
-"""Well below the broker's transaction timeout."""
-TRANSACTION_BYTES: Final = 64 << 20
+TAKE_BACKS: Final = 5
+"""How often one delivery takes its slot back without a commit in between, before it gives up."""
+PIECE_BYTES: Final = 16 << 20
+"""Of entries that are encoded at once, however fast the broker is: a piece takes several times as much."""
+GROWTH: Final = 4.0
+"""Bytes of messages that a byte of entries is taken to become before it is known."""
+GROWTH_MIN: Final = 1.0
+"""What becomes of entries that are filtered out says nothing about the next ones."""
 REPORT: Final = (
     "span string, ts long, rows long, messages long, bytes long, quarantined long, "
     + "".join(f"{name} long, " for name in INTEGRITY_OUTCOMES)
@@ -66,71 +76,51 @@ class Report:
     lag_ms: int = 0
 
 
-class Slot:
-    """One of the feed's transactional ids: locked for a task, its producer kept between tasks.
+@dataclass(slots=True)
+class Stretch:
+    """A range under way: what of it went into transactions, and how much of that is durable."""
 
-    The lock file holds the name of the process that used the slot last. As long as that is us, our producer
-    is still the rightful one; else another process has initialised it since, and we must do so again.
-    """
+    one: Range
+    past: Position | None
+    """Everything up to here was produced; None: nothing."""
+    report: Report
+    durable: tuple[Position | None, Report]
+    """Both as of the last commit."""
 
-    def __init__(self, spec: FeedSpec) -> None:
-        self._spec = spec
-        self._folder = spec.feed_dir / "slots"
-        self._folder.mkdir(exist_ok=True)
-        self._me = f"{spec.token[0]}.{spec.token[1]}.{spec.incarnation}.{os.getpid()}"
-        self._writers: dict[int, SlotWriter] = {}
+    @classmethod
+    def of(cls, one: Range, past: Position | None) -> Stretch:
+        """A range of which everything up to `past` is durable."""
+        report = Report(one.span, one.after)
+        return cls(one, past, report, (past, replace(report)))
 
-    @contextmanager
-    def writer(self) -> Iterator[SlotWriter]:
-        """The writer of a slot, ours until the block ends: our last one, else an unused, else a free one."""
-        number, file = self._take()
-        with file:
-            if not self._is_mine(number):
-                self._writers[number] = self._open(number)
-                file.truncate(0)
-                file.write(self._me)
-                file.flush()
-            yield self._writers[number]
+    def keep(self) -> None:
+        """What was produced is durable."""
+        self.durable = self.past, replace(self.report)
 
-    def _take(self) -> tuple[int, IO[str]]:
-        for number in sorted(range(self._spec.slots), key=self._rank):
-            file = self._path(number).open("a")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                continue
-            return number, file
-        raise Retryable(
-            f"All {self._spec.slots} slots of {self._spec.changefeed} are taken.", where=str(self._folder)
-        )
-
-    def _open(self, number: int) -> SlotWriter:
-        spec = self._spec
-        return SlotWriter(spec.sink_uri, spec.config, spec.transactional_id(number), spec.prove)
-
-    def _path(self, number: int) -> Path:
-        return self._folder / str(number)
-
-    def _is_mine(self, number: int) -> bool:
-        return number in self._writers and self._path(number).read_text() == self._me
-
-    def _rank(self, number: int) -> tuple[int, int]:
-        if not self._path(number).exists():
-            return 1, number
-        if self._is_mine(number):
-            return 0, number
-        used_now = self._path(number).read_text().rpartition(".")[0] == self._me.rpartition(".")[0]
-        return (2 if used_now else 1), number
+    def take_back(self) -> None:
+        """What was produced since the last commit is lost."""
+        self.past, self.report = self.durable[0], replace(self.durable[1])
 
 
 class Writer(Protocol):
-    """Where a task's transactions go: `sink.kafka.SlotWriter`, or what the benchmarks put in its place."""
+    """Where a task's transactions go: `sink.kafka_slot.SlotWriter`, or what benchmarks put in its place."""
 
-    def deliver(
-        self, topic: str, blocks: Iterable[MessageBlock], progress_topic: str, progress: Mapping[str, bytes]
-    ) -> None:
-        """Rows and progress, durable together on return."""
+    @property
+    def is_due(self) -> bool:
+        """Whether the transaction should be committed now."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Bytes of messages that may be produced before `is_due` is asked again."""
+        ...
+
+    def produce(self, topic: str, block: MessageBlock) -> None:
+        """Rows; nothing is kept of the block. Raises SlotTaken when all since the last commit is lost."""
+        ...
+
+    def commit(self, progress_topic: str, progress: Mapping[str, bytes]) -> None:
+        """Rows and progress, durable together on return. Raises as `produce`."""
         ...
 
 
@@ -145,7 +135,9 @@ class WriterSource(Protocol):
 class Worker:
     """Everything a worker process keeps between tasks of one incarnation."""
 
-    def __init__(self, spec: FeedSpec, partitions: int, slot: WriterSource) -> None:
+    def __init__(
+        self, spec: FeedSpec, partitions: int, slot: WriterSource, beats: Beats | None = None
+    ) -> None:
         self.spec, self.slot = spec, slot
         self.partitions = partitions
         self.plan = stages.plan(spec.config, spec.sink_uri.topic, partitions)
@@ -153,41 +145,96 @@ class Worker:
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
         self.quarantine = Quarantine(spec.feed_dir / "quarantine.jsonl")
         self.clock = SystemClock()
-        self.beats = Beats(spec.beats_dir)
+        self.beats = beats or Beats(spec.beats_dir)
         """Beaten only for what was really done: a block made ready, something the sink acknowledged."""
+        self.reached = Reached(spec.reached_dir)
+        self.positions = spec.positions()
+        self._growth = GROWTH
 
     def deliver(self, ranges: list[Range]) -> list[Report]:
         """Deliver some ranges; durable on return."""
-        reports = [Report(one.span, one.after) for one in ranges]
-        with self.slot.writer() as writer:
-            batch = Transaction(self, writer)
-            for one, report in zip(ranges, reports, strict=True):
-                self._deliver_range(one, report, batch)
-            batch.commit()
-        return reports
+        stretches = [Stretch.of(one, self._begun(one)) for one in ranges]
+        misses = 0
+        while True:
+            before = [one.durable for one in stretches]
+            try:
+                with self.slot.writer() as writer:
+                    self._deliver(stretches, Transaction(self, writer))
+                return [one.report for one in stretches]
+            except SlotTaken:
+                misses = misses + 1 if [one.durable for one in stretches] == before else 1
+                if misses == TAKE_BACKS:
+                    raise
+                for one in stretches:
+                    one.take_back()
 
-    def _deliver_range(self, one: Range, report: Report, batch: Transaction) -> None:
+    def _begun(self, one: Range) -> Position | None:
+        """How much of the commit ts after `one.after` an earlier incarnation has delivered."""
+        begun = self.positions.get(one.span)
+        return begun if begun is not None and begun.commit_ts == one.after + 1 else None
+
+    def _deliver(self, stretches: list[Stretch], batch: Transaction) -> None:
+        for one in stretches:
+            if one.report.ts == one.one.upto:
+                continue
+            for _ in self._deliver_range(one, batch):
+                if batch.is_due:
+                    self._commit(batch, stretches)
+                    self.reached.tell({other.one.span: other.report.ts for other in stretches})
+        self._commit(batch, stretches)
+
+    def _commit(self, batch: Transaction, stretches: list[Stretch]) -> None:
+        batch.commit()
+        for one in stretches:
+            one.keep()
+
+    def _deliver_range(self, stretch: Stretch, batch: Transaction) -> Iterator[None]:
+        """Produce what is left of a range; after each piece the transaction may be committed."""
+        one, report = stretch.one, stretch.report
         schemas = None if self.schemas is None else self.schemas.upto(one.upto)
-        blocks = reader.read(self.spec.store_dir, one.span, one.after, one.upto)
-        for block, next_ts in _with_next(blocks):
-            encoded = self.encode(block, schemas)
-            self.set_aside(one.span, encoded)
-            batch.add(encoded, report)
-            if next_ts > encoded.last_ts:
-                batch.progress(one.span, report, encoded.last_ts)
-                if batch.is_full():
-                    batch.commit()
-        batch.progress(one.span, report, one.upto)
+        splits = self.schemas is not None and self.plan.split_updates
+        cutter = Cutter(partial(self._read, one), lambda: self._budget(batch.room), splits=splits)
+        for piece in cutter.run(stretch.past):
+            encoded = self.encode(piece.block, schemas, part=piece.part)
+            cutter.met += encoded.split
+            self._note_growth(piece.block, encoded)
+            if not piece.again:
+                self.set_aside(one.span, encoded)
+            batch.add(encoded, report, again=piece.again)
+            stretch.past = piece.end
+            batch.progress(report, piece.end.commit_ts - 1, piece.end)
+            yield
+        batch.progress(report, one.upto)
+
+    def _read(self, one: Range, past: Place | None) -> Iterator[pa.RecordBatch]:
+        after = one.after if past is None else max(one.after, past[0] - 1)
+        return reader.read(self.spec.store_dir, one.span, after, one.upto, past=past)
+
+    def _budget(self, room: int) -> int:
+        """Bytes of entries that become about so many bytes of messages."""
+        return min(int(room / self._growth), PIECE_BYTES)
+
+    def _note_growth(self, block: pa.RecordBatch, encoded: stages.Encoded) -> None:
+        self._growth = max(encoded.size / weight(block), GROWTH_MIN)
+
+    def slices(self, block: pa.RecordBatch, batch: Transaction) -> Iterator[pa.RecordBatch]:
+        """The rows of a block in pieces of which each may be encoded and produced at once."""
+        return slices(block, lambda: self._budget(batch.room))
 
     def encode(
-        self, block: pa.RecordBatch, schemas: SchemaStore | None, *, at: int | None = None
+        self,
+        block: pa.RecordBatch,
+        schemas: SchemaStore | None,
+        *,
+        at: int | None = None,
+        part: Part = Part.SPLIT,
     ) -> stages.Encoded:
-        """All stages over a block of entries; `schemas` is None for a feed of keys. `at` as `stages.run`."""
+        """All stages over entries; `schemas` is None for a feed of keys. The rest as `stages.run`."""
         if schemas is None:
             assert self.keys is not None
             encoded = stages.run_keys(block, self.keys, self.partitions)
         else:
-            encoded = stages.run(block, schemas, self.plan, self.clock.now_ms(), at=at)
+            encoded = stages.run(block, schemas, self.plan, self.clock.now_ms(), at=at, part=part)
         self.beats.beat()
         return encoded
 
@@ -244,66 +291,57 @@ def _mismatched(span: str, bad: Mismatch) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
 class Transaction:
-    """Rows and progress that become durable together."""
+    """Rows and progress that become durable together; the next one begins where it was committed."""
 
-    worker: Worker
-    writer: Writer
-    blocks: list[MessageBlock] = field(default_factory=list)
-    reached: dict[str, bytes] = field(default_factory=dict)
-    """Records of progress by their keys."""
-    size: int = 0
-    began: float = 0.0
+    def __init__(self, worker: Worker, writer: Writer) -> None:
+        self._worker, self._writer = worker, writer
+        self._reached: dict[str, bytes] = {}
+        """Records of progress by their keys."""
 
-    def add(self, encoded: stages.Encoded, report: Report) -> None:
-        """Rows of one block."""
-        if not self.blocks:
-            self.began = time.monotonic()
-        self.blocks += [b for b in encoded.messages if len(b)]
-        size = sum(int(b.value_length.sum()) for b in encoded.messages)
-        self.size += size
-        report.rows += encoded.rows
-        report.bytes += size
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to commit."""
+        return self._writer.is_due
+
+    @property
+    def room(self) -> int:
+        """Bytes of messages that may be added before `is_due` is asked again."""
+        return self._writer.room
+
+    def add(self, encoded: stages.Encoded, report: Report, *, again: bool = False) -> None:
+        """Rows of one piece. `again`: only its messages count, not its entries."""
+        for messages in encoded.messages:
+            if len(messages):
+                self._writer.produce(self._worker.spec.sink_uri.topic, messages)
+        report.bytes += sum(int(b.value_length.sum()) for b in encoded.messages)
         report.messages += sum(len(b) for b in encoded.messages)
+        report.lag_ms = self._worker.clock.now_ms() - physical_ms(encoded.last_ts)
+        if again:
+            return
+        report.rows += encoded.rows
         report.quarantined += len(encoded.bad)
         for name in INTEGRITY_OUTCOMES:
             setattr(report, name, getattr(report, name) + getattr(encoded.tally, name))
-        report.lag_ms = self.worker.clock.now_ms() - physical_ms(encoded.last_ts)
 
-    def progress(self, span: str, report: Report, ts: int) -> None:
-        """All rows of the span up to `ts` are in this transaction or an earlier one."""
+    def progress(self, report: Report, ts: int, position: Position | None = None) -> None:
+        """All rows of the span up to `ts`, and up to a position after it, are in this transaction or out."""
         report.ts = ts
-        spec = self.worker.spec
-        self.note(span, SpanProgress(spec.instance, spec.token, spec.incarnation, ts).to_bytes())
+        spec = self._worker.spec
+        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position)
+        self.note(report.span, record.to_bytes())
 
     def note(self, key: str, record: bytes) -> None:
         """A record of what is in this transaction or an earlier one; a later one of the key replaces it."""
-        self.reached[key] = record
-
-    def is_full(self) -> bool:
-        """Whether it is time to commit."""
-        return self.size >= TRANSACTION_BYTES or time.monotonic() - self.began >= TRANSACTION_S
+        self._reached[key] = record
 
     def commit(self) -> None:
         """Make it durable; an empty one costs nothing."""
-        if not self.reached:
+        if not self._reached:
             return
-        spec = self.worker.spec
-        self.writer.deliver(spec.sink_uri.topic, self.blocks, spec.progress_topic, self.reached)
-        self.worker.beats.beat()
-        self.blocks, self.reached, self.size = [], {}, 0
-
-
-def _with_next(blocks: Iterator[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Each block with the first commit ts of the next one; 2**64 after the last."""
-    held = None
-    for block in blocks:
-        if held is not None:
-            yield held, block.column(0)[0].as_py()
-        held = block
-    if held is not None:
-        yield held, 1 << 64
+        self._writer.commit(self._worker.spec.progress_topic, self._reached)
+        self._worker.beats.beat()
+        self._reached = {}
 
 
 WORKERS: dict[tuple[str, int], Worker] = {}
@@ -329,7 +367,8 @@ def run_tasks(
 def on_kafka(spec: FeedSpec) -> Worker:
     """The worker of a feed whose sink is Kafka."""
     partitions = ensure_topic(spec.sink_uri, spec.config.sink.kafka_config)
-    return Worker(spec, partitions, Slot(spec))
+    beats = Beats(spec.beats_dir)
+    return Worker(spec, partitions, Slot(spec, beats.beat), beats)
 
 
 REPORT_SCHEMA: Final = pa.schema(

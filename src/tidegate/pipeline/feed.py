@@ -18,6 +18,7 @@ from typing import Any, Final
 from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
 from tidegate.control.metadata import SELECT_VALUE, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
+from tidegate.model.position import Position
 from tidegate.sink.kafka import progress_topic, transactional_id
 
 GRANT_READ_S = 10.0
@@ -92,6 +93,24 @@ class FeedSpec:
         """Spark's files of this incarnation."""
         grant = Grant(self.instance, self.token, self.incarnation, self.slots)
         return self.feed_dir / grant.work_folder
+
+    @property
+    def positions_file(self) -> Path:
+        """Where the driver notes for workers what of the next commit ts earlier incarnations delivered."""
+        return self.feed_dir / f"start-positions-{self.incarnation}-{self.instance}.json"
+
+    def positions(self) -> dict[str, Position]:
+        """What `positions_file` says, by span; {} without it."""
+        try:
+            found = json.loads(self.positions_file.read_text())
+        except FileNotFoundError:
+            return {}
+        return {span: Position.from_json(place) for span, place in found.items()}
+
+    @property
+    def reached_dir(self) -> Path:
+        """Where workers say what is durable in the middle of a task: `pipeline.reached`."""
+        return self.work_dir / "reached"
 
     @property
     def beats_dir(self) -> Path:

@@ -41,8 +41,10 @@ from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.load import InitialLoad
 from tidegate.pipeline.offsets import Offset
+from tidegate.pipeline.reached import herald
 from tidegate.pipeline.source import EventSource
-from tidegate.sink.kafka import ensure_progress_topic, fence_slots, read_progress
+from tidegate.sink.kafka import ensure_progress_topic, read_progress
+from tidegate.sink.kafka_slot import fence_slots
 from tidegate.spark.session import open_session
 
 Task = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -53,16 +55,21 @@ DAEMON: Final = "tidegate.pipeline.daemon"
 
 
 def first_offset(spec: FeedSpec) -> Offset:
-    """Fence every older writer, then read what is durable: it cannot grow any more."""
+    """Fence every older writer, then read what is durable: it cannot grow any more.
+
+    What of a commit ts is durable, where one is in pieces, is noted for the workers (`positions_file`).
+    """
     kafka = spec.config.sink.kafka_config
     ensure_progress_topic(spec.sink_uri, kafka, spec.progress_topic)
     fence_slots(spec.sink_uri, spec.config, [spec.transactional_id(slot) for slot in range(spec.slots)])
     spec.prove()
     durable = read_progress(spec.sink_uri, kafka, spec.progress_topic)
     starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
-    for span, progress in durable.items():
-        if progress.instance == spec.instance:
-            starts[span] = max(starts.get(span, 0), progress.ts)
+    ours = {span: progress for span, progress in durable.items() if progress.instance == spec.instance}
+    for span, progress in ours.items():
+        starts[span] = max(starts.get(span, 0), progress.ts)
+    begun = {span: p.position.to_json() for span, p in ours.items() if p.position and p.ts == starts[span]}
+    spec.positions_file.write_text(json.dumps(begun))
     return Offset(spec.token, starts)
 
 
@@ -112,6 +119,17 @@ def checkpoint(spec: FeedSpec, reports: list[dict[str, int]], batch_s: float) ->
     }
 
 
+def durable_now(spec: FeedSpec, spans: dict[str, int]) -> dict[str, object]:
+    """The message that tells the same in the middle of a task, which counts what it did at its end."""
+    return {
+        "type": "checkpoint",
+        "changefeed": spec.changefeed,
+        "token": list(spec.token),
+        "incarnation": spec.incarnation,
+        "spans": spans,
+    }
+
+
 def run(path: Path) -> None:
     """Run until the process is told to end or something fails."""
     spec = FeedSpec.load(path)
@@ -139,6 +157,7 @@ def run(path: Path) -> None:
         )
         if spec.loads:
             InitialLoad(spark, spec, str(path), control).run()
+        herald(spec.reached_dir, lambda spans: control.send(durable_now(spec, spans)))
         start_query(spark, spec, path, control).awaitTermination()
     except Exception as error:
         control.send(failure(spec, error))

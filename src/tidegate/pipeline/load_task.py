@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,8 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.pipeline.deliver import Report, Transaction, Worker, on_kafka, worker_of
+from tidegate.pipeline.pieces import weight
+from tidegate.sink.kafka_slot import SlotTaken
 from tidegate.sink.load_progress import LoadProgress, load_key
 
 TASK_S: Final = 4.0
@@ -58,11 +60,21 @@ class LoadReport:
 
 
 def load(task: LoadTask) -> list[LoadReport]:
-    """Load a share, or a part of it; durable on return. Ranges that were not begun are in no report."""
+    """Load a share, or a part of it; durable on return. Ranges that were not begun are in no report.
+
+    When the slot is taken meanwhile, by a zombie that wakes or by the broker's clock, the task ends there.
+    """
     worker = worker_of(task.spec_path, on_kafka)
     client = CLIENTS.get(task.pd) or CLIENTS.setdefault(task.pd, PdClient(task.pd))
-    with worker.slot.writer() as writer:
-        return Loader(worker, Transaction(worker, writer), client, task).run(task.share)
+    loader = None
+    try:
+        with worker.slot.writer() as writer:
+            loader = Loader(worker, Transaction(worker, writer), client, task)
+            loader.run(task.share)
+    except SlotTaken:
+        if loader is None:
+            raise
+    return loader.durable
 
 
 class Loader:
@@ -73,8 +85,10 @@ class Loader:
         self._schemas = None if worker.schemas is None else worker.schemas.upto(task.ts)
         self._until = time.monotonic() + TASK_S
         self._reports: list[LoadReport] = []
+        self.durable: list[LoadReport] = []
+        """What the last commit left."""
 
-    def run(self, share: Sequence[Left]) -> list[LoadReport]:
+    def run(self, share: Sequence[Left]) -> None:
         """Range after range, until all are done or it is time to end."""
         for one in share:
             if self._is_over():
@@ -82,25 +96,28 @@ class Loader:
             report = LoadReport(Report(one.id, self._task.ts), one.rows, one.span.start.hex())
             self._reports.append(report)
             self._load(one, report)
+        self._commit()
+
+    def _commit(self) -> None:
         self._batch.commit()
-        return self._reports
+        self.durable = [replace(told, report=replace(told.report)) for told in self._reports]
 
     def _load(self, one: Left, told: LoadReport) -> None:
         keyspace = self._worker.spec.config.tidegate.keyspace_id
         snapshot = Snapshot(self._pd, self._task.ts, keyspace_id=keyspace)
         for page in pages(self._pd, snapshot, one.span):
-            block = entries(page, self._task.ts)
-            encoded = self._worker.encode(block, self._schemas, at=self._task.ts)
-            self._worker.set_aside(one.id, encoded)
-            self._batch.add(encoded, told.report)
-            told.rows += page.num_rows
-            told.read_rows += page.num_rows
-            told.read_bytes += page.nbytes
-            self._note(one.id, told, page.column(0)[-1].as_py() + b"\0")
-            if self._is_over():
-                return
-            if self._batch.is_full():
-                self._batch.commit()
+            for some in self._worker.slices(entries(page, self._task.ts), self._batch):
+                encoded = self._worker.encode(some, self._schemas, at=self._task.ts)
+                self._worker.set_aside(one.id, encoded)
+                self._batch.add(encoded, told.report)
+                told.rows += some.num_rows
+                told.read_rows += some.num_rows
+                told.read_bytes += weight(some)
+                self._note(one.id, told, some.column("key")[-1].as_py() + b"\0")
+                if self._is_over():
+                    return
+                if self._batch.is_due:
+                    self._commit()
         self._note(one.id, told, None)
 
     def _note(self, name: str, told: LoadReport, left_from: bytes | None) -> None:

@@ -7,9 +7,9 @@ Each works on thousands of rows at once in compiled kernels; each has a row-wise
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.codec.base import CodecOptions
@@ -20,7 +20,7 @@ from tidegate.config import ReplicaConfig
 from tidegate.dispatcher.columns import ColumnSelectors
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.router import Router
-from tidegate.dispatcher.split import split_block
+from tidegate.dispatcher.split import Part, part_of
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.key_range import KeyRange
@@ -73,23 +73,39 @@ class Encoded:
     tally: Tally
     rows: int
     last_ts: int
+    split: int = 0
+    """Updates of unique keys that were met."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all messages."""
+        return sum(int(b.value_length.sum() + np.maximum(b.key_length, 0).sum()) for b in self.messages)
 
 
 def run(
-    block: pa.RecordBatch, schemas: SchemaStore, plan: Plan, build_ms: int, *, at: int | None = None
+    block: pa.RecordBatch,
+    schemas: SchemaStore,
+    plan: Plan,
+    build_ms: int,
+    *,
+    at: int | None = None,
+    part: Part = Part.SPLIT,
 ) -> Encoded:
     """All stages over one block of entries sorted by commit ts. `build_ms` is canal-json's `ts`.
 
-    `at`: decode with the schemas valid then, instead of before each row's commit ts.
+    `at`: decode with the schemas valid then, instead of before each row's commit ts. `part`: what of the
+    block goes out; in a feed that splits no update SPLIT is WHOLE.
     """
+    if part is Part.SPLIT and not plan.split_updates:
+        part = Part.WHOLE
     checks = Checks.of(block) if plan.verify else None
     tables, bad = mount(block, schemas, plan.mount, checks, at=at)
     tally, damaged = Tally(), list[Mismatch]()
     if checks is not None:
         damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
-    messages = tuple(_messages(tables, plan, build_ms))
+    messages, split = _messages(tables, plan, build_ms, part)
     last_ts = block.column(0)[-1].as_py()
-    return Encoded(messages, tuple(bad), tuple(damaged), tally, block.num_rows, last_ts)
+    return Encoded(tuple(messages), tuple(bad), tuple(damaged), tally, block.num_rows, last_ts, split)
 
 
 def run_keys(block: pa.RecordBatch, keys: KeyRange, partitions: int) -> Encoded:
@@ -98,13 +114,21 @@ def run_keys(block: pa.RecordBatch, keys: KeyRange, partitions: int) -> Encoded:
     return Encoded((messages,), (), (), Tally(), block.num_rows, block.column(0)[-1].as_py())
 
 
-def _messages(tables: list[RowBlock], plan: Plan, build_ms: int) -> Iterator[MessageBlock]:
+def _messages(
+    tables: list[RowBlock], plan: Plan, build_ms: int, part: Part
+) -> tuple[list[MessageBlock], int]:
+    """The messages of each table, and how many updates change a unique key."""
+    found, split = [], 0
     for mounted in tables:
         kept = mounted if plan.rows is None else plan.rows.remaining(mounted)
         if len(kept) == 0:
             continue
         rows = plan.columns.of_block(kept) if plan.columns else kept
-        routed = split_block(rows) if plan.split_updates else rows
+        routed, changed = part_of(rows, part)
+        split += changed
+        if len(routed) == 0:
+            continue
         rule = plan.router.rule(rows.table)
         partition = partition_block(routed, rule, plan.partitions, plan.mount.time_zone)
-        yield encode_block(routed, partition, plan.codec, build_ms)
+        found.append(encode_block(routed, partition, plan.codec, build_ms))
+    return found, split

@@ -345,7 +345,8 @@ class Feed(FeedLife):
             case "checkpoint":
                 first, second = message["token"]
                 owner.report((first, second), message["incarnation"], message["spans"])
-                self.totals.count(self.id, message.get("stats", {}), self.plan.folder)
+                if "stats" in message:  # a task that goes on counts at its end
+                    self.totals.count(self.id, message["stats"], self.plan.folder)
                 if message.get("stats", {}).get("rows"):
                     self.last_synced_ts = max(self.last_synced_ts, *message["spans"].values())
             case "load":

@@ -1,13 +1,14 @@
-"""Kafka: settings, topics, and the transactional writer that carries rows and progress together.
+"""Kafka: settings, topics, and the progress that is kept there.
 
 A *slot* is a transactional id, `tidegate.{cluster}.{namespace}.{changefeed}.{slot}`; a worker process
 holds one for its life. The fence is Kafka's own: the last caller of `init_transactions` wins. So a slot is
 initialised only under a proof that the caller's incarnation is the current one, read *after* the
-initialisation; see `SlotWriter`. Progress is a record per span in a compacted topic, written in the same
+initialisation; see `kafka_slot`. Progress is a record per span in a compacted topic, written in the same
 transaction as the rows it speaks of: there is no instant at which one is durable and the other is not.
 
-Bounds: at most `QUEUE_BYTES` wait in the client's queue; a transaction is aborted by the broker after
-`TRANSACTION_TIMEOUT_MS`, so that a dead slot never holds read_committed readers longer.
+Bounds: what waits for the broker's acknowledgement is bounded by what it has acknowledged lately
+(`sink.pace`); a transaction is aborted by the broker after `TRANSACTION_TIMEOUT_MS`, so that a dead slot
+never holds read_committed readers longer.
 
 Waits: librdkafka counts its own by the wall clock; one in which that clock is set back lasts as much longer
 (librdkafka issue 2145). So nothing here waits inside it for what may come without waking it: `drain`, `take`.
@@ -17,27 +18,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any, Final, NoReturn
+from dataclasses import dataclass
+from typing import Any, Final
 
-import numpy as np
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from tidegate.config import KafkaConfig, ReplicaConfig, SinkUri
+from tidegate.config import KafkaConfig, SinkUri
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.model.message import MessageBlock
+from tidegate.model.position import Position
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
-QUEUE_BYTES: Final = 64 << 20
 CALL_TIMEOUT_S: Final = 15.0
 DELETE_TIMEOUT_S: Final = 3.0
 DEFAULT_PARTITIONS: Final = 3
 PROGRESS_READ_S: Final = 60.0
-TAKE_BACKS: Final = 5
-"""How often one delivery takes its slot back before it gives up."""
 POLL_S: Final = 0.003
 """Between two looks at what has come, or gone: a wait may end late by so much."""
 BROKERS_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
@@ -92,7 +87,7 @@ def producer_settings(uri: SinkUri, kafka: KafkaConfig, transactional_id: str) -
         "linger.ms": 5,
         "batch.size": 1_000_000,
         "batch.num.messages": 100_000,
-        # Never reached: deliveries flush at QUEUE_BYTES. A full queue would drop out of the order.
+        # Never reached: `sink.pace` bounds what is under way. A full queue would drop out of the order.
         "queue.buffering.max.messages": 10_000_000,
         "queue.buffering.max.kbytes": 2_000_000,
         "delivery.report.only.error": True,
@@ -247,17 +242,28 @@ class SpanProgress:
     token: tuple[int, int]
     incarnation: int
     ts: int
+    """All rows up to here."""
+    position: Position | None = None
+    """And of the commit ts after it, what comes up to this position; None: nothing."""
 
     def to_bytes(self) -> bytes:
         """The value of the progress record."""
-        return json.dumps(asdict(self)).encode()
+        known = {
+            "instance": self.instance,
+            "token": self.token,
+            "incarnation": self.incarnation,
+            "ts": self.ts,
+        }
+        place = {} if self.position is None else {"position": self.position.to_json()}
+        return json.dumps(known | place).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SpanProgress:
-        """The inverse of `to_bytes`."""
+        """The inverse of `to_bytes`; a record of former versions has no position."""
         found = json.loads(data)
         first, second = found["token"]
-        return cls(found["instance"], (first, second), found["incarnation"], found["ts"])
+        place = Position.from_json(found["position"]) if found.get("position") else None
+        return cls(found["instance"], (first, second), found["incarnation"], found["ts"], place)
 
 
 def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:
@@ -307,161 +313,3 @@ def read_progress(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, Spa
 def transactional_id(cluster: int, namespace: str, changefeed: str, slot: int | str) -> str:
     """The identity of a slot; `owner` is the slot of Resolved and DDL."""
     return f"tidegate.{cluster}.{namespace}.{changefeed}.{slot}"
-
-
-class SlotWriter:
-    """The transactional producer of one slot.
-
-    `prove` reads the grant from the metadata store and raises Fenced when this incarnation is no longer
-    current. Why a proof *after* each initialisation is enough: a new incarnation first raises the grant
-    and then initialises every slot. If our initialisation came before its own, the broker fences us; if it
-    came after, the grant was raised already and the proof fails. A rightful writer that a waking zombie
-    has fenced proves itself and takes the slot back; the zombie cannot.
-    """
-
-    def __init__(
-        self, uri: SinkUri, config: ReplicaConfig, transactional_id: str, prove: Callable[[], None]
-    ) -> None:
-        self._uri, self._settings = uri, producer_settings(uri, config.sink.kafka_config, transactional_id)
-        self._id, self._prove = transactional_id, prove
-        self._producer = self._initialise()
-        self._errors: list[KafkaError] = []
-        self._queued = 0
-
-    def deliver(
-        self, topic: str, blocks: Iterable[MessageBlock], progress_topic: str, progress: Mapping[str, bytes]
-    ) -> None:
-        """Write the blocks in order and the progress records in one transaction; durable on return.
-
-        Raises Fenced when another incarnation has taken over, Retryable when the broker fails: nothing
-        of the transaction is visible to read_committed readers then.
-        """
-        messages = list(blocks)
-        for _ in range(TAKE_BACKS):
-            try:
-                self._producer.begin_transaction()
-                for block in messages:
-                    self._produce_block(topic, block)
-                for key, value in progress.items():
-                    self._produce(progress_topic, key, value)
-                # Who is fenced shall learn it here, where nothing can have been committed yet.
-                self._drain()
-            except KafkaException as error:
-                self._recover(error)
-                continue
-            self._commit()
-            return
-        raise Retryable(f"The slot was taken {TAKE_BACKS} times in one delivery.", where=self._id)
-
-    def close(self) -> None:
-        """Release the producer; an open transaction is left to the broker's timeout."""
-        self._producer.purge()
-
-    def _initialise(self) -> Producer:
-        producer = Producer(self._settings)
-        try:
-            producer.init_transactions(CALL_TIMEOUT_S)
-        except KafkaException as error:
-            raise unreachable(self._uri, error) from error
-        self._prove()
-        return producer
-
-    def _commit(self) -> None:
-        try:
-            self._producer.commit_transaction(CALL_TIMEOUT_S)
-        except KafkaException as error:
-            cause: KafkaError = error.args[0]
-            self._prove()
-            if cause.code() not in FENCED:
-                self._give_up(error)
-            # The broker may have committed before it fenced us. The progress tells, but not while other slots
-            # write: the next incarnation stops them all before it reads it.
-            raise Retryable(
-                "The slot was taken while its transaction was being committed.",
-                where=self._id,
-                why=f"whether it was committed is not known: {cause}",
-                fix="nothing: the changefeed starts again from its progress in Kafka",
-            ) from error
-
-    def _drain(self) -> None:
-        """Wait until the broker has all that was produced. Raises KafkaException for what it refused."""
-        drain(self._producer)
-        self._raise_errors()
-
-    def _recover(self, cause: KafkaException) -> None:
-        """Before the commit: take the slot back if it is ours and was only fenced, else give up."""
-        self._errors.clear()
-        self._prove()
-        if cause.args[0].code() in FENCED:
-            self._producer.purge()
-            self._producer = self._initialise()
-            return
-        self._give_up(cause)
-
-    def _give_up(self, cause: KafkaException) -> NoReturn:
-        error: KafkaError = cause.args[0]
-        if error.txn_requires_abort():
-            self._producer.abort_transaction(CALL_TIMEOUT_S)
-        raise unwritten(self._uri, error) from cause
-
-    def _produce_block(self, topic: str, block: MessageBlock) -> None:
-        """Hand a block to the client, partition by partition; the order inside a partition is kept."""
-        data = block.data.data
-        order = np.argsort(block.partition, kind="stable")
-        bounds = np.flatnonzero(np.diff(block.partition[order])) + 1
-        for part in np.split(order, bounds):
-            if len(part):
-                self._produce_part(topic, int(block.partition[part[0]]), _messages(data, block, part))
-        self._queued += len(data)
-        if self._queued >= QUEUE_BYTES:
-            self._drain()
-            self._queued = 0
-
-    def _produce_part(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
-        """Hand over one partition's messages, in order."""
-        done = self._producer.produce_batch(topic, messages, partition=partition, on_delivery=self._failed)
-        if done != len(messages):
-            refused = next(m["_error"] for m in messages if m.get("_error") is not None)
-            raise KafkaException(refused)
-        self._producer.poll(0)
-
-    def _produce(self, topic: str, key: str, value: bytes) -> None:
-        self._producer.produce(topic, value, key, 0, on_delivery=self._failed)
-
-    def _failed(self, error: KafkaError | None, message: object) -> None:
-        if error is not None and len(self._errors) < 10:
-            self._errors.append(error)
-
-    def _raise_errors(self) -> None:
-        if self._errors:
-            # What else was waiting is only said to be purged.
-            cause = next((error for error in self._errors if error.code() not in PURGED), self._errors[0])
-            raise KafkaException(cause)
-
-
-def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    """The messages of one partition as `produce_batch` takes them."""
-    starts = block.value_start[part]
-    values = zip(starts.tolist(), (starts + block.value_length[part]).tolist(), strict=True)
-    if block.key_length[part[0]] < 0:
-        return [{"value": data[a:b].tobytes()} for a, b in values]
-    starts = block.key_start[part]
-    keys = zip(starts.tolist(), (starts + block.key_length[part]).tolist(), strict=True)
-    return [
-        {"value": data[a:b].tobytes(), "key": data[c:d].tobytes()}
-        for (a, b), (c, d) in zip(values, keys, strict=True)
-    ]
-
-
-def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None:
-    """Initialise every slot once, so that no writer of an older incarnation can commit any more."""
-
-    def fence(one: str) -> None:
-        try:
-            Producer(producer_settings(uri, config.sink.kafka_config, one)).init_transactions(CALL_TIMEOUT_S)
-        except KafkaException as error:
-            raise unreachable(uri, error) from error
-
-    # Each waits mostly for the broker to abort what its predecessor left open.
-    with ThreadPoolExecutor(max(1, len(ids)), thread_name_prefix="fence") as pool:
-        list(pool.map(fence, ids))

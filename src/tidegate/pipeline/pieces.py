@@ -1,0 +1,243 @@
+"""How what waits is cut into pieces that are encoded one by one, each ending where a delivery may stop. Pure.
+
+A piece is a slice of entries in the store's order, of about as many bytes as the caller asks for, with the
+position of its end. Mostly it ends between two transactions. A transaction that does not fit is *large*: it
+goes out in several pieces, and yet in the order in which it would as a whole, in which the updates that
+change a unique key are a delete before, and an insert after, all updates of the transaction
+(`dispatcher.split`). So the updates of a large transaction are read up to three times:
+
+    deletes | updates: old halves | updates: those that stay | updates: new halves | inserts
+
+and the last time only if the first has met such an update, which the caller counts (`Cutter.met`). The order
+is the same wherever pieces end, and at whatever position a later delivery begins.
+
+Memory: one block of the store beside the piece, and the rows of a transaction that goes over a block's end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.dispatcher.split import Part
+from tidegate.eventstore.seek import classes, place_of, sizes
+from tidegate.model.position import DELETE_CLASS, INSERT_CLASS, UPDATE_CLASS, Place, Position, Rank
+
+ROW_BYTES: Final = 32
+"""What an entry counts beside its key and values."""
+Group: TypeAlias = tuple[int, int]
+"""A transaction: commit ts and start ts."""
+Read: TypeAlias = Callable[[Place | None], Iterable[pa.RecordBatch]]
+"""The range's blocks, from behind a place on."""
+Int64s: TypeAlias = npt.NDArray[np.int64]
+_SPLITTING: Final = (Rank.OLD_HALVES, Rank.UPDATES, Rank.NEW_HALVES)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Entries to be encoded at once."""
+
+    block: pa.RecordBatch
+    part: Part
+    end: Position
+    """Everything up to here, this piece included."""
+    again: bool = False
+    """Whether these entries were in an earlier piece, of another part: what is wrong with them is known."""
+
+
+class Cutter:
+    """Cuts one range. `run` once.
+
+    `budget`: bytes that the next piece may have; one entry may have more. `splits`: whether updates of unique
+    keys are split.
+    """
+
+    def __init__(self, read: Read, budget: Callable[[], int], *, splits: bool) -> None:
+        self._read, self._budget, self._splits = read, budget, splits
+        self.met = 0
+        """Updates of unique keys in the pieces so far: the caller adds them before it asks for the next."""
+
+    def run(self, past: Position | None = None) -> Iterator[Piece]:
+        """The pieces behind a position, in order."""
+        if past is None:
+            source = _Source(self._read(None))
+        elif past.rank in _SPLITTING or (self._splits and past.rank in (Rank.DELETES, Rank.INSERTS)):
+            source = yield from self._resume(past)
+        else:
+            source = _Source(self._read(past.place))
+            if past.rank is Rank.WHOLE_UPDATES:
+                # Begun by a feed that split no update: if this one does, it does from the next one on.
+                yield from self._plain(source.rest((past.commit_ts, past.start_ts)))
+        if self._splits:
+            yield from self._grouped(source)
+        else:
+            yield from self._plain(source.rest(None))
+
+    def _plain(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
+        """Where no update is split: pieces that end anywhere."""
+        for block in blocks:
+            for rows in self._slices(block):
+                yield Piece(rows, Part.WHOLE, _end(rows, Rank.WHOLE_UPDATES))
+
+    def _grouped(self, source: _Source) -> Iterator[Piece]:
+        """Whole transactions, as many as fit; one that does not fit by itself."""
+        while (block := source.peek()) is not None:
+            ends = _group_ends(block)
+            # The last one may go on in the next block.
+            fits = ends[:-1][_weights(block)[ends[:-1] - 1] <= self._budget()]
+            if len(fits):
+                rows = source.take(int(fits[-1]))
+                yield Piece(rows, Part.SPLIT, _behind(rows))
+            else:
+                yield from self._one(source, _group(block))
+
+    def _one(self, source: _Source, group: Group) -> Iterator[Piece]:
+        """One transaction, joined where it goes over the ends of blocks; or as a large one."""
+        held: list[pa.RecordBatch] = []
+        size = 0
+        for rows in source.rest(group):
+            held.append(rows)
+            size += weight(rows)
+            if size > self._budget() and sum(part.num_rows for part in held) > 1:
+                yield from self._large(group, chain(held, source.rest(group)))
+                return
+        rows = held[0] if len(held) == 1 else pa.concat_batches(held)
+        yield Piece(rows, Part.SPLIT, _behind(rows))
+
+    # --- large transactions ------------------------------------------------------------------------------
+
+    def _large(
+        self, group: Group, parts: Iterable[pa.RecordBatch], *, met: bool = False, owed: bool = False
+    ) -> Iterator[Piece]:
+        """A transaction in pieces. `met`: its old halves are out; `owed`: its new ones may be due."""
+        for part in parts:
+            for kind, rows in _by_class(part):
+                if kind == UPDATE_CLASS and not met:
+                    before = self.met
+                    yield from self._halves(group, Rank.OLD_HALVES, (*group, UPDATE_CLASS))
+                    met, owed = True, self.met > before
+                if kind == INSERT_CLASS and owed:
+                    yield from self._halves(group, Rank.NEW_HALVES, (*group, UPDATE_CLASS))
+                    owed = False
+                for some in self._slices(rows):
+                    yield Piece(some, Part.UPDATES, _end(some, Rank.UPDATES), again=kind == UPDATE_CLASS)
+        if owed:
+            yield from self._halves(group, Rank.NEW_HALVES, (*group, UPDATE_CLASS))
+
+    def _halves(self, group: Group, rank: Rank, past: Place) -> Iterator[Piece]:
+        """The transaction's updates behind a place, read anew, for the halves of some of them."""
+        part = Part.OLD_HALVES if rank is Rank.OLD_HALVES else Part.NEW_HALVES
+        for block in _Source(self._read(past)).rest(group):
+            updates = int(np.searchsorted(classes(block), UPDATE_CLASS, side="right"))
+            for some in self._slices(block.slice(0, updates)):
+                yield Piece(some, part, _end(some, rank), again=rank is Rank.NEW_HALVES)
+            if updates < block.num_rows:
+                return
+
+    def _resume(self, past: Position) -> Generator[Piece, None, _Source]:
+        """The rest of a transaction that was begun; returns what comes behind it."""
+        group, place = (past.commit_ts, past.start_ts), past.place
+        if past.rank in (Rank.OLD_HALVES, Rank.NEW_HALVES):
+            yield from self._halves(group, past.rank, past.place)
+            place = (*group, UPDATE_CLASS if past.rank is Rank.OLD_HALVES else INSERT_CLASS)
+        source = _Source(self._read(place))
+        # Whether its updates had any halves nobody knows any more: look.
+        owed = past.rank in (Rank.OLD_HALVES, Rank.UPDATES)
+        met = past.rank is not Rank.DELETES
+        yield from self._large(group, source.rest(group), met=met, owed=owed)
+        return source
+
+    def _slices(self, block: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        return slices(block, self._budget)
+
+
+def slices(block: pa.RecordBatch, budget: Callable[[], int]) -> Iterator[pa.RecordBatch]:
+    """The rows of a block in slices of at most `budget` bytes each, or of one row."""
+    while block.num_rows:
+        count = max(1, int(np.searchsorted(_weights(block), budget(), side="right")))
+        yield block.slice(0, count)
+        block = block.slice(count)
+
+
+def weight(block: pa.RecordBatch) -> int:
+    """What a block counts, in bytes."""
+    total: int = sizes(block).sum() + ROW_BYTES * block.num_rows
+    return int(total)
+
+
+class _Source:
+    """Blocks of which one may take a part and leave the rest."""
+
+    def __init__(self, blocks: Iterable[pa.RecordBatch]) -> None:
+        self._blocks = iter(blocks)
+        self._head: pa.RecordBatch | None = None
+
+    def peek(self) -> pa.RecordBatch | None:
+        """What comes next; not empty; None at the end."""
+        if self._head is None or self._head.num_rows == 0:
+            self._head = next(self._blocks, None)
+        return self._head
+
+    def take(self, count: int) -> pa.RecordBatch:
+        """The first rows of `peek`."""
+        block = self.peek()
+        assert block is not None
+        self._head = block.slice(count)
+        return block.slice(0, count)
+
+    def rest(self, group: Group | None) -> Iterator[pa.RecordBatch]:
+        """What follows at once of a transaction, block by block; None: of all."""
+        while (block := self.peek()) is not None:
+            if group is None:
+                yield self.take(block.num_rows)
+            elif _group(block) == group:
+                yield self.take(int(_group_ends(block)[0]))
+            else:
+                return
+
+
+def _group(block: pa.RecordBatch) -> Group:
+    """The transaction of the first row."""
+    return block.column(0)[0].as_py(), block.column(1)[0].as_py()
+
+
+def _group_ends(block: pa.RecordBatch) -> Int64s:
+    """The number of rows up to the end of each transaction of a block."""
+    commits, starts = block.column(0).to_numpy(), block.column(1).to_numpy()
+    inner = np.flatnonzero((commits[1:] != commits[:-1]) | (starts[1:] != starts[:-1])) + 1
+    return np.append(inner, block.num_rows)
+
+
+def _weights(block: pa.RecordBatch) -> Int64s:
+    """What the rows up to each one count, itself included."""
+    return np.cumsum(sizes(block) + ROW_BYTES)
+
+
+def _by_class(block: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Rows of one transaction by their class of operation."""
+    found = classes(block)
+    first = 0
+    for kind in (DELETE_CLASS, UPDATE_CLASS, INSERT_CLASS):
+        end = int(np.searchsorted(found, kind, side="right"))
+        if end > first:
+            yield kind, block.slice(first, end - first)
+        first = end
+
+
+def _end(block: pa.RecordBatch, updates: Rank) -> Position:
+    """The position of the last row, which as an update has the rank `updates`."""
+    commit_ts, start_ts, kind, key = place_of(block, block.num_rows - 1)
+    rank = (Rank.DELETES, updates, Rank.INSERTS)[kind]
+    return Position(commit_ts, start_ts, rank, key)
+
+
+def _behind(block: pa.RecordBatch) -> Position:
+    """The position behind the transaction of the last row."""
+    last = block.num_rows - 1
+    return Position(block.column(0)[last].as_py(), block.column(1)[last].as_py(), Rank.DONE, b"")

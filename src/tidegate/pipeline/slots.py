@@ -1,0 +1,81 @@
+"""A feed's transactional ids, shared by the worker processes of one machine through files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from tidegate.errors import Retryable, TidegateError
+from tidegate.pipeline.feed import FeedSpec
+from tidegate.sink.kafka_slot import SlotWriter
+
+
+class Slot:
+    """One of the feed's transactional ids: locked for a task, its producer kept between tasks.
+
+    The lock file holds the name of the process that used the slot last. As long as that is us, our producer
+    is still the rightful one; else another process has initialised it since, and we must do so again.
+    """
+
+    def __init__(self, spec: FeedSpec, alive: Callable[[], None] = lambda: None) -> None:
+        """`alive` is called when the broker has acknowledged something."""
+        self._spec, self._alive = spec, alive
+        self._folder = spec.feed_dir / "slots"
+        self._folder.mkdir(exist_ok=True)
+        self._me = f"{spec.token[0]}.{spec.token[1]}.{spec.incarnation}.{os.getpid()}"
+        self._writers: dict[int, SlotWriter] = {}
+
+    @contextmanager
+    def writer(self) -> Iterator[SlotWriter]:
+        """The writer of a slot, ours until the block ends: our last one, else an unused, else a free one."""
+        number, file = self._take()
+        with file:
+            if not self._is_mine(number):
+                self._writers[number] = self._open(number)
+                file.truncate(0)
+                file.write(self._me)
+                file.flush()
+            writer = self._writers[number]
+            try:
+                yield writer
+            except BaseException:
+                # Committed readers would wait for the rest of the transaction until the broker gives it up.
+                with suppress(TidegateError):
+                    writer.abort()
+                raise
+
+    def _take(self) -> tuple[int, IO[str]]:
+        for number in sorted(range(self._spec.slots), key=self._rank):
+            file = self._path(number).open("a")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                continue
+            return number, file
+        raise Retryable(
+            f"All {self._spec.slots} slots of {self._spec.changefeed} are taken.", where=str(self._folder)
+        )
+
+    def _open(self, number: int) -> SlotWriter:
+        spec = self._spec
+        id = spec.transactional_id(number)
+        return SlotWriter(spec.sink_uri, spec.config, id, spec.prove, self._alive)
+
+    def _path(self, number: int) -> Path:
+        return self._folder / str(number)
+
+    def _is_mine(self, number: int) -> bool:
+        return number in self._writers and self._path(number).read_text() == self._me
+
+    def _rank(self, number: int) -> tuple[int, int]:
+        if not self._path(number).exists():
+            return 1, number
+        if self._is_mine(number):
+            return 0, number
+        used_now = self._path(number).read_text().rpartition(".")[0] == self._me.rpartition(".")[0]
+        return (2 if used_now else 1), number

@@ -1,0 +1,176 @@
+"""What is large for the broker goes out in pieces: a throttled broker, a transaction of many of Kafka's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from tests.fixtures.quota import throttle
+from tests.fixtures.topic import read_committed
+from tests.integration.validators import read_topic, validate
+from tests.pipeline.large import Change, LargeFeed
+
+from tidegate.codec.base import describe
+from tidegate.pipeline.deliver import Worker, on_kafka
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.job import first_offset
+from tidegate.pipeline.offsets import Offset, ranges
+from tidegate.pipeline.reached import read_reached
+from tidegate.sink.kafka import SpanProgress
+
+pytestmark = pytest.mark.integration
+KEYS = {"giant.large": ("id",)}
+
+
+def changes(uri: str) -> dict[int, list[Change]]:
+    """What a committed reader finds in each partition."""
+    return {
+        partition: [
+            (item["commit_ts"], item["kind"], image["id"], image["v"])
+            for item in describe(decoded)
+            for image in [item["new"] or item["old"]]
+        ]
+        for partition, decoded in read_topic(uri).items()
+    }
+
+
+def assert_delivered(feed: LargeFeed) -> None:
+    """All that is to go out is there, once, and in each partition in its order."""
+    place = {change: at for at, change in enumerate(feed.changes())}
+    found = changes(feed.sink_uri)
+    assert sorted(change for some in found.values() for change in some) == sorted(place)
+    for some in found.values():
+        at = [place[change] for change in some]
+        assert at == sorted(at)
+    report = validate(feed.sink_uri, KEYS)
+    assert (report.faults, report.duplicates) == ([], 0)
+
+
+def progress(kafka: str, topic: str) -> list[SpanProgress]:
+    """Every committed record of progress, in order."""
+    return [SpanProgress.from_bytes(message.value()) for message in read_committed(kafka, topic)[0]]
+
+
+def uncommitted(kafka: str, topic: str) -> int:
+    """Messages of all transactions, those that were given up too."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    settings = {"bootstrap.servers": kafka, "group.id": "all", "isolation.level": "read_uncommitted"}
+    consumer = Consumer(settings | {"enable.partition.eof": True, "enable.auto.commit": False})
+    parts = [TopicPartition(topic, p, 0) for p in consumer.list_topics(topic).topics[topic].partitions]
+    asked = {TopicPartition(topic, p.partition): OffsetSpec.latest() for p in parts}
+    ends = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+    left = {p.partition for p, answer in ends.items() if answer.result(60).offset}
+    consumer.assign(parts)
+    count = 0
+    while left:
+        for message in consumer.consume(10_000, timeout=1.0):
+            if message.error() is None:
+                count += 1
+            else:
+                left.discard(message.partition())
+    consumer.close()
+    return count
+
+
+def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
+    tmp_path: Path, kafka: str, new_topic: Callable[..., str]
+) -> None:
+    """In one transaction this takes longer than the broker lets one be open."""
+    client = f"slow-{tmp_path.name}"
+    throttle(kafka, client, 512 << 10)
+    uri = f"kafka://{kafka}/{new_topic(2)}?protocol=canal-json&enable-tidb-extension=true"
+    feed = LargeFeed(tmp_path, f"{uri}&kafka-client-id={client}", [300] * 22, 1000)
+    spec = FeedSpec.load(feed.write())
+    start = first_offset(spec)
+    worker = on_kafka(spec)
+    (report,) = worker.deliver(
+        ranges(start, Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts)), {})
+    )
+    assert report.ts == feed.last_ts
+    assert report.rows == len(feed.entries)
+    records = progress(kafka, spec.progress_topic)
+    reached = [record.ts for record in records]
+    assert reached == sorted(reached)
+    assert len(set(reached)) > 2
+    assert feed.start_ts < max(read_reached(spec.reached_dir).values()) < feed.last_ts
+    assert_delivered(feed)
+    assert uncommitted(kafka, spec.sink_uri.topic) == report.messages
+
+
+CHILD = """
+import json, os, signal, sys
+from pathlib import Path
+from tidegate.pipeline import deliver, slots
+from tidegate.pipeline.offsets import Range
+from tidegate.sink import kafka_slot, pace
+
+pace.TRANSACTION_BYTES, pace.WINDOW_MIN, pace.PIECE_MAX = 1 << 20, 256 << 10, 512 << 10
+spec, found, verb, count = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+left = [count]
+
+class Dying(kafka_slot.SlotWriter):
+    def produce(self, topic, block):
+        super().produce(topic, block)
+        self.strike("produce")
+
+    def commit(self, progress_topic, progress):
+        super().commit(progress_topic, progress)
+        self.strike("commit")
+
+    def strike(self, now):
+        left[0] -= now == verb
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+slots.SlotWriter = Dying
+deliver.worker_of(spec, deliver.on_kafka).deliver([Range(*one) for one in found])
+"""
+
+
+def test_a_large_transaction_goes_out_in_pieces_though_its_worker_is_killed_between_them(
+    tmp_path: Path, kafka: str, new_topic: Callable[..., str]
+) -> None:
+    uri = f"kafka://{kafka}/{new_topic(3)}?protocol=open-protocol"
+    feed = LargeFeed(tmp_path, uri, [20, 40_000, 30], 300)
+    before, large = feed.start_ts + 100, feed.start_ts + 200
+    kills = [("commit", 4), ("produce", 17), ("commit", 9), ("commit", 6), ("produce", 3), ("never", -1)]
+    at: list[SpanProgress] = []
+    for incarnation, (verb, count) in enumerate(kills, 1):
+        path = feed.write(incarnation)
+        spec = FeedSpec.load(path)
+        start = first_offset(spec)
+        end = Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts))
+        found = [(one.span, one.after, one.upto) for one in ranges(start, end, {})]
+        command = [sys.executable, "-c", CHILD, str(path), json.dumps(found), verb, str(count)]
+        code = subprocess.run(command, timeout=240).returncode
+        assert code == (0 if verb == "never" else -9)
+        at += progress(kafka, spec.progress_topic)[-1:]
+    assert at[-1].ts == feed.last_ts
+    # Until its last piece is out the large transaction is not reported.
+    assert {record.ts for record in at[:-1]} == {large - 1}
+    places = [record.position for record in at[:-1] if record.position is not None]
+    assert [place.commit_ts for place in places] == [large] * 5
+    assert places == sorted(places)
+    assert len({place.rank for place in places}) > 2
+    assert before < large
+    assert_delivered(feed)
+
+
+def test_a_position_counts_only_where_the_ranges_begin(tmp_path: Path) -> None:
+    """Another start than the record's ts comes from the barrier, and is beyond it."""
+    feed = LargeFeed(tmp_path, "kafka://127.0.0.1:1/none?protocol=open-protocol", [4])
+    spec = FeedSpec.load(feed.write())
+    span = next(iter(Barrier.load(spec.feed_dir / "barrier.json").spans))
+    spec.positions_file.write_text(json.dumps({span: [feed.last_ts, 7, 4, "00"]}))
+
+    worker = Worker(spec, 1, None)  # type: ignore[arg-type]
+    (one,) = ranges(Offset(spec.token, {span: feed.last_ts - 1}), Offset(spec.token, {span: 1 << 40}), {})
+    assert worker._begun(one) is not None
+    (one,) = ranges(Offset(spec.token, {span: feed.last_ts}), Offset(spec.token, {span: 1 << 40}), {})
+    assert worker._begun(one) is None
