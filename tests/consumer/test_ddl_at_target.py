@@ -259,3 +259,94 @@ def test_a_recovered_table_whose_files_are_gone_says_so(target: Target, jobs: di
     with pytest.raises(Fatal, match="rows that are to come back are deleted") as caught:
         target.ddl(recover(drop, drop.finished_ts + 20, "back"))
     assert "retention" in caught.value.why
+
+
+def renamed(event: DdlEvent, seq: int, old: str, new: str) -> DdlEvent:
+    """A step of a RENAME TABLES job over a table that `event` has created."""
+    assert event.after is not None
+    infos = [event.after | {"name": {"O": name, "L": name}} for name in (old, new)]
+    query = f"RENAME TABLE `{event.schema}`.`{old}` TO `{event.schema}`.`{new}`"
+    return replace(
+        event, action=14, seq=seq, finished_ts=event.finished_ts + 5, before=infos[0], after=infos[1],
+        old_table=old, table=new, query=query, job_id=999,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("header", [True, False], ids=["by table id", "by the order of the messages"])
+def test_two_tables_that_swap_their_names_keep_their_rows(target: Target, header: bool) -> None:
+    made = [e for _, events in recorded("basic") for e in events if e.action == 3 and e.schema == "d1"][:1]
+    (first,) = made
+    assert first.after is not None
+    a, b = (
+        replace(first, after=first.after | {"id": i, "name": {"O": n, "L": n}}, table=n, old_table=n)
+        for i, n in ((901, "a"), (902, "b"))
+    )
+    target.ddl(a)
+    target.ddl(b)
+    column = target.applier.tables["d1", "a"].definition.columns[0].name
+    for name, ids in (("a", [1, 2]), ("b", [3])):
+        table = target.applier.tables["d1", name]
+        row = {f.name: pa.nulls(len(ids), f.type) for f in table.definition.arrow_schema}
+        row[column] = pa.array(ids, row[column].type)
+        target.applier.lake.append(table.path, pa.table(row))
+        table.version = target.applier.lake.version(table.path)
+    target.publish(first.finished_ts + 1)
+    target.restart()
+    target.ddl(renamed(a, 0, "a", "t"), renamed(b, 1, "b", "a"), renamed(a, 2, "t", "b"), header=header)
+    assert sorted(target.applier.tables) == [("d1", "a"), ("d1", "b")]
+    assert target.ids(("d1", "a"), column) == [3]
+    assert target.ids(("d1", "b"), column) == [1, 2]
+    ids = [target.applier.tables["d1", name].definition.table_id for name in "ab"]
+    assert ids == [902, 901]
+    target.publish(first.finished_ts + 6)
+    target.restart()
+    assert target.ids(("d1", "a"), column) == [3]
+
+
+def test_a_rename_onto_another_table_stops_before_it_removes_anything(target: Target) -> None:
+    events = [e for _, events in recorded("basic") for e in events if e.action == 3 and e.schema == "d1"]
+    assert events[0].after is not None
+    a, b = (
+        replace(events[0], after=events[0].after | {"id": i, "name": {"O": n, "L": n}}, table=n, old_table=n)
+        for i, n in ((901, "a"), (902, "b"))
+    )
+    target.ddl(a)
+    target.ddl(b)
+    for header in (True, False):
+        with pytest.raises(Fatal, match=r"still there|other rows"):
+            target.ddl(renamed(a, 0, "a", "b"), header=header)
+    assert sorted(target.applier.tables) == [("d1", "a"), ("d1", "b")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "stops"), [([12, 13], False), ([12, 35], True)], ids=["rows that fit", "misplaced rows"]
+)
+def test_an_exchange_without_validation_is_checked_at_the_target(
+    target: Target, rows: list[int], stops: bool
+) -> None:
+    """Rows that lie in a partition which their values do not name go when that one is dropped, not theirs."""
+    r, ex = ("d_part", "r"), ("d_part", "ex")
+    for query, events in recorded("partitions"):
+        if not query.startswith("alter table r exchange"):
+            target.ddl(*events)
+            continue
+        target.put(r, [11, 31])
+        target.put(ex, rows)
+        (event,) = events
+        target.ddl(replace(event, query=f"{event.query} WITHOUT VALIDATION"))
+        assert target.ids(r) == sorted([*rows, 31])
+        break
+    target.publish(event.finished_ts)
+    target.restart()
+    assert event.after is not None
+    (gone,) = (d["id"] for d in event.after["partition"]["definitions"][:1])
+    drop = replace(
+        event, action=20, before=event.after, old_table="r", removed_ids=(gone,), query="drop", seq=0,
+        finished_ts=event.finished_ts + 1,
+    )  # fmt: skip
+    if stops:
+        with pytest.raises(Fatal, match="WITHOUT VALIDATION"):
+            target.ddl(drop)
+    else:
+        target.ddl(drop)
+        assert target.ids(r) == [31]

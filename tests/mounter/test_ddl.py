@@ -262,6 +262,21 @@ def test_exchange_partition_swaps_the_tables_of_two_ids() -> None:
     assert [store.table(i, now - 1).table for i in (plain, partition)] == ["ex", "r"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize(
+    ("said", "tail"), [(True, ""), (False, " WITHOUT VALIDATION"), (None, " WITHOUT VALIDATION")]
+)
+def test_an_exchange_says_when_tidb_has_not_looked_at_the_rows(said: bool | None, tail: str) -> None:
+    store, job = job_of("partitions", "alter table r exchange")
+    args = {key: value for key, value in job.args.items() if key != "with_validation"}
+    listed = [args[key] for key in ("partition_id", "pt_schema_id", "pt_table_id", "partition_name")]
+    if said is not None:
+        args, listed = {**args, "with_validation": said}, [*listed, said]
+    plain = "ALTER TABLE `d_part`.`r` EXCHANGE PARTITION `p12` WITH TABLE `d_part`.`ex`"
+    for given in (args, listed):
+        (told,) = ddl.transition(replace(job, args=given), store).told
+        assert told.event.query == plain + tail
+
+
 def test_an_exchange_with_a_table_outside_the_filter_stops_the_feed() -> None:
     store, job = job_of("partitions", "alter table r exchange")
     (told,) = store.apply(job).told

@@ -321,8 +321,8 @@ class Applier:
             case ddl_plan.Prune(schema, table, members):
                 self._prune(self.tables[schema, table], members)
                 return f"remove the rows of partition {', '.join(members.names)} of {schema}.{table}"
-            case ddl_plan.Exchange(schema, table, members, other):
-                self._exchange(self.tables[schema, table], members, other)
+            case ddl_plan.Exchange(schema, table, members, other, validated):
+                self._exchange(self.tables[schema, table], members, other, validated=validated)
                 return f"exchange partition {', '.join(members.names)} of {schema}.{table} with {other.name}"
             case ddl_plan.Restore(made, dropped):
                 self._restore(made, dropped)
@@ -364,9 +364,11 @@ class Applier:
         self.lake.replace(table.path, schema, (b.filter(pc.invert(members.mask(b))) for b in batches))
         table.version = self.lake.version(table.path)
 
-    def _exchange(self, table: Table, members: Members, made: Definition) -> None:
+    def _exchange(self, table: Table, members: Members, made: Definition, *, validated: bool) -> None:
         """Both tables are read as they were before, whichever is written first."""
         other = self.tables[made.schema, made.table]
+        if not validated and not self._all_in(other.path, members):
+            self._know(table, ddl_plan.misplaced(table.definition))
         schema, old = table.definition.arrow_schema, self.lake.dataset(table.path)
         stay = (b.filter(pc.invert(members.mask(b))) for b in old.to_batches())
         come = self.lake.dataset(other.path).to_batches()
@@ -376,6 +378,11 @@ class Applier:
         for written in (table, other):
             written.version = self.lake.version(written.path)
         self._know(other, made)
+
+    def _all_in(self, path: str, members: Members) -> bool:
+        """Whether each row of a table belongs into some partitions of another."""
+        batches = self.lake.dataset(path).to_batches()
+        return all(pc.all(members.mask(batch), min_count=0).as_py() for batch in batches)
 
     def _restore(self, made: Definition, dropped: Dropped) -> None:
         path = slot_path(made.schema, made.table)

@@ -33,7 +33,8 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer.convert import Losses, TargetColumn
 from tidegate.consumer.definition import Definition, fill_value, from_info
 from tidegate.consumer.partitioning import Members, Unknowable, members
-from tidegate.model.ddl import DdlEvent
+from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
+from tidegate.mounter.ddl_renames import Name, names_in
 from tidegate.tidb import table_info
 from tidegate.tidb.table_info import is_base_table, table_schema
 
@@ -45,6 +46,12 @@ RECOVER_TABLE: Final = 25
 EXCHANGE: Final = 42
 REPARTITION: Final = frozenset({71, 72})
 """ALTER TABLE PARTITION BY, REMOVE PARTITIONING: a new table id with the old rows."""
+MISPLACED: Final = "tidegate_misplaced_rows"
+"""Member of a TableInfo at the target: an EXCHANGE PARTITION WITHOUT VALIDATION has brought rows that lie in
+a partition which their values do not name. What a partition holds can then not be computed any more."""
+_UNCHECKED: Final = (
+    "EXCHANGE PARTITION WITHOUT VALIDATION has brought rows that their values place in another partition"
+)
 REFUSED: Final = {
     62: "FLASHBACK CLUSTER changes rows of all tables without row events",
     63: "FLASHBACK DATABASE brings tables back without row events",
@@ -121,6 +128,8 @@ class Exchange:
     members: Members
     other: Definition
     """The plain table, with the id it has from now on."""
+    validated: bool = True
+    """TiDB has checked that each row of the plain table belongs into the partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +220,8 @@ def _pruned(event: DdlEvent, before: dict[str, Any], known: Known) -> list[Step]
     if held is None:
         return []  # no row of it came by
     try:
+        if held.info is not None and held.info.get(MISPLACED):
+            raise Unknowable(_UNCHECKED)
         return [Prune(held.schema, held.table, members(before, held, event.removed_ids))]
     except Unknowable as error:
         return [Refuse(f"the partition's rows are removed without row events, and {error}")]
@@ -233,26 +244,48 @@ def _exchanged(event: DdlEvent, after: dict[str, Any], made: Definition, known: 
     info = other.info | {"id": new_id} if other.info is not None else None
     other = replace(other, table_id=new_id, version=event.finished_ts, info=info)
     try:
+        if held.info.get(MISPLACED):
+            raise Unknowable(_UNCHECKED)
         chosen = members(held.info, held, gone)
     except Unknowable as error:
         return [Refuse(f"{why}{error}")]
-    return [Exchange(held.schema, held.table, chosen, other), Redefine(made, "columns are as before")]
+    validated = not event.query.endswith(WITHOUT_VALIDATION)
+    return [
+        Redefine(made, "columns are as before"),
+        Exchange(held.schema, held.table, chosen, other, validated),
+    ]
 
 
 def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: Known) -> list[Step]:
-    held = known.get((event.old_schema, event.old_table))
+    held = _held(event, before, known)
     if held is None:
         # First heard of by this DDL: the topic began after the table's creation and no row of it came by.
         return [Create(after)]
+    if held.info is not None and held.info.get(MISPLACED) and event.action not in REPARTITION:
+        after = misplaced(after)
     steps: list[Step] = []
-    if (event.old_schema, event.old_table) != (after.schema, after.table):
-        steps.append(Rename(event.old_schema, event.old_table, after))
+    if (held.schema, held.table) != (after.schema, after.table):
+        other = known.get((after.schema, after.table))
+        if other is not None and other.table_id and other.table_id != held.table_id:
+            return [Refuse(f"{held.name} gets the name of a table with other rows (id {other.table_id})")]
+        steps.append(Rename(held.schema, held.table, after))
     sources = _sources(event, before, held, after)
     if not _same_columns(held, after, sources):
         steps.append(Rewrite(after, sources, _in_place(held, after, sources)))
     elif not steps:
         steps.append(Redefine(after, "columns are as before"))
     return steps
+
+
+def _held(event: DdlEvent, before: dict[str, Any], known: Known) -> Definition | None:
+    """The table at the target: by TiDB's id, which no rename changes; by name where no id is known."""
+    by_id = next((one for one in known.values() if one.table_id == before["id"]), None)
+    return by_id or known.get((event.old_schema, event.old_table))
+
+
+def misplaced(made: Definition) -> Definition:
+    """The definition of a table with rows in partitions that their values do not name."""
+    return replace(made, info={**made.info, MISPLACED: True}) if made.info is not None else made
 
 
 def _sources(
@@ -324,8 +357,7 @@ _DROP_SCHEMA: Final = re.compile(
 _DROP_TABLE: Final = re.compile(r"\s*drop\s+table\b", re.IGNORECASE)
 _TRUNCATE: Final = re.compile(r"\s*truncate\b", re.IGNORECASE)
 _RENAME: Final = re.compile(
-    rf"\s*(?:rename\s+table\s+{_QUALIFIED}\s+to|alter\s+table\s+{_QUALIFIED}\s+rename(?!\s+(?:index|key|column))\s*(?:to|as)?)"
-    rf"\s+{_QUALIFIED}\s*;?\s*$",
+    rf"\s*alter\s+table\s+{_QUALIFIED}\s+rename(?!\s+(?:index|key|column))\s*(?:to|as)?\s+{_QUALIFIED}\s*;?\s*$",
     re.IGNORECASE,
 )
 
@@ -371,8 +403,8 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
         return [Drop(*held) for held in known if held[0] == dropped] or [
             Nothing("the schema has no tables here")
         ]
-    if (renamed := _RENAME.match(text)) is not None:
-        return _renamed_by_text(message, renamed, known)
+    if (pairs := names_in(text)) or (pairs := _altered_name(text)):
+        return _renamed_by_text(message, pairs, known)
     if action == DROP_TABLE or _DROP_TABLE.match(text):
         return [Drop(*name)] if name in known else [Nothing("not here")]
     if (action == TRUNCATE_TABLE or _TRUNCATE.match(text)) and name in known:
@@ -401,18 +433,29 @@ def _plain(quoted: str) -> str:
     return quoted.replace("``", "`")
 
 
-def _renamed_by_text(
-    message: DdlMessage, found: re.Match[str], known: dict[tuple[str, str], Definition]
-) -> list[Step]:
+def _altered_name(query: str) -> list[tuple[Name, Name]]:
+    """The names in ALTER TABLE .. RENAME, as `names_in` has those of RENAME TABLE."""
+    found = _RENAME.match(query)
+    if found is None:
+        return []
     parts = found.groups()
-    halves = [_unquoted(*parts[at : at + 2]) for at in range(0, len(parts), 2)]
-    old = (halves[0], halves[1]) if halves[1] else (halves[2], halves[3])
-    new = (halves[4], halves[5])
-    source = (old[0] or message.schema, old[1])
-    held = known.get(source)
-    if held is None:
-        return [Nothing("not here")]
-    return [Rename(*source, replace(held, schema=new[0] or message.schema, table=new[1], version=message.ts))]
+    old_schema, old, schema, new = (_unquoted(*parts[at : at + 2]) for at in range(0, len(parts), 2))
+    return [((old_schema, old), (schema, new))]
+
+
+def _renamed_by_text(message: DdlMessage, pairs: list[tuple[Name, Name]], known: Known) -> list[Step]:
+    """One step after the other: a later one may take a name that an earlier one has freed."""
+    known, steps = dict(known), list[Step]()
+    for (old_schema, old), (schema, new) in pairs:
+        source, target = (old_schema or message.schema, old), (schema or message.schema, new)
+        held = known.pop(source, None)
+        if held is None:
+            continue
+        if target in known:
+            return [Refuse(f"{held.name} gets the name of a table that is still there: {'.'.join(target)}")]
+        known[target] = replace(held, schema=target[0], table=target[1], version=message.ts)
+        steps.append(Rename(*source, known[target]))
+    return steps or [Nothing("not here")]
 
 
 def regrown(held: Definition, seen: Definition) -> Rewrite:

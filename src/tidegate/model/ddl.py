@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+WITHOUT_VALIDATION: Final = " WITHOUT VALIDATION"
+"""How the query of an EXCHANGE PARTITION ends when TiDB has not checked that the rows belong there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,14 @@ before it takes rows and definitions back. Source: TiDB `pkg/ddl/partition.go`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 from tidegate.errors import Fatal, Undecodable
-from tidegate.model.ddl import DdlEvent
+from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
+from tidegate.mounter import ddl_renames
+from tidegate.mounter.ddl_renames import Name
 from tidegate.mounter.ddl_rules import EARLY, RECREATE, RULES, Handling, Rule
 from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.table_version import Parsed, TableVersion
@@ -34,6 +36,8 @@ DROP_PARTITION: Final = 20
 CREATE_VIEW: Final = 21
 TRUNCATE_PARTITION: Final = 23
 EXCHANGE_PARTITION: Final = 42
+
+_NO_ROWS: Final = "views and sequences hold no rows"
 
 
 class Catalog(Protocol):
@@ -73,6 +77,8 @@ class Told:
     after: TableVersion | None = None
     partner: TableVersion | None = None
     """The plain table of an exchange, before it."""
+    job_names: tuple[Name, Name] | None = None
+    """Of a step of RENAME TABLES: the table's names before the whole job and after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,8 +257,9 @@ def _view(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
 
 def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     info = _info(job)
-    if not table_info.is_base_table(info):
-        return Transition(ignored="views and sequences hold no rows")
+    renamed_view = bool(info.get("view")) and job.action == RENAME_TABLE
+    if not table_info.is_base_table(info) and not renamed_view:
+        return Transition(ignored=_NO_ROWS)
     before = catalog.current(job.table_id)
     done = _replaced(job, catalog, [(before, job.schema_id, schema, info, job.action, job.query)])
     known = before is not None and set(before.physical_ids) == set(table_info.physical_ids(info))
@@ -302,24 +309,40 @@ def _create_tables(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
 
 
 def _rename_tables(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
-    changes: list[_Change] = []
-    for table_id, schema_id, info in _renames(job):
-        before = catalog.current(table_id)
-        new_schema = _schema_name(job, catalog, schema_id)
-        old = (before.schema, before.table) if before else ("", "")
-        query = f"RENAME TABLE {quoted(*old)} TO {quoted(new_schema, table_info.name_of(info))}"
-        changes.append((before, schema_id, new_schema, info, RENAME_TABLE, query))
-    return _replaced(job, catalog, changes)
+    """One event a step, in order; the catalogue gets what the last step leaves of each table."""
+    known = {table.id: table for info in job.table_infos if (table := catalog.current(info["id"]))}
+    latest: dict[int, TableVersion] = dict(known)
+    told: list[Told] = []
+    steps = ddl_renames.steps(job, lambda i: known[i].full_name if i in known else None, catalog.schema_name)
+    for step in steps:
+        if step.info.get("sequence"):
+            continue
+        before = latest.get(step.table_id)
+        after = _version(job, catalog, step.schema_id, step.new[0], step.info)
+        query = f"RENAME TABLE {quoted(*step.old)} TO {quoted(*step.new)}"
+        event = _table_event(job, len(told), query, before, after, RENAME_TABLE)
+        if before is None:
+            event = replace(event, old_schema=step.old[0], old_table=step.old[1])
+        told.append(Told(event, before, after))
+        latest[step.table_id] = after
+    if not told:
+        return Transition(ignored=_NO_ROWS)
+    told = [replace(one, job_names=_job_names(one, known, latest)) for one in told]
+    return Transition(tables=[TableChange(i, latest[i]) for i in _ids(told)], told=told)
 
 
-def _renames(job: DdlJob) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """(table id, new schema id, new TableInfo) of a rename-tables job of either version."""
-    if isinstance(job.args, dict):
-        entries = [(item["table_id"], item["new_schema_id"]) for item in job.args["rename_table_infos"]]
-    else:
-        entries = list(zip(job.args[3], job.args[1], strict=True))
-    for (table_id, schema_id), info in zip(entries, job.table_infos, strict=True):
-        yield table_id, schema_id, info
+def _job_names(
+    told: Told, known: Mapping[int, TableVersion], latest: Mapping[int, TableVersion]
+) -> tuple[Name, Name]:
+    assert told.after is not None
+    first = known.get(told.after.id)
+    old = first.full_name if first else (told.event.old_schema, told.event.old_table)
+    return old, latest[told.after.id].full_name
+
+
+def _ids(told: Sequence[Told]) -> list[int]:
+    """The tables, each once."""
+    return list(dict.fromkeys(one.after.id for one in told if one.after is not None))
 
 
 # --- partitions -----------------------------------------------------------------------------------------
@@ -333,25 +356,30 @@ def _exchange(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     plain = catalog.current(job.table_id)
     if plain is None or job.table_info is None:
         raise Undecodable("exchange partition of unknown tables", where=f"job {job.id}", why=job.query[:200])
-    partition_id, schema_id, partition = _exchanged(job)
+    partition_id, schema_id, partition, validated = _exchanged(job)
     partitioned = _schema_name(job, catalog, schema_id)
     before = catalog.current(job.table_info["id"])
     after = _version(job, catalog, schema_id, partitioned, job.table_info)
     moved = _version(job, catalog, job.schema_id, plain.schema, {**plain.info(), "id": partition_id})
     query = (
         f"ALTER TABLE {quoted(partitioned, after.table)} EXCHANGE PARTITION {quoted(partition)} "
-        f"WITH TABLE {quoted(plain.schema, plain.table)}"
+        f"WITH TABLE {quoted(plain.schema, plain.table)}{'' if validated else WITHOUT_VALIDATION}"
     )
     tables = [TableChange(plain.id, None), TableChange(after.id, after), TableChange(moved.id, moved)]
     event = _table_event(job, 0, query, plain, after)
     return Transition(tables=tables, told=[Told(event, before, after, plain)])
 
 
-def _exchanged(job: DdlJob) -> tuple[int, int, str]:
-    """The partition's id, the partitioned table's schema id, and the partition's name."""
-    if isinstance(job.args, dict):
-        return job.args["partition_id"], job.args["pt_schema_id"], job.args["partition_name"]
-    return job.args[0], job.args[1], job.args[3]
+def _exchanged(job: DdlJob) -> tuple[int, int, str, bool]:
+    """The partition's id, the partitioned table's schema id, the partition's name, and if rows were checked.
+
+    TiDB leaves a false `with_validation` out.
+    """
+    args = job.args
+    if isinstance(args, dict):
+        validated = bool(args.get("with_validation"))
+        return args["partition_id"], args["pt_schema_id"], args["partition_name"], validated
+    return args[0], args[1], args[3], bool(args[4:5] and args[4])
 
 
 def _early(job: DdlJob, catalog: Catalog, schema: str) -> Transition:

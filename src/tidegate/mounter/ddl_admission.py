@@ -49,6 +49,11 @@ def admit(told: Told, table_filter: TableFilter, *, force_replicate: bool = Fals
         return table_filter.matches_schema(event.schema)
     new = table_filter.matches(event.schema, event.table)
     old = told.before is not None and table_filter.matches(event.old_schema, event.old_table)
+    if told.job_names is not None:
+        # The names in the midst of a job decide nothing: no row is ever written under them. Every step of a
+        # table that was replicated is told, because the target must follow it to its last name.
+        first, last = told.job_names
+        old, new = told.before is not None and table_filter.matches(*first), table_filter.matches(*last)
     if event.action == RENAME_TABLE and new and not old:
         raise InvalidInput(
             "a table was renamed into the filter",

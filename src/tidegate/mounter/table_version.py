@@ -150,6 +150,11 @@ class TableVersion:
         """`schema.table`, for people."""
         return f"{self.schema}.{self.table}"
 
+    @property
+    def full_name(self) -> tuple[str, str]:
+        """Schema and table."""
+        return self.schema, self.table
+
     def info(self) -> dict[str, Any]:
         """The TableInfo."""
         return table_info.parse(unpack(self.packed), self.name)
