@@ -27,6 +27,10 @@ def test_a_missing_column_is_its_origin_default_else_null_else_zero() -> None:
     assert value.missing(column(Kind.ENUM, elems=("a", "b"), origin_default="b")) == 2
     assert value.missing(column(Kind.SET, elems=("a", "b"), origin_default="a,b")) == 3
     assert value.missing(column(Kind.STRING)) == b""
+    short = column(Kind.BYTES, origin_default="\0\ufffd\ufffd\ufffd", flen=8)
+    assert value.missing(short) == b"\0\xef\xbf\xbd\xef\xbf\xbd\xef", "cut in bytes, as TiDB does"
+    assert value.missing(replace(short, origin_default=b"123456789")) == b"12345678"
+    assert value.missing(replace(short, origin_default="é", flen=-1)) == "é".encode()
     assert value.missing(column(Kind.BIT, origin_default=b"\x05")) == 5
     assert value.missing(column(Kind.BIT, origin_default="\x05")) == 5
     assert value.missing(column(Kind.DOUBLE, origin_default="-0.5")) == -0.5

@@ -101,14 +101,23 @@ def _from_default(column: Column) -> Stored:
     default = column.origin_default
     try:
         if isinstance(default, bytes):
-            return int.from_bytes(default, "big") if column.kind is Kind.BIT else default
-        return _parse_default(column, str(default))
+            return int.from_bytes(default, "big") if column.kind is Kind.BIT else _cut(column, default)
+        return _cut(column, _parse_default(column, str(default)))
     except (ValueError, InvalidInput, Undecodable) as error:
         raise Undecodable(
             "a column's origin default cannot be read",
             where=column.name,
             why=f"{default!r}: {error}",
         ) from None
+
+
+def _cut(column: Column, stored: Stored) -> Stored:
+    """A binary column's default within its declared length, in bytes, as TiDB reads it.
+
+    In the catalogue's JSON each byte that is not UTF-8 has become U+FFFD, of three bytes.
+    """
+    too_long = column.kind is Kind.BYTES and isinstance(stored, bytes) and 0 < column.flen < len(stored)
+    return stored[: column.flen] if too_long and isinstance(stored, bytes) else stored
 
 
 def _parse_default(column: Column, text: str) -> Stored:

@@ -5,7 +5,7 @@ import pytest
 from tests.golden_folder import count, lines
 from tests.tidb.stored import UNKNOWN_WEIGHTS
 from tidegate.errors import InvalidInput
-from tidegate.tidb.types import string, weights
+from tidegate.tidb.types import collation, string, weights
 
 
 @pytest.mark.golden
@@ -87,3 +87,22 @@ def test_restored_data_is_kept_where_the_key_loses_something(
     mysql_type: int, charset: str, collate: str, needed: bool
 ) -> None:
     assert string.needs_restored_data(mysql_type, charset, collate) is needed
+
+
+def test_gbk_bin_has_the_characters_that_pythons_gbk_lacks() -> None:
+    """Two bytes of GB 18030: 80 characters, but not the euro sign nor the private use area."""
+    found = {}
+    for code in range(0x10000):
+        sign = chr(code)
+        if not 0xD800 <= code < 0xE000 and not sign.encode("gbk", "ignore"):
+            key = string.sort_key(b"x" + sign.encode(), "gbk_bin")
+            assert (
+                key == string.encoded(f"x{sign}", "gbk_bin") == collation.key(b"x" + sign.encode(), "gbk_bin")
+            )
+            if key != b"x?":
+                found[sign] = key[1:]
+    assert len(found) == 80
+    assert found["\u01f9"] == b"\xa8\xbf"
+    assert {sign.encode("gb18030") for sign in found} == set(found.values())
+    assert string.sort_key("€\ue000\U0001f600".encode(), "gbk_bin") == b"???"
+    assert string.sort_key("€".encode(), "gb18030_bin") == b"\xa2\xe3"

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.tidb.types import weights
+from tidegate.tidb.types import string, weights
 
 _EXACT: Final = frozenset({"binary", "utf8mb4_0900_bin"})
 _NO_PAD: Final = frozenset({*_EXACT, "utf8mb4_0900_ai_ci"})
 _GENERAL: Final = frozenset({"utf8mb4_general_ci", "utf8_general_ci"})
-_ENCODED: Final = {"gbk_bin": "gbk", "gb18030_bin": "gb18030"}
+_ENCODED: Final = frozenset({"gbk_bin", "gb18030_bin"})
 _PLAIN: Final = frozenset({"utf8mb4_bin", "utf8_bin", "latin1_bin", "ascii_bin"})
 _BY_CASE: Final = frozenset({"gb18030_chinese_ci"})
 KNOWN: Final = frozenset({*_EXACT, *_ENCODED, *_PLAIN, *weights.KNOWN, *_BY_CASE})
@@ -51,7 +51,7 @@ def key(data: bytes, collate: str) -> bytes:
     except UnicodeDecodeError:
         return data
     if collate in _ENCODED:
-        return text.encode(_ENCODED[collate], "replace")
+        return string.encoded(text, collate)
     return b"".join(map(sign_key(collate), text))
 
 
