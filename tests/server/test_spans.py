@@ -7,7 +7,7 @@ from typing import Any
 from tidegate.control.metadata import FeedId
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
-from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID, span_message
 from tidegate.server.spans import SpanRegistry
 from tidegate.tidb import keys
 
@@ -27,14 +27,16 @@ class Heard:
 
     def take(self) -> list[tuple[str, int | None]]:
         found = [(m["type"], m.get("start_ts", m.get("ts"))) for m in self.messages]
-        assert all(m["start"] == SPAN.start.hex() for m in self.messages)
+        assert all(m["start"] == SPAN.start.hex() for m in self.messages if m["type"] != "safe_point")
         self.messages = []
         return found
 
 
 def connected() -> tuple[SpanRegistry, Heard]:
     registry, puller = SpanRegistry(), Heard()
+    registry.keep_above(20)
     registry.connect(puller)  # type: ignore[arg-type]
+    assert puller.take() == [("safe_point", 20)]
     return registry, puller
 
 
@@ -46,7 +48,7 @@ def test_a_span_is_followed_from_the_least_start_until_nobody_holds_it() -> None
     assert puller.take() == [("watch", 50), ("watch", 30)]
     again = Heard()
     registry.connect(again)  # type: ignore[arg-type]
-    assert again.take() == [("watch", 30)]
+    assert again.take() == [("safe_point", 20), ("watch", 30)]
     registry.drop(TWO, NAME)
     assert again.take() == []
     registry.drop(ONE, NAME)
@@ -64,7 +66,7 @@ def test_a_table_that_is_dropped_and_comes_back_while_the_feed_lags_stays_follow
     assert puller.take() == []
     again = Heard()
     registry.connect(again)  # type: ignore[arg-type]
-    assert again.take() == [("watch", 90)]
+    assert again.take() == [("safe_point", 20), ("watch", 90)]
     registry.drop(ONE, NAME)
     assert again.take() == [("unwatch", None)]
 
@@ -97,10 +99,10 @@ def test_what_all_are_done_with_is_not_asked_for_again_but_for_a_feed_that_needs
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 50)
     registry.release(TWO)
-    registry.drop_below({ONE: (70, 60), TWO: (55, 55)})
+    registry.needed({ONE: (70, 60), TWO: (55, 55)})
     again = Heard()
     registry.connect(again)  # type: ignore[arg-type]
-    assert again.take() == [("watch", 70)]
+    assert again.take() == [("safe_point", 20), ("watch", 70)]
     registry.hold(TWO, SPAN, 60)
     assert again.take() == [("watch", 60)]
     registry.drop_below({ONE: (80, 60), TWO: (65, 40)})
@@ -124,3 +126,45 @@ def test_the_files_of_the_ddl_span_go_with_the_last_feed_only() -> None:
     stored = {DDL_SPAN_ID: (DDL_SPAN, 70)}
     assert registry.sweep(stored, 1 << 60) == []
     assert registry.sweep(stored, MAX) == [DDL_SPAN_ID]
+
+
+def refused(start_ts: int, safe_point: int) -> dict[str, Any]:
+    return span_message("refused", SPAN, start_ts=start_ts, safe_point=safe_point)
+
+
+def test_a_puller_knows_what_pd_holds_before_it_is_told_of_any_span() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.needed({ONE: (70, 60)})
+    registry.keep_above(69)
+    assert puller.take() == [("watch", 50), ("safe_point", 69)]
+    again = Heard()
+    registry.connect(again)  # type: ignore[arg-type]
+    assert again.take() == [("safe_point", 69), ("watch", 70)], "nothing is asked for below what is held"
+
+
+def test_a_refusal_concerns_the_feeds_that_need_what_is_refused_until_it_is_asked_for_again() -> None:
+    registry, _ = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(TWO, SPAN, 80)
+    registry.hear_refused(refused(50, 60))
+    found = registry.refusal(ONE)
+    assert found is not None
+    assert (found.span, found.start_ts, found.safe_point) == (NAME, 50, 60)
+    assert registry.refusal(TWO) is None
+    registry.release(ONE)
+    registry.hold(ONE, SPAN, 55)
+    assert registry.refusal(ONE) is None
+    registry.release(ONE)
+    registry.release(TWO)
+    registry.hear_refused(refused(50, 60))
+    registry.hold(TWO, SPAN, 40)
+    assert registry.refusal(TWO) is None
+
+
+def test_a_feed_that_asked_not_to_be_guarded_is_followed_from_anywhere() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 10, guarded=False)
+    assert puller.take() == [("safe_point", 0), ("watch", 10)]
+    registry.release(ONE)
+    assert puller.take() == [("unwatch", None), ("safe_point", 20)]

@@ -40,6 +40,12 @@ def server(
             min=1, help="Seconds without a word of the puller after which it is killed and started again."
         ),
     ] = 60.0,
+    gc_ttl: Annotated[
+        int,
+        typer.Option(
+            min=60, help="Seconds for which upstream keeps the history of a stopped or failed changefeed."
+        ),
+    ] = 86_400,
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS) + ".")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
@@ -67,7 +73,11 @@ def server(
         raise typer.Exit(error.exit_code) from error
     try:
         options = Options(
-            pd=pd, data_dir=data_dir.absolute(), event_store_bytes=quota, puller_timeout_s=puller_timeout
+            pd=pd,
+            data_dir=data_dir.absolute(),
+            event_store_bytes=quota,
+            puller_timeout_s=puller_timeout,
+            gc_ttl_s=gc_ttl,
         )
         failure = asyncio.run(_run(options, listener, as_json))
     except TidegateError as error:

@@ -1,11 +1,12 @@
 """The service GC safepoint: which history upstream must keep for the feeds, and when to say so again.
 
-TiKV drops old versions below the safepoint; a feed at checkpoint C needs them from C on, else a new
-incremental scan would miss deletes. So C - 1 of the slowest feed is held, for `TTL_S` seconds at a time,
-renewed at most once a minute, at once for a new feed (facts: TiKV CDC 4.9).
+TiKV drops old versions below the safepoint; whoever registers at ts R needs them from R on, else the scan
+would miss deletes. So the safepoint is held below the least ts that anything may still be read from: of each
+feed its checkpoint, and the ts of its saved catalogue, from which DDL is read again. It is held for `ttl_s`
+seconds at a time, renewed at most once a minute, at once for a new feed (facts: TiKV CDC 4.9).
 
-PD refuses a safepoint below its least one, and then holds nothing for us. So a feed whose history is gone is
-left out from then on (as TiCDC leaves out those that failed for it): the others' would go, too.
+PD refuses a safepoint below its least one, and then holds nothing for us. So when that has passed what a feed
+needs, what is left of the history is held; whether the feed can do without the rest shows when it registers.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Final
 
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId
+from tidegate.model.timestamp import MAX
 
 TTL_S: Final = 86_400
+"""`gc-ttl`: how long PD keeps a hold that is not renewed, and how long a feed that is stopped has one."""
 REFRESH_S: Final = 60.0
 HELD: Final = frozenset({State.NORMAL, State.WARNING, State.PENDING, State.STOPPED, State.FAILED})
 """States whose history is kept; a failed feed can be resumed."""
@@ -39,28 +42,38 @@ class Hold:
 
     safe_point: int
     ttl_s: int
+    needed: int = MAX
+    """The least ts that anything may still be read from; MAX: nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What PD has said it keeps for us."""
+
+    needed: int = MAX
+    """Asked for from this ts on."""
+    safe_point: int = MAX
+    """Nothing may be read or registered below: what is held, or PD's least safepoint if that is above it."""
 
 
 class GcGuard:
-    """Decides when the safepoint is to be renewed, and which feeds have lost their history."""
+    """Decides when the safepoint is to be renewed, and at what."""
 
-    def __init__(self) -> None:
+    def __init__(self, ttl_s: int = TTL_S) -> None:
+        self._ttl_s = ttl_s
         self._last = float("-inf")
-        self._held = False
+        self._held = True  # an earlier process may have left a hold
         self._least = 0
 
-    def tick(
-        self, feeds: Mapping[FeedId, tuple[State, int]], now: float, *, force: bool = False
-    ) -> Hold | None:
-        """The call to make now, if any. `feeds`: state and checkpoint of each."""
+    def tick(self, needs: Mapping[FeedId, int], now: float, *, force: bool = False) -> Hold | None:
+        """The call to make now, if any. `needs`: the least ts that each feed may still read from."""
         if not force and now - self._last < REFRESH_S:
             return None
-        wanted = [checkpoint for state, checkpoint in feeds.values() if state in HELD]
-        needed = [checkpoint for checkpoint in wanted if checkpoint - 1 >= self._least]
-        if needed:
+        if needs:
             self._last, self._held = now, True
-            return Hold(min(needed) - 1, TTL_S)
-        if wanted or self._held:
+            needed = min(needs.values())
+            return Hold(max(needed - 1, self._least), self._ttl_s, needed)
+        if self._held:
             self._last, self._held = now, False
             return Hold(0, 0)
         return None
@@ -72,11 +85,7 @@ class GcGuard:
 
     def failed(self) -> None:
         """The call did not succeed: it is due again at once."""
-        self._last = float("-inf")
-
-    def lost(self, feeds: Mapping[FeedId, tuple[State, int]], min_safe_point: int) -> list[FeedId]:
-        """Feeds whose history is gone: PD's least safepoint lies above what they need."""
-        return sorted(f for f, (state, ts) in feeds.items() if state in HELD and ts - 1 < min_safe_point)
+        self._last, self._held = float("-inf"), True
 
 
 def earliest_start(min_safe_point: int) -> int:

@@ -236,6 +236,8 @@ class FeedInfo:
     the same name, whoever made that: its metadata may be gone, or another capture's."""
     error: FeedError | None = None
     creator_version: str = ""
+    ended_ms: int = 0
+    """When it was last stopped or failed, by upstream's time; 0: it runs."""
 
     def to_bytes(self) -> bytes:
         """As stored."""
@@ -257,6 +259,7 @@ class FeedInfo:
                 instance=str(body["instance"]),
                 error=FeedError(**error) if error else None,
                 creator_version=body.get("creator_version", ""),
+                ended_ms=int(body.get("ended_ms", 0)),
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise InvalidInput(

@@ -11,6 +11,7 @@ and each holds only the index. Pure but for `map_file`.
 from __future__ import annotations
 
 import mmap
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ from tidegate.mounter.table_version import Packed, Parsed, TableVersion
 MAGIC: Final = b"TGSS"
 FORMAT: Final = 2
 _HEAD: Final = 20
+_TS: Final = re.compile(rb'\{"ts":(\d+),')
+"""How the index begins."""
 _ELIGIBLE, _VIEW = 1, 2
 _FIX: Final = "pause the changefeed, remove its schema.bin and resume it: upstream is asked again"
 
@@ -93,6 +96,16 @@ def map_file(path: Path) -> memoryview:
         if path.stat().st_size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def saved_ts(path: Path) -> int | None:
+    """The ts of the catalogue in a file, from its first bytes; None when there is none to be read."""
+    try:
+        with path.open("rb") as file:
+            found = _TS.match(file.read(_HEAD + 32)[_HEAD:])
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def parse(data: Packed, cache: Parsed) -> Image:

@@ -83,6 +83,7 @@ class Puller:
         clock: Clock | None = None,
         seed: int | None = None,
         on_failure: Callable[[TidegateError], None] | None = None,
+        on_refused: Callable[[Span, Timestamp, Timestamp], None] | None = None,
     ) -> None:
         """Start. `spill`: a folder, emptied now, for open transactions of more than `open_bytes_max` a
         stream.
@@ -98,7 +99,9 @@ class Puller:
         self._pd, self._store, self._kv_mode = pd, store, kv_mode
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
-        self._on_failure = on_failure
+        self._on_failure, self._on_refused = on_failure, on_refused
+        self._safe_point: Timestamp = 0
+        self._refused: list[Locate] = []  # coordinator only
         self.failure: TidegateError | None = None
         self._inbox = Inbox(self._clock)
         self._numbers = itertools.count(1)
@@ -131,11 +134,16 @@ class Puller:
         """Pull `span` above start_ts, or above what the store already holds.
 
         Watching it again does nothing, unless start_ts lies below what the store is complete from: then
-        the span is pulled anew from there. Raises Fatal when the span's files are corrupt.
+        the span is pulled anew from there. A start that the store does not hold and that lies below the safe
+        point is refused, and the span left as it is. Raises Fatal when the span's files are corrupt.
         """
         with self._state:
             known = self._watched.get(span)
         if known is not None and known.sink.complete_from <= start_ts:
+            return
+        sink = known.sink if known is not None else self._store.open_span(span)
+        if start_ts < self._safe_point and not sink.complete_from <= start_ts <= sink.resolved:
+            self._tell_refused(span, start_ts)
             return
         self.unwatch(span)
         sink = self._store.open_span(span)
@@ -151,6 +159,12 @@ class Puller:
             self._watched[span] = watched
         self._sealer.moved()
         self._inbox.put(lambda: self._locate(Locate(watched, span, History())))
+
+    def keep_above(self, safe_point: Timestamp) -> None:
+        """Register nothing below from now on: upstream keeps its history from there. 0: anything may be."""
+        lowered, self._safe_point = safe_point < self._safe_point, safe_point
+        if lowered:
+            self._inbox.put(self._try_refused)
 
     def unwatch(self, span: Span) -> None:
         """Stop pulling; what was sealed stays in the store. Unknown spans are ignored."""
@@ -258,11 +272,42 @@ class Puller:
     def _admit(self, store_id: int) -> None:
         """Send what may be scanned now."""
         while (held := self._admission.next(store_id)) is not None:
+            if held.resolved < self._safe_point:
+                self._refuse(held)
+                continue
             watched = held.watched
             held.registration = held.stream.register(
                 held.feed.region, held.request_id, watched.number, held.mark, held.feed.bounds, held.resolved
             )
             self._held[held.registration] = held
+
+    def _refuse(self, held: Held) -> None:
+        """Ask nothing for a range whose scan could lack what GC has taken; its span stands still."""
+        self._give_back(held)
+        self._admission.done(held.stream.store_id, held)
+        self._refused.append(Locate(held.watched, held.feed.bounds, History(), fresh=True))
+        held.watched.refused = f"a safe point at or below {held.resolved}: it is {self._safe_point}"
+        self._tell_refused(held.watched.span, held.resolved)
+
+    def _tell_refused(self, span: Span, start_ts: Timestamp) -> None:
+        event(
+            LOG,
+            logging.ERROR,
+            "not registered: below the safe point",
+            span=span_id(span, self._kv_mode),
+            start_ts=start_ts,
+            safe_point=self._safe_point,
+        )
+        if self._on_refused is not None:
+            self._on_refused(span, start_ts, self._safe_point)
+
+    def _try_refused(self) -> None:
+        """The safe point is lower than before."""
+        refused, self._refused = self._refused, []
+        for task in refused:
+            task.watched.refused = ""
+        for task in refused:
+            self._locate(task)
 
     def _stream(self, store_id: int) -> Stream:
         stream = self._streams.get(store_id)
@@ -321,7 +366,11 @@ class Puller:
         self._admit(held.stream.store_id)
 
     def _release(self, held: Held) -> None:
-        """Give the range back with the ts it has reached."""
+        """Give the range back with the ts it has reached; another one may be scanned now."""
+        self._give_back(held)
+        self._ended_scan(held)
+
+    def _give_back(self, held: Held) -> None:
         if held.registration is not None:
             held.stream.matcher.stop(held.registration)
             del self._held[held.registration]
@@ -338,7 +387,6 @@ class Puller:
             del held.watched.regions[region.id]
         if held.request_id != held.watched.request_id:
             held.watched.request_ids.discard(held.request_id)
-        self._ended_scan(held)
 
     def _leave(self, watched: Watched, left: threading.Event) -> None:
         for held in list(watched.feeds):
@@ -348,6 +396,7 @@ class Puller:
                 stream.deregister(request_id)
         with self._state:
             self._frontier.release(watched.free_mark)
+        self._refused = [task for task in self._refused if task.watched is not watched]
         watched.sink.close()
         left.set()
 

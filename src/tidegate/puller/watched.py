@@ -31,6 +31,8 @@ class Watched:
     gone: bool = False
     paused: bool = False
     """Given up for want of room; nothing of it is asked for."""
+    refused: str = ""
+    """What a part waits for that is not registered, as that could miss what GC has taken."""
     rows: int = 0
     bytes: int = 0
     moved_at: float = 0.0
@@ -44,6 +46,7 @@ class Watched:
         """For the status; `waiting`: why nothing is taken in, empty when that is not so."""
         scanning = sum(1 for h in list(self.feeds) if h.feed.state is State.SCANNING)
         holes = self.lock.holes
+        waiting = waiting or self.refused
         waiting = waiting or (f"{holes} ranges without a region" if holes else "")
         waiting = waiting or (f"{scanning} regions being scanned" if scanning else "")
         return {

@@ -26,6 +26,7 @@ from typing import Any, Final
 from tidegate import metrics
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import TABLE_MODE
+from tidegate.control.gc import TTL_S
 from tidegate.control.metadata import (
     Compare,
     FeedError,
@@ -79,6 +80,8 @@ class Options:
     """The event store's disk quota; 0: none."""
     puller_timeout_s: float = 60.0
     """A puller that follows spans and says nothing for so long is killed and started again."""
+    gc_ttl_s: int = TTL_S
+    """How long upstream's history is kept for a feed that is stopped or has failed, and by PD without us."""
     pipeline_command: PipelineCommand = pipeline_command
     open_sink: OpenSink = open_kafka_sink
     clock: Clock = field(default_factory=SystemClock)
@@ -142,6 +145,7 @@ class Capture:
             pipeline_command=options.pipeline_command,
             open_sink=options.open_sink,
             lost=self._on_lost,
+            gc_ttl_s=options.gc_ttl_s,
         )
         self.reactor = Reactor(self.node)
         socket = ControlSocket(paths.socket, self._hear)
@@ -284,6 +288,8 @@ class Capture:
                 spans.disconnect(connection)
             case "status":
                 spans.status = message["spans"]
+            case "refused":
+                spans.hear_refused(message)
             case "error":
                 event(LOG, logging.WARNING, "puller error", error=str(message.get("what")))
                 self.reactor.puller_error(self._puller_error(message))

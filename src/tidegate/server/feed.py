@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from tidegate import metrics
 from tidegate.control.barrier import Barrier, SpanTask
+from tidegate.control.changefeed import State
 from tidegate.control.load import LoadPlan, LoadState
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Grant, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
@@ -28,11 +29,11 @@ from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.key_range import KeyRange
 from tidegate.model.span import Span, span_id
-from tidegate.model.timestamp import compose, physical_ms
-from tidegate.mounter.schema_image import Image
+from tidegate.model.timestamp import MAX, compose, physical_ms
+from tidegate.mounter.schema_image import Image, saved_ts
 from tidegate.pipeline.feed import BEATS, LOAD_FILE
 from tidegate.server import initial_load, processor
-from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
+from tidegate.server.feed_life import LOST, FeedLife, to_its_end, unexpected
 from tidegate.server.feed_watch import LOOK_S, FeedWatch
 from tidegate.server.key_tracker import KeyTracker
 from tidegate.server.node import Node
@@ -48,8 +49,8 @@ FLOOR_S: Final = 10.0
 """How often the barrier file's start ts and `schema.bin` follow the checkpoint, so that segments can go."""
 SAVE_REST: Final = 50
 """A catalogue is saved again after so many times what saving it took, at the earliest."""
-SAVE_IDLE_S: Final = 600.0
-"""And after so long without DDL: should files be lost, DDL is pulled anew from the saved catalogue on."""
+SAVE_IDLE_S: Final = 60.0
+"""And after so long without DDL: upstream's history is held from the saved catalogue on."""
 DROP_AFTER_S: Final = 60.0
 """Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
 PIPELINE_STARTS: Final = "pipeline process"
@@ -94,7 +95,8 @@ class Feed(FeedLife):
         self._jobs: set[asyncio.Task[None]] = set()
         self._floors: list[tuple[float, int, int]] = []
         self._floor_at = 0.0
-        self._catalogue_to = 0
+        self._catalogue_to = self._saved_catalogue() or status.checkpoint_ts
+        """The ts of `schema.bin`: from there on DDL is read when the feed is opened."""
         self._ended: dict[str, int] = {}
         """Spans whose progress is still kept at the sink, and the ts at which they ended."""
         self._saving: asyncio.Task[None] | None = None
@@ -120,6 +122,22 @@ class Feed(FeedLife):
     def forget_grant(self) -> None:
         """The next incarnation runs under a token of its own; the feed must not run."""
         self._grant = None
+
+    def _saved_catalogue(self) -> int | None:
+        """The ts of `schema.bin`; None when there is none to read, so that upstream is asked."""
+        if not self.config.has_tables:
+            return None
+        return saved_ts(self.node.paths.feed(self.id) / SNAPSHOT)
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The least ts from which rows, and DDL, may still be read of upstream, were all that is stored gone.
+
+        Upstream's history must be held from there on.
+        """
+        return self.persisted, min(
+            self.persisted, self._catalogue_to
+        ) if self.config.has_tables else self.persisted
 
     async def _settle(self) -> None:
         while beside := [job for job in (*self._jobs, self._saving) if job is not None and not job.done()]:
@@ -166,12 +184,14 @@ class Feed(FeedLife):
 
     async def _open(self) -> None:
         """Catalogue, spans and owner at the stored checkpoint."""
+        self._check_held()
         tracker = await self._open_tracker()
         ddl_span = self._ddl_span_id
         self._catalogue_to = tracker.resolved_ts
-        self.captured.spans.hold(self.id, self._ddl_span, tracker.resolved_ts)
+        self._hold(self._ddl_span, tracker.resolved_ts)
         self.waiting_for = "DDL puller" if self.config.has_tables else "puller"
         while not (resolved := self._resolved_from(ddl_span, tracker.resolved_ts)):
+            self._check_history()
             await asyncio.sleep(TICK_S)
         batches, known = await asyncio.to_thread(tracker.begin, self.persisted, resolved)
         barrier = Barrier(self.persisted, self.info.target_ts, held_at=self.persisted if self.loading else 0)
@@ -180,7 +200,37 @@ class Feed(FeedLife):
         interval = self.config.tidegate.resolved_interval
         self.owner = Owner(self.persisted, tracker.initial, barrier, resolved_interval_s=interval)
         for task in (*tracker.initial, *(task for batch in batches for task in batch.added)):
-            self.captured.spans.hold(self.id, task.span, task.start_ts)
+            self._hold(task.span, task.start_ts)
+
+    def _hold(self, span: Span, start_ts: int) -> None:
+        self.captured.spans.hold(self.id, span, start_ts, guarded=self.config.check_gc_safe_point)
+
+    def _check_held(self) -> None:
+        """Raises Retryable until PD has been asked to hold what the feed needs: nothing is read before."""
+        needed, history = min(self.needs), self.node.history
+        if self.config.check_gc_safe_point and needed < history.needed:
+            held = f"from {history.needed} on" if history.needed < MAX else "nothing"
+            raise Retryable(
+                "Upstream's history is not held yet from where the changefeed needs it.",
+                where=f"changefeed {self.id}",
+                why=f"it needs it from {needed} on, PD has been asked for {held}",
+                fix="nothing while PD answers: it is asked again every second",
+            )
+
+    def _check_history(self) -> None:
+        """Raises Fatal when neither upstream nor the event store has what the feed needs."""
+        refusal = self.captured.spans.refusal(self.id)
+        if refusal is not None:
+            raise self._history_gone(refusal.start_ts, refusal.safe_point, f"span {refusal.span}")
+
+    def _history_gone(self, ts: int, safe_point: int, what: str) -> Fatal:
+        passed = "the checkpoint" if safe_point > self.persisted else "the saved catalogue"
+        return Fatal(
+            f"[{LOST}]upstream's GC safepoint {safe_point} has passed {passed}.",
+            where=f"changefeed {self.id}, checkpoint {self.persisted}, catalogue of {self._catalogue_to}",
+            why=f"{what} has to be read from {ts} on, and the event store does not have it from there either",
+            fix="remove the changefeed and create it again from a later start-ts",
+        )
 
     def _resolved_from(self, span: str, start: int) -> int:
         """How far a span is resolved that is kept from `start` on; 0: not to the checkpoint, or not so.
@@ -198,6 +248,9 @@ class Feed(FeedLife):
         snapshot = self.plan.folder / SNAPSHOT
         self.waiting_for = "catalogue from upstream"
         if not snapshot.exists():
+            safe_point = self.node.history.safe_point
+            if self.config.check_gc_safe_point and self.persisted < safe_point:
+                raise self._history_gone(self.persisted, safe_point, "the catalogue")
             await asyncio.to_thread(save_catalogue, self.node.pd, self.persisted, snapshot)
         return await asyncio.to_thread(SchemaTracker.load, snapshot, self.captured.store, self._filter)
 
@@ -386,6 +439,7 @@ class Feed(FeedLife):
         assert owner is not None
         assert tracker is not None
         assert barrier is not None
+        self._check_history()
         frontier = self._frontier()
         ddl_resolved = frontier.get(self._ddl_span_id, 0)
         if ddl_resolved > owner.barrier.resolved:
@@ -394,7 +448,7 @@ class Feed(FeedLife):
             for batch in batches:
                 # Pulled from now on, delivered from the DDL on.
                 for task in batch.added:
-                    self.captured.spans.hold(self.id, task.span, task.start_ts)
+                    self._hold(task.span, task.start_ts)
         self._advance_idle(owner, frontier)
         for effect in owner.tick(self.node.clock.monotonic()):
             self._spawn(self._perform(owner, effect))
@@ -521,6 +575,19 @@ class Feed(FeedLife):
         passed = ddl is not None and outlook.pending(ddl, self._catalogue_to, checkpoint)[0] > 0
         return now >= (self._save_at if passed else self._save_at + SAVE_IDLE_S)
 
+    async def _save_last(self) -> None:
+        """Before the spans are released: upstream need not be asked again for the DDL that was delivered."""
+        tracker = self._tracker
+        if not isinstance(tracker, SchemaTracker) or tracker.broken or self._catalogue_to >= self.persisted:
+            return
+        try:
+            image = tracker.image(self.persisted)
+            await asyncio.to_thread(save_image, self.plan.folder / SNAPSHOT, image)
+            self._catalogue_to = image.ts
+        except OSError as error:
+            # Not needed: upstream's history is held from where the older one stands.
+            event(LOG, logging.WARNING, "catalogue not saved", changefeed=str(self.id), why=str(error))
+
     async def _save(self, image: Image) -> None:
         """Write `schema.bin` beside the loop; the larger it is, the longer the rest after it."""
         clock = self.node.clock
@@ -557,6 +624,8 @@ class Feed(FeedLife):
 
     def waits_for(self) -> str:
         """What the checkpoint waits for, in words; empty when nothing is known."""
+        if self.life.state in (State.STOPPED, State.FAILED):
+            return self._words_of_history()
         if self.waiting_for or self.owner is None or self._tracker is None:
             return self.waiting_for
         if self.loading:
@@ -573,6 +642,24 @@ class Feed(FeedLife):
         """A span, with its table's name where that is known."""
         name = self._tracker.name_of(task.physical_id) if self._tracker is not None else ""
         return f"span {task.id} ({name or f'table id {task.physical_id}'})"
+
+    def _words_of_history(self) -> str:
+        """Whether a feed that does not run can go on later."""
+        needed, safe_point = min(self.needs), self.node.history.safe_point
+        if self.lost:
+            return ""  # its error says so
+        if self.released:
+            return (
+                f"a resume: it was {self.life.state} for longer than gc-ttl ({self.node.gc_ttl_s} s), so "
+                "nothing is held for it any more; it goes on if upstream or the event store still has what "
+                f"came after ts {needed}"
+            )
+        if needed < safe_point < MAX:
+            return (
+                f"a resume: upstream's GC safepoint {safe_point} has passed ts {needed}, where it reads on; "
+                "it goes on if the event store still has what lies between"
+            )
+        return ""
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""

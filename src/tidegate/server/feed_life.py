@@ -28,6 +28,8 @@ from tidegate.server.node import Node
 
 LOG: Final = logging.getLogger(__name__)
 
+LOST: Final = "CDC:ErrSnapshotLostByGC"
+
 
 class FeedLife(ABC):
     """What a changefeed is, and its state; a subclass replicates."""
@@ -42,6 +44,8 @@ class FeedLife(ABC):
         self.waiting_for = ""
         self.turn = asyncio.Lock()
         """Held by whoever asks something of the feed, from the first look at its state to the last write."""
+        if self.life.ended and not info.ended_ms:
+            self.info = dataclasses.replace(info, ended_ms=node.now_ms())  # stored by an earlier version
         self._filter = FeedFilter.of(self.config)
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Lock()
@@ -53,6 +57,10 @@ class FeedLife(ABC):
     @abstractmethod
     async def _settle(self) -> None:
         """Wait for what runs beside the loop, once that has ended."""
+
+    @abstractmethod
+    async def _save_last(self) -> None:
+        """Store what the next start needs of what `_close` lets go; nothing runs any more."""
 
     @abstractmethod
     def _close(self, *, forget: bool = False) -> None:
@@ -72,10 +80,15 @@ class FeedLife(ABC):
                 with contextlib.suppress(asyncio.CancelledError):
                     await self._task
                 self._task = None
-            await self._settle()
             if forget:
                 self.life = Life(State.REMOVED)
-            self._close(forget=forget)
+            await self._leave(forget=forget)
+
+    async def _leave(self, *, forget: bool = False) -> None:
+        await self._settle()
+        if not forget:
+            await self._save_last()
+        self._close(forget=forget)
 
     async def command(self, command: Command) -> None:
         """Pause or resume, durably. Raises InvalidInput when the feed's state does not allow it."""
@@ -95,19 +108,6 @@ class FeedLife(ABC):
         self.config = config_from_json(info.config)
         self._filter = FeedFilter.of(self.config)
 
-    async def lose_history(self, safe_point: int) -> None:
-        """Upstream no longer has what the feed would need: it cannot go on."""
-        async with self.turn:
-            if self.life.ended and self.life.state is not State.STOPPED:
-                return
-            await self.stop()
-            error = Fatal(
-                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {safe_point} has passed the checkpoint.",
-                where=f"changefeed {self.id}, checkpoint {self.persisted}",
-                fix="remove the changefeed and create it again from a later start-ts",
-            )
-            await self._become(Life(State.FAILED, self._feed_error(error)))
-
     async def _become(self, life: Life) -> None:
         """Take on a new life; state and error are stored when they changed."""
         changed = (life.state, life.error) != (self.life.state, self.life.error)
@@ -115,7 +115,10 @@ class FeedLife(ABC):
         if changed:
             if before is not life.state:
                 event(LOG, logging.INFO, "changefeed state", changefeed=str(self.id), state=str(life.state))
-            self.info = dataclasses.replace(self.info, state=str(life.state), error=life.error)
+            ended = self.info.ended_ms or self.node.now_ms() if life.ended else 0
+            self.info = dataclasses.replace(
+                self.info, state=str(life.state), error=life.error, ended_ms=ended
+            )
             key = feed_key(self.node.cluster, self.id, "info")
             await self.node.write(Put(key, self.info.to_bytes()))
 
@@ -135,7 +138,7 @@ class FeedLife(ABC):
             event(LOG, logging.ERROR, "changefeed stops: not the owner", changefeed=str(self.id))
         finally:
             if self.life.ended:
-                self._close()
+                await to_its_end(self._leave())
 
     async def _back_off(self) -> None:
         while self.life.state is State.PENDING:
@@ -166,6 +169,18 @@ class FeedLife(ABC):
         named = re.match(r"\[(CDC:\w+)\]", error.what)
         code = named[1] if named else code
         return FeedError(redact(str(error)), code, self.node.clock.now_ms(), self.node.address)
+
+    @property
+    def released(self) -> bool:
+        """Whether nothing is held for it, upstream or here: stopped for too long, or its history is gone."""
+        since_ms = self.node.now_ms() - self.info.ended_ms
+        return self.life.ended and (self.lost or since_ms > self.node.gc_ttl_s * 1000)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has failed because neither upstream nor the event store has what it needs."""
+        error = self.life.error
+        return self.life.state is State.FAILED and error is not None and error.code == LOST
 
     @property
     def shown_state(self) -> State:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.clock import Clock
+from tidegate.control.gc import TTL_S, History
 from tidegate.control.metadata import Compare, Delete, FeedId, Grant, MetadataStore, Put, feed_key, owner_key
 from tidegate.errors import Fenced, TidegateError
 from tidegate.eventstore import outlook
@@ -48,7 +49,17 @@ class Node:
     lost: Callable[[TidegateError], None]
     """Called when another control process has taken over."""
     next_grant: int = 1
+    gc_ttl_s: int = TTL_S
+    """How long upstream's history is kept for a feed that is stopped or has failed."""
+    history: History = field(default_factory=History)
+    """What PD keeps for us."""
+    upstream_ms: Callable[[], int] | None = None
+    """PD's physical time, once somebody asks PD for it."""
     manifests: dict[str, tuple[tuple[int, int], Manifest]] = field(default_factory=dict)
+
+    def now_ms(self) -> int:
+        """Upstream's time as far as it is known."""
+        return self.upstream_ms() if self.upstream_ms is not None else self.clock.now_ms()
 
     def token(self) -> tuple[int, int]:
         """A token above all earlier ones."""

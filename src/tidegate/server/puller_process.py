@@ -5,9 +5,11 @@
 There is one for each kv mode that feeds have, each with an event store of its own.
 
 Told by the control process over its socket: `watch {start, end, start_ts}`, `unwatch {start, end}`,
-`drop_below {start, end, ts}`, `remove {start, end}` (keys in hex). Tells `status {spans}` every 200 ms and
-`error` when something fails, and every 10 s while there is no room. A command that the disk has no room for
-is carried out as soon as there is. Ends when the socket closes; every file it leaves is whole.
+`drop_below {start, end, ts}`, `remove {start, end}` (keys in hex), and `safe_point {ts}`, below which nothing
+may be registered. Tells `refused {start, end, start_ts, safe_point}` when something is not for that reason,
+`status {spans}` every 200 ms, and `error` when something fails, and every 10 s while there is no room. A
+command that the disk has no room for is carried out as soon as there is. Ends when the socket closes; every
+file it leaves is whole.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
@@ -31,6 +34,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.puller.puller import Puller
 from tidegate.server.mender import Mender
+from tidegate.server.schema_tracker import span_message
 
 STATUS_S: Final = 0.2
 TROUBLE_S: Final = 10.0
@@ -57,6 +61,7 @@ def run(data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TAB
                 spill=folder / "spill",
                 kv_mode=kv_mode,
                 on_failure=lambda error: _stop(control, error),
+                on_refused=partial(_refused, control),
             )
             mender = Mender(pd, store)
             try:
@@ -90,7 +95,10 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller) -> None:
     teller.start()
     try:
         while (message := control.receive()) is not None:
-            orders.take(message)
+            if message["type"] == "safe_point":
+                puller.keep_above(int(message["ts"]))
+            else:
+                orders.take(message)
     finally:
         done.set()
         teller.join()
@@ -138,9 +146,6 @@ def _obey(message: dict[str, Any], store: EventStore, puller: Puller) -> None:
     span = Span(bytes.fromhex(message["start"]), bytes.fromhex(message["end"]))
     match message["type"]:
         case "watch":
-            if store.open_span(span).complete_from > int(message["start_ts"]):
-                # Another feed follows it from later on: it must be pulled again from this start.
-                puller.unwatch(span)
             puller.watch(span, int(message["start_ts"]))
         case "unwatch":
             puller.unwatch(span)
@@ -173,6 +178,11 @@ def _no_room(why: str) -> Retryable:
         why=why,
         fix="make room, raise --event-store-quota, or let the slowest changefeed catch up",
     )
+
+
+def _refused(control: ControlClient, span: Span, start_ts: int, safe_point: int) -> None:
+    with suppress(Retryable):  # the control process is gone: this one ends as well
+        control.send(span_message("refused", span, start_ts=start_ts, safe_point=safe_point))
 
 
 def _report(control: ControlClient, error: TidegateError) -> None:

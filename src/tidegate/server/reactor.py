@@ -20,7 +20,7 @@ from tidegate import metrics
 from tidegate.codec.registry import codec_options
 from tidegate.config import TABLE_MODE, ReplicaConfig, SinkUri, merge_config, parse_sink_uri, with_secrets_of
 from tidegate.control.changefeed import Command, State
-from tidegate.control.gc import HELD, GcGuard, Hold, creating_id, earliest_start, service_id
+from tidegate.control.gc import HELD, GcGuard, History, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (
     Compare,
     Delete,
@@ -108,12 +108,15 @@ class Reactor:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.feeds: dict[FeedId, Feed] = {}
-        self._gc = GcGuard()
+        self._gc = GcGuard(node.gc_ttl_s)
         self._gc_now = asyncio.Event()
         self._creating: set[FeedId] = set()
+        self._resuming: set[FeedId] = set()
+        self._released: set[FeedId] = set()
         self._swept_at = float("-inf")
         self._tasks: list[asyncio.Task[None]] = []
         self.clock_watch = ClockWatch(node.pd, node.clock, self._gc_now.set)
+        node.upstream_ms = self.clock_watch.now_ms
         self.gc_error = ""
 
     async def start(self) -> None:
@@ -318,9 +321,22 @@ class Reactor:
 
     async def command(self, feed: FeedId, command: Command) -> None:
         """Pause or resume a feed."""
-        async with self._in_turn(feed) as found:
+        async with self._in_turn(feed) as found, self._held_again(found):
             await found.command(command)
         self._gc_now.set()
+
+    @contextlib.asynccontextmanager
+    async def _held_again(self, feed: Feed) -> AsyncIterator[None]:
+        """History that was released is asked for again before a feed is started, as far as PD has it."""
+        if not feed.released:
+            yield
+            return
+        self._resuming.add(feed.id)
+        try:
+            await self._tend_gc(force=True)
+            yield
+        finally:
+            self._resuming.discard(feed.id)
 
     async def resume(self, feed: FeedId, overwrite_ts: int = 0) -> None:
         """Start a stopped or failed feed again, at `overwrite_ts` unless that is 0.
@@ -330,7 +346,8 @@ class Reactor:
         async with self._in_turn(feed) as found:
             if overwrite_ts:
                 found = await self._moved(found, overwrite_ts)
-            await found.command(Command.RESUME)
+            async with self._held_again(found):
+                await found.command(Command.RESUME)
         self._gc_now.set()
 
     async def _moved(self, found: Feed, ts: int) -> Feed:
@@ -361,7 +378,13 @@ class Reactor:
             (node.paths.feed(feed) / SNAPSHOT).unlink(missing_ok=True)
             status = FeedStatus(ts, loaded=new.config.tidegate.initial_load)
             # Under the old instance, the progress in the sink would count.
-            info = replace(info, instance=uuid.uuid4().hex, state=str(State.STOPPED), error=None)
+            info = replace(
+                info,
+                instance=uuid.uuid4().hex,
+                state=str(State.STOPPED),
+                error=None,
+                ended_ms=node.now_ms(),
+            )
             await node.write(
                 Put(feed_key(node.cluster, feed, "info"), info.to_bytes()),
                 Put(feed_key(node.cluster, feed, "status"), status.to_bytes()),
@@ -396,7 +419,7 @@ class Reactor:
 
         Raises Refused while it runs, for a target the feed has passed, and for what `create` refuses.
         """
-        async with self._in_turn(feed) as found:
+        async with self._in_turn(feed) as found, self._held_again(found):
             await self._update_stopped(found, sink_uri, config, target_ts)
         event(LOG, logging.INFO, "changefeed updated", changefeed=str(feed))
         return found
@@ -430,6 +453,14 @@ class Reactor:
                 f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}.",
                 fix="choose a later target-ts",
             )
+        if found.config.check_gc_safe_point and found.persisted < self.node.history.safe_point:
+            raise Refused(
+                "CDC:ErrSnapshotLostByGC",
+                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {self.node.history.safe_point} has passed "
+                f"the checkpoint {found.persisted}.",
+                why="the tables there were at the checkpoint cannot be looked up any more",
+                fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
+            )
         await self._catalogue(new, found.persisted)
         moved = (new.uri.hosts, new.uri.topic) != (found.uri.hosts, found.uri.topic)
         await found.update(
@@ -447,7 +478,7 @@ class Reactor:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
         node = self.node
         async with self._in_turn(feed) as found:
-            await found.stop()
+            await found.stop(forget=True)
             await node.write(
                 Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
             )
@@ -488,6 +519,7 @@ class Reactor:
             force = self._gc_now.is_set()
             self._gc_now.clear()
             await self._tend_gc(force=force)
+            self._tell_needs()
             limits = {f.id: f.drop_below for f in self.feeds.values()}
             for captured in self._captured():
                 captured.spans.drop_below(limits)
@@ -500,7 +532,7 @@ class Reactor:
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
-        floor = min((f.floor for f in self.feeds.values() if f.life.state in HELD), default=MAX)
+        floor = min((f.floor for f in self.feeds.values() if self._is_held(f)), default=MAX)
         for captured in self._captured():
             held = captured.spans.held
             try:
@@ -518,12 +550,16 @@ class Reactor:
         return [self.node.captured(mode) for mode in sorted(modes)]
 
     async def _tend_gc(self, *, force: bool = False) -> bool:
-        """Renew the safepoint when due; a feed whose history is gone fails for good. False: PD is away."""
+        """Renew the safepoint when due. False: PD is away."""
         taken = False
         while not taken:
             hold = self._gc.tick(self._needs(), self.node.clock.monotonic(), force=force)
             if hold is None:
                 return True
+            if hold.safe_point > self.node.history.safe_point:
+                # Before PD is asked: from then on what lies below may go at any moment.
+                self._tell_needs()
+                self._keep_above(History(hold.needed, hold.safe_point))
             try:
                 least = await asyncio.to_thread(self._update, hold)
                 self.gc_error = ""
@@ -532,22 +568,35 @@ class Reactor:
                 self.gc_error = error.what
                 return False
             taken, force = self._gc.answered(hold, least), True
-            await self._lose_history(least)
+            if taken:
+                self._keep_above(History(hold.needed, hold.safe_point) if hold.ttl_s else History())
         return True
 
-    async def _lose_history(self, least: int) -> None:
-        """Fail the feeds that need what is below PD's least safepoint."""
-        for lost in [self.feeds[name] for name in self._gc.lost(self._needs(), least)]:
-            if not lost.config.check_gc_safe_point:
-                continue
-            try:
-                await lost.lose_history(least)
-            except TidegateError as error:
-                # The housekeeping goes on: it holds the history of the other feeds.
-                event(LOG, logging.ERROR, "failure not stored", changefeed=str(lost.id), error=str(error))
+    def _keep_above(self, history: History) -> None:
+        """Let nothing be registered or read below what PD keeps for us."""
+        self.node.history = history
+        for captured in self._captured():
+            captured.spans.keep_above(history.safe_point)
 
-    def _needs(self) -> dict[FeedId, tuple[State, int]]:
-        return {f.id: (f.life.state, f.persisted) for f in self.feeds.values()}
+    def _tell_needs(self) -> None:
+        needs = {f.id: f.needs for f in self.feeds.values()}
+        for captured in self._captured():
+            captured.spans.needed(needs)
+
+    def _needs(self) -> dict[FeedId, int]:
+        """From where on each feed may still read of upstream: those whose history is held."""
+        self._note_released()
+        return {f.id: min(f.needs) for f in self.feeds.values() if self._is_held(f)}
+
+    def _is_held(self, feed: Feed) -> bool:
+        """Whether history is kept for a feed: not if it is finished, or stopped for longer than gc-ttl."""
+        return feed.life.state in HELD and (not feed.released or feed.id in self._resuming)
+
+    def _note_released(self) -> None:
+        released = {f.id: f for f in self.feeds.values() if f.life.state in HELD and f.released}
+        for name in released.keys() - self._released:
+            event(LOG, logging.WARNING, "history released", changefeed=str(name), gc_ttl_s=self.node.gc_ttl_s)
+        self._released = set(released)
 
     def _update(self, hold: Hold) -> int:
         service = service_id(self.node.cluster, self.node.identity)

@@ -2,13 +2,17 @@
 
 The registry outlives the puller's process: when a new one introduces itself, it is told everything again.
 A span is followed while any feed holds it, from the least ts that any of them still needs: where it asked
-to begin, or where it is done with what it has read. A feed that comes later and needs more, because it begins
+to begin, or what it has made durable since. A feed that comes later and needs more, because it begins
 earlier or goes on after a pause, has the span pulled anew from there; the others wait for that.
+
+The puller registers nothing below `safe_point`, which PD holds for us: the scan could lack what GC has taken.
+It says what it has refused, and the feed that needs it cannot go on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tidegate.config import TABLE_MODE
@@ -17,6 +21,15 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
 from tidegate.server.schema_tracker import DDL_SPAN_ID, span_message
 from tidegate.server.supervisor import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A span that the puller does not register from `start_ts`, as that lies below `safe_point`."""
+
+    span: str
+    start_ts: int
+    safe_point: int
 
 
 class SpanRegistry:
@@ -28,6 +41,9 @@ class SpanRegistry:
         self._holders: dict[str, dict[FeedId, int]] = {}
         self._puller: Connection | None = None
         self._dropped: dict[str, int] = {}
+        self._refused: dict[str, Refusal] = {}
+        self._unguarded: set[FeedId] = set()
+        self._safe_point = MAX
         self.status: list[dict[str, Any]] = []
         """What the puller last said about its spans."""
 
@@ -35,6 +51,7 @@ class SpanRegistry:
         """A puller has introduced itself: tell it everything."""
         self._puller = puller
         self._dropped.clear()
+        puller.send({"type": "safe_point", "ts": self.safe_point})
         for name, span in self._spans.items():
             self._tell("watch", span, start_ts=min(self._holders[name].values()))
 
@@ -43,8 +60,41 @@ class SpanRegistry:
         if self._puller is puller:
             self._puller = None
 
-    def hold(self, feed: FeedId, span: Span, start_ts: int) -> None:
-        """Follow a span for a feed from `start_ts` on, or from where the feed holds it already."""
+    @property
+    def safe_point(self) -> int:
+        """Below it the puller registers nothing; 0 while a feed that asked not to be guarded holds a span."""
+        return 0 if self._unguarded else self._safe_point
+
+    def keep_above(self, safe_point: int) -> None:
+        """PD holds upstream's history for us from here on."""
+        self._change(safe_point, self._unguarded)
+
+    def _change(self, safe_point: int, unguarded: set[FeedId]) -> None:
+        before = self.safe_point
+        self._safe_point, self._unguarded = safe_point, unguarded
+        if self._puller is not None and self.safe_point != before:
+            self._puller.send({"type": "safe_point", "ts": self.safe_point})
+
+    def hear_refused(self, message: Mapping[str, Any]) -> None:
+        """The puller does not register a span."""
+        name = span_id(Span(bytes.fromhex(message["start"]), bytes.fromhex(message["end"])), self._kv_mode)
+        if name in self._spans:
+            self._refused[name] = Refusal(name, message["start_ts"], message["safe_point"])
+
+    def refusal(self, feed: FeedId) -> Refusal | None:
+        """A span that the feed needs and cannot get any more."""
+        for name, refusal in self._refused.items():
+            if self._holders[name].get(feed, MAX) <= refusal.start_ts:
+                return refusal
+        return None
+
+    def hold(self, feed: FeedId, span: Span, start_ts: int, *, guarded: bool = True) -> None:
+        """Follow a span for a feed from `start_ts` on, or from where the feed holds it already.
+
+        Not `guarded`: although upstream may not have the history any more.
+        """
+        if not guarded:
+            self._change(self._safe_point, self._unguarded | {feed})
         name = span_id(span, self._kv_mode)
         holders = self._holders.setdefault(name, {})
         before = min(holders.values(), default=None)
@@ -67,6 +117,7 @@ class SpanRegistry:
             span = self._spans.pop(name)
             del self._holders[name]
             self._dropped.pop(name, None)
+            self._refused.pop(name, None)
             self._tell("unwatch", span)
             if forget:
                 self._tell("remove", span)
@@ -75,14 +126,23 @@ class SpanRegistry:
         """A feed needs nothing now; `forget`: nor later."""
         for name in [n for n, holders in self._holders.items() if feed in holders]:
             self.drop(feed, name, forget=forget)
+        self._change(self._safe_point, self._unguarded - {feed})
 
-    def drop_below(self, limits: dict[FeedId, tuple[int, int]]) -> None:
+    def needed(self, needs: Mapping[FeedId, tuple[int, int]]) -> None:
+        """From where each feed would read rows, and DDL, were all that is stored gone.
+
+        What is pulled anew is pulled from there, so it is to be told before what PD holds is raised.
+        """
+        for name, holders in self._holders.items():
+            ddl = int(name == DDL_SPAN_ID)
+            for feed in holders.keys() & needs.keys():
+                holders[feed] = max(holders[feed], needs[feed][ddl])
+
+    def drop_below(self, limits: Mapping[FeedId, tuple[int, int]]) -> None:
         """Let segments go that no holder needs; `limits`: where each feed is done with rows, with DDL."""
         for name, holders in self._holders.items():
             ddl = int(name == DDL_SPAN_ID)
             done = {feed: limits[feed][ddl] if feed in limits else 0 for feed in holders}
-            for feed, ts in done.items():
-                holders[feed] = max(holders[feed], ts)
             limit = min(done.values())
             if limit > self._dropped.get(name, 0):
                 self._dropped[name] = limit
@@ -107,5 +167,7 @@ class SpanRegistry:
         return gone
 
     def _tell(self, kind: str, span: Span, **more: int) -> None:
+        if kind == "watch":
+            self._refused.pop(span_id(span, self._kv_mode), None)
         if self._puller is not None:
             self._puller.send(span_message(kind, span, **more))
