@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tidegate.control.metadata import FeedId
+from tidegate.ipc import MAX_FRAME, frame
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
+from tidegate.puller.region_feed import Reason
+from tidegate.server.puller_process import status_messages
 from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID, span_message
 from tidegate.server.spans import SpanRegistry
 from tidegate.tidb import keys
@@ -168,3 +171,18 @@ def test_a_feed_that_asked_not_to_be_guarded_is_followed_from_anywhere() -> None
     assert puller.take() == [("safe_point", 0), ("watch", 10)]
     registry.release(ONE)
     assert puller.take() == [("unwatch", None), ("safe_point", 20)]
+
+
+def test_the_status_of_any_number_of_spans_fits_into_frames() -> None:
+    line = {"span": NAME, "waiting_for": "x" * 300, "errors": {str(reason): 1 << 40 for reason in Reason}}
+    lines = [line | {"resolved": number} for number in range(100_000)]
+    registry, told = SpanRegistry(), status_messages(lines)
+    assert max(len(frame(message)) for message in told) < MAX_FRAME // 2
+    for message in told[:-1]:
+        registry.hear_status(message)
+    assert registry.status == [], "half of it is not taken for all there is"
+    registry.hear_status(told[-1])
+    assert registry.status == lines
+    for message in status_messages([]):
+        registry.hear_status(message)
+    assert registry.status == []

@@ -287,7 +287,7 @@ class Capture:
             case "gone":
                 spans.disconnect(connection)
             case "status":
-                spans.status = message["spans"]
+                spans.hear_status(message)
             case "refused":
                 spans.hear_refused(message)
             case "error":

@@ -37,6 +37,8 @@ from tidegate.server.mender import Mender
 from tidegate.server.schema_tracker import span_message
 
 STATUS_S: Final = 0.2
+STATUS_LINES: Final = 4096
+"""Spans in one message, of some 200 bytes each, 1 KiB at the most: well inside `ipc.MAX_FRAME`."""
 TROUBLE_S: Final = 10.0
 """How often a lasting want of room is told again."""
 
@@ -160,7 +162,8 @@ def _tell_status(control: ControlClient, puller: Puller, orders: _Orders, done: 
     said = float("-inf")
     while not done.wait(STATUS_S):
         try:
-            control.send({"type": "status", "spans": puller.status()})
+            for message in status_messages(puller.status()):
+                control.send(message)
         except Retryable:
             return
         if puller.trouble and time.monotonic() - said > TROUBLE_S:
@@ -170,6 +173,20 @@ def _tell_status(control: ControlClient, puller: Puller, orders: _Orders, done: 
         elif not puller.trouble:
             said = float("-inf")
             orders.again()
+
+
+def status_messages(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The status of all spans in as many messages as it takes: a frame has a bound, spans have none."""
+    cuts = range(0, max(1, len(lines)), STATUS_LINES)
+    return [
+        {
+            "type": "status",
+            "spans": lines[at : at + STATUS_LINES],
+            "first": at == 0,
+            "last": at + STATUS_LINES >= len(lines),
+        }
+        for at in cuts
+    ]
 
 
 def _no_room(why: str) -> Retryable:

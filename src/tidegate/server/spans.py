@@ -46,6 +46,7 @@ class SpanRegistry:
         self._safe_point = MAX
         self.status: list[dict[str, Any]] = []
         """What the puller last said about its spans."""
+        self._saying: list[dict[str, Any]] = []
 
     def connect(self, puller: Connection) -> None:
         """A puller has introduced itself: tell it everything."""
@@ -74,6 +75,14 @@ class SpanRegistry:
         self._safe_point, self._unguarded = safe_point, unguarded
         if self._puller is not None and self.safe_point != before:
             self._puller.send({"type": "safe_point", "ts": self.safe_point})
+
+    def hear_status(self, message: Mapping[str, Any]) -> None:
+        """A part of what the puller says about its spans; known once it is whole."""
+        if message["first"]:
+            self._saying = []
+        self._saying += message["spans"]
+        if message["last"]:
+            self.status, self._saying = self._saying, []
 
     def hear_refused(self, message: Mapping[str, Any]) -> None:
         """The puller does not register a span."""
