@@ -73,3 +73,21 @@ def test_a_feed_that_only_the_metadata_store_knows_is_not_written_over(
     kept = metadata.get(key)
     assert kept is not None
     assert kept.value == b"another's"
+
+
+def test_another_bootstrap_host_of_the_same_cluster_is_no_other_topic(capture: Running, kafka: str) -> None:
+    """Under another instance the progress in Kafka would not count, and rows would go out twice."""
+    port = kafka.rpartition(":")[2]
+    uri = "kafka://{}/t?protocol=open-protocol"
+    assert capture.create("one", sink_uri=uri.format(kafka))["http"] == 200
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    (feed,) = capture.capture.reactor.feeds.values()
+    first = feed.info.instance
+    for hosts, same in (
+        (f"{kafka},localhost:{port}", True),
+        (f"localhost:{port}", True),
+        ("127.0.0.1:1", False),
+    ):
+        changed = capture.call("PUT", "/changefeeds/one", {"sink_uri": uri.format(hosts)})
+        assert (changed["http"], changed["sink_uri"]) == (200, uri.format(hosts))
+        assert (feed.info.instance == first) is same, hosts

@@ -45,7 +45,7 @@ from tidegate.server.clock_watch import ClockWatch
 from tidegate.server.feed import Feed
 from tidegate.server.node import Captured, Node
 from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
-from tidegate.sink.kafka import delete_topic, progress_topic
+from tidegate.sink.kafka import cluster_id, delete_topic, progress_topic
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -462,7 +462,7 @@ class Reactor:
                 fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
             )
         await self._catalogue(new, found.persisted)
-        moved = (new.uri.hosts, new.uri.topic) != (found.uri.hosts, found.uri.topic)
+        moved = await self._is_elsewhere(found, new)
         await found.update(
             replace(
                 info,
@@ -473,6 +473,29 @@ class Reactor:
                 instance=uuid.uuid4().hex if moved else info.instance,
             )
         )
+
+    async def _is_elsewhere(self, found: Feed, new: NewFeed) -> bool:
+        """Whether another topic is meant: of another name, or of another cluster, as its brokers say.
+
+        Where they do not say, another one is taken for granted: rows above the checkpoint go out again.
+        """
+        if new.uri.topic != found.uri.topic:
+            return True
+        if new.uri.hosts == found.uri.hosts:
+            return False
+        sides = ((found.uri, found.config.sink.kafka_config), (new.uri, new.config.sink.kafka_config))
+        try:
+            before, after = await asyncio.gather(*(asyncio.to_thread(cluster_id, *side) for side in sides))
+        except TidegateError as error:
+            event(
+                LOG,
+                logging.WARNING,
+                "brokers taken for another cluster's",
+                changefeed=str(found.id),
+                error=str(error),
+            )
+            return True
+        return bool(before != after)
 
     async def remove(self, feed: FeedId) -> None:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""

@@ -31,6 +31,7 @@ from tidegate.model.position import Position
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 CALL_TIMEOUT_S: Final = 15.0
 DELETE_TIMEOUT_S: Final = 3.0
+CLUSTER_ID_S: Final = 5.0
 DEFAULT_PARTITIONS: Final = 3
 PROGRESS_READ_S: Final = 60.0
 POLL_S: Final = 0.003
@@ -178,6 +179,18 @@ def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
         settings = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.1", "segment.ms": "600000"}
         config = settings | BROKERS_TIME
         _create(admin, uri, NewTopic(topic, 1, kafka.replication_factor, config=config))
+
+
+def cluster_id(uri: SinkUri, kafka: KafkaConfig) -> str:
+    """What the brokers say their cluster is; raises Retryable when none answers."""
+    admin = AdminClient(client_settings(uri, kafka))
+    try:
+        found = admin.describe_cluster(request_timeout=CLUSTER_ID_S).result(CLUSTER_ID_S + 1)
+    except KafkaException as error:
+        raise unreachable(uri, error) from error
+    except TimeoutError as error:
+        raise Retryable("No broker answers.", where=uri.bootstrap) from error
+    return str(found.cluster_id)
 
 
 def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
