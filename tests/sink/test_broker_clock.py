@@ -53,7 +53,9 @@ class Sinks:
         }.get("s", 0)
         self.writer = SlotWriter(self.uri, self.config, self.name, lambda: None)
         marks = encoder(codec_options(self.config.codec_settings()))
-        self.owner = OwnerSink(self.uri, self.config, f"{self.topic}.owner", self.progress, "i", marks)
+        self.owner = OwnerSink(
+            self.uri, self.config, f"{self.topic}.owner", self.progress, "i", marks, lambda: None
+        )
 
     def send(self, ts: int) -> None:
         """A row and then its Resolved."""

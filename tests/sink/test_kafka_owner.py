@@ -44,12 +44,16 @@ def event(finished_ts: int, seq: int = 0) -> DdlEvent:
 def open_sink(kafka: str, new_topic: Callable[..., str]) -> Callable[..., OwnerSink]:
     topic, journal = new_topic(3), new_topic(1)
 
-    def open_one(protocol: str = "open-protocol", instance: str = "first") -> OwnerSink:
+    def open_one(
+        protocol: str = "open-protocol",
+        instance: str = "first",
+        prove: Callable[[], None] = lambda: None,
+    ) -> OwnerSink:
         uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol={protocol}")
         config = load_config(None, uri)
         marks = encoder(codec_options(config.codec_settings()))
         name = transactional_id(1, "default", topic, "owner")
-        sink = OwnerSink(uri, config, name, journal, instance, marks)
+        sink = OwnerSink(uri, config, name, journal, instance, marks, prove)
         sink.source = uri.render()  # type: ignore[attr-defined]
         return sink
 
@@ -85,6 +89,27 @@ def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., Ow
         old.send_resolved(50)
     new.send_resolved(60)
     assert marks_of(new) == {p: ([60], []) for p in range(3)}
+
+
+def test_an_owner_whose_grant_was_replaced_before_it_opened_does_no_more_than_open(
+    open_sink: Callable[..., OwnerSink],
+) -> None:
+    """It wakes up late and fences its successor, which opens anew; what it was about to send is not sent."""
+    new = open_sink()
+    seen: list[str] = []
+
+    def refuse() -> None:
+        with pytest.raises(Fenced):
+            new.send_resolved(50)  # so the proof comes after the initialisation
+        seen.append("proved")
+        raise Fenced("Another incarnation of this changefeed writes now.")
+
+    with pytest.raises(Fenced, match="Another incarnation"):
+        open_sink(prove=refuse)
+    assert seen == ["proved"]
+    again = open_sink()
+    again.send_resolved(60)
+    assert marks_of(again) == {p: ([60], []) for p in range(3)}
 
 
 def test_the_journal_of_another_feed_of_the_same_name_does_not_count(

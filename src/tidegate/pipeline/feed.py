@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
-from tidegate.control.metadata import SELECT_VALUE, Grant, grant_key
+from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.position import Position
 from tidegate.sink.kafka import progress_topic, transactional_id
@@ -128,29 +128,41 @@ class FeedSpec:
 
     def prove(self) -> None:
         """Return if this incarnation is the current one by the metadata store, else raise Fenced."""
-        grant = self.read_grant()
-        mine = (self.instance, self.token, self.incarnation)
-        if grant is None or (grant.instance, grant.token, grant.incarnation) != mine:
-            raise Fenced(
-                "Another incarnation of this changefeed writes now.",
-                where=f"changefeed {self.changefeed}",
-                why=f"granted: {grant}; this process: instance, token, incarnation {mine}",
-            )
+        mine = Grant(self.instance, self.token, self.incarnation, self.slots)
+        prove(self.metadata_path, self.cluster_id, FeedId(self.namespace, self.name), mine)
 
     def read_grant(self) -> Grant | None:
         """The grant as committed now. Raises Retryable when the metadata store cannot be read."""
-        key = grant_key(self.cluster_id, self.namespace, self.name)
+        return read_grant(self.metadata_path, self.cluster_id, FeedId(self.namespace, self.name))
+
+
+def prove(metadata: Path, cluster: int, feed: FeedId, mine: Grant) -> None:
+    """Return if a grant is the current one by the metadata store, else raise Fenced."""
+    grant = read_grant(metadata, cluster, feed)
+    if grant is None or (grant.instance, grant.token, grant.incarnation) != (
+        mine.instance,
+        mine.token,
+        mine.incarnation,
+    ):
+        raise Fenced(
+            "Another incarnation of this changefeed writes now.",
+            where=f"changefeed {feed}",
+            why=f"granted: {grant}; this process: {mine}",
+        )
+
+
+def read_grant(metadata: Path, cluster: int, feed: FeedId) -> Grant | None:
+    """A feed's grant as committed now. Raises Retryable when the metadata store cannot be read."""
+    key = grant_key(cluster, feed.namespace, feed.name)
+    try:
+        connection = sqlite3.connect(f"file:{metadata}?mode=ro", uri=True, timeout=GRANT_READ_S)
         try:
-            connection = sqlite3.connect(f"file:{self.metadata_path}?mode=ro", uri=True, timeout=GRANT_READ_S)
-            try:
-                row = connection.execute(SELECT_VALUE, (key,)).fetchone()
-            finally:
-                connection.close()
-        except sqlite3.Error as error:
-            raise Retryable(
-                "The grant cannot be read.", where=str(self.metadata_path), why=str(error)
-            ) from error
-        return Grant.from_bytes(row[0]) if row else None
+            row = connection.execute(SELECT_VALUE, (key,)).fetchone()
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise Retryable("The grant cannot be read.", where=str(metadata), why=str(error)) from error
+    return Grant.from_bytes(row[0]) if row else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
@@ -25,6 +25,7 @@ from tidegate.config import ReplicaConfig, SinkUri
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.metadata import FeedId, Grant
 from tidegate.model.ddl import DdlEvent
+from tidegate.pipeline.feed import prove
 from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
 from tidegate.server.supervisor import Child, spawn
 from tidegate.sink.kafka import progress_topic, transactional_id
@@ -204,6 +205,8 @@ class FeedPlan:
     paths: Paths
     load: bool = False
     """Whether the initial load comes first: `load.json` is there."""
+    grant: Grant | None = None
+    """Under which the owner's sink is opened."""
 
     @property
     def folder(self) -> Path:
@@ -239,8 +242,9 @@ OpenSink = Callable[[FeedPlan], FeedSink]
 
 
 def open_kafka_sink(plan: FeedPlan) -> FeedSink:
-    """The owner's sink on Kafka."""
-    feed = plan.feed
+    """The owner's sink on Kafka. Raises Fenced when the plan's grant is not the current one."""
+    feed, grant = plan.feed, plan.grant
+    assert grant is not None
     return OwnerSink(
         plan.uri,
         plan.config,
@@ -248,6 +252,7 @@ def open_kafka_sink(plan: FeedPlan) -> FeedSink:
         progress_topic(plan.cluster, feed.namespace, feed.name),
         plan.instance,
         encoder(codec_options(plan.config.codec_settings())) if plan.config.has_tables else KvMarks(),
+        lambda: prove(plan.paths.metadata, plan.cluster, feed, grant),
     )
 
 
@@ -263,7 +268,7 @@ async def start(
 
     The grant must already be durable. `thread` is new. Raises TidegateError when the sink cannot be opened.
     """
-    opening = thread.call("its opening", lambda: open_sink(plan))
+    opening = thread.call("its opening", lambda: open_sink(replace(plan, grant=grant)))
     try:
         sink = await asyncio.shield(opening)
         await thread.send(sink, first)

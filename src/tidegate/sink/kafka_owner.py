@@ -12,7 +12,7 @@ reads tells whether the interrupted call took effect.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol
@@ -85,7 +85,13 @@ class OwnerSink:
         journal_topic: str,
         instance: str,
         marks: MarkEncoder,
+        prove: Callable[[], None],
     ) -> None:
+        """Raises Retryable, and what `prove` raises: Fenced unless this is still the feed's owner.
+
+        The proof comes after the initialisation: if the grant is replaced later, the new owner initialises
+        later and fences this one; were it replaced before, this one may have fenced it and must do no more.
+        """
         kafka = config.sink.kafka_config
         self._uri, self._topic, self._marks = uri, journal_topic, marks
         self.partitions = ensure_topic(uri, kafka)
@@ -95,6 +101,7 @@ class OwnerSink:
             self._producer.init_transactions(CALL_TIMEOUT_S)
         except KafkaException as error:
             raise unreachable(uri, error) from error
+        prove()
         # Read after the initialisation: an older owner can add nothing any more.
         found = read_records(uri, kafka, journal_topic).get(JOURNAL_KEY)
         journal = Journal.from_bytes(found) if found else Journal()
