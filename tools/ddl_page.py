@@ -39,11 +39,13 @@ we read `id`, `type` (the code below), `state`, `schema_state`, `schema_id`, `ta
 
 - **F**, the FinishedTS, is the commit ts of the write with state *done* (4). Rows with commit_ts <= F have the schema
   before the job, later ones the schema after it.
-- **E** is F, but for three kinds that take effect for rows before they are done: it is the commit ts of the write
-  that takes them to the state *delete only* (drop and truncate partition) or *write reorganization* (flashback
-  cluster), from which they cannot go back. After E sessions write to the partitions as they will be, while the job
-  may still clean global indexes for hours. The event is sent with FinishedTS E, once; what is written to a partition
-  after E although it goes away is not sent.
+- **E** is F, except for jobs that take effect for rows before they are done: it is the commit ts of the write that
+  takes them to the state *delete only* (drop and truncate partition), *write reorganization* (flashback cluster) or
+  *public* (modify column and multi-schema change, if a column gets new data and TiDB is 8.4 or later), from which
+  they cannot go back. After E sessions write to the partitions, or the columns, as they will be, while the job may
+  still clean global indexes for hours. The event is sent with FinishedTS E, once; what is written to a partition
+  after E although it goes away is not sent. (TiCDC sends a modify column at F, and what was written to the column
+  between E and F as NULL.)
 - Rows in the history count only for *create table* and *create tables*, in case they were never in the job table
   (TiDB 8.2 with fast table creation).
 - A job without a schema version, and one met before (by id), changes nothing.

@@ -331,7 +331,7 @@ def test_a_feed_that_begins_between_step_and_end_is_told_nothing() -> None:
             store.apply(job)
         again = SchemaStore.load(store.dump())
         assert not again.apply(jobs[-1]).told
-        assert again.ignored["the event was told when the partitions changed"] == 1
+        assert again.ignored["the event was told when the change took effect"] == 1
 
 
 def test_steps_of_version_one_have_their_arguments_in_a_list() -> None:
@@ -355,11 +355,43 @@ def test_a_step_with_odd_arguments_is_undecodable(args: object) -> None:
 
 
 def test_only_these_kinds_take_effect_before_they_are_done() -> None:
-    assert {DROP_PARTITION: 1, TRUNCATE_PARTITION: 1, FLASHBACK_CLUSTER: 3} == EARLY
+    columns = dict.fromkeys(ddl.COLUMN_CHANGES, 5)
+    assert columns | {DROP_PARTITION: 1, TRUNCATE_PARTITION: 1, FLASHBACK_CLUSTER: 3} == EARLY
     for case in OURS:
         for job in written(case):
             early = job.action in (DROP_PARTITION, TRUNCATE_PARTITION) and job.schema_state == 1
-            assert ddl.takes_effect(job) == (job.is_done or early)
+            if job.action not in ddl.COLUMN_CHANGES:
+                assert ddl.takes_effect(job) == (job.is_done or early)
+
+
+def shape(info: dict[str, Any]) -> list[tuple[object, ...]]:
+    """A TableInfo's public columns, in order."""
+    found = [column for column in info["cols"] if column["state"] == 5]
+    return [(c["id"], c["name"]["O"], c["offset"], c["type"]["Tp"], c["type"]["Flen"]) for c in found]
+
+
+@pytest.mark.parametrize("case", ["columns", "multi_schema_change"])
+def test_a_converted_column_is_told_when_sessions_begin_to_write_it_alone(case: str) -> None:
+    store, early = SchemaStore(), 0
+    jobs = written(case)
+    for job in jobs:
+        told = store.apply(job).events
+        if job.action not in ddl.COLUMN_CHANGES or (not told and not job.is_done):
+            continue
+        done = next(one for one in jobs if one.id == job.id and one.is_done)
+        assert done.table_info is not None
+        held = store.current(job.table_id)
+        assert held is not None
+        if job.is_done:
+            assert held.info() == done.table_info
+            assert len(told) == (0 if early == job.id else 1), "each change once"
+        else:
+            early = job.id
+            assert told[0].finished_ts == job.finished_ts < done.finished_ts
+            assert told[0].before is not None
+            assert shape(told[0].before) != shape(held.info()) == shape(done.table_info)
+            assert told[0].time_zone == "UTC"
+    assert early
 
 
 # --- jobs of many tables --------------------------------------------------------------------------------
@@ -525,6 +557,6 @@ def test_a_job_in_progress_of_any_other_kind_changes_nothing() -> None:
     for job in written("columns"):
         before = orjson.dumps([t.valid_from for t in store.entries(job.finished_ts)])
         applied = store.apply(job)
-        if not job.is_done:
+        if not job.is_done and job.action not in ddl.COLUMN_CHANGES:
             assert applied == Applied(job.finished_ts)
             assert orjson.dumps([t.valid_from for t in store.entries(job.finished_ts)]) == before

@@ -27,7 +27,11 @@ COPYING: Final = frozenset({64, 71, 72})
 """Reorganize partition, partition by, remove partitioning: new partitions are filled before it is done."""
 TRUNCATE_PARTITION: Final = 23
 EARLY: Final = frozenset({20, TRUNCATE_PARTITION})
+MODIFY_COLUMN: Final = 12
+MULTI_SCHEMA_CHANGE: Final = 61
+RUNNING: Final = 1
 DELETE_ONLY: Final = 1
+PUBLIC: Final = 5
 RECOVER_SCHEMA: Final = 63
 
 Tables = dict[int, tuple[str, bool]]
@@ -160,11 +164,28 @@ def _tables(snapshot: Iterable[dict[str, Any]]) -> Tables:
 
 
 def _steps(writes: Iterable[dict[str, Any]]) -> dict[int, int]:
-    """Job id to the ts from which sessions use the partitions as the job will leave them."""
+    """Job id to the ts from which sessions use partitions and columns as the job will leave them."""
     found = {}
     for record in writes:
         if record["kind"] == "ddl_job_row" and record.get("job_meta"):
             job = orjson.loads(record["job_meta"])
             if job["type"] in EARLY and job["schema_state"] == DELETE_ONLY:
                 found[job["id"]] = record["commit_ts"]
+            if job["state"] == RUNNING and _converted(job):
+                found.setdefault(job["id"], record["commit_ts"])
     return found
+
+
+def _converted(job: dict[str, Any]) -> bool:
+    """Whether a running job has made a column public that holds converted data."""
+    parts = [job]
+    if job["type"] == MULTI_SCHEMA_CHANGE:
+        parts = job["multi_schema_info"]["sub_jobs"] if job["binlog"]["TableInfo"] else []
+    return any(
+        part["type"] == MODIFY_COLUMN and part["schema_state"] == PUBLIC and _gets_new_data(part["raw_args"])
+        for part in parts
+    )
+
+
+def _gets_new_data(args: Any) -> bool:
+    return isinstance(args, dict) and args.get("changing_column") is not None

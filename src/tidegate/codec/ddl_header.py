@@ -1,7 +1,8 @@
 """The header `tidegate-ddl`: a whole DdlEvent as JSON, beside the protocol's own DDL message.
 
 A consumer renders DDL for its target from the TableInfo in it, instead of trusting SQL text
-(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1.
+(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1. `time_zone` may be
+missing: topics that an earlier release began have headers without it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from tidegate.model.ddl import DdlEvent
 
 FORMAT: Final = 1
 _NAMES: Final = tuple(field.name for field in fields(DdlEvent))
-_TEXTS: Final = ("query", "schema", "table", "old_schema", "old_table")
+_LATER: Final = {"time_zone": ""}
+"""Members that not every header of this format has, and what a header without them says."""
+_TEXTS: Final = ("query", "schema", "table", "old_schema", "old_table", "time_zone")
 _INFOS: Final = ("before", "after")
 _IDS: Final = ("added_ids", "removed_ids")
 
@@ -38,6 +41,7 @@ def decode(header: bytes) -> DdlEvent:
         found = orjson.loads(header)
         if not isinstance(found, dict) or found.get("format") != FORMAT:
             raise ValueError(f"not an object of format {FORMAT}")
+        found = _LATER | found
         return DdlEvent(**{name: _checked(name, found[name]) for name in _NAMES})
     except (ValueError, KeyError) as error:
         raise Undecodable(

@@ -40,3 +40,5 @@ class DdlEvent:
     """Physical table ids that exist from finished_ts on."""
     removed_ids: tuple[int, ...]
     """Physical table ids that end at finished_ts."""
+    time_zone: str = ""
+    """Of the session that ran it: `UTC`, a name, or seconds east of UTC as `+28800`. Empty: not known."""

@@ -28,14 +28,21 @@ from tidegate.mounter.ddl_rules import EARLY, RECREATE, RULES, Handling, Rule
 from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.table_version import Parsed, TableVersion
 from tidegate.tidb import table_info
-from tidegate.tidb.ddl_job import DdlJob, JobState
+from tidegate.tidb.ddl_job import PUBLIC, DdlJob, JobState
 
 CREATE_TABLE: Final = 3
+MODIFY_COLUMN: Final = 12
 RENAME_TABLE: Final = 14
 DROP_PARTITION: Final = 20
 CREATE_VIEW: Final = 21
 TRUNCATE_PARTITION: Final = 23
 EXCHANGE_PARTITION: Final = 42
+MULTI_SCHEMA_CHANGE: Final = 61
+COLUMN_CHANGES: Final = frozenset({MODIFY_COLUMN, MULTI_SCHEMA_CHANGE})
+KEY_FLAGS: Final = 2 | 4 | 8
+"""Of a column type: part of the primary key, a unique or another index."""
+TOLD_BY: Final = "tidegate_told_by"
+"""Member of a TableInfo that a job gave the table before it was done: the job's id."""
 
 _NO_ROWS: Final = "views and sequences hold no rows"
 
@@ -118,7 +125,14 @@ def takes_effect(job: DdlJob) -> bool:
     """Whether this write of a job may change the catalogue: it is done, or far enough to count as done."""
     if job.is_done:
         return True
-    return job.state == JobState.RUNNING and job.schema_state == EARLY.get(job.action)
+    if job.state != JobState.RUNNING:
+        return False
+    if job.action == MULTI_SCHEMA_CHANGE:
+        parts = (job.multi or {}).get("sub_jobs") or ()
+        return job.table_info is not None and any(
+            part["type"] == MODIFY_COLUMN and part["schema_state"] == EARLY[job.action] for part in parts
+        )
+    return job.schema_state == EARLY.get(job.action)
 
 
 def transition(job: DdlJob, catalog: Catalog) -> Transition:
@@ -262,10 +276,17 @@ def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
         return Transition(ignored=_NO_ROWS)
     before = catalog.current(job.table_id)
     done = _replaced(job, catalog, [(before, job.schema_id, schema, info, job.action, job.query)])
-    known = before is not None and set(before.physical_ids) == set(table_info.physical_ids(info))
-    if job.action in EARLY and known:
-        return Transition(tables=done.tables, ignored="the event was told when the partitions changed")
+    if before is not None and _was_told(job, before, info):
+        return Transition(tables=done.tables, ignored="the event was told when the change took effect")
     return done
+
+
+def _was_told(job: DdlJob, before: TableVersion, info: dict[str, Any]) -> bool:
+    """Whether the job was told at a step before the one that finished it (`_early`)."""
+    if job.action in COLUMN_CHANGES:
+        return bool(before.info().get(TOLD_BY) == job.id)
+    same = set(before.physical_ids) == set(table_info.physical_ids(info))
+    return job.action in EARLY and same
 
 
 def _info(job: DdlJob) -> dict[str, Any]:
@@ -382,12 +403,64 @@ def _exchanged(job: DdlJob) -> tuple[int, int, str, bool]:
     return args[0], args[1], args[3], bool(args[4:5] and args[4])
 
 
+def _early_columns(job: DdlJob, catalog: Catalog, before: TableVersion) -> Transition:
+    """Sessions write a converted column under its new id only, some steps before the job is done."""
+    info = before.info()
+    after = job.table_info if job.action == MULTI_SCHEMA_CHANGE else _with_converted_column(job, info)
+    known = {column["id"] for column in info["cols"]}
+    names = {column["name"]["L"] for column in info["cols"]}
+    new = [c for c in after["cols"] if c["id"] not in known and c["state"] == PUBLIC] if after else []
+    converted = [column for column in new if column["name"]["L"] in names or job.action == MODIFY_COLUMN]
+    if after is None or not converted:
+        return Transition(ignored="no column is converted, or it was told before")
+    after = {**after, TOLD_BY: job.id}
+    return _replaced(job, catalog, [(before, job.schema_id, before.schema, after, job.action, job.query)])
+
+
+def _with_converted_column(job: DdlJob, info: dict[str, Any]) -> dict[str, Any] | None:
+    """The table with the column that the job converts; its indexes are renewed when the job is done.
+
+    None for a job that converts none, or has done it. Arguments of TiDB below 8.4 are not read: this step was
+    their last.
+    """
+    changing = job.args.get("changing_column") if isinstance(job.args, dict) else None
+    if changing is None or any(column["id"] == changing["id"] for column in info["cols"]):
+        return None
+    old = next(column for column in info["cols"] if column["id"] == job.args["old_column_id"])
+    made = job.args["column"]
+    flag = made["type"]["Flag"] | old["type"]["Flag"] & KEY_FLAGS
+    entry = {**made, "id": changing["id"], "state": PUBLIC, "type": {**made["type"], "Flag": flag}}
+    columns = [entry if column is old else column for column in info["cols"]]
+    position = job.args.get("position") or {}
+    if position.get("Tp"):
+        columns.remove(entry)
+        names = [column["name"]["L"] for column in columns]
+        relative = position.get("RelativeColumn")
+        columns.insert(names.index(relative["Name"]["L"]) + 1 if relative else 0, entry)
+    columns = [{**column, "offset": at} for at, column in enumerate(columns)]
+    at = {column["name"]["L"]: column["offset"] for column in columns}
+    renamed = {old["name"]["L"]: made["name"]}
+    indexes = [
+        {**index, "idx_cols": [_moved(part, renamed, at) for part in index["idx_cols"]]}
+        for index in info.get("index_info") or ()
+    ]
+    return {**info, "cols": columns, "index_info": indexes}
+
+
+def _moved(part: dict[str, Any], renamed: dict[str, Any], at: dict[str, int]) -> dict[str, Any]:
+    """An index's column under the name and offset that the table's column has now."""
+    name = renamed.get(part["name"]["L"], part["name"])
+    return {**part, "name": name, "offset": at[name["L"]]}
+
+
 def _early(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
-    """The step from which on sessions write to the partitions as the job will leave them."""
+    """The step from which on sessions write rows, or to partitions, as the job will leave them."""
     before = catalog.current(job.table_id)
     if before is None:
-        return Transition(ignored="partitions of a table that is not known")
+        return Transition(ignored="a table that is not known")
     info = before.info()
+    if job.action in COLUMN_CHANGES:
+        return _early_columns(job, catalog, before)
     definitions = info["partition"]["definitions"]
     if job.action == TRUNCATE_PARTITION:
         new_ids = _truncated(job)
@@ -485,6 +558,7 @@ def _table_event(
         after=after.info() if after else None,
         added_ids=tuple(sorted(has - had)),
         removed_ids=tuple(sorted(had - has)),
+        time_zone=job.time_zone,
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tidegate.tidb.ddl_job import DELETE_ONLY, WRITE_REORGANIZATION
+from tidegate.tidb.ddl_job import DELETE_ONLY, PUBLIC, WRITE_REORGANIZATION
 
 
 class Handling(StrEnum):
@@ -108,6 +108,9 @@ _KEY_LOST: Final = "a table that loses its last key stops the feed, unless force
 _KEY_GAINED: Final = "a table that had no key is followed from F on, its earlier rows are not sent"
 _INGESTED: Final = "rows that are ingested meanwhile (import, restore) are no changes for any feed"
 _COLUMNS: Final = "later ones have the new columns"
+_CONVERTED: Final = (
+    "later ones have the new type, with new data from E on; a rewrite of rows sends no row events"
+)
 _NO_ROW_EVENTS: Final = "no row events for what the statement itself removes"
 _COPIES: Final = "the copies TiDB makes are no changes; changes up to F come from the old partitions"
 _BACK: Final = "what comes back is not sent again: a target must be able to run the statement itself"
@@ -129,7 +132,7 @@ RULES: Final[dict[int, Rule]] = {
     9: _replace("add foreign key"),
     10: _replace("drop foreign key"),
     11: _replace("truncate table", _NO_ROW_EVENTS, Spans.REPLACED),
-    12: _replace("modify column", "later ones have the new type; a rewrite of rows sends no row events"),
+    12: _replace("modify column", _CONVERTED, early=PUBLIC),
     13: _replace("rebase auto_increment id"),
     14: _replace("rename table", _RENAMED, Spans.BY_NAME),
     15: _replace("set default value"),
@@ -183,7 +186,7 @@ RULES: Final[dict[int, Rule]] = {
     58: _ignore("alter statistics options", _UPSTREAM),
     59: _ignore("nocache table", _UPSTREAM),
     60: Rule("create tables", Handling.CREATE_TABLES, Spans.NEW),
-    61: _replace("multi-schema change", _COLUMNS),
+    61: _replace("multi-schema change", f"{_COLUMNS}; a modified one as in 12", early=PUBLIC),
     62: _refuse(
         "flashback cluster",
         RECREATE,

@@ -33,6 +33,7 @@ class JobState(IntEnum):
 
 DELETE_ONLY: Final = 1
 WRITE_REORGANIZATION: Final = 3
+PUBLIC: Final = 5
 """Schema states (`schema_state`) of a running job: how far it has come."""
 
 
@@ -74,6 +75,16 @@ class DdlJob:
     def is_done(self) -> bool:
         """Whether this write finished the job and changed a schema."""
         return self.state == JobState.DONE
+
+    @property
+    def time_zone(self) -> str:
+        """In which the job converts rows: a name, or seconds east of UTC as `+28800`; empty: it says none."""
+        reorganisation = self.meta.get("reorg_meta")
+        found = reorganisation.get("location") if isinstance(reorganisation, dict) else None
+        if not isinstance(found, dict):
+            return ""
+        offset, name = int(found.get("offset") or 0), str(found.get("name") or "")
+        return f"{offset:+d}" if offset else name or "UTC"
 
 
 def parse(job_meta: bytes, start_ts: int, commit_ts: int) -> DdlJob:

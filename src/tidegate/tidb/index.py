@@ -75,7 +75,7 @@ def _layout(table: TableSchema) -> _Layout:
     if table not in _layouts:
         indexes = {index.id: index for index in table_info.every_index(table.info)}
         _layouts[table] = _Layout(
-            columns={column.offset: column for column in table_info.every_column(table.info)},
+            columns={column.offset: column for column in table_info.every_column(table.info, table.version)},
             indexes=indexes,
             primary=next((index for index in indexes.values() if index.primary), None),
         )

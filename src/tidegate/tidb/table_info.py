@@ -14,6 +14,7 @@ import orjson
 
 from tidegate.errors import Undecodable
 from tidegate.model.schema import Column, Index, Kind, TableSchema
+from tidegate.model.timestamp import readable
 
 PUBLIC: Final = 5
 
@@ -89,9 +90,9 @@ def name_of(info: dict[str, Any]) -> str:
     return str(info["name"]["O"])
 
 
-def every_column(info: dict[str, Any]) -> tuple[Column, ...]:
+def every_column(info: dict[str, Any], version: int) -> tuple[Column, ...]:
     """All columns, virtual ones and those a DDL is at work on included."""
-    return tuple(_column(entry) for entry in info.get("cols") or [])
+    return tuple(_column(entry, version) for entry in info.get("cols") or [])
 
 
 def every_index(info: dict[str, Any]) -> tuple[Index, ...]:
@@ -119,7 +120,7 @@ def table_schema(schema_name: str, info: dict[str, Any], version: int) -> TableS
 
 
 def _table_schema(schema_name: str, info: dict[str, Any], version: int) -> TableSchema:
-    stored = [_column(entry) for entry in info.get("cols") or []]
+    stored = [_column(entry, version) for entry in info.get("cols") or []]
     columns = tuple(column for column in stored if column.visible)
     position = {column.offset: at for at, column in enumerate(columns)}
     indexes = tuple(_index(entry) for entry in info.get("index_info") or [] if entry["state"] == PUBLIC)
@@ -146,7 +147,7 @@ def _table_schema(schema_name: str, info: dict[str, Any], version: int) -> Table
     )
 
 
-def _column(entry: dict[str, Any]) -> Column:
+def _column(entry: dict[str, Any], version: int) -> Column:
     field = entry["type"]
     return Column(
         id=entry["id"],
@@ -162,7 +163,7 @@ def _column(entry: dict[str, Any]) -> Column:
         elems=_elements(field),
         default=_default(entry, "default"),
         default_is_expr=bool(entry.get("default_is_expr")),
-        origin_default=_default(entry, "origin_default"),
+        origin_default=_origin_default(entry, version),
         generated=entry.get("generated_expr_string") or "",
         stored=bool(entry.get("generated_stored")),
         hidden=bool(entry.get("hidden")),
@@ -197,6 +198,18 @@ def _default(entry: dict[str, Any], name: str) -> Any:
     """A default: text, or bytes where JSON could not hold them (`..._bit`, base64)."""
     bits = entry.get(f"{name}_bit")
     return base64.b64decode(bits) if bits is not None else entry.get(name)
+
+
+def _origin_default(entry: dict[str, Any], version: int) -> Any:
+    """What older rows hold in an added column.
+
+    TiDB stores `CURRENT_DATE` unresolved, and reads such rows with the day of the reading. Here it is the day
+    on which the table version began, in UTC, so that everyone who reads the version agrees.
+    """
+    default = _default(entry, "origin_default")
+    if isinstance(default, str) and default.upper() == "CURRENT_DATE" and _kind(entry["type"]) is Kind.DATE:
+        return readable(version)[:10]
+    return default
 
 
 def _index(entry: dict[str, Any]) -> Index:
