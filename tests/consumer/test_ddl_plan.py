@@ -15,7 +15,6 @@ from tidegate.consumer.ddl_plan import (
     Refuse,
     Rename,
     plan_without_header,
-    regrown,
     without_comments,
 )
 from tidegate.consumer.definition import from_json, guess
@@ -79,9 +78,3 @@ def test_a_guess_says_what_it_does_not_know_and_survives_storage() -> None:
     assert HELD.keys == ("id",)
     assert "decimal" in HELD.guessed[0]
     assert from_json(HELD.to_json()) == HELD
-
-
-def test_a_guessed_table_takes_the_columns_its_rows_show() -> None:
-    step = regrown(HELD, guess("s", "t", COLUMNS[:1], 7))
-    assert [source.column.name for source in step.sources] == ["id"]
-    assert step.sources[0].taken == HELD.columns[0]

@@ -78,3 +78,71 @@ def test_a_waiting_ddl_is_read_again_after_a_restart() -> None:
     assert isinstance(step, Rows)
     flow.assembler.take(step.bounds)
     assert flow.position(4).partitions[0] == PartitionPosition(offset=3, applied=4, watermark=4)
+
+
+def read(flow: Flow, ts: int, *messages: DdlMessage) -> None:
+    """Both partitions bring the DDLs and Resolved ts."""
+    at = max((message.offset for message in messages), default=0) + 10
+    flow.take([Fetched(p, at + 1, resolved=((ts, at),), ddls=messages) for p in (0, 1)])
+
+
+def executed(flow: Flow) -> list[str]:
+    """The texts of all DDLs that are due now."""
+    found = []
+    while (step := flow.next_step(100)) is not None:
+        if isinstance(step, Ddls):
+            found += [message.query for message in step.messages]
+        else:
+            flow.assembler.take(step.bounds)
+    return found
+
+
+def named(ts: int, offset: int, query: str) -> DdlMessage:
+    return DdlMessage(ts, query, 14, "s", "t", None, offset)
+
+
+def test_a_ddl_that_is_sent_again_within_a_run_is_not_executed_again() -> None:
+    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    read(flow, 6, named(6, 1, "a"))
+    assert executed(flow) == ["a"]
+    read(flow, 7, named(6, 20, "a"))
+    assert executed(flow) == []
+    read(flow, 9, named(9, 40, "b"), named(6, 41, "a"))
+    assert executed(flow) == ["b"]
+    read(flow, 9, named(6, 60, "a"), named(9, 61, "b"))
+    assert executed(flow) == []
+
+
+def test_a_ddl_that_is_read_again_after_a_restart_is_not_executed_again() -> None:
+    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    read(flow, 9, named(6, 1, "a"), named(9, 2, "b"))
+    assert executed(flow) == ["a", "b"]
+    position = Position.from_json(flow.position(9).to_json())
+    again = Flow(position, Mode.TRANSACTION, None, None)
+    read(again, 12, named(6, 1, "a"), named(9, 2, "b"), named(9, 30, "c"))
+    assert executed(again) == ["c"]
+
+
+def test_ddls_of_one_ts_that_come_after_its_resolved_mark_are_each_executed_once() -> None:
+    """As TiCDC sends the events of RENAME TABLES, each with the ts of the job."""
+    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    read(flow, 6)
+    assert executed(flow) == []
+    position = flow.position(6)
+    read(flow, 6, named(6, 20, "a"))
+    assert executed(flow) == ["a"]
+    read(flow, 7, named(6, 40, "b"), named(6, 41, "a"))
+    assert executed(flow) == ["b"]
+    assert flow.position(7).ddl_ts == 6
+    # Killed before a snapshot named any of it.
+    again = Flow(Position.from_json(position.to_json()), Mode.TRANSACTION, None, None)
+    read(again, 7, named(6, 20, "a"), named(6, 40, "b"), named(6, 41, "a"))
+    assert executed(again) == ["a", "b"]
+
+
+def test_a_position_of_an_earlier_release_counts_all_ddls_up_to_its_ts() -> None:
+    text = '{"format":1,"ts":6,"topic":"t","protocol":"open-protocol","mode":"transaction","partitions":'
+    held = Position.from_json(text + '{"0":{"offset":0,"applied":6,"watermark":6}}}')
+    flow = Flow(held, Mode.TRANSACTION, None, None)
+    flow.take([Fetched(0, 9, resolved=((8, 5),), ddls=(named(6, 1, "a"), named(7, 2, "b")))])
+    assert executed(flow) == ["b"]

@@ -38,8 +38,11 @@ class Mark:
 Event = RowChange | DdlEvent | Mark
 
 
-def events_of(path: Path, until: int | None = None, every: int = 50) -> Iterator[Event]:
-    """Rows and DDLs of a log in commit order, a mark after every `every` transactions and after each DDL."""
+def events_of(path: Path, until: int | None = None, every: int = 50, force: bool = False) -> Iterator[Event]:
+    """Rows and DDLs of a log in commit order, a mark after every `every` transactions and after each DDL.
+
+    `force`: tables without a key too.
+    """
     values: dict[bytes, bytes] = {}
     store: SchemaStore | None = None
     since = 0
@@ -54,7 +57,7 @@ def events_of(path: Path, until: int | None = None, every: int = 50) -> Iterator
             values |= {m.key: m.value for m in line.mutations}
             continue
         assert store is not None
-        yield from _rows(line, store, values)
+        yield from _rows(line, store, values, force)
         done = list(_ddls(line, store))
         yield from done
         since += 1
@@ -63,7 +66,7 @@ def events_of(path: Path, until: int | None = None, every: int = 50) -> Iterator
             yield Mark(line.commit_ts)
 
 
-def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes]) -> Iterator[RowChange]:
+def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes], force: bool) -> Iterator[RowChange]:
     rows = []
     for mutation in txn.mutations:
         if mutation.op not in ("put", "insert", "delete"):
@@ -75,7 +78,7 @@ def _rows(txn: Txn, store: SchemaStore, values: dict[bytes, bytes]) -> Iterator[
         if not mutation.key.startswith(b"t") or mutation.key[9:11] != b"_r":
             continue
         table = store.table(keys.parse_record(mutation.key).table_id, txn.commit_ts - 1)
-        if table is None or is_system_schema(table.schema) or not table.eligible:
+        if table is None or is_system_schema(table.schema) or not (force or table.eligible):
             continue
         entry = Entry(
             txn.commit_ts, txn.start_ts, DELETE if deleted else PUT, mutation.key, mutation.value, old

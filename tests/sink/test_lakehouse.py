@@ -61,6 +61,14 @@ def test_restore_undoes_rows_and_columns_and_only_once(lake: Lakehouse) -> None:
     assert not lake.restore(PATH, named)
 
 
+def test_the_same_columns_in_another_order_are_a_change(lake: Lakehouse) -> None:
+    lake.append(PATH, rows((1, MAX, [0.5])))
+    turned = pa.schema([SCHEMA.field(name) for name in ("v", "id", "we`ird a.b")])
+    lake.rewrite(PATH, turned, lambda batch: batch.select(turned.names))
+    assert lake.read(PATH).schema.names == turned.names
+    assert lake.read(PATH).to_pylist() == [{"v": [0.5], "id": 1, "we`ird a.b": MAX}]
+
+
 def test_rename_carries_the_rows_and_leaves_the_old_versions(lake: Lakehouse) -> None:
     lake.append(PATH, rows((1, 1, [0.5])))
     lake.rename(PATH, "x/y")

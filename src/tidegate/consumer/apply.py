@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -33,12 +33,13 @@ import pyarrow.compute as pc
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
-from tidegate.consumer.assembler import Piece
-from tidegate.consumer.changes import BadRow, staged_changes
+from tidegate.consumer.assembler import Piece, Segment
+from tidegate.consumer.changes import BadRow, Staged, staged_changes, staged_rows
 from tidegate.consumer.convert import Losses, to_target
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.journal import DdlJournal, Going, write_durably
+from tidegate.consumer.modify import converted
 from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
 from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import Position
@@ -96,6 +97,8 @@ class Table:
     definition: Definition
     path: str
     version: int
+    number: int = 0
+    """Of its definition, as it is kept beside the data; 0: not kept yet."""
 
 
 @dataclass(slots=True)
@@ -128,6 +131,10 @@ class Applier:
         self._quarantine = Quarantine(root / QUARANTINE)
         self._known_bad = {row_place(entry) for entry in quarantine.read(root / QUARANTINE)}
         self._aside_lock = threading.Lock()
+        self._numbering = threading.Lock()
+        kept = (root / DEFINITIONS).glob("*@*.json")
+        self._number = max(map(_number_of, kept), default=0)
+        """Of the newest definition; those of a crashed run count too, so that none is ever overwritten."""
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="delta")
 
     def close(self) -> None:
@@ -153,8 +160,9 @@ class Applier:
         named = self.lake.named_versions()
         for row in self.lake.snapshot_rows(position.ts):
             self.lake.restore(row.path, row.version)
-            known = self._stored_definition(row.path, position.ts)
-            self.tables[row.schema, row.table] = Table(known, row.path, self.lake.version(row.path))
+            known, number = self._stored_definition(row.path, position)
+            version = self.lake.version(row.path)
+            self.tables[row.schema, row.table] = Table(known, row.path, version, number)
         needed = (
             {table.path for table in self.tables.values()} | named.keys() | self.dropped_versions().keys()
         )
@@ -177,9 +185,12 @@ class Applier:
             done.result()
 
     def _apply_table(self, name: Name, pieces: Sequence[Piece]) -> None:
-        table = self._table_for(name, pieces)
+        staged = staged_rows(pieces)
+        if not staged:
+            return
+        table = self._table_for(name, staged)
         aside = partial(self._set_aside, name)
-        changes = staged_changes(pieces, table.definition, self._time_zone, self.stats.losses, aside)
+        changes = staged_changes(staged, table.definition, self._time_zone, self.stats.losses, aside)
         if len(changes) == 0:
             return
         if table.definition.keys:
@@ -246,27 +257,20 @@ class Applier:
         ids = held[ROWID].take(chosen)
         return pa.concat_arrays(ids.chunks) if ids.num_chunks else pa.array([], pa.string())
 
-    def _table_for(self, name: Name, pieces: Sequence[Piece]) -> Table:
+    def _table_for(self, name: Name, staged: Sequence[Staged]) -> Table:
         """The table these rows belong to; made or changed by guess when no DDL header told of it."""
         table = self.tables.get(name)
-        for piece in sorted(pieces, key=lambda piece: piece.segment.first_offset):
-            segment = piece.segment
+        for segment in (one.segment for one in staged):
             if table is None:
                 table = self._create(definition.guess(*name, segment.columns, segment.min_ts))
                 continue
-            unknown = [c.name for c in segment.columns if table.definition.column(c.name) is None]
-            if not unknown:
-                continue
             if table.definition.info is not None:
-                raise Fatal(
-                    "rows carry a column that the table does not have",
-                    where=f"table {table.definition.name}, column {', '.join(unknown)}",
-                    why="a DDL message is missing on the topic, or was written without its header",
-                    fix="start a new target from a new changefeed, and report this",
-                )
-            guessed = definition.guess(*name, segment.columns, segment.min_ts)
-            self._step(ddl_plan.regrown(table.definition, guessed))
-            table = self.tables[name]
+                _check_columns(table.definition, segment)
+                continue
+            grown = definition.grown(table.definition, segment.columns, segment.min_ts)
+            if grown is not None:
+                self._step(ddl_plan.regrown(table.definition, grown))
+                table = self.tables[name]
         assert table is not None
         return table
 
@@ -403,33 +407,40 @@ class Applier:
         self._know(table, made)
 
     def _know(self, table: Table, made: Definition) -> None:
-        """Keep the definition beside the data: durable before any snapshot that needs it."""
+        """Keep the definition beside the data: durable before any snapshot that needs it.
+
+        Definitions are numbered as they come to be known. Their ts would not do: what is guessed from rows
+        has the ts of a row, and a DDL that TiCDC sends after Resolved of its ts is in the next snapshot.
+        """
         table.definition = made
         if made.guessed:
             self.stats.guessed[made.name] = made.guessed
-        file = self._definition_file(table.path, made.version)
+        with self._numbering:
+            self._number += 1
+            table.number = self._number
+        file = self.lake.root / DEFINITIONS / f"{_file_stem(table.path)}{table.number:020d}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_durably(file, made.to_json())
 
-    def _definition_file(self, path: str, version: int) -> Path:
-        return self.lake.root / DEFINITIONS / f"{path.replace('/', '+')}@{version:020d}.json"
-
-    def _stored_definition(self, path: str, ts: int) -> Definition:
-        pattern = path.replace("/", "+") + "@"
-        folder = self.lake.root / DEFINITIONS
-        found = (
-            sorted(file for file in folder.iterdir() if file.name.startswith(pattern))
-            if folder.exists()
-            else []
+    def _stored_definition(self, path: str, position: Position) -> tuple[Definition, int]:
+        """The definition that a table has in the snapshot of `position`, and its number."""
+        folder, stem = self.lake.root / DEFINITIONS, _file_stem(path)
+        files = {_number_of(file): file for file in folder.glob("*.json") if file.name.startswith(stem)}
+        if position.definitions is not None:
+            numbers = [position.definitions.get(path, 0)]
+        else:  # an earlier release numbered them by the ts of their DDL
+            numbers = sorted((number for number in files if number <= position.ts), reverse=True)
+        held = self.lake.dataset(path).schema
+        for number in numbers:
+            known = definition.from_json(files[number].read_bytes()) if number in files else None
+            if known is not None and held.equals(known.arrow_schema):
+                return known, number
+        raise Fatal(
+            "a table's definition is gone, or is not that of its rows",
+            where=f"{folder}, table {path}",
+            why=f"the table has the columns {', '.join(held.names)}; definitions kept: {len(files)}",
+            fix="restore the directory, or start a new target",
         )
-        valid = [file for file in found if int(file.stem.rpartition("@")[2]) <= ts]
-        if not valid:
-            raise Fatal(
-                "a table's definition is gone",
-                where=f"{folder}, table {path}",
-                fix="restore the directory, or start a new target",
-            )
-        return definition.from_json(valid[-1].read_bytes())
 
     def _intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
         held = self.tables.get((message.schema, message.table))
@@ -452,8 +463,11 @@ class Applier:
 
     # --- commit point
 
-    def publish(self, position: Position) -> None:
-        """Name the snapshot at position.ts: from here on it is what readers and a restart see."""
+    def publish(self, position: Position) -> Position:
+        """Name the snapshot at position.ts: from here on it is what readers and a restart see.
+
+        The position as it is kept: with the numbers of the tables' definitions.
+        """
         for table in self.tables.values():
             if self.lake.compact(table.path):
                 table.version = self.lake.version(table.path)
@@ -461,8 +475,31 @@ class Applier:
             SnapshotRow(position.ts, schema, name, table.definition.table_id, table.path, table.version)
             for (schema, name), table in sorted(self.tables.items())
         ]
+        numbers = {table.path: table.number for table in self.tables.values()}
+        position = replace(position, definitions=numbers)
         self.lake.publish(position.ts, rows, position.to_json())
         self.stats.snapshots += 1
+        return position
+
+
+def _file_stem(path: str) -> str:
+    return path.replace("/", "+") + "@"
+
+
+def _number_of(file: Path) -> int:
+    return int(file.stem.rpartition("@")[2])
+
+
+def _check_columns(known: Definition, segment: Segment) -> None:
+    """Fatal when rows have a column that the DDLs do not tell of."""
+    unknown = [c.name for c in segment.columns if known.column(c.name) is None]
+    if unknown:
+        raise Fatal(
+            "rows carry a column that the table does not have",
+            where=f"table {known.name}, column {', '.join(unknown)}",
+            why="a DDL message is missing on the topic, or was written without its header",
+            fix="start a new target from a new changefeed, and report this",
+        )
 
 
 def row_place(entry: Mapping[str, Any]) -> tuple[int, int, int]:
@@ -515,6 +552,8 @@ class _Rewriter:
                 )
             )
         held = batch.column(source.taken.name)
+        if source.change is not None:
+            return converted(held, source.change, source.column, self._losses)
         if not source.taken.elems and source.column.elems:
             held = held.cast(pa.uint64())  # a guessed enum or set: its number as text
         return to_target(held, source.column, "UTC", self._losses)

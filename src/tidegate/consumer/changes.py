@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.consumer.assembler import Piece
+from tidegate.consumer.assembler import Piece, Segment
 from tidegate.consumer.convert import Losses, TargetColumn, to_target, unknown_members
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
@@ -30,21 +30,38 @@ class BadRow:
     """As they came: `n.NAME` of the after image, `o.NAME` of the before image."""
 
 
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """The rows of one piece as the protocol decoded them; at least one."""
+
+    segment: Segment
+    rows: pa.RecordBatch
+
+
+def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
+    """The pieces that hold a row within their bounds, in the order of the topic.
+
+    A segment may have rows below and above the bounds and none within: its columns say nothing then.
+    """
+    read = [Staged(piece.segment, _within(read_staged(piece.segment), piece)) for piece in pieces]
+    found = [one for one in read if one.rows.num_rows]
+    return sorted(found, key=lambda one: one.segment.first_offset)
+
+
 def staged_changes(
-    pieces: Sequence[Piece],
+    staged: Sequence[Staged],
     known: Definition,
     time_zone: str,
     losses: Losses,
     aside: Callable[[Sequence[BadRow]], None],
 ) -> Changes:
-    """The rows of the pieces in the target's types, without those that `aside` is given."""
+    """The rows in the target's types, without those that `aside` is given."""
     meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
     new, old = [], []
     keys = known.keys or tuple(column.name for column in known.columns)
     fields = {column.name: column for column in known.columns}
-    for piece in pieces:
-        batch = _within(read_staged(piece.segment), piece)
-        batch, bad = _sound(batch, known, piece.segment.partition)
+    for one in staged:
+        batch, bad = _sound(one.rows, known, one.segment.partition)
         if bad:
             aside(bad)
         if batch.num_rows == 0:
@@ -54,7 +71,7 @@ def staged_changes(
             for name in ("_op", "_commit_ts", "_offset", "_seq")
         ]
         for column, array in zip(
-            meta, [*values, np.full(batch.num_rows, piece.segment.partition, np.int32)], strict=True
+            meta, [*values, np.full(batch.num_rows, one.segment.partition, np.int32)], strict=True
         ):
             column.append(array)
         new.append(_image(batch, "n.", list(fields.values()), time_zone, losses))

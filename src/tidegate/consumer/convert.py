@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.errors import Undecodable
+from tidegate.tidb.types.float import fixed_text
 
 YEAR, BIT, JSON, DECIMAL, ENUM, SET, VECTOR = 13, 16, 245, 246, 247, 248, 225
 FLOAT, DOUBLE, TIMESTAMP, DATE, TIME, DATETIME, NEWDATE = 4, 5, 7, 10, 11, 12, 14
@@ -135,6 +136,11 @@ def _converted(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Los
         return _by_distinct(wire, lambda text: [float(part) for part in orjson.loads(text)], target)
     if pa.types.is_binary(wire.type) and pa.types.is_string(target):
         return _as_text(wire, losses)
+    if pa.types.is_string(target) and pa.types.is_floating(wire.type):
+        single = wire.type == pa.float32()
+        return _by_distinct(wire, lambda value: fixed_text(value, single=single), target)
+    if pa.types.is_string(target) and pa.types.is_timestamp(wire.type):
+        return _by_distinct(wire, lambda moment: str(moment.isoformat(" ")), target)
     return wire.cast(target)
 
 

@@ -15,7 +15,8 @@
 | views, sequences, schemas | `Nothing`, with the reason |
 
 Columns are paired by TiDB's column id; a MODIFY that needs new data gives the column a new id: then by name,
-and a CHANGE that also renames by being the only one that vanished and the only one that appeared.
+and a CHANGE that also renames by the names in its text. The rows of such a column are converted as TiDB does
+(`modify`); the same id means that TiDB left the rows as they were.
 What makes rows come or go without row events, and cannot be computed from what the target holds, is `Refuse`.
 docs/ddl-at-targets.md is this table for users.
 """
@@ -32,6 +33,7 @@ import pyarrow as pa
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.convert import Losses, TargetColumn
 from tidegate.consumer.definition import Definition, fill_value, from_info
+from tidegate.consumer.modify import Change, known_zone
 from tidegate.consumer.partitioning import Members, Unknowable, members
 from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
 from tidegate.mounter.ddl_renames import Name, names_in
@@ -39,7 +41,6 @@ from tidegate.tidb import table_info
 from tidegate.tidb.table_info import is_base_table, table_schema
 
 DROP_SCHEMA: Final = 2
-MODIFY: Final = 12
 DROP_PARTITION: Final = 20
 TRUNCATE_PARTITION: Final = 23
 RECOVER_TABLE: Final = 25
@@ -90,6 +91,8 @@ class Source:
     taken: TargetColumn | None
     """The column before, None: filled."""
     fill: pa.Scalar | None = None
+    change: Change | None = None
+    """How TiDB converted the rows, None: it left them as they were."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +273,11 @@ def _altered(event: DdlEvent, before: dict[str, Any], after: Definition, known: 
             return [Refuse(f"{held.name} gets the name of a table with other rows (id {other.table_id})")]
         steps.append(Rename(held.schema, held.table, after))
     sources = _sources(event, before, held, after)
+    refused = [
+        f"column {s.column.name}: {s.change.refusal}" for s in sources if s.change and s.change.refusal
+    ]
+    if refused:
+        return [Refuse(f"its rows are converted without row events, and {'; '.join(refused)}")]
     if not _same_columns(held, after, sources):
         steps.append(Rewrite(after, sources, _in_place(held, after, sources)))
     elif not steps:
@@ -292,24 +300,31 @@ def _sources(
     event: DdlEvent, before: dict[str, Any], held: Definition, after: Definition
 ) -> tuple[Source, ...]:
     assert after.info is not None
-    described = {
-        column.name: column for column in table_schema(after.schema, after.info, after.version).columns
-    }
-    name_before = {column["id"]: column["name"]["O"] for column in before["cols"] if column["state"] == 5}
-    ids_after = {column.id for column in after.columns}
-    vanished = [name for column_id, name in name_before.items() if column_id not in ids_after]
-    appeared = [column.name for column in after.columns if column.id not in name_before]
+    described = table_schema(after.schema, after.info, after.version).columns
+    old = {column.id: column for column in table_schema(held.schema, before, after.version).columns}
+    named = {column.name.lower(): column for column in old.values()}
+    kept = {column.id for column in described}
+    renamed = _renamed_columns(event.query)
+    zone = known_zone(event.time_zone)
     sources = []
-    for column in after.columns:
-        name = name_before.get(column.id)
-        if name is None and column.name in vanished:
-            name = column.name
-        if name is None and event.action == MODIFY and len(vanished) == len(appeared) == 1:
-            name = vanished[0]
-        taken = held.column(name) if name is not None else None
-        fill = None if taken is not None else fill_value(described[column.name], Losses())
-        sources.append(Source(column, taken, fill))
+    for column, new in zip(after.columns, described, strict=True):
+        was = old.get(new.id)
+        if was is None:
+            was = named.get(renamed.get(new.name.lower(), new.name.lower()))
+            # One that goes on under its own id is another column.
+            was = None if was is not None and was.id in kept else was
+        taken = held.column(was.name) if was is not None else None
+        fill = None if taken is not None else fill_value(new, Losses())
+        change = (
+            Change(was, new, zone) if taken is not None and was is not None and was.id != new.id else None
+        )
+        sources.append(Source(column, taken, fill, None if change is not None and change.idle else change))
     return tuple(sources)
+
+
+def _renamed_columns(query: str) -> dict[str, str]:
+    """The old name by the new of each CHANGE COLUMN in a statement, in lower case."""
+    return {_unquoted(*found[2:]).lower(): _unquoted(*found[:2]).lower() for found in _CHANGE.findall(query)}
 
 
 def _same_columns(held: Definition, after: Definition, sources: tuple[Source, ...]) -> bool:
@@ -318,6 +333,7 @@ def _same_columns(held: Definition, after: Definition, sources: tuple[Source, ..
         return False
     return all(
         source.taken is not None
+        and source.change is None
         and (source.taken.name, source.taken.type) == (source.column.name, source.column.type)
         and source.taken == held.columns[at]
         and (source.taken.elems != () or source.column.elems == ())
@@ -354,6 +370,7 @@ _QUALIFIED: Final = rf"(?:{_NAME}\s*\.\s*)?{_NAME}"
 _DROP_SCHEMA: Final = re.compile(
     rf"\s*drop\s+(?:database|schema)\s+(?:if\s+exists\s+)?{_NAME}", re.IGNORECASE
 )
+_CHANGE: Final = re.compile(rf"\bchange\s+(?:column\s+)?(?:if\s+exists\s+)?{_NAME}\s+{_NAME}", re.IGNORECASE)
 _DROP_TABLE: Final = re.compile(r"\s*drop\s+table\b", re.IGNORECASE)
 _TRUNCATE: Final = re.compile(r"\s*truncate\b", re.IGNORECASE)
 _RENAME: Final = re.compile(
@@ -426,7 +443,7 @@ def without_comments(query: str) -> str:
 
 
 def _unquoted(quoted: str | None, plain: str | None) -> str:
-    return _plain(quoted) if quoted is not None else plain or ""
+    return _plain(quoted) if quoted else plain or ""
 
 
 def _plain(quoted: str) -> str:
@@ -458,7 +475,7 @@ def _renamed_by_text(message: DdlMessage, pairs: list[tuple[Name, Name]], known:
     return steps or [Nothing("not here")]
 
 
-def regrown(held: Definition, seen: Definition) -> Rewrite:
-    """A guessed table whose rows show other columns now: theirs, keeping the values of equal names."""
-    sources = tuple(Source(column, held.column(column.name)) for column in seen.columns)
-    return Rewrite(seen, sources, in_place=False)
+def regrown(held: Definition, grown: Definition) -> Rewrite:
+    """A guessed table of which rows show more than was known: the values stay, under wider types."""
+    sources = tuple(Source(column, held.column(column.name)) for column in grown.columns)
+    return Rewrite(grown, sources, in_place=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC
 from typing import Any, Final
 
@@ -26,7 +26,8 @@ from tidegate.consumer.convert import (
     target_type,
     to_target,
 )
-from tidegate.errors import Undecodable
+from tidegate.consumer.modify import WIRE_TYPES
+from tidegate.errors import Fatal, Undecodable
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
 from tidegate.tidb import table_info
@@ -34,18 +35,6 @@ from tidegate.tidb.value import missing, present
 
 ROWID: Final = "_tidegate_rowid"
 """Further column of tables without a key: partition-offset-seq of the change that inserted the row."""
-_WIRE_OF_KIND: Final = {
-    Kind.INT: pa.int64(),
-    Kind.YEAR: pa.int64(),
-    Kind.UINT: pa.uint64(),
-    Kind.ENUM: pa.uint64(),
-    Kind.SET: pa.uint64(),
-    Kind.BIT: pa.uint64(),
-    Kind.FLOAT: pa.float32(),
-    Kind.DOUBLE: pa.float64(),
-    Kind.STRING: pa.binary(),
-    Kind.BYTES: pa.binary(),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +138,63 @@ def guess(schema: str, table: str, columns: Sequence[WireColumn], version: int) 
     return Definition(schema, table, 0, version, tuple(made), keys, None, tuple(unknown))
 
 
+def grown(held: Definition, seen: Sequence[WireColumn], version: int) -> Definition | None:
+    """A guessed definition with what further messages show; None when they show nothing new.
+
+    A message may show fewer columns (a delete with the key alone): none is ever taken away. A column whose
+    type has changed gets one that holds both; Fatal when there is none.
+    """
+    columns = {column.name: column for column in held.columns}
+    notes = list(held.guessed)
+    for column, wire in zip(guess(held.schema, held.table, seen, version).columns, seen, strict=True):
+        known = columns.get(column.name)
+        wider = column if known is None else _joined(held, known, column)
+        if known is not None and wider != known:
+            notes.append(f"{wire.name}: its type changed to {wider.type}, older rows keep their values")
+        columns[column.name] = wider
+    keys = held.keys or tuple(wire.name for wire in seen if wire.key)
+    if tuple(columns.values()) == held.columns and keys == held.keys:
+        return None
+    made = tuple(columns.values())
+    return replace(held, columns=made, keys=keys, version=version, guessed=tuple(dict.fromkeys(notes)))
+
+
+def _joined(held: Definition, known: TargetColumn, seen: TargetColumn) -> TargetColumn:
+    """One column for the values of both."""
+    if known.type == seen.type and (known.mysql_type == seen.mysql_type or not _numbered(known, seen)):
+        return known
+    of_type = None if _numbered(known, seen) else _wider(known.type, seen.type)
+    if of_type is None:
+        raise Fatal(
+            "a column's type changed, and no type of the target holds the values of both",
+            where=f"table {held.name}, column {known.name}: {known.type} before, {seen.type} now",
+            why="the topic has no headers that tell of the change",
+            fix="read the topic of a changefeed of Tidegate, whose DDL messages have the header; or drop the "
+            "table's rows at the target's start: a new target from a new changefeed",
+        )
+    # Text holds anything, under a type code that takes text as it is.
+    code = _VARCHAR if pa.types.is_string(of_type) else seen.mysql_type
+    return known if of_type == known.type else replace(seen, type=of_type, mysql_type=code)
+
+
+def _numbered(known: TargetColumn, seen: TargetColumn) -> bool:
+    """Whether just one side are numbers that stand for names nobody knows (enum, set)."""
+    return known.mysql_type != seen.mysql_type and bool({known.mysql_type, seen.mysql_type} & {ENUM, SET})
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The narrowest of the target's types that holds both."""
+    for order in _WIDENING:
+        if one in order and other in order:
+            return order[max(order.index(one), order.index(other))]
+    both = {one, other}
+    if pa.timestamp("us", tz="UTC") in both or any(pa.types.is_list(each) for each in both):
+        return None
+    if pa.binary() in both:
+        return pa.binary() if pa.string() in both else None
+    return pa.string()
+
+
 def _guessed_type(wire: WireColumn) -> pa.DataType:
     unsigned = pa.types.is_unsigned_integer(wire.type)
     binary = pa.types.is_binary(wire.type)
@@ -157,6 +203,13 @@ def _guessed_type(wire: WireColumn) -> pa.DataType:
     return target_type(wire.mysql_type, unsigned=unsigned, binary=binary, flen=-1, decimal=-1)
 
 
+_VARCHAR: Final = 15
+_WIDENING: Final = (
+    (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.decimal128(20, 0)),
+    (pa.float32(), pa.float64()),
+    (pa.date32(), pa.timestamp("us")),
+)
+"""Each type holds all values of those before it."""
 _GUESSABLE: Final = (
     *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary()),
     *(
@@ -183,7 +236,7 @@ def fill_value(column: Column, losses: Losses) -> pa.Scalar:
     stored it), else NULL, else the type's zero (facts 0.4).
     """
     value: Value = present(column, missing(column), UTC)
-    wire_type = _WIRE_OF_KIND.get(column.kind, pa.string())
+    wire_type = WIRE_TYPES.get(column.kind, pa.string())
     if column.kind in (Kind.STRING, Kind.BYTES) and isinstance(value, str):
         value = value.encode()
     wire = pa.array([value], wire_type)

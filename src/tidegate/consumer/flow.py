@@ -4,16 +4,25 @@
     next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
     position(ts)   ->  what to keep with the target so that a restart loses and doubles nothing
 
+A DDL may be read several times: from each partition of a broadcast, after a restart, and because its producer
+sent it again. It is executed once: what lies below the newest executed DDL is dropped, and at that ts what is
+known by its identity, which is kept with the position. On TiCDC's topics a DDL may follow Resolved of its own
+ts, and several DDLs share one (RENAME TABLES), so the ts alone says nothing.
+
 A restart begins at the first offset still needed and with the largest Resolved mark *before* it: a mark
 behind it must be read again, together with the rows it covers.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import orjson
+
+from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.assembler import Assembler
 from tidegate.consumer.position import PartitionPosition, Position
@@ -65,7 +74,7 @@ class Flow:
         """Row mode: where all partitions must meet, when a snapshot is due."""
         self._base = position
         self._ddl_partition = ddl_partition
-        self._ddl_done = position.ts
+        self._ddl_ts, self._ddls_done = position.ddl_ts, dict.fromkeys(position.ddls)
         # What was known before `offset` is not read again, so it is carried on as a mark that stands there.
         self._at = {
             number: _Partition(p.offset, [(p.offset - 1, p.watermark)])
@@ -73,7 +82,7 @@ class Flow:
         }
         self.watermarks = Watermarks({number: p.watermark for number, p in position.partitions.items()})
         self.assembler = Assembler({number: p.applied for number, p in position.partitions.items()})
-        self._ddls: dict[tuple[object, ...], _Waiting] = {}
+        self._ddls: dict[tuple[int, str], _Waiting] = {}
 
     def wanted(self) -> dict[int, int]:
         """Where to read on, by partition."""
@@ -138,22 +147,34 @@ class Flow:
             passed = [mark for at, mark in state.marks if at < offset]
             state.marks = [(at, mark) for at, mark in state.marks if mark > applied]
             partitions[number] = PartitionPosition(offset, applied, max([applied, *passed]))
-        return Position(ts, self._base.topic, self._base.protocol, self.mode.value, partitions)
+        base, mode = self._base, self.mode.value
+        done = tuple(self._ddls_done)
+        return Position(ts, base.topic, base.protocol, mode, partitions, self._ddl_ts, done)
 
     def next_offsets(self) -> dict[int, int]:
         """Up to where each partition has been read; for showing lag only."""
         return {number: state.next_offset for number, state in self._at.items()}
 
     def _queue(self, partition: int, message: DdlMessage) -> None:
-        if message.ts <= self._ddl_done:
+        name = identity(message)
+        if message.ts < self._ddl_ts or (message.ts == self._ddl_ts and name in self._ddls_done):
             return
-        identity = (message.ts, message.schema, message.table, message.query, message.header)
-        waiting = self._ddls.setdefault(identity, _Waiting(message, []))
+        waiting = self._ddls.setdefault((message.ts, name), _Waiting(message, []))
         waiting.copies.append((partition, message.offset))
 
     def _take_ddls(self, ts: int) -> Ddls:
-        due = {identity: w for identity, w in self._ddls.items() if w.message.ts == ts}
-        for identity in due:
-            del self._ddls[identity]
-        self._ddl_done = ts
+        due = {key: w for key, w in self._ddls.items() if key[0] == ts}
+        for key in due:
+            del self._ddls[key]
+        if ts != self._ddl_ts:
+            self._ddl_ts, self._ddls_done = ts, {}
+        self._ddls_done |= dict.fromkeys(name for _, name in due)
         return Ddls(ts, tuple(waiting.message for waiting in due.values()))
+
+
+def identity(message: DdlMessage) -> str:
+    """What tells a DDL from others of its ts, however often it is sent: names, text, number in its job."""
+    event = ddl_header.decode(message.header) if message.header is not None else None
+    part = [event.job_id, event.seq] if event is not None else []
+    what = [message.schema, message.table, message.query, *part]
+    return hashlib.sha256(orjson.dumps(what)).hexdigest()[:16]

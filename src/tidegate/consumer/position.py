@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -35,11 +35,17 @@ class Position:
     """The state of a target after its newest snapshot."""
 
     ts: int
-    """The snapshot's ts; DDLs with finished_ts <= ts are executed."""
+    """The snapshot's ts. Of TiCDC's topics a DDL of this very ts may still come: after it."""
     topic: str
     protocol: str
     mode: str
     partitions: Mapping[int, PartitionPosition]
+    ddl_ts: int = 0
+    """Every DDL below it is executed."""
+    ddls: tuple[str, ...] = ()
+    """Which DDLs of ddl_ts are executed: their identities (`flow.identity`)."""
+    definitions: Mapping[str, int] | None = None
+    """By table path, the number of the definition that its rows have; None: an earlier release kept none."""
 
     def to_json(self) -> str:
         """The text of the commit metadata."""
@@ -47,7 +53,13 @@ class Position:
             str(number): {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
             for number, p in self.partitions.items()
         }
-        body = {"format": FORMAT, "ts": self.ts, "topic": self.topic, "protocol": self.protocol}
+        body: dict[str, Any] = {
+            "format": FORMAT,
+            "ts": self.ts,
+            "topic": self.topic,
+            "protocol": self.protocol,
+        }
+        body |= {"ddl_ts": self.ddl_ts, "ddls": list(self.ddls), "definitions": self.definitions}
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
     @classmethod
@@ -58,7 +70,13 @@ class Position:
             if body["format"] != FORMAT:
                 raise ValueError(f"format {body['format']}, this release reads {FORMAT}")
             partitions = {int(number): PartitionPosition(**p) for number, p in body["partitions"].items()}
-            return cls(body["ts"], body["topic"], body["protocol"], body["mode"], partitions)
+            # A position of an earlier release took every DDL up to its ts for executed.
+            ddl_ts = body.get("ddl_ts", body["ts"] + 1)
+            done, definitions = tuple(body.get("ddls", ())), body.get("definitions")
+            return cls(
+                *(body["ts"], body["topic"], body["protocol"], body["mode"], partitions),
+                *(ddl_ts, done, definitions),
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(
                 "the consumer's position cannot be read",

@@ -64,6 +64,8 @@ LOG_GRACE_S: Final = 3600.0
 """How old a file of a table's log must be before it is removed: readers may be about to open it."""
 COMPACT_FILES: Final = 24
 """A table with more data files than this is compacted before the next snapshot names it."""
+_NO_COLUMNS: Final = pa.schema([pa.field("_tidegate_none", pa.int8())])
+"""A Delta table has at least one."""
 _STATS_SAFE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.date32())
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LOG_FILE: Final = re.compile(r"(\d{20})\..*")
@@ -473,6 +475,11 @@ class Lakehouse:
     def _overwrite(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         reader = pa.RecordBatchReader.from_batches(schema, batches)
         table = self._writable(path)
+        held = pa.schema(table.schema()).names
+        if held != schema.names and set(held) == set(schema.names):
+            # delta-rs takes the same columns in another order for no change; so all of them go first.
+            self._overwrite(path, _NO_COLUMNS, iter(()))
+            table = self._writable(path)
         write_deltalake(
             table,
             reader,

@@ -1,0 +1,163 @@
+"""Tables of topics without our header: what is learnt from rows, and that nothing learnt is lost again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tidegate.codec.base import Decoded, DecodedTable, WireColumn
+from tidegate.consumer.apply import Applier
+from tidegate.consumer.assembler import Piece
+from tidegate.consumer.definition import from_json, grown, guess
+from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.source import stage
+from tidegate.errors import Fatal
+from tidegate.model.slots import DELETE, INSERT
+
+NAME = ("s", "t")
+ID = WireColumn("id", pa.int64(), 8, key=True)
+INT = WireColumn("v", pa.int64(), 3, key=False)
+TINY = WireColumn("v", pa.int64(), 1, key=False)
+BIG = WireColumn("v", pa.uint64(), 8, key=False)
+TEXT = WireColumn("v", pa.string(), 15, key=False)
+DOUBLE = WireColumn("v", pa.float64(), 5, key=False)
+DAY = WireColumn("v", pa.string(), 10, key=False)
+MOMENT = WireColumn("v", pa.string(), 12, key=False)
+STAMP = WireColumn("v", pa.string(), 7, key=False)
+ENUM = WireColumn("v", pa.uint64(), 247, key=False)
+
+
+class Target:
+    """A target that rows are applied to by hand, without any DDL."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.numbers = root, count()
+        self.open()
+
+    def open(self) -> None:
+        self.applier = Applier(self.root / "lake")
+        self.applier.recover()
+
+    def restart(self) -> None:
+        self.applier.close()
+        self.open()
+
+    def rows(self, ts: int, columns: tuple[WireColumn, ...], rows: list[list[Any]], op: int = INSERT) -> None:
+        values = zip(*rows, strict=True)
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array(v, c.type) for v, c in zip(values, columns, strict=True)], [c.name for c in columns]
+        )
+        size = len(rows)
+        table = DecodedTable(
+            *NAME,
+            None,
+            columns,
+            np.full(size, op, np.uint8),
+            np.full(size, ts, np.uint64),
+            np.arange(size, dtype=np.int64),
+            np.zeros(size, np.int32),
+            batch if op == INSERT else None,
+            batch if op == DELETE else None,
+        )
+        file = self.root / f"{next(self.numbers)}.arrow"
+        segments = stage(Decoded(rows=[table]), 0, file)
+        self.applier.rows({NAME: [Piece(segment, 0, ts) for segment in segments]})
+
+    def publish(self, ts: int) -> None:
+        position = Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(0, ts, ts)})
+        self.applier.publish(position)
+
+    def held(self) -> list[dict[str, Any]]:
+        table = self.applier.tables[NAME]
+        return sorted(self.applier.lake.read(table.path).to_pylist(), key=lambda row: row["id"])
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Target]:
+    made = Target(tmp_path)
+    yield made
+    made.applier.close()
+
+
+def test_a_delete_with_the_key_alone_takes_no_column_away(target: Target) -> None:
+    """Its ts is greater than that of the definition with all columns, which was learnt later."""
+    target.rows(50, (ID,), [[9]], DELETE)
+    target.rows(40, (ID, TEXT), [[1, "a"], [2, "b"]])
+    target.publish(60)
+    target.restart()
+    target.rows(70, (ID,), [[2]], DELETE)
+    target.publish(70)
+    target.restart()
+    target.rows(80, (ID, TEXT), [[3, "c"]])
+    assert target.held() == [{"id": 1, "v": "a"}, {"id": 3, "v": "c"}]
+
+
+def test_what_was_learnt_after_the_newest_snapshot_is_forgotten_with_its_rows(target: Target) -> None:
+    target.rows(40, (ID,), [[1]])
+    target.publish(60)
+    target.rows(55, (ID, TEXT), [[2, "b"]])  # killed before the next snapshot
+    target.restart()
+    assert target.held() == [{"id": 1}]
+    target.rows(65, (ID, TEXT), [[2, "b"]])
+    target.publish(70)
+    target.restart()
+    assert target.held() == [{"id": 1, "v": None}, {"id": 2, "v": "b"}]
+
+
+def test_a_definition_that_is_not_that_of_the_rows_stops_the_start(target: Target) -> None:
+    target.rows(40, (ID, TEXT), [[1, "a"]])
+    target.publish(60)
+    (file,) = (target.root / "lake/_tidegate/definitions").iterdir()
+    file.write_bytes(guess(*NAME, (ID,), 40).to_json())
+    with pytest.raises(Fatal, match="not that of its rows"):
+        target.restart()
+
+
+@pytest.mark.parametrize(
+    ("before", "old", "now", "new", "expected"),
+    [
+        (TINY, 5, INT, 70_000, [5, 70_000]),
+        (INT, 70_000, TINY, 5, [70_000, 5]),
+        (INT, -7, TEXT, "x", ["-7", "x"]),
+        (TEXT, "x", INT, 7, ["x", "7"]),
+        (DOUBLE, 1e21, TEXT, "x", ["1000000000000000000000", "x"]),
+        (MOMENT, "2024-02-29 01:02:03", TEXT, "x", ["2024-02-29 01:02:03", "x"]),
+        (DAY, "2024-02-29", INT, 7, ["2024-02-29", "7"]),
+    ],
+)
+def test_a_column_whose_type_changes_gets_one_that_holds_both(
+    target: Target, before: WireColumn, old: Any, now: WireColumn, new: Any, expected: list[Any]
+) -> None:
+    target.rows(40, (ID, before), [[1, old]])
+    target.rows(50, (ID, now), [[2, new]])
+    target.publish(60)
+    target.restart()
+    assert [row["v"] for row in target.held()] == expected
+    notes = target.applier.tables[NAME].definition.guessed
+    assert any("older rows keep their values" in note for note in notes) == (
+        before in (TINY, DOUBLE, MOMENT, DAY) or now is TEXT
+    )
+
+
+def test_integers_widen_to_unsigned_ones_and_days_to_moments() -> None:
+    wide = grown(guess(*NAME, (ID, INT), 1), (ID, BIG), 2)
+    assert wide is not None
+    assert [str(column.type) for column in wide.columns] == ["int64", "decimal128(20, 0)"]
+    days = grown(guess(*NAME, (ID, DAY), 1), (ID, MOMENT), 2)
+    assert days is not None
+    assert str(days.columns[1].type) == "timestamp[us]"
+    assert from_json(days.to_json()) == days
+    assert grown(days, (ID, DAY), 3) is None
+
+
+@pytest.mark.parametrize(("before", "now"), [(ENUM, TEXT), (INT, ENUM), (STAMP, MOMENT)])
+def test_a_change_of_type_that_no_column_holds_is_told(before: WireColumn, now: WireColumn) -> None:
+    with pytest.raises(Fatal, match="type changed") as told:
+        grown(guess(*NAME, (ID, before), 1), (ID, now), 2)
+    assert "column v" in told.value.where
