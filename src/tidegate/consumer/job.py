@@ -74,6 +74,8 @@ START_S: Final = 30.0
 GUESSES_SHOWN: Final = 5
 """How many guessed tables a commit names; the others are counted."""
 STAGING_PREFIX: Final = "run-"
+STOP_S: Final = 1.0
+"""How much later than the JVM this process may get a signal that was sent to both."""
 JVM_LOG: Final = "_tidegate/spark.log"
 """Below the target: what the JVM and its workers print."""
 
@@ -167,9 +169,11 @@ def run(
         consumer = Consumer(settings, topic, staging, stop, listener)
         try:
             if not consumer.done and not stop():
-                with nullcontext(spark) if spark is not None else _spark(topic, settings, staging) as session:
-                    listener.ready(consumer.progress())
-                    consumer.loop(session)
+                given = nullcontext(spark) if spark is not None else _spark(topic, settings, staging, stop)
+                with given as session:
+                    if session is not None:
+                        listener.ready(consumer.progress())
+                        consumer.loop(session)
             return consumer.progress()
         finally:
             consumer.close()
@@ -225,7 +229,8 @@ class Consumer:
                     self._report()
             finally:
                 coming.cancel()
-                spark.sparkContext.cancelAllJobs()
+                with _jvm_may_be_gone(self._stop):
+                    spark.sparkContext.cancelAllJobs()
 
     @property
     def done(self) -> bool:
@@ -487,13 +492,37 @@ def _staging(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _spark(topic: Topic, settings: Settings, staging: Path) -> Iterator[SparkSession]:
+def _spark(
+    topic: Topic, settings: Settings, staging: Path, stop: Callable[[], bool]
+) -> Iterator[SparkSession | None]:
+    """A session of its own; None when it is told to stop before there is one."""
     log = settings.target / JVM_LOG
-    spark = open_session(
-        f"tidegate consumer {topic.name}", settings.master, staging / "spark", DAEMON, log=log
-    )
+    spark = None
+    with _jvm_may_be_gone(stop):
+        spark = open_session(
+            f"tidegate consumer {topic.name}", settings.master, staging / "spark", DAEMON, log=log
+        )
     try:
         yield spark
     finally:
-        spark.stop()
+        if spark is not None:
+            with _jvm_may_be_gone(stop):
+                spark.stop()
         sys.stdout.flush()
+
+
+@contextmanager
+def _jvm_may_be_gone(stop: Callable[[], bool]) -> Iterator[None]:
+    """Around calls of the JVM that a stop may come before.
+
+    Service managers signal all processes of a service at once, and the JVM may be gone first. A failure
+    counts unless a stop has come, or comes within a moment.
+    """
+    try:
+        yield
+    except Exception:
+        until = time.monotonic() + STOP_S
+        while not stop():
+            if time.monotonic() > until:
+                raise
+            time.sleep(POLL_S)
