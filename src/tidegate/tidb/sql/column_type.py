@@ -1,0 +1,277 @@
+"""The types of columns and of casts."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tidegate.tidb.sql.expressions import Expressions
+from tidegate.tidb.sql.lexer import REAL_AS_FLOAT, Kind
+
+_INTEGERS: Final = {
+    "TINYINT": "TINYINT",
+    "SMALLINT": "SMALLINT",
+    "MEDIUMINT": "MEDIUMINT",
+    "MIDDLEINT": "MEDIUMINT",
+    "INT": "INT",
+    "INT1": "TINYINT",
+    "INT2": "SMALLINT",
+    "INT3": "MEDIUMINT",
+    "INT4": "INT",
+    "INT8": "BIGINT",
+    "INTEGER": "INT",
+    "BIGINT": "BIGINT",
+}
+_FLOATS: Final = {
+    "FLOAT": "FLOAT",
+    "FLOAT4": "FLOAT",
+    "FLOAT8": "DOUBLE",
+    "DOUBLE": "DOUBLE",
+    "REAL": "DOUBLE",
+}
+_TEXTS: Final = {"TINYTEXT": "TINY", "TEXT": "", "MEDIUMTEXT": "MEDIUM", "LONGTEXT": "LONG"}
+_BLOBS: Final = ("TINYBLOB", "BLOB", "MEDIUMBLOB", "LONGBLOB")
+_TIMES: Final = ("DATETIME", "TIMESTAMP", "TIME")
+_FLOAT_DIGITS: Final = 24
+_DOUBLE_DIGITS: Final = 53
+
+
+class _Charset(NamedTuple):
+    name: str
+    binary: bool
+
+    def written(self) -> str:
+        """As it stands behind a type of text."""
+        text = " BINARY" if self.binary and self.name != "binary" else ""
+        return text + (f" CHARACTER SET {self.name.upper()}" if self.name and self.name != "binary" else "")
+
+
+class ColumnTypes(Expressions):
+    """Reads types."""
+
+    def column_type(self) -> str:
+        """The type of a column."""
+        token = self.token
+        if token.kind is not Kind.WORD or not token.key:
+            self.fail("a type")
+        for read in (self._number_type, self._text_type, self._other_type):
+            if (found := read()) is not None:
+                return found
+        return self.fail("a type")
+
+    # --- numbers ----------------------------------------------------------------------------------------
+
+    def _number_type(self) -> str | None:
+        key = self.token.key
+        if key in _INTEGERS:
+            self.next()
+            return _INTEGERS[key] + self._length() + self._number_options()
+        if self.take_any("BOOL", "BOOLEAN"):
+            return "TINYINT(1)" + self._number_options()
+        if self.take_any("DECIMAL", "NUMERIC", "FIXED"):
+            length, scale = self._precision()
+            return "DECIMAL" + _precise(length, scale) + self._number_options()
+        if key in _FLOATS:
+            return self._float_type()
+        if self.take("BIT"):
+            return "BIT" + (self._length() or "(1)")
+        return None
+
+    def _float_type(self) -> str:
+        word = self.next().key
+        kind = "FLOAT" if word == "REAL" and self.sql_mode & REAL_AS_FLOAT else _FLOATS[word]
+        if word == "DOUBLE":
+            self.take("PRECISION")
+        length, scale = self._precision()
+        if kind == "DOUBLE" and length and not scale:
+            self.fail("digits behind the point as well")
+        if kind == "FLOAT" and length and not scale and int(length) <= _DOUBLE_DIGITS:
+            kind = "DOUBLE" if int(length) > _FLOAT_DIGITS else "FLOAT"
+            length = ""
+        return kind + _precise(length, scale) + self._number_options()
+
+    def _length(self) -> str:
+        if not self.at("("):
+            return ""
+        self.need("(")
+        length = self.uint()
+        self.need(")")
+        return f"({length})"
+
+    def _precision(self) -> tuple[str, str]:
+        if not self.take("("):
+            return "", ""
+        length = self.uint()
+        scale = self.uint() if self.take(",") else ""
+        self.need(")")
+        return length, scale
+
+    def _number_options(self) -> str:
+        unsigned = zerofill = False
+        while word := self.take_any("UNSIGNED", "SIGNED", "ZEROFILL"):
+            unsigned = unsigned or word != "SIGNED"
+            zerofill = zerofill or word == "ZEROFILL"
+        return (" UNSIGNED" if unsigned else "") + (" ZEROFILL" if zerofill else "")
+
+    # --- text -------------------------------------------------------------------------------------------
+
+    def _text_type(self) -> str | None:
+        if self.at("LONG"):
+            return self._long_type()
+        if (varying := self._char_word()) is not None:
+            return self._char_type("VARCHAR" if varying else "CHAR")
+        if self.take("BINARY"):
+            return "BINARY" + self._length()
+        if self.take("VARBINARY"):
+            return "VARBINARY" + (self._length() or self.fail("a length"))
+        key = self.token.key
+        if key in _BLOBS:
+            self.next()
+            return key + (self._length() if key == "BLOB" else "")
+        if key in _TEXTS:
+            self.next()
+            return self._lob(_TEXTS[key], self._length() if key == "TEXT" else "")
+        if self.at_any("ENUM", "SET"):
+            return self._members_type()
+        return None
+
+    def _char_word(self) -> bool | None:
+        """Read the words for a text of fixed or varying length; whether it varies."""
+        national = self.take("NATIONAL")
+        if self.take_any("VARCHAR", "VARCHARACTER") or (not national and self.take("NVARCHAR")):
+            return True
+        if not national and self.take("NCHAR"):
+            return bool(self.take_any("VARCHAR", "VARCHARACTER", "VARYING"))
+        if self.take_any("CHAR", "CHARACTER"):
+            return self.take("VARYING")
+        return self.fail("CHAR or VARCHAR") if national else None
+
+    def _char_type(self, kind: str) -> str:
+        length = self._length()
+        if kind == "VARCHAR" and not length:
+            self.fail("a length")
+        charset = self._charset_options()
+        if charset.name == "binary":
+            kind = {"CHAR": "BINARY", "VARCHAR": "VARBINARY"}[kind]
+        return kind + length + charset.written()
+
+    def _long_type(self) -> str:
+        self.need("LONG")
+        if self.take("VARBINARY"):
+            return "MEDIUMBLOB"
+        if not self.take_any("VARCHAR", "VARCHARACTER") and self.at_any("CHAR", "CHARACTER"):
+            if self.ahead().key != "VARYING":
+                return self._lob("MEDIUM", "")
+            self.next()
+            self.need("VARYING")
+        return self._lob("MEDIUM", "")
+
+    def _lob(self, size: str, length: str) -> str:
+        charset = self._charset_options()
+        return size + ("BLOB" if charset.name == "binary" else "TEXT") + length + charset.written()
+
+    def _charset_options(self) -> _Charset:
+        if self.take("ASCII"):
+            return _Charset("latin1", False)
+        if self.take("BYTE"):
+            return _Charset("binary", False)
+        if self.take("BINARY"):
+            return _Charset(self.charset() if self.take_charset_word() else "", True)
+        if not self.take_charset_word():
+            return _Charset("", False)
+        name = self.charset()
+        return _Charset(name, self.take("BINARY"))
+
+    def _members_type(self) -> str:
+        kind = self.next().key
+        members = ",".join(self.parenthesised(self._member))
+        charset = self._charset_options()
+        return f"{kind}({members})" + (" BINARY" if charset.binary and charset.name != "binary" else "")
+
+    def _member(self) -> str:
+        token = self.token
+        if token.kind is Kind.HEX:
+            text = bytes.fromhex(self.next().text)
+        elif token.kind is Kind.BIT:
+            digits = self.next().text
+            text = int(digits or "0", 2).to_bytes(-(-len(digits) // 8), "big")
+        else:
+            return self.plain(self.string().rstrip(" "))
+        try:
+            return self.plain(text.decode().rstrip(" "))
+        except UnicodeDecodeError:
+            return self.fail("text in UTF-8")
+
+    # --- others -----------------------------------------------------------------------------------------
+
+    def _other_type(self) -> str | None:
+        if key := self.take_any("DATE", "JSON"):
+            return key
+        if key := self.take_any(*_TIMES):
+            return key + self._length()
+        if self.take_any("YEAR", "SQL_TSI_YEAR"):
+            length = self._length()
+            if length not in ("", "(4)"):
+                self.fail("YEAR or YEAR(4)")
+            self._number_options()
+            return "YEAR" + length
+        if self.take("VECTOR"):
+            if self.take("<"):
+                self.need("FLOAT")
+                self.need(">")
+            return "VECTOR" + self._length()
+        return None
+
+    # --- casts ------------------------------------------------------------------------------------------
+
+    def cast_type(self) -> str:
+        """The type of a cast."""
+        found = self._cast_type()
+        return found + (" ARRAY" if self.take("ARRAY") else "")
+
+    def _cast_type(self) -> str:
+        if self.take("BINARY"):
+            return "BINARY" + self._length()
+        if self.take_any("CHAR", "CHARACTER"):
+            length = self._length()
+            charset = self._charset_options()
+            if charset.binary or charset.name == "binary":
+                return "BINARY" + length
+            return "CHAR" + length + (f" CHARSET {charset.name.upper()}" if self._told(charset.name) else "")
+        if self.take("DECIMAL"):
+            return self._cast_decimal()
+        if word := self.take_any("SIGNED", "UNSIGNED"):
+            self.take_any("INT", "INTEGER")
+            return word
+        if word := self.take_any("DATETIME", "TIME"):
+            length = self._length()
+            return word + ("" if length == "(0)" else length)
+        return self._cast_other()
+
+    def _told(self, charset: str) -> bool:
+        return bool(charset) and charset != "utf8mb4"
+
+    def _cast_decimal(self) -> str:
+        length, scale = self._precision()
+        length = length if length not in ("", "0") else "10" if not length else "0"
+        if length == "0":
+            return "DECIMAL"
+        return f"DECIMAL({length}, {scale})" if scale not in ("", "0") else f"DECIMAL({length})"
+
+    def _cast_other(self) -> str:
+        if word := self.take_any("DATE", "YEAR", "JSON", "DOUBLE"):
+            return word
+        if self.take("FLOAT"):
+            length, _ = self._precision()
+            if length and int(length) > _DOUBLE_DIGITS:
+                self.fail("at most 53 digits")
+            return "DOUBLE" if length and int(length) > _FLOAT_DIGITS else "FLOAT"
+        if self.take("REAL"):
+            return "FLOAT" if self.sql_mode & REAL_AS_FLOAT else "DOUBLE"
+        if self.take("VECTOR"):
+            self._length()
+            return "VECTOR"
+        return self.fail("a type to cast to")
+
+
+def _precise(length: str, scale: str) -> str:
+    return f"({length},{scale})" if scale else f"({length})" if length else ""

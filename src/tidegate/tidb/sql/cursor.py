@@ -1,0 +1,247 @@
+"""Where in a statement the parser is, and how the smallest parts are written again.
+
+The parser makes no tree: each of its methods reads a part of the grammar and returns that part as TiDB's
+parser restores it. Methods that cannot go on raise `ParseError`; nothing else leaves the parser.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
+
+from tidegate.tidb.sql.lexer import Kind, ParseError, Token
+from tidegate.tidb.sql.words import RESERVED, charset_name
+
+MAX_DEPTH: Final = 64
+"""How deep parentheses, functions, queries and joins may be nested in one another."""
+
+MAX_UINT64: Final = (1 << 64) - 1
+MAX_INT64: Final = (1 << 63) - 1
+
+
+class Cursor:
+    """A position in the tokens of a statement.
+
+    exact: write byte for byte what TiDB does, even where that is another statement; `defects` then says so.
+    Else such parts are written so that they mean what was said.
+    """
+
+    def __init__(self, found: list[Token], *, charset: str, sql_mode: int, exact: bool) -> None:
+        self._tokens = found
+        self._place = 0
+        self._depth = 0
+        self._introducer = f"_{charset.upper()}"
+        self.sql_mode = sql_mode
+        self.exact = exact
+        self.defects: list[str] = []
+
+    # --- looking ----------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> Token:
+        """The next token."""
+        return self._tokens[self._place]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing comes next."""
+        return self.token.kind is Kind.END
+
+    def ahead(self, steps: int = 1) -> Token:
+        """The token so many after the next; the END when there are fewer."""
+        return self._tokens[min(self._place + steps, len(self._tokens) - 1)]
+
+    def at(self, *keys: str) -> bool:
+        """Whether the next tokens are these keywords or signs, in order."""
+        last = len(self._tokens) - 1
+        return all(self._tokens[min(self._place + step, last)].key == key for step, key in enumerate(keys))
+
+    def at_any(self, *keys: str) -> bool:
+        """Whether the next token is one of these keywords or signs."""
+        return self.token.key in keys
+
+    # --- reading ----------------------------------------------------------------------------------------
+
+    def fail(self, wanted: str) -> NoReturn:
+        """The statement is not of the grammar."""
+        token = self.token
+        seen = repr(token.text[:40]) if token.kind is not Kind.END else "the end"
+        raise ParseError(
+            "a statement cannot be read", where=f"character {token.at}", why=f"{seen}, not {wanted}"
+        )
+
+    def next(self) -> Token:
+        """Read one token, whatever it is."""
+        token = self.token
+        if token.kind is Kind.END:
+            self.fail("a token")
+        self._place += 1
+        return token
+
+    def take(self, *keys: str) -> bool:
+        """Read these keywords or signs if they come next, all of them or none."""
+        if not self.at(*keys):
+            return False
+        self._place += len(keys)
+        return True
+
+    def take_any(self, *keys: str) -> str:
+        """Read one of these keywords or signs if it comes next; which, or nothing."""
+        key = self.token.key
+        if not key or key not in keys:
+            return ""
+        self._place += 1
+        return key
+
+    def need(self, *keys: str) -> None:
+        """Read these keywords or signs."""
+        if not self.take(*keys):
+            self.fail(" ".join(keys))
+
+    def need_any(self, *keys: str) -> str:
+        """Read one of these keywords or signs."""
+        return self.take_any(*keys) or self.fail(" or ".join(keys))
+
+    def listed(self, item: Callable[[], str]) -> list[str]:
+        """One or more items with commas between them."""
+        found = [item()]
+        while self.take(","):
+            found.append(item())
+        return found
+
+    def parenthesised(self, item: Callable[[], str]) -> list[str]:
+        """One or more items with commas between them, in parentheses."""
+        self.need("(")
+        found = self.listed(item)
+        self.need(")")
+        return found
+
+    @contextmanager
+    def deeper(self) -> Iterator[None]:
+        """Go one level down."""
+        if self._depth >= MAX_DEPTH:
+            self.fail(f"a statement nested at most {MAX_DEPTH} deep")
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def defect(self, what: str) -> bool:
+        """What TiDB writes here is another statement; whether to write what was meant instead."""
+        self.defects.append(what)
+        return not self.exact
+
+    # --- names ------------------------------------------------------------------------------------------
+
+    def at_name(self) -> bool:
+        """Whether a name comes next."""
+        token = self.token
+        return token.kind is Kind.QUOTED or (token.kind is Kind.WORD and token.key not in RESERVED)
+
+    def identifier(self) -> str:
+        """A name as it was said."""
+        if not self.at_name():
+            self.fail("a name")
+        return self.next().text
+
+    def name(self) -> str:
+        """A name in backquotes."""
+        return quoted(self.identifier())
+
+    def dotted_name(self, most: int) -> str:
+        """A name with up to `most` parts."""
+        parts = [self.name()]
+        while len(parts) < most and self.at("."):
+            self.need(".")
+            parts.append(self.name())
+        return ".".join(parts)
+
+    def table_name(self) -> str:
+        """A table, with its schema or without."""
+        return self.dotted_name(2)
+
+    def column_name(self) -> str:
+        """A column, with its table and schema or without."""
+        return self.dotted_name(3)
+
+    def string_or_name(self) -> str:
+        """A string or a name, as it was said."""
+        return self.next().text if self.token.kind is Kind.STRING else self.identifier()
+
+    def charset(self) -> str:
+        """The name of a character set."""
+        if self.take("BINARY"):
+            return "binary"
+        return charset_name(self.string_or_name()) or self.fail("a character set that TiDB has")
+
+    def collation(self) -> str:
+        """The name of a collation."""
+        if self.take("BINARY"):
+            return "binary"
+        name = self.string_or_name().lower()
+        return name.replace("utf8mb3_", "utf8_", 1) if name.startswith("utf8mb3_") else name
+
+    def take_charset_word(self) -> bool:
+        """Read CHARSET, CHARACTER SET or CHAR SET if it comes next."""
+        return self.take("CHARSET") or self.take("CHARACTER", "SET") or self.take("CHAR", "SET")
+
+    # --- literals ---------------------------------------------------------------------------------------
+
+    def string(self) -> str:
+        """A string, as it was said."""
+        if self.token.kind is not Kind.STRING:
+            self.fail("a string")
+        return self.next().text
+
+    def plain(self, text: str) -> str:
+        """A string of an option. TiDB leaves its backslashes as they are, so they escape what follows."""
+        if "\\" in text and self.defect("backslashes in a string"):
+            text = text.replace("\\", "\\\\")
+        return "'" + text.replace("'", "''") + "'"
+
+    def plain_string(self) -> str:
+        """A string of an option, as it is written."""
+        return self.plain(self.string())
+
+    def value(self, text: str) -> str:
+        """A string as a value, in the statement's character set."""
+        return self._introducer + bare_value(text)
+
+    def uint(self) -> str:
+        """A whole number."""
+        if self.token.kind is not Kind.INT:
+            self.fail("a whole number")
+        number = int_of(self.next().text)
+        return str(number) if number is not None else self.fail("a number of at most 64 bits")
+
+    def signed(self) -> str:
+        """A whole number with or without a sign."""
+        sign = self.take_any("+", "-")
+        number = self.uint()
+        if int(number) > MAX_INT64 + (sign == "-"):
+            self.fail("a number of at most 63 bits")
+        return f"-{number}" if sign == "-" and number != "0" else number
+
+    def take_equals(self) -> None:
+        """Read the sign that options may have before their value."""
+        self.take("=")
+
+
+def quoted(name: str) -> str:
+    """A name in backquotes."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def bare_value(text: str) -> str:
+    """A string as a value, without its character set."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def int_of(digits: str) -> int | None:
+    """The number these digits say, None above 64 bits."""
+    digits = digits.lstrip("0") or "0"
+    if len(digits) > 20:
+        return None
+    return number if (number := int(digits)) <= MAX_UINT64 else None

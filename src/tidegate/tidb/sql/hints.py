@@ -1,0 +1,97 @@
+"""Optimizer hints of a query, as TiDB writes them. What is no hint of TiDB's is left out, as it does."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from tidegate.tidb.sql.cursor import quoted
+
+_TABLES_TEXT: Final = """
+    TIDB_HJ TIDB_SMJ TIDB_INLJ HASH_JOIN HASH_JOIN_BUILD HASH_JOIN_PROBE MERGE_JOIN INL_JOIN BROADCAST_JOIN
+    SHUFFLE_JOIN INL_HASH_JOIN INL_MERGE_JOIN LEADING NO_HASH_JOIN NO_MERGE_JOIN NO_INDEX_JOIN
+    NO_INDEX_HASH_JOIN NO_INDEX_MERGE_JOIN
+"""
+_TABLES: Final = frozenset(_TABLES_TEXT.split())
+"""Hints about tables."""
+
+_INDEXES: Final = frozenset(
+    ("USE_INDEX", "IGNORE_INDEX", "USE_INDEX_MERGE", "FORCE_INDEX", "ORDER_INDEX", "NO_ORDER_INDEX")
+)
+"""Hints about a table and its indexes."""
+
+_BARE_TEXT: Final = """
+    MPP_1PHASE_AGG MPP_2PHASE_AGG HASH_AGG STREAM_AGG AGG_TO_COP READ_CONSISTENT_REPLICA NO_INDEX_MERGE
+    IGNORE_PLAN_CACHE LIMIT_TO_COP STRAIGHT_JOIN MERGE NO_DECORRELATE SEMI_JOIN_REWRITE USE_PLAN_CACHE
+"""
+_BARE: Final = frozenset(_BARE_TEXT.split())
+"""Hints that say nothing more than the query block."""
+
+_HINT: Final = re.compile(r"\s*,?\s*([A-Za-z_0-9]+)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_WORD: Final = re.compile(r"\s*(`[^`]*(?:``[^`]*)*`|[0-9A-Za-z_$\u0080-\U0010ffff]+|[@.,()])")
+
+
+def written_hints(text: str) -> str:
+    """The hints of a comment `/*+ ... */`."""
+    found = []
+    at = 0
+    while hint := _HINT.match(text, at):
+        at = hint.end()
+        if (one := _written(hint[1].upper(), hint[2])) is not None:
+            found.append(one)
+    return " ".join(found)
+
+
+def _written(name: str, arguments: str) -> str | None:
+    words = _WORD.findall(arguments)
+    block = ""
+    if words[:1] == ["@"] and len(words) > 1:
+        block, words = f"@{_name(words[1])}", words[2:]
+    if name in _BARE:
+        return f"{name}({block})"
+    lead = f"{block} " if block else ""
+    if name == "QB_NAME" and len(words) == 1:
+        return f"QB_NAME({_name(words[0])})"
+    if name in ("MAX_EXECUTION_TIME", "NTH_PLAN") and words and words[-1].isdecimal():
+        return f"{name}({lead}{int(words[-1])})"
+    if name == "MEMORY_QUOTA" and len(words) == 2 and words[0].isdecimal():
+        size = int(words[0]) << (10 if words[1].upper() == "GB" else 0)
+        return f"MEMORY_QUOTA({lead}{size} MB)"
+    if name in ("USE_TOJA", "USE_CASCADES") and words:
+        return f"{name}({lead}{words[-1].upper()})"
+    if name in _TABLES:
+        tables = _tables(words)
+        return f"{name}({lead}{', '.join(tables)})" if tables is not None else None
+    if name in _INDEXES:
+        return _index_hint(name, lead, words)
+    return None
+
+
+def _index_hint(name: str, lead: str, words: list[str]) -> str | None:
+    end = 1
+    while end < len(words) and words[end] in ("@", ".") and end + 1 < len(words):
+        end += 2
+    table = _tables(words[:end])
+    if not table:
+        return None
+    indexes = ", ".join(_name(word) for word in words[end:] if word != ",")
+    return f"{name}({lead}{table[0]} {indexes})"
+
+
+def _tables(words: list[str]) -> list[str] | None:
+    """Tables such as `d.t@sel_1`, apart by commas; None for anything else."""
+    found: list[str] = []
+    part = ""
+    for word in words:
+        if word == ",":
+            found.append(part)
+            part = ""
+        elif word in "()":
+            return None
+        else:
+            part += word if word in "@." else _name(word)
+    return [*found, part] if part else found
+
+
+def _name(word: str) -> str:
+    return quoted(word[1:-1].replace("``", "`") if word.startswith("`") else word)

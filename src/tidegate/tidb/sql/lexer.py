@@ -1,0 +1,296 @@
+"""A statement becomes tokens, as TiDB's scanner reads them.
+
+Comments vanish, except those whose content is part of the statement: `/*! ... */`, `/*T! ... */` and
+`/*T![feature] ... */` of a feature that is known. A word beside a dot is always a name. Every character is
+looked at a bounded number of times.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum, auto
+from typing import Final, NamedTuple
+
+from tidegate.errors import InvalidInput
+from tidegate.tidb.sql.words import ALIASES, FEATURES, charset_name
+
+MAX_TEXT: Final = 16 * 1024 * 1024
+"""Characters of a statement; TiDB keeps at most 6 MiB of a job by default."""
+
+ANSI_QUOTES: Final = 1 << 2
+PIPES_AS_CONCAT: Final = 1 << 1
+IGNORE_SPACE: Final = 1 << 3
+NO_BACKSLASH_ESCAPES: Final = 1 << 20
+HIGH_NOT_PRECEDENCE: Final = 1 << 29
+REAL_AS_FLOAT: Final = 1 << 0
+
+
+class ParseError(InvalidInput):
+    """The text is no statement of the grammar that is known here."""
+
+
+class Kind(Enum):
+    """What a token is."""
+
+    WORD = auto()
+    QUOTED = auto()
+    """A name in backquotes; double quotes under ANSI_QUOTES."""
+    STRING = auto()
+    CHARSET = auto()
+    """An introducer such as _utf8mb4; `N` before a string too."""
+    INT = auto()
+    DECIMAL = auto()
+    FLOAT = auto()
+    HEX = auto()
+    BIT = auto()
+    USER_VARIABLE = auto()
+    SYSTEM_VARIABLE = auto()
+    HINT = auto()
+    SIGN = auto()
+    END = auto()
+
+
+class Token(NamedTuple):
+    """One token."""
+
+    kind: Kind
+    text: str
+    """What it says, without quotes and with escapes resolved."""
+    key: str
+    """The keyword it may be, or the sign; empty for what can be neither."""
+    at: int
+    """Where it begins."""
+    called: bool = False
+    """Whether a parenthesis follows without a space."""
+
+
+_SPACE: Final = re.compile(r"(?:[ \t\n\r\v\f]+|#[^\n]*|--(?=[ \t\n\r\v\f]|\Z)[^\n]*)+")
+_WORD: Final = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
+_BACKQUOTED: Final = re.compile(r"`([^`]*(?:``[^`]*)*)`")
+_STRINGS: Final = {
+    "'": re.compile(r"'([^'\\]*(?:(?:\\.|'')[^'\\]*)*)'", re.DOTALL),
+    '"': re.compile(r'"([^"\\]*(?:(?:\\.|"")[^"\\]*)*)"', re.DOTALL),
+}
+_PLAIN_STRINGS: Final = {
+    "'": re.compile(r"'([^']*(?:''[^']*)*)'"),
+    '"': re.compile(r'"([^"]*(?:""[^"]*)*)"'),
+}
+_HEX: Final = re.compile(r"[xX]'([0-9a-fA-F]*)'|0[xX]([0-9a-fA-F]+)(?![0-9])")
+_BITS: Final = re.compile(r"[bB]'([01]*)'|0b([01]+)(?![0-9])")
+_NUMBER: Final = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_FEATURE: Final = re.compile(r"\[([0-9A-Za-z_$]+(?:,[0-9A-Za-z_$]+)*)\]")
+_VERSION: Final = re.compile(r"[0-9]{5}")
+_VARIABLE: Final = re.compile(r"[0-9A-Za-z_$.\u0080-\U0010ffff]+")
+_SCOPE: Final = re.compile(r"(?:global|session|local|instance)\.", re.IGNORECASE)
+_SIGNS: Final = ("<=>", "->>", "<=", ">=", "!=", "<>", "<<", ">>", "||", "&&", ":=", "->")
+_ESCAPED: Final = {"n": "\n", "0": "\0", "b": "\b", "Z": "\x1a", "r": "\r", "t": "\t", "%": "\\%", "_": "\\_"}
+_DIGITS: Final = frozenset("0123456789")
+_SPACES: Final = " \t\n\r\v\f"
+_PAIRS: Final = {quote: re.compile(rf"\\(.)|{quote}{quote}", re.DOTALL) for quote in "'\""}
+
+
+def tokens(text: str, sql_mode: int = 0) -> list[Token]:
+    """The tokens of a text, ended by an END."""
+    if len(text) > MAX_TEXT:
+        raise ParseError("a statement is too long", why=f"{len(text)} characters, at most {MAX_TEXT}")
+    return _Scanner(text, sql_mode).run()
+
+
+class _Scanner:
+    def __init__(self, text: str, sql_mode: int) -> None:
+        self._text = text
+        self._mode = sql_mode
+        self._at = 0
+        self._found: list[Token] = []
+        self._in_comment = False
+        self._dotted = False
+
+    def run(self) -> list[Token]:
+        """All of them."""
+        while True:
+            if space := _SPACE.match(self._text, self._at):
+                self._at = space.end()
+            if self._at >= len(self._text):
+                self._add(Kind.END, "", "", self._at)
+                return self._found
+            self._one()
+
+    def _one(self) -> None:
+        text, at = self._text, self._at
+        char = text[at]
+        if char in "'\"":
+            self._string(at)
+        elif char == "`":
+            self._name(at)
+        elif char == "@":
+            self._variable(at)
+        elif text.startswith("/*", at):
+            self._comment(at)
+        elif char == "*":
+            self._star(at)
+        elif char in _DIGITS or (char == "." and text[at + 1 : at + 2] in _DIGITS and not self._dotted):
+            self._number(at)
+        elif word := _WORD.match(text, at):
+            self._word(word)
+        else:
+            self._sign(at)
+
+    def _add(self, kind: Kind, text: str, key: str, end: int, *, called: bool = False) -> None:
+        self._found.append(Token(kind, text, key, self._at, called))
+        self._at = end
+
+    def _error(self, what: str) -> ParseError:
+        return ParseError(what, where=f"character {self._at}", why=self._text[self._at : self._at + 40])
+
+    # --- words ------------------------------------------------------------------------------------------
+
+    def _word(self, word: re.Match[str]) -> None:
+        text, at = word[0], self._at
+        following = self._text[word.end() : word.end() + 1]
+        if following == "'":
+            if text in "nN":
+                return self._add(Kind.CHARSET, "utf8", "", word.end())
+            if text in "xX":
+                return self._literal(Kind.HEX, _HEX, at)
+            if text in "bB":
+                return self._literal(Kind.BIT, _BITS, at)
+        if text[0] == "_" and (charset := charset_name(text[1:])) is not None:
+            return self._add(Kind.CHARSET, charset, "", word.end())
+        self._identifier(text, at, word.end())
+        return None
+
+    def _identifier(self, text: str, at: int, end: int) -> None:
+        following = self._text[end : end + 1]
+        if self._mode & IGNORE_SPACE and following and following in _SPACES:
+            rest = _SPACE.match(self._text, end)
+            following = self._text[rest.end() : rest.end() + 1] if rest else following
+        self._dotted = self._text[end : end + 1] == "."
+        beside = self._dotted or (at > 0 and self._after_dot(at))
+        key = "" if beside or not text.isascii() else text.upper()
+        self._add(Kind.WORD, text, ALIASES.get(key, key), end, called=following == "(")
+
+    def _after_dot(self, at: int) -> bool:
+        before = at - 1
+        while before > 0 and self._text[before] == " " and at - before < 64:
+            before -= 1
+        return self._text[before] == "."
+
+    def _name(self, at: int) -> None:
+        name = _BACKQUOTED.match(self._text, at)
+        if name is None:
+            raise self._error("a quoted name does not end")
+        self._dotted = self._text[name.end() : name.end() + 1] == "."
+        self._add(Kind.QUOTED, name[1].replace("``", "`"), "", name.end())
+
+    def _variable(self, at: int) -> None:
+        system = self._text.startswith("@@", at)
+        start = at + 1 + system
+        prefix = _SCOPE.match(self._text, start) if system else None
+        scope = prefix[0] if prefix else ""
+        kind = Kind.SYSTEM_VARIABLE if system else Kind.USER_VARIABLE
+        start += len(scope)
+        char = self._text[start : start + 1]
+        if char and char in "'\"`":
+            quoted = _BACKQUOTED if char == "`" else self._quotes()[char]
+            found = quoted.match(self._text, start)
+            if found is None:
+                raise self._error("a variable's name does not end")
+            text = found[1].replace("``", "`") if char == "`" else self._unescaped(found[1], char)
+            return self._add(kind, scope + text, "", found.end())
+        word = _VARIABLE.match(self._text, start)
+        if word is None:
+            return self._add(Kind.SIGN, "@", "@", at + 1)
+        return self._add(kind, scope + word[0], "", word.end())
+
+    # --- literals ---------------------------------------------------------------------------------------
+
+    def _quotes(self) -> dict[str, re.Pattern[str]]:
+        return _PLAIN_STRINGS if self._mode & NO_BACKSLASH_ESCAPES else _STRINGS
+
+    def _unescaped(self, text: str, quote: str) -> str:
+        if self._mode & NO_BACKSLASH_ESCAPES or "\\" not in text:
+            return text.replace(quote * 2, quote)
+        return _PAIRS[quote].sub(lambda m: quote if m[1] is None else _ESCAPED.get(m[1], m[1]), text)
+
+    def _string(self, at: int) -> None:
+        quote = self._text[at]
+        found = self._quotes()[quote].match(self._text, at)
+        if found is None:
+            raise self._error("a string does not end")
+        text = self._unescaped(found[1], quote)
+        if quote == '"' and self._mode & ANSI_QUOTES:
+            self._dotted = self._text[found.end() : found.end() + 1] == "."
+            return self._add(Kind.QUOTED, text, "", found.end())
+        return self._add(Kind.STRING, text, "", found.end())
+
+    def _literal(self, kind: Kind, pattern: re.Pattern[str], at: int) -> None:
+        found = pattern.match(self._text, at)
+        if found is None:
+            raise self._error("a literal is not closed or has wrong digits")
+        digits = found[1]
+        if digits is None:
+            digits = found[2].zfill(len(found[2]) + len(found[2]) % 2) if kind is Kind.HEX else found[2]
+        elif kind is Kind.HEX and len(digits) % 2:
+            raise self._error("a hexadecimal string has an odd number of digits")
+        self._add(kind, digits, "", found.end())
+
+    def _number(self, at: int) -> None:
+        text = self._text
+        if self._dotted and (word := _WORD.match(text, at)):
+            return self._identifier(word[0], at, word.end())
+        for kind, pattern in ((Kind.HEX, _HEX), (Kind.BIT, _BITS)):
+            if pattern.match(text, at):
+                return self._literal(kind, pattern, at)
+        number = _NUMBER.match(text, at)
+        word = _WORD.match(text, at)
+        if number is None:
+            raise self._error("a number has wrong digits")
+        if number[1]:
+            return self._add(Kind.FLOAT, number[0], "", number.end())
+        if "." in number[0]:
+            return self._add(Kind.DECIMAL, number[0], "", number.end())
+        if word is not None and word.end() > number.end():
+            return self._identifier(word[0], at, word.end())
+        return self._add(Kind.INT, number[0], "", number.end())
+
+    # --- signs and comments -----------------------------------------------------------------------------
+
+    def _star(self, at: int) -> None:
+        if self._in_comment and self._text.startswith("*/", at):
+            self._in_comment = False
+            self._at = at + 2
+            return
+        self._dotted = False
+        self._add(Kind.SIGN, "*", "*", at + 1)
+
+    def _sign(self, at: int) -> None:
+        sign = next((s for s in _SIGNS if self._text.startswith(s, at)), self._text[at])
+        if len(sign) == 1 and sign not in "()+-*/%,.;=<>!~^&|?{}":
+            raise self._error("a character that means nothing")
+        self._add(Kind.SIGN, sign, sign, at + len(sign))
+
+    def _comment(self, at: int) -> None:
+        text = self._text
+        opened = self._opened(at)
+        if opened:
+            self._in_comment, self._at = True, opened
+            return
+        end = text.find("*/", at + 2)
+        if end < 0:
+            raise self._error("a comment does not end")
+        if text.startswith("/*+", at) and self._found and self._found[-1].key == "SELECT":
+            self._add(Kind.HINT, text[at + 3 : end], "", end + 2)
+        else:
+            self._at = end + 2
+
+    def _opened(self, at: int) -> int:
+        """Where the content of a comment that is part of the statement begins; 0 for any other."""
+        if self._text.startswith("/*!", at):
+            version = _VERSION.match(self._text, at + 3)
+            return version.end() if version else at + 3
+        if not self._text.startswith("/*T!", at):
+            return 0
+        feature = _FEATURE.match(self._text, at + 4)
+        if feature is None:
+            return at + 4
+        return feature.end() if all(name in FEATURES for name in feature[1].split(",")) else 0

@@ -1,0 +1,65 @@
+"""A DDL's text as it goes to targets."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from tidegate.tidb.sql.lexer import ParseError, tokens
+from tidegate.tidb.sql.statements import Statements
+
+DEFAULT_CHARSET: Final = "utf8mb4"
+
+
+class Restored(NamedTuple):
+    """The text of a DDL for targets."""
+
+    text: str
+    problem: str = ""
+    """Why it is as it was written; empty when it was restored."""
+
+
+def restore(text: str, *, charset: str = "", sql_mode: int = 0) -> str:
+    """The statements of a text, byte for byte as TiDB's parser restores them for TiCDC.
+
+    Raises ParseError for what is no data definition that TiDB knows, and nothing else.
+    """
+    return ";".join(_read(text, charset, sql_mode, exact=True).said)
+
+
+def split(text: str, *, charset: str = "", sql_mode: int = 0) -> list[str]:
+    """The statements of a text one by one, restored."""
+    return _read(text, charset, sql_mode, exact=True).said
+
+
+def outgoing(text: str, *, charset: str = "", sql_mode: int = 0) -> Restored:
+    """What targets are told: restored if that can be done, else as it was written.
+
+    Where TiDB's restored text is another statement than the one that ran (a backslash in a comment, CHAR(),
+    MOD() beside an operator), the same statement is written the way the databases understand it.
+    """
+    try:
+        read = _read(text, charset, sql_mode, exact=True)
+        if read.defects:
+            read = _read(text, charset, sql_mode, exact=False)
+    except ParseError as error:
+        return Restored(text, error.why or error.what)
+    restored = ";".join(read.said)
+    return Restored(restored) if restored else Restored(text, "nothing of it concerns a target")
+
+
+class _Read(NamedTuple):
+    said: list[str]
+    defects: list[str]
+
+
+def _read(text: str, charset: str, sql_mode: int, *, exact: bool) -> _Read:
+    parser = Statements(
+        tokens(text, sql_mode), charset=charset or DEFAULT_CHARSET, sql_mode=sql_mode, exact=exact
+    )
+    try:
+        said = parser.statements()
+    except RecursionError:
+        raise ParseError("a statement cannot be read", why="it is nested too deep for the stack") from None
+    if not said:
+        raise ParseError("there is no statement", why="the text is empty")
+    return _Read(said, parser.defects)
