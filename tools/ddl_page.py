@@ -58,8 +58,15 @@ durable checkpoint of every changefeed is past them, `retention` included.
 
 ## The jobs
 
-"As written" is the user's statement. A target that needs more finds the table's definition before and after in the
-Kafka header `tidegate-ddl`.
+Every statement goes out *restored*, as TiCDC sends it: parsed with the session's sql_mode and character set, and
+written again with names in backquotes, words in upper case, strings in single quotes with their character set,
+what only TiDB knows in special comments (`/*T![clustered_index] CLUSTERED */`), placement left out and TTL
+switched off. "As written" is the user's statement, restored. One that cannot be read goes out as the user wrote it,
+and the log of the server names it in a warning. Where the text that TiDB restores would be another statement (a
+backslash in the comment of a table, `CHAR()`, `MOD()` beside an operator), the statement that ran goes out, in words
+that MySQL and MariaDB understand. Filters see the user's own text.
+
+A target that needs more finds the table's definition before and after in the Kafka header `tidegate-ddl`.
 
 """
 

@@ -15,14 +15,15 @@ from tidegate.eventstore import outlook
 from tidegate.kvclient.pd import PdClient
 from tidegate.server import feed, reactor
 from tidegate.server.schema_tracker import DDL_SPAN_ID
+from tidegate.tidb import sql
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.load import Loader
 
 pytestmark = pytest.mark.integration
 
 CASES = ("basic", "multi_schema_change", "partitions", "views_sequences", "table_options")
-RECOVER_SCHEMA = "flashback database d_vs"
-AFTER_RECOVERY = "create table d_vs.after_flash (id int primary key)"
+RECOVER_SCHEMA = "FLASHBACK DATABASE `d_vs`"
+AFTER_RECOVERY = "CREATE TABLE `d_vs`.`after_flash` (`id` INT PRIMARY KEY)"
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_events_spans_and_rows_of_every_recorded_job(
         told = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
         beyond = [query for ts, query in told if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
         assert beyond == [RECOVER_SCHEMA, AFTER_RECOVERY]
-        expected = [(ts, unescaped(query)) for ts, query in log.told]
+        expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.told]
         assert [item for item in told if item[1] not in beyond] == expected
         check_spans(again)
     finally:

@@ -1,9 +1,9 @@
 """DDL jobs become schema transitions and DDL events.
 
 `transition(job, catalog)` decides, without changing anything, what a job does to the catalogue and what
-targets must be told; `ddl_rules.RULES` has a rule for every action of TiDB. Queries travel as TiCDC sends
-them: as the user wrote them, but drop table, rename tables and exchange partition rebuilt with full names
-(facts 6.7). Called by `schema_store`.
+targets must be told; `ddl_rules.RULES` has a rule for every action of TiDB. Queries are those that TiCDC
+chooses: the user's own, but drop table, rename tables and exchange partition rebuilt with full names
+(facts 6.7); filters see them so, and `server.told_text` restores them for targets. Called by `schema_store`.
 
 Some kinds take effect before they are done. Once *drop partition* and *truncate partition* have reached the
 state *delete only*, sessions write to the partitions as they will be, and neither can be rolled back any

@@ -50,6 +50,9 @@ class Applied:
     changed_ids: frozenset[int] = frozenset()
     """Physical ids that belong to another version of a table than before, or to none."""
     refusal: Refusal | None = None
+    charset: str = ""
+    sql_mode: int = 0
+    """With `charset`: how the session read the job's query."""
 
     @property
     def events(self) -> list[DdlEvent]:
@@ -300,7 +303,8 @@ class SchemaStore:
         self._resolved_ts = job.finished_ts
         if job.is_done:
             self._done.append((job.finished_ts, job.id))
-        return Applied(job.finished_ts, tuple(change.told), frozenset(changed), change.refusal)
+        told = tuple(change.told)
+        return Applied(job.finished_ts, told, frozenset(changed), change.refusal, job.charset, job.sql_mode)
 
     def _skip(self, job: DdlJob) -> str:
         if not ddl.takes_effect(job):

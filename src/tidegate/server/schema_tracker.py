@@ -27,6 +27,7 @@ from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.schema_image import Image, chunks, map_file
 from tidegate.mounter.schema_store import Applied, SchemaStore
 from tidegate.mounter.table_version import TableVersion
+from tidegate.server import told_text
 from tidegate.tidb import keys
 from tidegate.tidb.ddl_job import DdlJob
 
@@ -201,7 +202,8 @@ class SchemaTracker:
             for one in applied:
                 if one.refusal is not None and self._filter.stopped_by(one.refusal):
                     raise one.refusal.error()
-                sent += [event for told in one.told if (event := self._filter.sent(told)) is not None]
+                passed = (event for told in one.told if (event := self._filter.sent(told)) is not None)
+                sent += [told_text.told(event, one.charset, one.sql_mode) for event in passed]
         except TidegateError as stop:
             error = stop
         added, removed = self._follow(ts, frozenset().union(*(one.changed_ids for one in applied)))

@@ -86,6 +86,17 @@ class DdlJob:
         offset, name = int(found.get("offset") or 0), str(found.get("name") or "")
         return f"{offset:+d}" if offset else name or "UTC"
 
+    @property
+    def charset(self) -> str:
+        """The character set of the session's strings; empty where the job does not say."""
+        return str(self.meta.get("charset") or "")
+
+    @property
+    def sql_mode(self) -> int:
+        """The session's sql_mode as TiDB's bits; 0 where the job does not say."""
+        mode = self.meta.get("sql_mode")
+        return mode if isinstance(mode, int) else 0
+
 
 def parse(job_meta: bytes, start_ts: int, commit_ts: int) -> DdlJob:
     """The job of its JSON, as written by the transaction (start_ts, commit_ts)."""
