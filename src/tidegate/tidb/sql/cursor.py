@@ -199,7 +199,7 @@ class Cursor:
         """A string of an option. TiDB leaves its backslashes as they are, so they escape what follows."""
         if "\\" in text and self.defect("backslashes in a string"):
             text = text.replace("\\", "\\\\")
-        return "'" + text.replace("'", "''") + "'"
+        return bare_string(text)
 
     def plain_string(self) -> str:
         """A string of an option, as it is written."""
@@ -232,6 +232,11 @@ class Cursor:
 def quoted(name: str) -> str:
     """A name in backquotes."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def bare_string(text: str) -> str:
+    """A string in quotes, backslashes as they are."""
+    return "'" + text.replace("'", "''") + "'"
 
 
 def bare_value(text: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from tidegate.tidb.sql.cursor import quoted
+from tidegate.tidb.sql.cursor import bare_string, int_of, quoted
 
 _TABLES_TEXT: Final = """
     TIDB_HJ TIDB_SMJ TIDB_INLJ HASH_JOIN HASH_JOIN_BUILD HASH_JOIN_PROBE MERGE_JOIN INL_JOIN BROADCAST_JOIN
@@ -27,8 +27,10 @@ _BARE_TEXT: Final = """
 _BARE: Final = frozenset(_BARE_TEXT.split())
 """Hints that say nothing more than the query block."""
 
-_HINT: Final = re.compile(r"\s*,?\s*([A-Za-z_0-9]+)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
-_WORD: Final = re.compile(r"\s*(`[^`]*(?:``[^`]*)*`|[0-9A-Za-z_$\u0080-\U0010ffff]+|[@.,()])")
+_HINT: Final = re.compile(r"[\s,]*([A-Za-z_0-9]+)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
+_WORD: Final = re.compile(r"`[^`]*(?:``[^`]*)*`|[0-9A-Za-z_$\u0080-\U0010ffff]+|[@.,()\[\]]")
+_SETTING: Final = re.compile(r"([0-9A-Za-z_$]+)\s*=\s*(?:'([^'\\]*)'|\"([^\"\\]*)\"|([0-9A-Za-z_$.+-]+))")
+_NUMBER: Final = re.compile(r"[0-9]+")
 
 
 def written_hints(text: str) -> str:
@@ -52,11 +54,17 @@ def _written(name: str, arguments: str) -> str | None:
     lead = f"{block} " if block else ""
     if name == "QB_NAME" and len(words) == 1:
         return f"QB_NAME({_name(words[0])})"
-    if name in ("MAX_EXECUTION_TIME", "NTH_PLAN") and words and words[-1].isdecimal():
-        return f"{name}({lead}{int(words[-1])})"
-    if name == "MEMORY_QUOTA" and len(words) == 2 and words[0].isdecimal():
-        size = int(words[0]) << (10 if words[1].upper() == "GB" else 0)
-        return f"MEMORY_QUOTA({lead}{size} MB)"
+    if name in ("MAX_EXECUTION_TIME", "NTH_PLAN") and (number := _number(words[-1:])) is not None:
+        return f"{name}({lead}{number})"
+    if name == "MEMORY_QUOTA" and len(words) == 2 and (number := _number(words[:1])) is not None:
+        return f"MEMORY_QUOTA({lead}{number << (10 if words[1].upper() == 'GB' else 0)} MB)"
+    if name == "SET_VAR" and (setting := _SETTING.fullmatch(arguments.strip())):
+        value = next(text for text in setting.groups()[1:] if text is not None)
+        return f"SET_VAR({setting[1]} = {bare_string(value)})"
+    if name == "RESOURCE_GROUP" and len(words) == 1:
+        return f"RESOURCE_GROUP({_name(words[0])})"
+    if name == "READ_FROM_STORAGE":
+        return _storages(lead, words)
     if name in ("USE_TOJA", "USE_CASCADES") and words:
         return f"{name}({lead}{words[-1].upper()})"
     if name in _TABLES:
@@ -65,6 +73,25 @@ def _written(name: str, arguments: str) -> str | None:
     if name in _INDEXES:
         return _index_hint(name, lead, words)
     return None
+
+
+def _number(words: list[str]) -> int | None:
+    return int_of(words[0]) if words and _NUMBER.fullmatch(words[0]) else None
+
+
+def _storages(lead: str, words: list[str]) -> str | None:
+    """A hint for each engine that is named, as TiDB splits them."""
+    found, at = [], 0
+    while at < len(words):
+        if words[at + 1 : at + 2] != ["["]:
+            return None
+        end = next((place for place in range(at + 2, len(words)) if words[place] == "]"), at)
+        tables = _tables(words[at + 2 : end])
+        if not tables:
+            return None
+        found.append(f"READ_FROM_STORAGE({lead}{words[at].upper()}[{', '.join(tables)}])")
+        at = end + 2 if words[end + 1 : end + 2] == [","] else end + 1
+    return " ".join(found) if found else None
 
 
 def _index_hint(name: str, lead: str, words: list[str]) -> str | None:
@@ -86,7 +113,7 @@ def _tables(words: list[str]) -> list[str] | None:
         if word == ",":
             found.append(part)
             part = ""
-        elif word in "()":
+        elif word in "()[]":
             return None
         else:
             part += word if word in "@." else _name(word)
