@@ -200,7 +200,7 @@ def test_lost_streams_are_opened_again_from_each_ranges_own_ts(world: World) -> 
     for _ in range(5):
         world.run(20)
         eventually(lambda: bool(puller.status()[0]["regions"]), "a registered region")
-        address = world.upstream.pd_addr
+        address = world.upstream.stores.all()[0].address
         world.pd.channels.drop(address)  # every call on the channel ends, the stream among them
         world.run(20)
     world.check(SPAN, start)

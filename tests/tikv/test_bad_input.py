@@ -42,6 +42,11 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def served_by(wire: Wire, method: str) -> grpc.Channel:
+    """To PD or the store, whose method it is."""
+    return wire.channel if method.startswith("pdpb.") else wire.store_channel
+
+
 def served(wire: Wire, name: bytes) -> None:
     """A transaction and a subscription work."""
     start_ts = wire.tso()
@@ -77,7 +82,7 @@ def registration(wire: Wire, request_id: int, cluster_id: int | None = None) -> 
 def test_a_malformed_request_is_an_error(upstream: EmbeddedUpstream, method: str, data: bytes) -> None:
     wire = Wire(upstream.pd_addr)
     with pytest.raises(grpc.RpcError, match="deserializing") as refused:
-        wire.channel.unary_unary(f"/{method}")(data, timeout=WAIT_S)
+        served_by(wire, method).unary_unary(f"/{method}")(data, timeout=WAIT_S)
     assert refused.value.code() is grpc.StatusCode.INTERNAL
     served(wire, b"after")
 
@@ -91,7 +96,7 @@ def test_a_malformed_message_ends_its_stream_and_no_other(upstream: EmbeddedUpst
     other = stream(wire, iter([registration(wire, 1)]))
     assert next(other).events[0].entries.entries
     for data in MALFORMED:
-        broken = wire.channel.stream_stream(f"/{method}")(iter([data]), timeout=WAIT_S)
+        broken = served_by(wire, method).stream_stream(f"/{method}")(iter([data]), timeout=WAIT_S)
         with pytest.raises(grpc.RpcError, match="deserializing") as refused:
             list(broken)
         assert refused.value.code() is grpc.StatusCode.INTERNAL
@@ -106,7 +111,7 @@ def test_a_message_that_claims_four_gibibytes_is_refused_and_not_waited_for(
 ) -> None:
     """HTTP/2 by hand: gRPC's own clients would not send it."""
     before = resident_bytes()
-    host, _, port = upstream.pd_addr.rpartition(":")
+    host, _, port = upstream.stores.all()[0].address.rpartition(":")
 
     def frame(kind: int, flags: int, stream_id: int, payload: bytes) -> bytes:
         head = len(payload).to_bytes(3, "big") + bytes([kind, flags])
