@@ -73,14 +73,36 @@ def same(left: int, right: int, size: int) -> bool:
 
 
 @inline
-def scan_number(at: int, end: int) -> int:
-    """The end of a run of number characters."""
-    while at < end:
-        byte = I64(load_u8(at))
-        if not (48 <= byte <= 57 or byte == 45 or byte == 46 or byte == 43 or byte == 101 or byte == 69):
-            break
+def scan_digits(at: int, end: int) -> int:
+    """The end of a run of decimal digits."""
+    while at < end and 48 <= I64(load_u8(at)) <= 57:
         at += 1
     return at
+
+
+@inline
+def scan_number(at: int, end: int) -> int:
+    """The end of the JSON number (RFC 8259, section 6) at `at`; `at` itself when none stands there.
+
+    The grammar is checked, not only the characters: the plain decoders refuse `0613`, `1.` and `-`, so a
+    message that holds one must not match a template.
+    """
+    first = at + (at < end and load_u8(at) == 45)
+    stop = scan_digits(first, end)
+    if stop == first or (stop - first > 1 and load_u8(first) == 48):
+        return at
+    if stop < end and load_u8(stop) == 46:
+        fraction = scan_digits(stop + 1, end)
+        if fraction == stop + 1:
+            return at
+        stop = fraction
+    if stop < end and (load_u8(stop) == 101 or load_u8(stop) == 69):
+        exponent = stop + 1
+        exponent += exponent < end and (load_u8(exponent) == 43 or load_u8(exponent) == 45)
+        stop = scan_digits(exponent, end)
+        if stop == exponent:
+            return at
+    return stop
 
 
 @inline
