@@ -18,6 +18,8 @@ OURS = Path(__file__).parent / "golden"
 PACKED = ".jsonl.gz"
 PLAIN = ".jsonl"
 
+SKIPPED = "skipped: "
+"""How the name of a count begins that says what was not compared, and why."""
 counts: Counter[tuple[str, str]] = Counter()
 """(part, what) -> how many were compared in this session."""
 
@@ -61,6 +63,24 @@ def lines(path: str, *, ours: bool = False) -> Iterator[dict[str, Any]]:
         raise FileNotFoundError(plain)
 
 
+def plain_name(name: str) -> str:
+    """A name as TiDB has it: recordings quote those that are no plain words."""
+    for quote in ("`", '"'):
+        if len(name) > 2 and name[0] == name[-1] == quote:
+            return name[1:-1].replace(quote * 2, quote)
+    return name
+
+
 def count(part: str, what: str, number: int = 1) -> None:
     """Note that so many records were compared with ours."""
     counts[part, what] += number
+
+
+def compared() -> bool:
+    """Whether anything was compared: what was skipped is counted under a name that says so."""
+    return any(not what.startswith(SKIPPED) for _, what in counts)
+
+
+def parts() -> set[str]:
+    """The subfolders there are."""
+    return {path.name for path in folder().iterdir() if path.is_dir()}

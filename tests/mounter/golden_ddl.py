@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tests.golden_folder import plain_name
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
 from tidegate.mounter.ddl import Told
@@ -17,6 +18,8 @@ from tidegate.tidb.ddl_job import DdlJob
 
 RECOVER_SCHEMA = 63
 RENAMES = (14, 47)
+RENAME_TABLE = 14
+MANY_RENAMES = 47
 
 
 def unescaped(query: str) -> str:
@@ -33,6 +36,13 @@ def renames_as_ticdc(job: DdlJob, told: Sequence[Told], rules: TableFilter) -> l
         return []
     whole = [t.event.query for t in told if rules.matches(t.event.old_schema, t.event.old_table)]
     return [whole, []]
+
+
+def chained(job: DdlJob, told: Sequence[Told]) -> bool:
+    """Whether a RENAME TABLES uses a name twice: classic TiCDC cannot follow such a chain (facts 14.21)."""
+    names = [(t.event.old_schema, t.event.old_table) for t in told]
+    names += [(t.event.schema, t.event.table) for t in told]
+    return job.action == MANY_RENAMES and len(set(names)) < len(names)
 
 
 class Forgotten:
@@ -66,7 +76,7 @@ def described(event: DdlEvent, *, before: bool, version: int) -> dict[str, Any] 
         table = table_info.table_schema(schema, info, version)
         columns = [_column(table, at) for at in range(len(table.columns))]
     return {
-        "schema": schema,
+        "schema": schema.lower() if event.action == RENAME_TABLE else schema,
         "table": name,
         "table_id": info["id"],
         "version": version,
@@ -90,10 +100,13 @@ def _column(table: TableSchema, at: int) -> dict[str, Any]:
     }
 
 
-def recorded(side: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A recorded side, without what we do not keep."""
+def recorded(side: dict[str, Any] | None, action: int = 0) -> dict[str, Any] | None:
+    """A recorded side, without what we do not keep; schemas of renames in lower case (facts 14.23)."""
     if side is None or "table_id" not in side:
         return side
+    side = {**side, "table": plain_name(side["table"]), "schema": plain_name(side["schema"])}
+    if action == RENAME_TABLE:
+        side["schema"] = side["schema"].lower()
     columns = [
         {key: column[key] for key in _COLUMN_KEYS}
         for column in ([] if side.get("view") else side["columns"])

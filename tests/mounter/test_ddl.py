@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.golden_folder import count, lines
-from tests.mounter.golden_ddl import Forgotten, described, recorded, renames_as_ticdc, unescaped
+from tests.golden_folder import count, lines, plain_name
+from tests.mounter.golden_ddl import Forgotten, chained, described, recorded, renames_as_ticdc, unescaped
 from tests.mounter.jobs import DDL_CASES, OURS, base_store, entries, finished, written
 from tidegate.errors import InvalidInput, TidegateError, Undecodable
 from tidegate.mounter import ddl
@@ -56,6 +56,10 @@ def test_golden_jobs_tell_targets_what_ticdc_tells(case: str) -> None:
             assert wanted == []
             count("ddl", "jobs: TiCDC forgets a recovered schema, ours does not")
             continue
+        if chained(job, applied.told):
+            assert told
+            count("ddl", "cases cut short: TiCDC cannot follow a chain of renames, ours does")
+            return
         queries = [unescaped(event["query"]) for event in wanted]
         ours = [unescaped(t.event.query) for t in told]
         if queries != ours:
@@ -69,10 +73,12 @@ def test_golden_jobs_tell_targets_what_ticdc_tells(case: str) -> None:
             assert (one.event.action, one.event.seq) == (event["type"], event["seq"])
             assert (one.event.finished_ts, job.start_ts) == (event["commit_ts"], event["start_ts"])
             assert described(one.event, before=False, version=job.finished_ts) == recorded(
-                event["table_info"]
+                event["table_info"], event["type"]
             ), job.query
             version = (one.partner or one.before).valid_from if one.before else 0  # type: ignore[union-attr]
-            assert described(one.event, before=True, version=version) == recorded(event["pre_table_info"])
+            assert described(one.event, before=True, version=version) == recorded(
+                event["pre_table_info"], event["type"]
+            )
         count("ddl", "jobs: both stop" if stopped else "jobs: told as TiCDC tells them")
 
 
@@ -81,22 +87,42 @@ def test_golden_jobs_tell_targets_what_ticdc_tells(case: str) -> None:
 def test_golden_jobs_leave_ticdcs_catalogue_behind(case: str) -> None:
     store, forgotten = SchemaStore(), Forgotten()
     known: set[int] = set()
+    renamed: set[int] = set()
     for job, theirs in finished(case):
-        store.apply(job)
+        applied = store.apply(job)
+        if chained(job, applied.told):
+            count("ddl", "catalogues cut short: TiCDC cannot follow a chain of renames, ours does")
+            return
         if forgotten.explains(job, theirs):
             return
+        renamed |= {job.table_id} if job.action == 14 else set()
         tables = store.entries(job.finished_ts)
         known |= {table.id for table in tables}
         ours = {
-            t.id: (t.schema, t.table, t.physical_ids, [(c.id, c.name) for c in t.parsed().columns])
+            t.id: (
+                _schema(t.schema, t.id, renamed),
+                t.table,
+                t.physical_ids,
+                [(c.id, c.name) for c in t.parsed().columns],
+            )
             for t in tables
         }
         assert ours == {
-            t["id"]: (t["schema"], t["name"], tuple(t.get("partitions") or [t["id"]]), _emitted(store, t))
+            t["id"]: (
+                _schema(t["schema"], t["id"], renamed),
+                plain_name(t["name"]),
+                tuple(t.get("partitions") or [t["id"]]),
+                _emitted(store, t),
+            )
             for t in theirs["snapshot"]["tables"] or []
             if t["id"] in known
         }
         count("ddl", "catalogues after a job")
+
+
+def _schema(name: str, table_id: int, renamed: set[int]) -> str:
+    """Classic TiCDC keeps the lower-cased name in which a job of a single rename has it (facts 14.23)."""
+    return plain_name(name).lower() if table_id in renamed else plain_name(name)
 
 
 def _emitted(store: SchemaStore, theirs: dict[str, Any]) -> list[tuple[int, str]]:
@@ -105,7 +131,7 @@ def _emitted(store: SchemaStore, theirs: dict[str, Any]) -> list[tuple[int, str]
     hidden = (
         {c["id"] for c in table.info()["cols"]} - {c.id for c in table.parsed().columns} if table else set()
     )
-    return [(c[0], c[1]) for c in theirs["columns"] if c[3] == "public" and c[0] not in hidden]
+    return [(c[0], plain_name(c[1])) for c in theirs["columns"] if c[3] == "public" and c[0] not in hidden]
 
 
 @pytest.mark.golden
@@ -120,6 +146,9 @@ def test_golden_filters_let_pass_what_ticdc_sends(case: str) -> None:
             applied = store.apply(job)
             told, stopped = sent(applied, rules, force=view["force_replicate"])
             if wanted.get("after_error"):
+                break
+            if chained(job, applied.told):
+                count("ddl", "views cut short: TiCDC cannot follow a chain of renames, ours does")
                 break
             if forgotten.explains(job, wanted):
                 count("ddl", "jobs, filtered: TiCDC forgets a recovered schema")

@@ -44,7 +44,7 @@ def changes(name: str, *, ours: bool = False) -> Iterator[Change]:
     """Every row change of a case that TiCDC mounted."""
     schemas = {(table.id, table.version): table for table, _ in tables(name, ours=ours)}
     for record in lines(f"rows/{name}", ours=ours):
-        if record["kind"] == "kv" and record["is"] == "row" and record["mounted"]:
+        if record["kind"] == "kv" and record["is"] == "row" and record.get("mounted"):
             mounted = record["mounted"]
             yield Change(
                 schemas[mounted["table_id"], mounted["table_version"]],

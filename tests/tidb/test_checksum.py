@@ -11,6 +11,7 @@ from tidegate.errors import InvalidInput, Undecodable
 from tidegate.model.schema import Kind
 from tidegate.tidb import checksum, keys, record, row
 from tidegate.tidb.checksum import Check, Outcome
+from tidegate.tidb.types import json
 
 
 def sent(change: Change, data: bytes, found: Check) -> int:
@@ -35,10 +36,44 @@ def test_golden_rows_match_their_checksums_and_give_ticdcs(name: str) -> None:
             found = checksum.check(change.table, change.key, data, old=old)
             assert found.outcome in (Outcome.MATCHED, Outcome.UNCHECKED)
             if theirs is not None:
-                assert theirs["corrupted"] is False
+                if theirs["corrupted"]:
+                    assert _retyped_json(change), "TiCDC finds damage that ours does not"
+                    count("rows", "row images: TiCDC accuses JSON with types that its text does not show")
+                    continue
                 assert sent(change, data, found) == theirs[member]
                 assert found.outcome is Outcome.UNCHECKED or found.version == theirs["version"]
             count("rows", f"row images, checksum {found.outcome.name.lower()}")
+
+
+def _retyped_json(change: Change) -> bool:
+    """Whether a JSON value's own text does not give its bytes again (facts 14.19)."""
+    for data in filter(None, (change.value, change.old_value)):
+        stored = row.split(data).cells
+        for column in change.table.columns:
+            cell = stored.get(column.id)
+            if (
+                column.kind is Kind.JSON
+                and isinstance(cell, bytes)
+                and json.encode(json.decode(cell)) != cell
+            ):
+                return True
+    return False
+
+
+def _known_defect(
+    change: Change, case: dict[str, Any], ours: tuple[bool, int, int], theirs: tuple[bool, int, int]
+) -> None:
+    """A verdict of TiCDC that is wrong by its defects 14.19 (JSON) or 14.20 (FLOAT and BIT)."""
+    if theirs[0] and _retyped_json(change):
+        count("rows", "checksum cases: TiCDC accuses JSON with types that its text does not show")
+        return
+    assert ours[0], case
+    assert not theirs[0], case
+    cells = [row.split(data).cells for data in (change.value, bytes.fromhex(case["value"]))]
+    differing = [c.kind for c in change.table.columns if cells[0].get(c.id) != cells[1].get(c.id)]
+    assert differing, case
+    assert set(differing) <= {Kind.FLOAT, Kind.BIT}, case
+    count("rows", "checksum cases: TiCDC does not see damage below a FLOAT's or above a BIT's digits")
 
 
 def judged(change: Change, case: dict[str, Any]) -> tuple[bool, int, int] | None:
@@ -71,7 +106,11 @@ def test_golden_altered_rows_are_judged_as_ticdc_judges_them(name: str) -> None:
             continue
         theirs = case["checksum"]
         wanted = theirs and (theirs["corrupted"], theirs["current"], theirs["version"])
-        assert judged(change, case) == wanted, case
+        verdict = judged(change, case)
+        if verdict != wanted and verdict is not None and wanted is not None:
+            _known_defect(change, case, verdict, wanted)
+            continue
+        assert verdict == wanted, case
         values = record.decode(change.table, keys.parse_record(change.key), bytes.fromhex(case["value"]))
         pairs = zip(change.table.columns, values, strict=True)
         assert [shown(column, value) for column, value in pairs] == list(map(expected, case["values"]))

@@ -31,6 +31,7 @@ class Replay:
         self._case = case
         self.tables: dict[int, TableSchema] = {}
         self.rows: dict[bytes, bytes] = {}
+        self.moved = False
 
     def entries(self) -> Iterator[tuple[TableSchema, bytes, bytes]]:
         """Index entries as they are put; then the rows of their transaction stand in `rows`."""
@@ -39,6 +40,8 @@ class Replay:
         for line in every:
             if line["kind"] == "table_info":
                 self._learn(line)
+            elif line["kind"] == "ddl":
+                self.moved |= line["type"] in (64, 71, 72)
             elif line["kind"] == "kv":
                 if line["commit_ts"] != taken:
                     taken = line["commit_ts"]
@@ -86,7 +89,10 @@ def test_golden_index_entries_name_their_rows_and_are_written_as_tidb_does(case:
             count("rows", "index entries, of a backfill, not compared")
             continue
         entry = index.decode(table, key, value)
-        in_row = replay.rows[entry.record]
+        in_row = replay.rows.get(entry.record)
+        if in_row is None and replay.moved:
+            count("rows", "index entries of rows that a reorganisation copied, not compared")
+            continue
         assert in_row, (case, key.hex())
         count("rows", "index entries, row found")
         if _is_virtual(table, entry.index):
