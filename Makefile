@@ -44,6 +44,9 @@ chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos 
 isolation: setup ## histories of concurrent transactions, checked for snapshot isolation: make isolation SEEDS=20000
 	@$(PY) -m pytest -s tests/tikv/test_isolation.py --isolation-seeds $(or $(SEEDS),20000) --timeout 86400 $(PYTEST_ARGS)
 
+cuts: setup ## files of a running event store cut, lost and mixed, 20 rounds: make cuts ROUNDS=100
+	@$(PY) -m pytest tests/eventstore/test_power_loss.py --cuts $(or $(ROUNDS),20) --timeout 86400 $(PYTEST_ARGS)
+
 bench: setup ## the figures of the README, measured on this machine; BENCH_ARGS=--smoke only tries that it runs
 	@$(PY) -m benchmarks.run $(BENCH_ARGS)
 
@@ -54,4 +57,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills hangs chaos isolation bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills hangs chaos isolation cuts bench lock clean

@@ -10,11 +10,13 @@ import pytest
 
 from tests.puller.test_puller import SPAN, World, eventually, fail
 from tidegate.eventstore import kernels as store_kernels
+from tidegate.eventstore.manifest import MANIFEST
 from tidegate.eventstore.order import Entry
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.model.span import span_id
 from tidegate.puller import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tidb.memcomparable import encode_bytes
@@ -58,6 +60,26 @@ def test_after_a_stop_as_many_rows_are_scanned_as_were_written_meanwhile(world: 
     store, puller = started(world, start)
     world.check(SPAN, start)
     assert puller.status()[0]["rows"] == len(world.history) - known
+    stop(store, puller)
+
+
+def test_a_span_with_a_torn_manifest_or_a_lost_segment_is_pulled_again_by_itself(world: World) -> None:
+    start = world.pd.tso()
+    world.run(20)
+    store, puller = started(world, start)
+    world.check(SPAN, start)
+    stop(store, puller)
+    manifest = world.folder / span_id(SPAN) / MANIFEST
+    manifest.write_bytes(manifest.read_bytes()[:-20])
+    store, puller = started(world, start)
+    world.check(SPAN, start)
+    stop(store, puller)
+    for segment in manifest.parent.glob("*.arrow"):
+        segment.unlink()
+    world.run(5)
+    store, puller = started(world, start)
+    world.check(SPAN, start)
+    assert puller.failure is None
     stop(store, puller)
 
 

@@ -1,9 +1,10 @@
-"""Damaged segments: readers report them, the writer's process mends them, readers wait meanwhile.
+"""Damaged files: readers report them, the writer's process mends them, readers wait meanwhile.
 
 `STORE/damage/<span id>.<file>.json` is one report: `{"where", "why"}`. A reader that meets a damaged segment
 leaves it and raises Retryable. The process that owns the store looks at the folder, pulls exactly the damaged
 range of commits from TiKV again (`SpanStore.assess`, `mend`) and removes the report. When TiKV cannot give
-them any more, it writes `"lost"`, why and what to do, and readers raise that as Fatal.
+them any more, it writes `"lost"`, why and what to do, and readers raise that as Fatal. A torn manifest is
+reported likewise, and written again from memory.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.eventstore.manifest import MANIFEST, Torn
 from tidegate.eventstore.segment import DamagedSegment
 
 DAMAGE: Final = "damage"
@@ -24,7 +26,7 @@ DAMAGE: Final = "damage"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A segment somebody could not read. `lost`: it cannot be mended either."""
+    """A file somebody could not read. `lost`: it cannot be mended either."""
 
     span_id: str
     file: str
@@ -48,6 +50,12 @@ def met(store: Path, span_id: str, damage: DamagedSegment) -> TidegateError:
         why=damage.why,
         fix="nothing to do: its changes are pulled from TiKV again, and reading goes on when they are there",
     )
+
+
+def torn(store: Path, span_id: str, error: Torn) -> None:
+    """Report a torn manifest. When even that fails, it is reported by the next who reads it."""
+    with suppress(OSError):
+        _write(_path(store, span_id, MANIFEST), {"where": error.where, "why": error.why})
 
 
 def reports(store: Path) -> Iterator[Report]:

@@ -1,16 +1,20 @@
 """What a span consists of, and how far it is complete: two small JSON files, each replaced atomically.
 
-`STORE/<span_id>/manifest.json` and `STORE/frontier.json` (`{"resolved": {span_id: ts}, ..}`) each end in a
-member `"crc32c":"<8 hex>"`: the CRC32C of all bytes before the comma that precedes it.
-Order of publication: segment file, manifest, frontier. So a
-reader that reads the frontier first and a manifest then finds every row with commit_ts <= frontier in it.
-A span that moved without new rows moves in the frontier only.
+`STORE/<span_id>/manifest.json` and `STORE/frontier.json` each end in a member `"crc32c":"<8 hex>"`: the
+CRC32C of all bytes before the comma that precedes it. Order of publication: segment file, manifest, frontier.
+So a reader that reads the frontier first and a manifest then finds every row with commit_ts <= frontier in
+it. A span that moved without new rows moves in the frontier only.
+
+The frontier alone makes nothing complete: after a loss of power it may be newer than the manifest. So the
+frontier, `{"resolved": {span_id: ts}, "manifests": {span_id: version}, ..}`, names the manifest of which each
+ts speaks, by its CRC32C. Beside any other manifest only the manifest's own ranges count: a newer one says at
+least as much as the frontier, and an older one lacks rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +22,7 @@ import orjson
 from crc32c import crc32c
 
 from tidegate.disk import writing
-from tidegate.errors import Fatal
+from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore.segment import FORMAT, BlockInfo, Durability, SegmentInfo, sync
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
@@ -27,6 +31,12 @@ FRONTIER: Final = "frontier.json"
 MANIFEST: Final = "manifest.json"
 
 _TRAILER: Final = len(b',"crc32c":"00000000"}')
+_UNKNOWN: Final = -1
+"""The version of a manifest that is on no disk; the frontier never names it."""
+
+
+class Torn(Retryable):
+    """A small file is not what was written. The process that owns the store replaces it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,8 @@ class Manifest:
     segments: tuple[SegmentInfo, ...] = ()
     dropped_to: Timestamp = 0
     next_file: int = 0
+    version: int = field(default=_UNKNOWN, compare=False)
+    """Which file this was read from: its CRC32C."""
 
     @property
     def resolved(self) -> Timestamp:
@@ -68,6 +80,27 @@ class Manifest:
     def restarted(self, ts: Timestamp) -> Manifest:
         """The same, with all of the span complete up to `ts` and no further."""
         return replace(self, ranges=(RegionRange(self.span.start, self.span.end, ts),))
+
+    def cut_back(self, ts: Timestamp) -> Manifest:
+        """The same, complete up to `ts` and no further, without what lies beyond."""
+        kept = tuple(
+            replace(s, valid_to=ts) if s.last_ts > ts else s for s in self.segments if s.min_ts <= ts
+        )
+        return replace(self, segments=kept).restarted(ts)
+
+
+class Frontier(dict[str, Timestamp]):
+    """Span id -> resolved ts, as published; and of which manifest each of them speaks."""
+
+    def __init__(self, resolved: Mapping[str, Timestamp], versions: Mapping[str, int]) -> None:
+        super().__init__(resolved)
+        self.versions: dict[str, int] = dict(versions)
+
+    def reach(self, span_id: str, manifest: Manifest) -> Timestamp:
+        """Up to where a manifest that was read after this frontier names every commit."""
+        if self.versions.get(span_id, _UNKNOWN) != manifest.version:
+            return manifest.resolved
+        return max(manifest.resolved, self.get(span_id, 0))
 
 
 def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[RegionRange, ...]:
@@ -86,22 +119,26 @@ def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[Regio
     return joined(least, most)
 
 
-def _seal(document: dict[str, Any]) -> bytes:
+def _seal(document: dict[str, Any]) -> tuple[bytes, int]:
+    """A document's bytes and their CRC32C."""
     body = orjson.dumps(document)[:-1]
-    return body + f',"crc32c":"{crc32c(body):08x}"}}'.encode()
+    crc = crc32c(body)
+    return body + f',"crc32c":"{crc:08x}"}}'.encode(), crc
 
 
-def _open(path: Path, data: bytes, fix: str) -> Any:
-    """A sealed JSON file's document; Fatal when its bytes are not what was written."""
+def _open(path: Path) -> tuple[bytes, int]:
+    """A sealed JSON file and its CRC32C. Raises Torn when its bytes are not what was written."""
+    data = path.read_bytes()
     body = data[:-_TRAILER]
-    if data[-_TRAILER:] != f',"crc32c":"{crc32c(body):08x}"}}'.encode():
-        raise Fatal(
+    crc = crc32c(body)
+    if data[-_TRAILER:] != f',"crc32c":"{crc:08x}"}}'.encode():
+        raise Torn(
             f"{path.name} of the event store is corrupt",
             where=f"{path}, byte 0 to {len(data)}",
             why="its CRC32C does not match its bytes",
-            fix=fix,
+            fix="nothing to do: the puller writes it again, and pulls again what it lacks",
         )
-    return orjson.loads(data)
+    return data, crc
 
 
 def replace_file(path: Path, data: bytes, durable: Durability) -> None:
@@ -132,8 +169,8 @@ def _segment_from_json(item: dict[str, Any]) -> SegmentInfo:
     return SegmentInfo(**{**item, "blocks": tuple(BlockInfo(*b) for b in item["blocks"])})
 
 
-def write_manifest(folder: Path, manifest: Manifest, durable: Durability = "process") -> None:
-    """Replace the manifest in a span's folder."""
+def write_manifest(folder: Path, manifest: Manifest, durable: Durability = "process") -> int:
+    """Replace the manifest in a span's folder; the version it has from now on."""
     ranges = [{"start": r.start.hex(), "end": r.end.hex(), "resolved": r.resolved} for r in manifest.ranges]
     body = {
         "format": FORMAT,
@@ -144,18 +181,21 @@ def write_manifest(folder: Path, manifest: Manifest, durable: Durability = "proc
         "dropped_to": manifest.dropped_to,
         "next_file": manifest.next_file,
     }
-    replace_file(folder / MANIFEST, _seal(body), durable)
+    data, version = _seal(body)
+    replace_file(folder / MANIFEST, data, durable)
+    return version
+
+
+def check_manifest(folder: Path) -> None:
+    """Raises Torn when the manifest in a span's folder is not what was written, FileNotFoundError."""
+    _open(folder / MANIFEST)
 
 
 def load_manifest(folder: Path) -> Manifest:
-    """The manifest in a span's folder. Raises FileNotFoundError, or Fatal when it is corrupt or too new."""
+    """The manifest in a span's folder. Raises FileNotFoundError, Torn, or Fatal when it is too new."""
     path = folder / MANIFEST
-    body = _open(
-        path,
-        path.read_bytes(),
-        "stop the capture, remove this span's folder and start again: its changes are pulled anew from the "
-        "checkpoint, as far as TiKV's GC safepoint allows",
-    )
+    data, version = _open(path)
+    body = orjson.loads(data)
     if body["format"] != FORMAT:
         raise Fatal(
             "the event store has a format this version does not know",
@@ -168,24 +208,24 @@ def load_manifest(folder: Path) -> Manifest:
         RegionRange(bytes.fromhex(r["start"]), bytes.fromhex(r["end"]), r["resolved"]) for r in body["ranges"]
     ]
     segments = tuple(_segment_from_json(s) for s in body["segments"])
-    return Manifest(span, tuple(ranges), segments, body["dropped_to"], body["next_file"])
+    return Manifest(span, tuple(ranges), segments, body["dropped_to"], body["next_file"], version)
 
 
-def write_frontier(store: Path, resolved: dict[str, Timestamp], durable: Durability = "process") -> None:
+def write_frontier(store: Path, frontier: Frontier, durable: Durability = "process") -> None:
     """Replace the frontier file."""
-    replace_file(store / FRONTIER, _seal({"resolved": resolved}), durable)
+    data, _ = _seal({"resolved": dict(frontier), "manifests": frontier.versions})
+    replace_file(store / FRONTIER, data, durable)
 
 
-def load_frontier(store: Path) -> dict[str, Timestamp]:
-    """Span id -> resolved ts; empty when nothing was published yet. Raises Fatal when corrupt."""
-    path = store / FRONTIER
+def load_frontier(store: Path) -> Frontier:
+    """What was published; empty when nothing was yet. Raises Torn."""
     try:
-        data = path.read_bytes()
+        data, _ = _open(store / FRONTIER)
     except FileNotFoundError:
-        return {}
-    body = _open(path, data, "stop the capture, remove the file and start again")
-    resolved: dict[str, Timestamp] = body["resolved"]
-    return resolved
+        return Frontier({}, {})
+    body = orjson.loads(data)
+    # A file of an earlier version names no manifests: none of its ts counts.
+    return Frontier(body["resolved"], body.get("manifests", {}))
 
 
 def span_folder(store: Path, span: Span, kv_mode: str = "tidb", keyspace: str = "") -> Path:

@@ -8,24 +8,41 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from pathlib import Path
+from typing import Final
 
-from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore.manifest import Manifest, load_frontier, load_manifest
+from tidegate.errors import Retryable, TidegateError
+from tidegate.eventstore import damage
+from tidegate.eventstore.manifest import Frontier, Manifest, Torn, load_frontier, load_manifest
 from tidegate.eventstore.segment import BlockInfo, SegmentInfo
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 
+READ_ATTEMPTS: Final = 5
+"""How often a manifest is read again because it was replaced meanwhile."""
 
-def read_frontier(store: Path | str) -> dict[str, Timestamp]:
-    """Span id -> resolved ts, as last published. Raises Fatal when the file is corrupt."""
+
+class Unresolved(Retryable):
+    """A manifest does not name all there is up to the ts that was asked for."""
+
+
+def read_frontier(store: Path | str) -> Frontier:
+    """Span id -> resolved ts, as last published. Raises Retryable when the file is torn.
+
+    Each ts counts only beside the manifest it speaks of: `Frontier.reach`.
+    """
     return load_frontier(Path(store))
 
 
 def read_manifest(store: Path | str, span_id: str) -> Manifest:
-    """A span's manifest. Raises Retryable when the span has none yet, Fatal when it is corrupt."""
+    """A span's manifest. Raises Retryable when the span has none yet, or when it is torn: that is reported
+    to the puller, which writes it again.
+    """
     folder = Path(store) / span_id
     try:
         return load_manifest(folder)
+    except Torn as error:
+        damage.torn(Path(store), span_id, error)
+        raise
     except FileNotFoundError as error:
         raise Retryable(
             "the event store does not have this span yet",
@@ -35,14 +52,28 @@ def read_manifest(store: Path | str, span_id: str) -> Manifest:
         ) from error
 
 
+def covering_manifest(store: Path | str, span_id: str, after: Timestamp, upto: Timestamp) -> Manifest:
+    """A span's manifest that names all there is in (after, upto]. Raises Retryable when there is none."""
+    for _ in range(READ_ATTEMPTS - 1):
+        manifest = read_manifest(store, span_id)
+        try:
+            check(store, span_id, manifest, after, upto)
+        except Unresolved:
+            continue  # perhaps because it was replaced since
+        return manifest
+    manifest = read_manifest(store, span_id)
+    check(store, span_id, manifest, after, upto)
+    return manifest
+
+
 def check(store: Path | str, span_id: str, manifest: Manifest, after: Timestamp, upto: Timestamp) -> None:
     """That a manifest which was read before this call names all there is in (after, upto].
 
     Raises Retryable when it does not, or not yet: a span is begun anew when a changefeed needs it from an
     earlier ts than is kept, and is taken out of the frontier before the manifest that lacks its rows is
-    there. So the frontier is read last.
+    there. So the frontier is read last. Unresolved may also mean that the manifest was replaced since.
     """
-    published = load_frontier(Path(store)).get(span_id, 0)
+    reach = load_frontier(Path(store)).reach(span_id, manifest)
     folder = Path(store) / span_id
     if after < manifest.dropped_to and upto > after:
         raise Retryable(
@@ -51,10 +82,10 @@ def check(store: Path | str, span_id: str, manifest: Manifest, after: Timestamp,
             why="they were dropped, or the span was first watched from a later ts",
             fix="nothing to do: they are pulled from TiKV again, and reading goes on when they are there",
         )
-    if upto > max(published, manifest.resolved):
-        raise Retryable(
+    if upto > reach:
+        raise Unresolved(
             "a read reached beyond the resolved ts",
-            where=f"{folder}, up to ts {upto}, resolved {max(published, manifest.resolved)}",
+            where=f"{folder}, up to ts {upto}, resolved {reach}",
             why="rows there are still missing: the span is pulled again from an earlier ts",
             fix="nothing to do: reading goes on when they are there",
         )
@@ -71,7 +102,7 @@ def spans(store: Path | str, but: Container[str] = ()) -> dict[str, tuple[Span, 
             continue
         try:
             manifest = load_manifest(folder)
-        except (Fatal, OSError):
+        except (TidegateError, OSError):
             continue
         last = max((s.max_ts for s in manifest.segments), default=0)
         found[folder.name] = (manifest.span, max(last, manifest.resolved, frontier.get(folder.name, 0)))

@@ -10,21 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.eventstore import damage, kernels, outlook
-from tidegate.eventstore.manifest import Manifest
 from tidegate.eventstore.seek import beyond
 from tidegate.eventstore.segment import DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.position import Place
 from tidegate.model.timestamp import Timestamp
-
-_OPEN_ATTEMPTS: Final = 5
-"""How often a manifest is read again because a segment it named was merged away meanwhile."""
 
 
 def read(
@@ -38,15 +33,14 @@ def read(
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
     `past`: leave out what comes up to that place. It is found by reading: no index goes below a commit ts.
-    Raises Fatal when a manifest is corrupt; Retryable when the span has no manifest, when the store does not
-    hold all of the range (any more, or yet: `outlook.check`), or when a segment is damaged and being mended
-    (`damage`; Fatal when it cannot be). Blocks may be views of mapped files.
+    Raises Retryable when the span has no manifest or a torn one, when the store does not hold all of the
+    range (any more, or yet: `outlook.check`), or when a segment is damaged and being mended (`damage`; Fatal
+    when it cannot be). Blocks may be views of mapped files.
     """
     try:
-        manifest, segments = _open_segments(Path(store), span_id, after, upto)
+        segments = _open_segments(Path(store), span_id, after, upto)
     except DamagedSegment as found:
         raise damage.met(Path(store), span_id, found) from None
-    outlook.check(store, span_id, manifest, after, upto)
     blocks = merged(segments, after, upto, max_rows)
     return _reporting(Path(store), span_id, blocks if past is None else beyond(blocks, past))
 
@@ -58,11 +52,9 @@ def _reporting(store: Path, span_id: str, blocks: Iterator[pa.RecordBatch]) -> I
         raise damage.met(store, span_id, found) from None
 
 
-def _open_segments(
-    store: Path, span_id: str, after: Timestamp, upto: Timestamp
-) -> tuple[Manifest, list[Segment]]:
+def _open_segments(store: Path, span_id: str, after: Timestamp, upto: Timestamp) -> list[Segment]:
     missing = ""
-    for _ in range(_OPEN_ATTEMPTS):
+    for attempt in range(1, outlook.READ_ATTEMPTS + 1):
         manifest = outlook.read_manifest(store, span_id)
         opened = []
         for info in manifest.segments:
@@ -73,7 +65,13 @@ def _open_segments(
                     missing = info.file
                     break
         else:
-            return manifest, opened
+            try:
+                outlook.check(store, span_id, manifest, after, upto)
+            except outlook.Unresolved:
+                if attempt == outlook.READ_ATTEMPTS:
+                    raise
+                continue  # perhaps because the manifest was replaced since
+            return opened
     raise DamagedSegment(
         store / span_id / missing, "all of it", "the manifest names it and the file is not there"
     )

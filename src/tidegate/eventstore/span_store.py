@@ -20,13 +20,14 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from tidegate.disk import DiskFull
-from tidegate.errors import Fatal
+from tidegate.disk import DiskFull, writing
+from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import damage, kernels, reader, segment
 from tidegate.eventstore.manifest import (
     MANIFEST,
     Manifest,
     RegionRange,
+    Torn,
     joined,
     load_manifest,
     span_folder,
@@ -68,6 +69,14 @@ class Whole(Protocol):
 
     def published(self, span_id: str) -> Timestamp:
         """What readers were told."""
+        ...
+
+    def reach(self, span_id: str, manifest: Manifest) -> Timestamp:
+        """How far a manifest is complete, by itself and by what readers were told of it."""
+        ...
+
+    def pulled_again(self, notice: Retryable) -> None:
+        """Files of a span do not add up: it begins again from what is left of it."""
         ...
 
     def withdraw(self, span_id: str) -> None:
@@ -121,7 +130,10 @@ class SpanStore:
     """The changes of one span. Made by `EventStore.open_span`."""
 
     def __init__(self, store: Whole, span: Span) -> None:
-        """Open or create the span's folder; finish what a crash left. Raises Fatal when it is corrupt."""
+        """Open or create the span's folder; finish what a crash left.
+
+        What the files do not prove is not resolved, and so pulled again.
+        """
         self.span, self.id = span, span_id(span, store.kv_mode)
         self._store, self._folder = store, span_folder(store.folder, span, store.kv_mode)
         self._durable: Durability = store.durable
@@ -134,35 +146,84 @@ class SpanStore:
         self.rows_sealed = 0
         self.disk_bytes = 0
         """Of the segments and runs that count."""
-        self._manifest = self._recover()
+        self._manifest, self._claim = self._recover()
         self._measure()
-        self._resolved = self._manifest.resolved
 
-    def _recover(self) -> Manifest:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if not (self._folder / MANIFEST).exists():
-            manifest = Manifest(self.span, (RegionRange(self.span.start, self.span.end, 0),))
-        else:
-            manifest = load_manifest(self._folder)
-            assert manifest.span == self.span, f"{self._folder} holds {manifest.span}, not {self.span}"
-            resolved = max(manifest.resolved, self._store.published(self.id))
-            manifest = manifest.with_resolved(resolved)
-            # Rows of a run that its range pulls again, below what other ranges have reached, come twice:
-            # readers take each change once.
-            last = max(r.resolved for r in manifest.ranges)
-            clipped = [replace(s, valid_to=last) if s.last_ts > last else s for s in manifest.segments]
-            manifest = replace(manifest, segments=tuple(clipped))
-        write_manifest(self._folder, manifest, self._durable)
+    def _recover(self) -> tuple[Manifest, tuple[Timestamp, int]]:
+        """The manifest to go on from, and what may be published of it."""
+        with writing(self._folder, keep=True):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        manifest = self._proven()
+        if self._store.published(self.id) > manifest.resolved:
+            # Readers must not take for complete what is pulled again.
+            self._store.withdraw(self.id)
+        # Rows of a run that its range pulls again, below what other ranges have reached, come twice:
+        # readers take each change once.
+        last = max(r.resolved for r in manifest.ranges)
+        clipped = [replace(s, valid_to=last) if s.last_ts > last else s for s in manifest.segments]
+        manifest = replace(manifest, segments=tuple(clipped))
+        version = write_manifest(self._folder, manifest, self._durable)
         known = {s.file for s in manifest.segments} | {MANIFEST}
         for path in self._folder.iterdir():
             if path.name not in known:
                 path.unlink()
+        return manifest, (manifest.resolved, version)
+
+    def _proven(self) -> Manifest:
+        """What the files on disk prove to be there; what they do not is said, and pulled again."""
+        empty = Manifest(self.span, (RegionRange(self.span.start, self.span.end, 0),))
+        try:
+            manifest = load_manifest(self._folder)
+        except FileNotFoundError:
+            if self._store.published(self.id):
+                self._say_again("its manifest is not there", 0)
+            return empty
+        except Torn as error:
+            self._say_again(f"its manifest is torn: {error.why}", 0)
+            return empty
+        if manifest.span != self.span:
+            self._say_again(f"its manifest is that of {manifest.span}", 0)
+            return empty
+        reach = self._store.reach(self.id, manifest)
+        if reach < self._store.published(self.id):
+            self._say_again("its manifest is older than what was published of it", reach)
+        manifest = manifest.with_resolved(reach)
+        bad = [s for s in manifest.segments if not self._is_whole(s)]
+        if bad:
+            reach = min(reach, *(s.min_ts - 1 for s in bad))
+            self._say_again(f"{len(bad)} segments are missing or cut off, the first is {bad[0].file}", reach)
+            manifest = manifest.cut_back(reach)
         return manifest
+
+    def _is_whole(self, info: SegmentInfo) -> bool:
+        """By its size; whether its bytes are those that were written is seen when they are read."""
+        try:
+            return (self._folder / info.file).stat().st_size == info.bytes
+        except FileNotFoundError:
+            return False
+
+    def _say_again(self, why: str, reach: Timestamp) -> None:
+        self._store.pulled_again(
+            Retryable(
+                "Files of the event store do not add up: a span is pulled again.",
+                where=f"{self._folder}, span {self.id}, complete to ts {reach}",
+                why=f"{why}; the machine may have lost power",
+                fix="nothing to do: it is pulled from TiKV again from where it is needed",
+            )
+        )
 
     @property
     def resolved(self) -> Timestamp:
         """Every commit <= this is in the span's segments (0: nothing is known)."""
-        return self._resolved
+        return self._claim[0]
+
+    @property
+    def claim(self) -> tuple[Timestamp, int]:
+        """What may be published: the resolved ts, and the version of the manifest on disk it speaks of.
+
+        One tuple, replaced as one: `publish` runs in another thread than what changes it.
+        """
+        return self._claim
 
     @property
     def complete_from(self) -> Timestamp:
@@ -177,7 +238,7 @@ class SpanStore:
     @property
     def ranges(self) -> tuple[tuple[Span, Timestamp], ...]:
         """How far each part of the span is on disk, in key order; the least is `resolved`."""
-        ranges = self._manifest.with_resolved(self._resolved).ranges
+        ranges = self._manifest.with_resolved(self.resolved).ranges
         return tuple((Span(r.start, r.end), r.resolved) for r in ranges)
 
     @property
@@ -192,15 +253,16 @@ class SpanStore:
         Nothing happens when the store covers `start_ts`. A start beyond the resolved ts leaves a hole, so
         what lies before is dropped; a start below what the store still has drops everything and starts over.
         """
-        if self.complete_from <= start_ts <= self._resolved:
+        if self.complete_from <= start_ts <= self.resolved:
             return
-        self._resolved = 0  # first, or who publishes for the other spans would tell of it once more
+        # First, or who publishes for the other spans would tell of it once more.
+        self._claim = (0, self._claim[1])
         self._store.withdraw(self.id)
         with self._seal_lock:
             self._clear()
             fresh = replace(self._manifest, segments=(), dropped_to=start_ts)
             self._let_go(fresh.restarted(start_ts), self._manifest.segments)
-            self._resolved = start_ts
+            self._claim = (start_ts, self._claim[1])
 
     def append(self, block: pa.RecordBatch) -> None:
         """Hold a block of ENTRY_SCHEMA in any order. Its rows must lie above the resolved ts.
@@ -210,10 +272,10 @@ class SpanStore:
         if block.num_rows == 0 or self._closed:
             return
         held = _Pending.of(block)
-        if held.min_ts <= self._resolved:
+        if held.min_ts <= self.resolved:
             raise Fatal(
                 "a change arrived at or below the resolved ts of its span",
-                where=f"span {self.id}, commit_ts {held.min_ts}, resolved {self._resolved}",
+                where=f"span {self.id}, commit_ts {held.min_ts}, resolved {self.resolved}",
                 why="the matcher let a late row through; readers may have passed it",
                 fix="restart the capture; it pulls from the resolved ts again. Please report this",
             )
@@ -228,7 +290,7 @@ class SpanStore:
         Without rows in the range this costs no file: the frontier alone carries the new ts. Raises DiskFull;
         then nothing is promised and nothing lost.
         """
-        if resolved <= self._resolved:
+        if resolved <= self.resolved:
             return
         with self._seal_lock:
             if self._closed:
@@ -238,7 +300,7 @@ class SpanStore:
                 old = self._merge_small(resolved)
                 self._replace_manifest(self._manifest.with_resolved(resolved), old)
             self._manifest = self._manifest.with_resolved(resolved)
-            self._resolved = resolved
+            self._claim = (resolved, self._claim[1])
 
     def spill(self) -> None:
         """Write all that waits in memory as a run beyond the resolved ts."""
@@ -257,7 +319,7 @@ class SpanStore:
                 return
             self._write_waiting(timestamp.MAX)
             parts = [RegionRange(span.start, span.end, ts) for span, ts in ranges]
-            fresh = replace(self._manifest, ranges=joined(parts)).with_resolved(self._resolved)
+            fresh = replace(self._manifest, ranges=joined(parts)).with_resolved(self.resolved)
             if self._dirty or fresh != self._manifest:
                 self._replace_manifest(fresh, ())
 
@@ -265,17 +327,12 @@ class SpanStore:
         """Forget what lies beyond the resolved ts, in memory and on disk; the caller will append it again."""
         with self._seal_lock:
             self._clear()
-            ahead = [s for s in self._manifest.segments if s.min_ts > self._resolved]
-            kept = tuple(
-                replace(s, valid_to=self._resolved) if s.last_ts > self._resolved else s
-                for s in self._manifest.segments
-                if s.min_ts <= self._resolved
-            )
-            self._let_go(replace(self._manifest, segments=kept).restarted(self._resolved), ahead)
+            ahead = [s for s in self._manifest.segments if s.min_ts > self.resolved]
+            self._let_go(self._manifest.cut_back(self.resolved), ahead)
 
     def drop_below(self, ts: Timestamp) -> None:
         """Remove the segments that hold nothing above `ts`. `ts` above the resolved ts counts as that."""
-        limit = min(ts, self._resolved)
+        limit = min(ts, self.resolved)
         with self._seal_lock:
             old = [s for s in self._manifest.segments if s.last_ts <= limit]
             if not old:
@@ -291,7 +348,13 @@ class SpanStore:
             self._clear()
         self._store.forget(self)
 
-    # --- damaged segments ----------------------------------------------------------------------------
+    # --- damaged files -------------------------------------------------------------------------------
+
+    def rewrite(self) -> None:
+        """Write the manifest once more: what is on disk is not what was written. Raises DiskFull."""
+        with self._seal_lock:
+            if not self._closed:
+                self._replace_manifest(self._manifest, ())
 
     def assess(self, file: str) -> Damage | None:
         """What is wrong with a segment; None when nothing is, or the manifest does not name it any more."""
@@ -351,7 +414,7 @@ class SpanStore:
 
     def _write_waiting(self, upto: Timestamp) -> None:
         """Write the waiting rows <= upto as one segment; they leave memory."""
-        after = self._resolved
+        after = self.resolved
         with self._pending_lock:
             chosen = [p for p in self._pending if p.min_ts <= upto]
         if not chosen:
@@ -425,13 +488,14 @@ class SpanStore:
         self._old += old
         self._dirty = True
         try:
-            write_manifest(self._folder, manifest, self._durable)
+            version = write_manifest(self._folder, manifest, self._durable)
         except DiskFull as error:
             self._store.filled(error)
             known = {s.file for s in self._manifest.segments}
             self._old = [s for s in self._old if s.file not in known]
             raise
         self._manifest, self._dirty = manifest, False
+        self._claim = (self._claim[0], version)
         for info in self._old:
             (self._folder / info.file).unlink(missing_ok=True)
         self._old = []

@@ -7,9 +7,11 @@ hold more than `memory_bytes`, the span that holds most is sorted and written as
 that readers merge in as the resolved ts reaches its rows. One span: `span_store`.
 
 Crash: `durable="process"` (default) leaves files in the page cache and survives kill -9 of the process at any
-moment; `durable="fsync"` forces each file to disk before the file that names it, and survives the machine.
+moment; `durable="fsync"` forces each file to disk before the file that names it.
 What was not published is pulled again; what a run held beyond the ts its range is kept to is hidden by
-`valid_to`.
+`valid_to`. After a loss of power any file may be torn, missing, or older than another: a span is complete as
+far as its own manifest and the segments that are whole say, or the frontier of that very manifest. The rest
+is pulled again, and `on_pulled_again` is told.
 
 Small segments are merged when `MERGE_COUNT` of like size lie together, so the number of files grows with the
 data, not with the number of seals. A reader that meets a merged-away file reads the manifest again.
@@ -22,6 +24,7 @@ manifest takes the room of `STORE/reserve` if it must), and `recover` notices wh
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import threading
@@ -32,11 +35,23 @@ from typing import Final
 from tidegate.disk import DiskFull, writing
 from tidegate.errors import Retryable
 from tidegate.eventstore import damage, kernels
-from tidegate.eventstore.manifest import MANIFEST, load_frontier, span_folder, write_frontier
+from tidegate.eventstore.manifest import (
+    MANIFEST,
+    Frontier,
+    Manifest,
+    Torn,
+    check_manifest,
+    load_frontier,
+    span_folder,
+    write_frontier,
+)
 from tidegate.eventstore.segment import Durability
 from tidegate.eventstore.span_store import SpanStore
+from tidegate.log import event
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
+
+LOG: Final = logging.getLogger(__name__)
 
 RESERVE: Final = "reserve"
 RESERVE_BYTES: Final = 1 << 20
@@ -56,9 +71,11 @@ class EventStore:
         memory_bytes: int = 512 << 20,
         disk_bytes: int = 0,
         kv_mode: str = "tidb",
+        on_pulled_again: Callable[[Retryable], None] | None = None,
     ) -> None:
-        """Open or create the folder. Raises Retryable while another process has it, Fatal when corrupt.
+        """Open or create the folder. Raises Retryable while another process has it.
 
+        `on_pulled_again` is told of each span whose files do not add up, in any thread.
         `memory_bytes`: of rows that wait; `disk_bytes`: of segments and runs, and of what is charged beside
         them (`charge`), 0 for no bound but the disk's.
         """
@@ -69,40 +86,60 @@ class EventStore:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _lock(self.folder / "lock")
         self._spans: dict[str, SpanStore] = {}
-        self._lock = threading.Lock()  # guards _spans, _published, _held and _disk
+        self._lock = threading.Lock()  # guards _spans, _held and _disk
         self._open_lock = threading.Lock()
-        self._publish_lock = threading.Lock()
+        self._publish_lock = threading.Lock()  # guards _published, which is replaced whole
         self._held = self._disk = 0
         self._full = ""  # why the last write failed for want of room
         self._thread = threading.local()
-        self._published = load_frontier(self.folder)
+        self._on_pulled_again = on_pulled_again
+        self._published = self._load_frontier()
         self._closed_disk = self._clear_remains()
         self._disk = sum(self._closed_disk.values())
         self.recover()
 
+    def _load_frontier(self) -> Frontier:
+        """A torn one is replaced by an empty one: manifests tell for themselves."""
+        try:
+            return load_frontier(self.folder)
+        except Torn as error:
+            why = f"{error.why}; the machine may have lost power"
+            self.pulled_again(Retryable(error.what, where=error.where, why=why, fix=error.fix))
+            empty = Frontier({}, {})
+            self.small(lambda: write_frontier(self.folder, empty, self.durable))
+            return empty
+
     def _clear_remains(self) -> dict[str, int]:
         """Folders that lost their manifest when a removal was cut off hold nothing anybody knows of.
 
-        Returns the bytes on disk of each span there is.
+        Nor do those with a torn one: that is said, because it is pulled again if a feed needs it. Returns the
+        bytes on disk of each span there is.
         """
         sizes = {}
         for folder in self.folder.iterdir():
             if not folder.is_dir() or folder.name == damage.DAMAGE:
                 continue
-            if (folder / MANIFEST).exists():
-                sizes[folder.name] = sum(e.stat().st_size for e in os.scandir(folder) if e.name != MANIFEST)
-            else:
+            try:
+                check_manifest(folder)
+            except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)
+            except Torn as error:
+                why = f"{error.why}; the machine may have lost power"
+                fix = "nothing to do: the span is pulled from TiKV again from where it is needed"
+                self.pulled_again(Retryable(error.what, where=error.where, why=why, fix=fix))
+                shutil.rmtree(folder, ignore_errors=True)
+            else:
+                sizes[folder.name] = sum(e.stat().st_size for e in os.scandir(folder) if e.name != MANIFEST)
         return sizes
 
     def open_span(self, span: Span) -> SpanStore:
-        """The span's store, opened once. Raises Fatal when its manifest is corrupt."""
+        """The span's store, opened once. Raises DiskFull."""
         name = span_id(span, self.kv_mode)
         with self._open_lock:
             found = self._spans.get(name)
             if found is None:
-                self.charge(disk=-self._closed_disk.pop(name, 0))
                 found = SpanStore(self, span)
+                self.charge(disk=-self._closed_disk.pop(name, 0))
                 with self._lock:
                     self._spans[name] = found
             return found
@@ -132,17 +169,22 @@ class EventStore:
         with self._publish_lock:
             with self._lock:
                 spans = list(self._spans.values())
-                fresh = self._published | {s.id: s.resolved for s in spans if s.resolved > 0}
+            fresh = Frontier(self._published, self._published.versions)
+            for span in spans:
+                resolved, version = span.claim
+                if resolved > 0:
+                    fresh[span.id], fresh.versions[span.id] = resolved, version
             self._write_frontier(fresh)
 
     def withdraw(self, span_id: str) -> None:
         """Take a span's ts back before its data goes, so that a crash cannot leave a ts without data."""
         with self._publish_lock:
-            with self._lock:
-                fresh = {k: v for k, v in self._published.items() if k != span_id}
+            fresh = Frontier(self._published, self._published.versions)
+            fresh.pop(span_id, None)
+            fresh.versions.pop(span_id, None)
             self.small(lambda: self._write_frontier(fresh))
 
-    def _write_frontier(self, fresh: dict[str, Timestamp]) -> None:
+    def _write_frontier(self, fresh: Frontier) -> None:
         if fresh != self._published:
             try:
                 write_frontier(self.folder, fresh, self.durable)
@@ -154,6 +196,16 @@ class EventStore:
     def published(self, span_id: str) -> Timestamp:
         """What readers were last told about a span; 0 for nothing."""
         return self._published.get(span_id, 0)
+
+    def reach(self, span_id: str, manifest: Manifest) -> Timestamp:
+        """How far a span's manifest is complete: by itself, or by what was published of this very one."""
+        return self._published.reach(span_id, manifest)
+
+    def pulled_again(self, notice: Retryable) -> None:
+        """Say that files do not add up and what they held is pulled again."""
+        event(LOG, logging.WARNING, notice.what, where=notice.where, why=notice.why)
+        if self._on_pulled_again is not None:
+            self._on_pulled_again(notice)
 
     def scratch(self) -> kernels.Scratch:
         """The calling thread's memory for one block at a time; used again for the next."""

@@ -291,7 +291,8 @@ class Capture:
             case "refused":
                 spans.hear_refused(message)
             case "error":
-                event(LOG, logging.WARNING, "puller error", error=str(message.get("what")))
+                said = {name: str(message.get(name, "")) for name in ("where", "why")}
+                event(LOG, logging.WARNING, "puller error", error=str(message.get("what")), **said)
                 self.reactor.puller_error(self._puller_error(message))
 
     def _puller_error(self, message: dict[str, Any]) -> FeedError:

@@ -22,8 +22,9 @@ from tidegate.control.changefeed import State
 from tidegate.control.load import LoadPlan, LoadState
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Grant, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
-from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.errors import Fatal, Retryable, TidegateError, Undecodable
 from tidegate.eventstore import outlook
+from tidegate.eventstore.manifest import Frontier
 from tidegate.filter.tables import why_ineligible
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
@@ -237,10 +238,12 @@ class Feed(FeedLife):
 
         What is kept may begin later, until the puller has begun anew from where it was told.
         """
-        resolved = self._frontier().get(span, 0)
+        frontier = self._frontier()
         manifest = self.node.manifest(self.captured.store, span)
-        kept = manifest is not None and manifest.dropped_to <= start
-        return resolved if kept and resolved >= max(self.persisted, start) else 0
+        if manifest is None or manifest.dropped_to > start:
+            return 0
+        resolved = frontier.reach(span, manifest)
+        return resolved if resolved >= max(self.persisted, start) else 0
 
     async def _open_tracker(self) -> SchemaTracker | KeyTracker:
         if not self.config.has_tables:
@@ -252,7 +255,12 @@ class Feed(FeedLife):
             if self.config.check_gc_safe_point and self.persisted < safe_point:
                 raise self._history_gone(self.persisted, safe_point, "the catalogue")
             await asyncio.to_thread(save_catalogue, self.node.pd, self.persisted, snapshot)
-        return await asyncio.to_thread(SchemaTracker.load, snapshot, self.captured.store, self._filter)
+        try:
+            return await asyncio.to_thread(SchemaTracker.load, snapshot, self.captured.store, self._filter)
+        except Undecodable as error:
+            event(LOG, logging.WARNING, "catalogue is read again", where=str(snapshot), why=error.what)
+            await asyncio.to_thread(save_catalogue, self.node.pd, self.persisted, snapshot)
+            return await asyncio.to_thread(SchemaTracker.load, snapshot, self.captured.store, self._filter)
 
     async def _plan_load(self) -> None:
         """The ranges of the initial load, of the tables there are at the checkpoint, or of the keys."""
@@ -270,7 +278,7 @@ class Feed(FeedLife):
             return []
         return initial_load.definitions(self._tracker.followed(self.persisted), self._filter, self.persisted)
 
-    def _frontier(self) -> dict[str, int]:
+    def _frontier(self) -> Frontier:
         return outlook.read_frontier(self.captured.store)
 
     async def _start_incarnation(self) -> None:
@@ -457,12 +465,12 @@ class Feed(FeedLife):
         barrier.write(owner.barrier.bound, owner.spans)
         self._note(owner, frontier)
 
-    def _advance_idle(self, owner: Owner, frontier: Mapping[str, int]) -> None:
+    def _advance_idle(self, owner: Owner, frontier: Frontier) -> None:
         idle = []
         undelivered = []
         for span, after, upto in owner.idle_ranges(frontier):
             manifest = self.node.manifest(self.captured.store, span)
-            if manifest is None or manifest.dropped_to > after:
+            if manifest is None or manifest.dropped_to > after or frontier.reach(span, manifest) < upto:
                 continue
             if outlook.pending(manifest, after, upto)[0]:
                 undelivered.append(span)

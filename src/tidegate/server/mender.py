@@ -18,6 +18,7 @@ from typing import Final
 from tidegate.errors import TidegateError
 from tidegate.eventstore import damage
 from tidegate.eventstore.damage import Report
+from tidegate.eventstore.manifest import MANIFEST
 from tidegate.eventstore.segment import Segment
 from tidegate.eventstore.span_store import Damage, SpanStore
 from tidegate.eventstore.store import EventStore
@@ -64,6 +65,11 @@ class Mender:
         span = next((s for s in self._store.open_spans() if s.id == report.span_id), None)
         if span is None:
             return  # nobody follows it, so nobody reads it
+        if report.file == MANIFEST:
+            span.rewrite()
+            damage.settle(self._store.folder, report)
+            event(LOG, logging.INFO, "manifest written again", span=span.id)
+            return
         found = span.assess(report.file)
         if found is None:
             damage.settle(self._store.folder, report)

@@ -56,7 +56,8 @@ def run(data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TAB
     try:
         with PdClient(pd_address) as pd:
             folder = store_dir(data_dir, pd.cluster_id, kv_mode)
-            store = EventStore(folder, disk_bytes=disk_bytes, kv_mode=kv_mode)
+            notices = _Notices()
+            store = EventStore(folder, disk_bytes=disk_bytes, kv_mode=kv_mode, on_pulled_again=notices.add)
             puller = Puller(
                 pd,
                 store,
@@ -67,7 +68,7 @@ def run(data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TAB
             )
             mender = Mender(pd, store)
             try:
-                _serve(control, store, puller)
+                _serve(control, store, puller, notices)
             finally:
                 mender.close()
                 puller.close()
@@ -88,11 +89,11 @@ def _stop(control: ControlClient, error: TidegateError) -> None:
     control.close()
 
 
-def _serve(control: ControlClient, store: EventStore, puller: Puller) -> None:
+def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _Notices) -> None:
     done = threading.Event()
     orders = _Orders(control, store, puller)
     teller = threading.Thread(
-        target=_tell_status, args=(control, puller, orders, done), name="status", daemon=True
+        target=_tell_status, args=(control, puller, orders, notices, done), name="status", daemon=True
     )
     teller.start()
     try:
@@ -158,7 +159,34 @@ def _obey(message: dict[str, Any], store: EventStore, puller: Puller) -> None:
             store.remove_span(span)
 
 
-def _tell_status(control: ControlClient, puller: Puller, orders: _Orders, done: threading.Event) -> None:
+class _Notices:
+    """What the event store says of spans that are pulled again, until it is told: many at once as one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._first: Retryable | None = None
+        self._count = 0
+
+    def add(self, notice: Retryable) -> None:
+        """Called in any thread."""
+        with self._lock:
+            self._first = self._first or notice
+            self._count += 1
+
+    def take(self) -> Retryable | None:
+        """What came since the last call; None: nothing."""
+        with self._lock:
+            first, count = self._first, self._count
+            self._first, self._count = None, 0
+        if first is None or count == 1:
+            return first
+        where = f"{first.where}; and {count - 1} more, which the puller's log names"
+        return Retryable(first.what, where=where, why=first.why, fix=first.fix)
+
+
+def _tell_status(
+    control: ControlClient, puller: Puller, orders: _Orders, notices: _Notices, done: threading.Event
+) -> None:
     said = float("-inf")
     while not done.wait(STATUS_S):
         try:
@@ -166,6 +194,8 @@ def _tell_status(control: ControlClient, puller: Puller, orders: _Orders, done: 
                 control.send(message)
         except Retryable:
             return
+        if (notice := notices.take()) is not None:
+            _report(control, notice)
         if puller.trouble and time.monotonic() - said > TROUBLE_S:
             said = time.monotonic()
             _report(control, _no_room(puller.trouble))

@@ -181,8 +181,7 @@ class SchemaTracker:
         after = self.resolved_ts
         if upto <= after:
             return
-        manifest = outlook.read_manifest(self._store, DDL_SPAN_ID)
-        outlook.check(self._store, DDL_SPAN_ID, manifest, after, upto)
+        manifest = outlook.covering_manifest(self._store, DDL_SPAN_ID, after, upto)
         if not outlook.pending(manifest, after, upto)[0]:
             return
         columns = self._catalogue.job_meta_columns()
