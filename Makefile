@@ -47,6 +47,9 @@ isolation: setup ## histories of concurrent transactions, checked for snapshot i
 cuts: setup ## files of a running event store cut, lost and mixed, 20 rounds: make cuts ROUNDS=100
 	@$(PY) -m pytest tests/eventstore/test_power_loss.py --cuts $(or $(ROUNDS),20) --timeout 86400 $(PYTEST_ARGS)
 
+disks: setup ## a disk of 64 MB, filled and freed under a changefeed, 20 times: make disks ROUNDS=100
+	@$(PY) -m pytest tests/server/test_full_disk.py --disk-rounds $(or $(ROUNDS),20) --timeout 86400 $(PYTEST_ARGS)
+
 bench: setup ## the figures of the README, measured on this machine; BENCH_ARGS=--smoke only tries that it runs
 	@$(PY) -m benchmarks.run $(BENCH_ARGS)
 
@@ -57,4 +60,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills hangs chaos isolation cuts bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills hangs chaos isolation cuts disks bench lock clean

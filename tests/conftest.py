@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--chaos-seconds", type=float, default=1.2, help="trouble in one run (default 1.2 s)")
     parser.addoption("--isolation-seeds", type=int, default=200, help="isolation histories (default 200)")
     parser.addoption("--cuts", type=int, default=1, help="states a write leaves on a disk, times (default 1)")
+    parser.addoption("--disk-rounds", type=int, default=1, help="times a small disk is filled (default 1)")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
 
 

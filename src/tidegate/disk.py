@@ -1,4 +1,4 @@
-"""A disk without room: what is raised, and that a file which did not fit leaves nothing behind.
+"""A disk without room: what is raised, that a file which did not fit leaves nothing behind, and a ballast.
 
 Full means ENOSPC, EDQUOT or EFBIG (RLIMIT_FSIZE): none of them is lasting, none damages what is there.
 """
@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tidegate.errors import Retryable
 
+T = TypeVar("T")
+BALLAST: Final = "ballast"
+BALLAST_SHARE: Final = 0.01
+BALLAST_MIN: Final = 1 << 20
+BALLAST_MAX: Final = 64 << 20
+"""Of a disk so much is kept for small files, within these bounds."""
 FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -41,3 +48,67 @@ def writing(path: Path, *, keep: bool = False) -> Iterator[None]:
             why=os.strerror(error.errno or 0),
             fix="make room; everything waits and goes on by itself",
         ) from error
+
+
+def free_bytes(folder: Path) -> int:
+    """What may still be written on the disk of a folder."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def disk_bytes(folder: Path) -> int:
+    """The size of the disk of a folder."""
+    found = os.statvfs(folder)
+    return found.f_blocks * found.f_frsize
+
+
+class Ballast:
+    """A file that takes room while there is some, and is given up for small files when there is none.
+
+    Thread-safe. `keep` is called every now and then: it notices that the disk is full, and when it no longer
+    is, it takes the room again.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        """None: there is no ballast, and nothing is ever said."""
+        self._folder = folder
+        self._size = 0
+        if folder is not None:
+            self._size = min(max(BALLAST_MIN, round(disk_bytes(folder) * BALLAST_SHARE)), BALLAST_MAX)
+        self._lock = threading.Lock()
+        self.trouble = ""
+        """What is full, in words that stay the same as long as it is; empty when there is room."""
+        self.full_since_ms = 0
+
+    def keep(self, now_ms: int) -> str:
+        """Take the room unless it is taken; `trouble`."""
+        if self._folder is None:
+            return ""
+        with self._lock:
+            try:
+                self._fill(self._folder / BALLAST)
+                full = free_bytes(self._folder) < self._size
+            except DiskFull:
+                full = True
+            if full and not self.trouble:
+                self.trouble, self.full_since_ms = f"the disk of {self._folder} is full", now_ms
+            elif not full:
+                self.trouble, self.full_since_ms = "", 0
+            return self.trouble
+
+    def small(self, write: Callable[[], T]) -> T:
+        """Write a small file, if need be in the place of the ballast. Raises DiskFull; may call it twice."""
+        try:
+            return write()
+        except DiskFull:
+            if self._folder is None:
+                raise
+            with self._lock:
+                (self._folder / BALLAST).unlink(missing_ok=True)
+            return write()
+
+    def _fill(self, path: Path) -> None:
+        if path.exists() and path.stat().st_size == self._size:
+            return
+        with writing(path), path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, self._size)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.eventstore.entries import entries
+from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.manifest import Manifest, write_manifest
@@ -242,6 +243,27 @@ def test_a_span_that_is_begun_anew_is_not_announced_by_who_publishes_meanwhile(
     monkeypatch.setattr(SpanStore, "_let_go", lambda self, *given: publishing(*given))
     span.begin(50)
     assert seen == [{}]
+
+
+def test_a_share_of_the_disk_is_left_to_others_and_writing_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EventStore(tmp_path, keep_free=100)
+    span = store.open_span(SPAN)
+    span.begin(10)
+    span.append(block_of([put(11)]))
+    with monkeypatch.context() as patch:
+        patch.setattr("tidegate.eventstore.store.free_bytes", lambda folder: 99)
+        with pytest.raises(DiskFull, match="leaves 0 MiB to others"):
+            span.seal(12)
+        store.recover()
+        assert "the disk is full" in store.pressure
+        assert span.resolved == 10
+    store.recover()
+    assert store.pressure == ""
+    span.seal(12)
+    store.publish()
+    assert read(store, span, 10, 12) == [put(11)]
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:

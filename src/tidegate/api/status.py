@@ -61,6 +61,8 @@ async def health(request: Request) -> Response:
     problems = []
     if not capture.puller_alive:
         problems.append("the puller process is not running")
+    if capture.node.ballast.trouble:
+        problems.append(capture.node.ballast.trouble)
     if capture.reactor.gc_error:
         problems.append(capture.reactor.gc_error)
     if not problems:

@@ -46,6 +46,12 @@ def server(
             min=60, help="Seconds for which upstream keeps the history of a stopped or failed changefeed."
         ),
     ] = 86_400,
+    event_store_reserve: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=0.9, help="Share of the disk that the event store leaves free, 20 GiB at most."
+        ),
+    ] = 0.05,
     log_level: Annotated[str, typer.Option(help=", ".join(LEVELS) + ".")] = "info",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the ready line and the log as JSON lines.")
@@ -76,6 +82,7 @@ def server(
             pd=pd,
             data_dir=data_dir.absolute(),
             event_store_bytes=quota,
+            event_store_reserve=event_store_reserve,
             puller_timeout_s=puller_timeout,
             gc_ttl_s=gc_ttl,
         )

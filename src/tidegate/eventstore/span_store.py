@@ -87,6 +87,10 @@ class Whole(Protocol):
         """It was closed."""
         ...
 
+    def admit(self) -> None:
+        """Raises DiskFull while no segment may be written."""
+        ...
+
     def filled(self, error: DiskFull) -> None:
         """A write found no room."""
         ...
@@ -452,6 +456,7 @@ class SpanStore:
         self._manifest = replace(self._manifest, next_file=number + 1)
         facts = segment.Facts(self.id, rows, low, high)
         try:
+            self._store.admit()
             return segment.write(self._folder, f"{number:012d}.arrow", facts, batches, self._durable)
         except DiskFull as error:
             self._store.filled(error)

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tidegate.disk import DiskFull, writing
+from tidegate.disk import DiskFull, free_bytes, writing
 from tidegate.errors import Retryable
 from tidegate.eventstore import damage, kernels
 from tidegate.eventstore.manifest import (
@@ -71,17 +71,20 @@ class EventStore:
         memory_bytes: int = 512 << 20,
         disk_bytes: int = 0,
         kv_mode: str = "tidb",
+        keep_free: int = 0,
         on_pulled_again: Callable[[Retryable], None] | None = None,
     ) -> None:
         """Open or create the folder. Raises Retryable while another process has it.
 
         `on_pulled_again` is told of each span whose files do not add up, in any thread.
         `memory_bytes`: of rows that wait; `disk_bytes`: of segments and runs, and of what is charged beside
-        them (`charge`), 0 for no bound but the disk's.
+        them (`charge`), 0 for no bound but the disk's. `keep_free`: bytes of the disk that are left to
+        others.
         """
         self.folder: Path = Path(folder)
         self.durable: Durability = durable
         self.memory_bytes, self.disk_bytes = memory_bytes, disk_bytes
+        self._keep_free = keep_free
         self.kv_mode: str = kv_mode
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _lock(self.folder / "lock")
@@ -274,6 +277,17 @@ class EventStore:
         """Whether enough is free for what was given up under pressure to come back."""
         return not self._full and (not self.disk_bytes or self._disk <= self.disk_bytes * ROOM_SHARE)
 
+    def admit(self) -> None:
+        """Raises DiskFull while a segment would take what is left to others: the disk counts as full."""
+        if self._keep_free and (free := free_bytes(self.folder)) < self._keep_free:
+            raise DiskFull(
+                "the disk is full",
+                where=str(self.folder),
+                why=f"the event store leaves {self._keep_free >> 20} MiB to others, "
+                f"and {free >> 20} MiB are free",
+                fix="make room; everything waits and goes on by itself",
+            )
+
     def filled(self, error: DiskFull) -> None:
         """A write found no room."""
         self._full = f"{error.what}: {error.why}"
@@ -282,6 +296,7 @@ class EventStore:
         """See whether the disk has room again, for what waits in memory and for the reserve."""
         path = self.folder / RESERVE
         try:
+            self.admit()
             if not path.exists():
                 with writing(path):
                     path.write_bytes(bytes(RESERVE_BYTES))

@@ -37,6 +37,7 @@ from tidegate.control.metadata import (
     owner_key,
 )
 from tidegate.control.watchdog import Hung, Watchdog
+from tidegate.disk import Ballast, disk_bytes
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
@@ -59,6 +60,8 @@ PULLER_START_S: Final = 600.0
 """Patience with a puller that has not said anything yet: it opens its store, and compiles kernels where there
 are none for this machine."""
 LOOK_S: Final = 0.5
+RESERVE_MAX: Final = 20 << 30
+"""However large a disk is, the event store need not leave more of it."""
 HEALTHY_S: Final = 30.0
 """A puller that lived so long starts again without waiting."""
 
@@ -78,6 +81,8 @@ class Options:
     """Where its API will be, for status."""
     event_store_bytes: int = 0
     """The event store's disk quota; 0: none."""
+    event_store_reserve: float = 0.05
+    """The share of the disk that the event store leaves to others, of at most RESERVE_MAX bytes."""
     puller_timeout_s: float = 60.0
     """A puller that follows spans and says nothing for so long is killed and started again."""
     gc_ttl_s: int = TTL_S
@@ -104,6 +109,7 @@ class Capture:
         self._said: dict[int, int] = {}
         """How often each puller has reported, by its process id; it says hello before it opens its store."""
         self._keepers: list[asyncio.Task[None]] = []
+        self._puller_trouble = ("", 0)
         self._ready = False
 
     async def start(self) -> None:
@@ -129,7 +135,11 @@ class Capture:
         paths = Paths(options.data_dir, store_dir(options.data_dir, self.cluster))
         disk = ThreadPoolExecutor(1, thread_name_prefix="metadata")
         stack.callback(disk.shutdown, False)
-        metadata = await asyncio.get_running_loop().run_in_executor(disk, SqliteMetadata, paths.metadata)
+        ballast = Ballast(options.data_dir)
+        ballast.keep(options.clock.now_ms())
+        metadata = await asyncio.get_running_loop().run_in_executor(
+            disk, SqliteMetadata, paths.metadata, ballast
+        )
         stack.callback(metadata.close)
         self.node = Node(
             cluster=self.cluster,
@@ -146,6 +156,7 @@ class Capture:
             open_sink=options.open_sink,
             lost=self._on_lost,
             gc_ttl_s=options.gc_ttl_s,
+            ballast=ballast,
         )
         self.reactor = Reactor(self.node)
         socket = ControlSocket(paths.socket, self._hear)
@@ -212,11 +223,18 @@ class Capture:
         """Start the puller of a mode, and start it again with a growing pause whenever it ends."""
         data, wait = self.options.data_dir, RESTART_FIRST_S
         command = [sys.executable, "-m", "tidegate.server.puller_process", str(data), self.options.pd]
-        command += [str(self.options.event_store_bytes), kv_mode]
+        keep_free = self._keep_free()
+        command += [str(self.options.event_store_bytes), kv_mode, str(keep_free)]
+        event(LOG, logging.INFO, "event store leaves disk free", kv_mode=kv_mode, bytes=keep_free)
         name = "puller" if kv_mode == TABLE_MODE else f"puller-{kv_mode}"
         while True:
             began = self.options.clock.monotonic()
-            puller = await spawn(name, command, data / f"{name}.log")
+            try:
+                puller = await spawn(name, command, data / f"{name}.log")
+            except (OSError, TidegateError) as error:  # no room for its log, for one
+                event(LOG, logging.WARNING, "puller not started", kv_mode=kv_mode, error=str(error))
+                await asyncio.sleep(RESTART_MAX_S)
+                continue
             self._pullers[kv_mode] = puller
             await self._watch_puller(kv_mode, puller)
             code = await puller.wait()
@@ -225,6 +243,11 @@ class Capture:
             healthy = self.options.clock.monotonic() - began > HEALTHY_S
             wait = RESTART_FIRST_S if healthy else min(RESTART_MAX_S, wait * 2)
             await asyncio.sleep(wait)
+
+    def _keep_free(self) -> int:
+        """Bytes of the disk that each event store leaves free."""
+        share = round(disk_bytes(self.options.data_dir) * self.options.event_store_reserve)
+        return min(share, RESERVE_MAX)
 
     async def _watch_puller(self, kv_mode: str, puller: Child) -> None:
         """Returns when the puller has ended; kills one that has spans to follow and says nothing."""
@@ -296,9 +319,11 @@ class Capture:
                 self.reactor.puller_error(self._puller_error(message))
 
     def _puller_error(self, message: dict[str, Any]) -> FeedError:
-        text = "\n".join(str(message[k]) for k in ("what", "where", "why", "fix") if message.get(k))
-        now = self.options.clock.now_ms()
-        return FeedError(redact(text), "CDC:ErrPuller", now, self.options.address)
+        """The same words again carry the time of the first: since when it is so."""
+        text = redact("\n".join(str(message[k]) for k in ("what", "where", "why", "fix") if message.get(k)))
+        if text != self._puller_trouble[0]:
+            self._puller_trouble = (text, self.options.clock.now_ms())
+        return FeedError(text, "CDC:ErrPuller", self._puller_trouble[1], self.options.address)
 
 
 def lock_folder(data_dir: Path) -> int:

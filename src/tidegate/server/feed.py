@@ -18,10 +18,11 @@ from typing import Any, Final
 
 from tidegate import metrics
 from tidegate.control.barrier import Barrier, SpanTask
-from tidegate.control.changefeed import State
+from tidegate.control.changefeed import Life, State
 from tidegate.control.load import LoadPlan, LoadState
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Grant, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
+from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable, TidegateError, Undecodable
 from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import Frontier
@@ -156,7 +157,12 @@ class Feed(FeedLife):
             self._spawn(self._show(error))
 
     async def _show(self, error: FeedError) -> None:
-        await self._become(self.life.warned(error))
+        await self._become_if_there_is_room(self.life.warned(error))
+
+    async def _become_if_there_is_room(self, life: Life) -> None:
+        """On a full disk the new state is shown, and not stored: a restart finds the one before."""
+        with contextlib.suppress(DiskFull):
+            await self._become(life)
 
     # --- replication ---------------------------------------------------------------------------------
 
@@ -293,7 +299,7 @@ class Feed(FeedLife):
         self.owner.granted(grant.token, grant.incarnation)
         path = self.plan.folder / "barrier.json"
         self._barrier = BarrierFile(path, grant.token, self.info.target_ts, self._ddl_span_id)
-        self._barrier.write(self.owner.barrier.bound, self.owner.spans)
+        self._write_barrier(self._barrier, self.owner)
         first = await asyncio.to_thread(self._definitions) if self.loading else []
         own, beats = self.config.tidegate, self.plan.folder / grant.work_folder / BEATS
         self._watch = FeedWatch(self.node.clock, beats, own.stall_timeout, own.start_timeout)
@@ -462,8 +468,13 @@ class Feed(FeedLife):
             self._spawn(self._perform(owner, effect))
         self.checkpoint = owner.checkpoint
         self._move_floor(owner, tracker, barrier)
-        barrier.write(owner.barrier.bound, owner.spans)
+        with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
+            self._write_barrier(barrier, owner)
         self._note(owner, frontier)
+
+    def _write_barrier(self, barrier: BarrierFile, owner: Owner, *, raise_starts: bool = False) -> None:
+        bound, spans = owner.barrier.bound, owner.spans
+        self.node.ballast.small(lambda: barrier.write(bound, spans, raise_starts=raise_starts))
 
     def _advance_idle(self, owner: Owner, frontier: Frontier) -> None:
         idle = []
@@ -505,7 +516,8 @@ class Feed(FeedLife):
             case SendResolved(ts):
                 await incarnation.send_resolved(ts)
                 owner.resolved_done(ts)
-                await self._become(self.life.progressed())
+                if not self.node.ballast.trouble:
+                    await self._become_if_there_is_room(self.life.progressed())
             case Persist(ts):
                 await self._persist(owner, ts)
             case Finish():
@@ -529,6 +541,9 @@ class Feed(FeedLife):
         status = FeedStatus(ts, self.resolved_ts, loaded)
         try:
             await self.node.write(Put(feed_key(self.node.cluster, self.id, "status"), status.to_bytes()))
+        except DiskFull:
+            owner.persist_failed()  # and asks for it again
+            return
         except Retryable:
             owner.persist_failed()
             raise
@@ -562,7 +577,10 @@ class Feed(FeedLife):
             image = tracker.image(owner.persisted_ts)
             self._saving = asyncio.create_task(self._save(image), name=f"catalogue of {self.id}")
         self._forget_progress(owner.persisted_ts)
-        barrier.write(owner.barrier.bound, owner.spans, raise_starts=True)
+        try:
+            self._write_barrier(barrier, owner, raise_starts=True)
+        except DiskFull:
+            return  # readers may still start from below: nothing is let go
         self._floors.append((now, owner.persisted_ts, self._catalogue_to))
         while self._floors and now - self._floors[0][0] >= DROP_AFTER_S:
             _, self._drop_rows, self._drop_ddl = self._floors.pop(0)
@@ -592,7 +610,7 @@ class Feed(FeedLife):
             image = tracker.image(self.persisted)
             await asyncio.to_thread(save_image, self.plan.folder / SNAPSHOT, image)
             self._catalogue_to = image.ts
-        except OSError as error:
+        except (OSError, DiskFull) as error:
             # Not needed: upstream's history is held from where the older one stands.
             event(LOG, logging.WARNING, "catalogue not saved", changefeed=str(self.id), why=str(error))
 
@@ -602,6 +620,10 @@ class Feed(FeedLife):
         began = clock.monotonic()
         try:
             await asyncio.to_thread(save_image, self.plan.folder / SNAPSHOT, image)
+        except DiskFull as error:
+            event(LOG, logging.WARNING, "catalogue not saved", changefeed=str(self.id), why=error.why)
+            self._save_at = clock.monotonic() + FLOOR_S
+            return
         except OSError as error:
             self._fail(
                 Retryable("The catalogue cannot be saved.", where=str(self.plan.folder), why=str(error))

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import random
 import re
 from abc import ABC, abstractmethod
@@ -21,6 +22,7 @@ from typing import Any, Final
 from tidegate.config import config_from_json, parse_sink_uri
 from tidegate.control.changefeed import Command, Life, State
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Put, feed_key
+from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.filter.feed import FeedFilter
 from tidegate.log import event, redact
@@ -154,15 +156,16 @@ class FeedLife(ABC):
         except Exception as error:
             shown = error if isinstance(error, TidegateError) else unexpected(error)
             event(LOG, logging.WARNING, "changefeed failed", changefeed=str(self.id), error=str(shown))
-            await self._become(
-                self.life.failed(
-                    self._feed_error(shown),
-                    retry=isinstance(shown, Retryable | Fenced),
-                    now=self.node.clock.monotonic(),
-                    stuck_s=self.config.error_stuck_s,
-                    jitter=random.random(),
-                )
+            # A full disk is waited for however long: it is nobody's failure to get on.
+            full = isinstance(shown, DiskFull) or bool(self.node.ballast.trouble)
+            life = self.life.failed(
+                self._feed_error(shown),
+                retry=isinstance(shown, Retryable | Fenced),
+                now=self.node.clock.monotonic(),
+                stuck_s=math.inf if full else self.config.error_stuck_s,
+                jitter=random.random(),
             )
+            await self._become(dataclasses.replace(life, stuck_since=None) if full else life)
 
     def _feed_error(self, error: TidegateError) -> FeedError:
         code = {Retryable: "CDC:ErrRetryable", Fatal: "CDC:ErrFatal"}.get(type(error), "CDC:ErrChangefeed")

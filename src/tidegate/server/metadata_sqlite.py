@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put
+from tidegate.disk import Ballast, DiskFull, free_bytes
 from tidegate.errors import Fatal, Retryable
 
 BUSY_S: Final = 10.0
 """How long a transaction waits for another process's lock before it raises Retryable."""
+
+ALMOST_FULL: Final = 1 << 20
+"""With less than so much free, an I/O error means that the disk is full."""
 
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS kv (
@@ -33,8 +37,9 @@ _COLUMNS: Final = "key, value, create_revision, mod_revision"
 class SqliteMetadata:
     """A `control.metadata.MetadataStore` in one file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, ballast: Ballast | None = None) -> None:
+        """`ballast`: given up when a transaction finds the disk full."""
+        self._path, self._ballast = path, ballast or Ballast(None)
         self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
@@ -59,16 +64,24 @@ class SqliteMetadata:
         )
 
     def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
-        """Apply all writes at one new revision if all guards hold, else none. Durable on return."""
+        """Apply all writes at one new revision if all guards hold, else none. Durable on return.
+
+        Raises DiskFull, and Retryable for what else keeps the file from being used.
+        """
+        return self._ballast.small(lambda: self._transact(guards, writes))
+
+    def _transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
                     outcome = self._apply(guards, writes)
+                    self._db.execute("COMMIT")
                 except BaseException:
-                    self._db.execute("ROLLBACK")
+                    # On a full disk SQLite may have rolled back by itself, or not have committed.
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
                     raise
-                self._db.execute("COMMIT")
             except sqlite3.OperationalError as error:
                 raise self._unavailable(error) from error
             except sqlite3.DatabaseError as error:
@@ -117,6 +130,15 @@ class SqliteMetadata:
         return [KeyValue(key, bytes(value), created, modified) for key, value, created, modified in rows]
 
     def _unavailable(self, error: sqlite3.Error) -> Retryable:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        almost_full = code == sqlite3.SQLITE_IOERR and free_bytes(self._path.parent) < ALMOST_FULL
+        if code == sqlite3.SQLITE_FULL or almost_full:
+            return DiskFull(
+                "the disk is full",
+                where=str(self._path),
+                why=str(error),
+                fix="make room; everything waits and goes on by itself",
+            )
         return Retryable(
             "The metadata store cannot be used.",
             where=str(self._path),

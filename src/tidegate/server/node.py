@@ -11,6 +11,7 @@ from pathlib import Path
 from tidegate.clock import Clock
 from tidegate.control.gc import TTL_S, History
 from tidegate.control.metadata import Compare, Delete, FeedId, Grant, MetadataStore, Put, feed_key, owner_key
+from tidegate.disk import Ballast
 from tidegate.errors import Fenced, TidegateError
 from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import MANIFEST, Manifest
@@ -48,6 +49,8 @@ class Node:
     open_sink: OpenSink
     lost: Callable[[TidegateError], None]
     """Called when another control process has taken over."""
+    ballast: Ballast = field(default_factory=lambda: Ballast(None))
+    """Room for small files on a full disk; and whether it is full."""
     next_grant: int = 1
     gc_ttl_s: int = TTL_S
     """How long upstream's history is kept for a feed that is stopped or has failed."""

@@ -24,6 +24,7 @@ from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import ReplicaConfig, SinkUri
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.metadata import FeedId, Grant
+from tidegate.disk import writing
 from tidegate.model.ddl import DdlEvent
 from tidegate.pipeline.feed import prove
 from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
@@ -97,7 +98,10 @@ class BarrierFile:
         self._written = ""
 
     def write(self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False) -> None:
-        """Tell bound and spans. A known span keeps the start it was told with, unless `raise_starts`."""
+        """Tell bound and spans. A known span keeps the start it was told with, unless `raise_starts`.
+
+        Raises DiskFull; then what was told before stands.
+        """
         if raise_starts or spans.keys() != self._spans.keys() or not self._spans_text:
             kept = {} if raise_starts else self._spans
             self._spans = {name: kept.get(name, task) for name, task in spans.items()}
@@ -108,7 +112,8 @@ class BarrierFile:
         )
         if text != self._written:
             partial = self._path.with_suffix(".tmp")
-            partial.write_text(text)
+            with writing(partial):
+                partial.write_text(text)
             partial.replace(self._path)
             self._written = text
 

@@ -1,6 +1,6 @@
 """The puller's process: follows key spans upstream and keeps the event store.
 
-    python -m tidegate.server.puller_process DATA_DIR PD [DISK_BYTES [KV_MODE]]
+    python -m tidegate.server.puller_process DATA_DIR PD [DISK_BYTES [KV_MODE [KEEP_FREE]]]
 
 There is one for each kv mode that feeds have, each with an event store of its own.
 
@@ -48,8 +48,13 @@ def store_dir(data_dir: Path, cluster_id: int, kv_mode: str = TABLE_MODE) -> Pat
     return data_dir / "events" / str(cluster_id) / kv_mode
 
 
-def run(data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TABLE_MODE) -> int:
-    """Serve until told to end; the exit code. `disk_bytes`: the event store's quota, 0 for none."""
+def run(
+    data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TABLE_MODE, keep_free: int = 0
+) -> int:
+    """Serve until told to end; the exit code.
+
+    `disk_bytes`: the event store's quota, 0 for none; `keep_free`: what it leaves of the disk.
+    """
     hello = {"role": "puller", "pid": os.getpid(), "kv_mode": kv_mode}
     control = ControlClient(data_dir / "control.sock", hello)
     signal.signal(signal.SIGTERM, lambda number, frame: _end(control, number, frame))
@@ -57,7 +62,13 @@ def run(data_dir: Path, pd_address: str, disk_bytes: int = 0, kv_mode: str = TAB
         with PdClient(pd_address) as pd:
             folder = store_dir(data_dir, pd.cluster_id, kv_mode)
             notices = _Notices()
-            store = EventStore(folder, disk_bytes=disk_bytes, kv_mode=kv_mode, on_pulled_again=notices.add)
+            store = EventStore(
+                folder,
+                disk_bytes=disk_bytes,
+                kv_mode=kv_mode,
+                keep_free=keep_free,
+                on_pulled_again=notices.add,
+            )
             puller = Puller(
                 pd,
                 store,
@@ -257,4 +268,13 @@ def _exit(code: int) -> NoReturn:
 if __name__ == "__main__":
     log.setup()
     given = sys.argv[3:]
-    _exit(run(Path(sys.argv[1]), sys.argv[2], int(given[0]) if given else 0, *given[1:2]))
+    keep_free = int(given[2]) if len(given) > 2 else 0
+    _exit(
+        run(
+            Path(sys.argv[1]),
+            sys.argv[2],
+            int(given[0]) if given else 0,
+            given[1] if len(given) > 1 else TABLE_MODE,
+            keep_free,
+        )
+    )

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from tidegate import metrics
@@ -543,11 +544,27 @@ class Reactor:
             self._gc_now.clear()
             await self._tend_gc(force=force)
             self._tell_needs()
+            await self._look_at_disk()
             limits = {f.id: f.drop_below for f in self.feeds.values()}
             for captured in self._captured():
                 captured.spans.drop_below(limits)
             await self._sweep()
             self._measure()
+
+    async def _look_at_disk(self) -> None:
+        """A full disk is a warning of every feed that runs, with the time since when."""
+        ballast = self.node.ballast
+        before = ballast.trouble
+        trouble = await asyncio.to_thread(ballast.keep, self.node.clock.now_ms())
+        if trouble != before:
+            level = logging.WARNING if trouble else logging.INFO
+            event(LOG, level, "disk full" if trouble else "disk has room again", why=trouble or before)
+        if trouble:
+            since = datetime.fromtimestamp(ballast.full_since_ms / 1000, UTC).isoformat(timespec="seconds")
+            text = f"{trouble}, since {since}\n  to do: make room; everything waits and goes on by itself"
+            error = FeedError(text, "CDC:ErrDiskFull", ballast.full_since_ms, self.node.address)
+            for feed in self.feeds.values():
+                feed.warn(error)
 
     async def _sweep(self) -> None:
         """Now and then remove the files of spans that no feed follows or will need: of dropped tables."""

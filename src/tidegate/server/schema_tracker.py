@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.disk import writing
 from tidegate.errors import Fatal, TidegateError
 from tidegate.eventstore import outlook, reader
 from tidegate.filter.feed import FeedFilter
@@ -58,15 +59,22 @@ def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
 
 
 def replace_file(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
-    """Put `data` at `path`, durably: a reader finds the old bytes or the new."""
+    """Put `data` at `path`, durably: a reader finds the old bytes or the new. Raises DiskFull."""
     partial = path.with_suffix(".tmp")
-    partial.touch(mode)
-    with partial.open("wb") as file:
-        for piece in [data] if isinstance(data, bytes) else data:
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+    with writing(partial):
+        partial.touch(mode)
+        with partial.open("wb") as file:
+            for piece in [data] if isinstance(data, bytes) else data:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
     partial.replace(path)
+    # Its name, too: after a loss of power a plan of an initial load, for one, must still be there.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def save_image(path: Path, image: Image) -> None:
