@@ -43,7 +43,11 @@ def server(pd: str, data_dir: Path) -> Iterator[subprocess.Popen[str]]:
     """`tidegate server` as a process."""
     command = [sys.executable, "-m", "tidegate", "server", "--pd", pd, "--data-dir", str(data_dir), "--json"]
     process = subprocess.Popen(
-        [*command, "--addr", "127.0.0.1:0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--addr", "127.0.0.1:0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     try:
         yield process
@@ -88,6 +92,23 @@ def test_a_pd_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
             assert (status["waiting_for"], status["is_owner"]) == ("", True)
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_S) == 0
+
+
+def test_a_server_whose_processes_are_all_told_to_end_at_once_ends_in_order(
+    upstream: EmbeddedUpstream, tmp_path: Path
+) -> None:
+    """As service managers do: SIGTERM to all of a service, the children first here."""
+    data_dir = tmp_path / "capture"
+    with server(upstream.pd_addr, data_dir) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["event"] == "ready"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        for pid in [int(pid) for pid in children.read_text().split()]:
+            os.kill(pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGTERM)
+        _, errors = process.communicate(timeout=STOP_S)
+        assert (process.returncode, "Traceback" in errors) == (0, False)
+    assert "Traceback" not in (data_dir / "puller.log").read_text()
 
 
 class OnKafka(Running):
