@@ -41,6 +41,9 @@ def test_what_delta_cannot_hold_is_left_out_and_counted() -> None:
     assert zeros == 3
     assert (held.columns, held.types) == (("id", "day", "seen"), ("int", "date", "datetime"))
     assert held.rows == (("1", None, None), ("2", None, "2020-02-28 10:00:00"), ("3", "2020-02-29", None))
+    held, zeros = as_delta_holds(sql, frozenset({"twice"}), exact=frozenset({"day"}))
+    assert zeros == 1
+    assert [row[1] for row in held.rows or ()] == ["0000-00-00", "2020-02-30", "2020-02-29"]
 
 
 @pytest.mark.integration

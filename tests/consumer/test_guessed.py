@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,9 @@ DAY = WireColumn("v", pa.string(), 10, key=False)
 MOMENT = WireColumn("v", pa.string(), 12, key=False)
 STAMP = WireColumn("v", pa.string(), 7, key=False)
 ENUM = WireColumn("v", pa.uint64(), 247, key=False)
+KEY_DAY = replace(DAY, key=True)
+KEY_MOMENT = replace(MOMENT, key=True)
+KEY_TEXT = replace(TEXT, key=True)
 
 
 class Target:
@@ -161,3 +165,35 @@ def test_a_change_of_type_that_no_column_holds_is_told(before: WireColumn, now: 
     with pytest.raises(Fatal, match="type changed") as told:
         grown(guess(*NAME, (ID, before), 1), (ID, now), 2)
     assert "column v" in told.value.where
+
+
+def test_a_day_of_a_key_that_becomes_a_moment_is_found_as_one(target: Target) -> None:
+    target.rows(40, (ID, KEY_DAY), [[1, "2024-02-29"], [2, "0000-00-00"], [3, "2021-02-31"]])
+    target.rows(50, (ID, KEY_MOMENT), [[1, "2024-02-29 00:00:00"], [2, "0000-00-00 00:00:00"]], DELETE)
+    target.publish(60)
+    target.restart()
+    target.rows(70, (ID, KEY_MOMENT), [[4, "0000-00-00 00:00:00.5"]])
+    assert target.held() == [
+        {"id": 3, "v": "2021-02-31 00:00:00.000000"},
+        {"id": 4, "v": "0000-00-00 00:00:00.500000"},
+    ]
+
+
+def test_moments_are_text_from_when_a_key_is_known_to_hold_them() -> None:
+    """Whatever a message says later of what is in the key."""
+    bag = guess(*NAME, (replace(ID, key=False), STAMP), 1)
+    keyed = grown(bag, (ID, replace(STAMP, key=True)), 2)
+    assert keyed is not None
+    assert [(column.mysql_type, str(column.type)) for column in keyed.columns] == [
+        (8, "int64"),
+        (7, "string"),
+    ]
+    assert from_json(keyed.to_json()) == keyed
+    assert grown(keyed, (ID, STAMP), 3) is None
+    assert grown(guess(*NAME, (ID, STAMP), 1), (ID, replace(STAMP, key=True)), 2) is None
+
+
+@pytest.mark.parametrize(("before", "now"), [(KEY_MOMENT, KEY_TEXT), (KEY_TEXT, KEY_DAY)])
+def test_a_moment_of_a_key_does_not_become_any_text(before: WireColumn, now: WireColumn) -> None:
+    with pytest.raises(Fatal, match="type changed"):
+        grown(guess(*NAME, (ID, before), 1), (ID, now), 2)

@@ -77,7 +77,14 @@ INFO = {
 HELD = from_info("s", INFO, 1)
 
 
-def found(kind: int, by: str | list[str], bounds: list[Any], name: str, values: list[Any]) -> list[list[int]]:
+def found(
+    kind: int,
+    by: str | list[str],
+    bounds: list[Any],
+    name: str,
+    values: list[Any],
+    held: Definition = HELD,
+) -> list[list[int]]:
     """For each partition the positions of the values of column `name` that lie in it."""
     definitions = [
         {
@@ -93,10 +100,10 @@ def found(kind: int, by: str | list[str], bounds: list[Any], name: str, values: 
     info = INFO | {"partition": partition | {"definitions": definitions}}
     arrays = [
         pa.array(values, one.type) if one.name == name else pa.nulls(len(values), one.type)
-        for one in HELD.columns
+        for one in held.columns
     ]
-    batch = pa.RecordBatch.from_arrays(arrays, names=[one.name for one in HELD.columns])
-    masks = [members(info, HELD, {one["id"]}).mask(batch).to_pylist() for one in definitions]
+    batch = pa.RecordBatch.from_arrays(arrays, names=[one.name for one in held.columns])
+    masks = [members(info, held, {one["id"]}).mask(batch).to_pylist() for one in definitions]
     assert all(sum(row) <= 1 for row in zip(*masks, strict=True)), "partitions do not overlap"
     return [[at for at, inside in enumerate(mask) if inside] for mask in masks]
 
@@ -135,6 +142,44 @@ def test_partitions_by_hand(
     kind: int, by: str | list[str], bounds: list[Any], name: str, values: list[Any], expected: list[list[int]]
 ) -> None:
     assert found(kind, by, bounds, name, values)[: len(expected)] == expected
+
+
+DATED = INFO | {"cols": [*INFO["cols"], column(6, "m", 12), column(7, "z", 10)]}
+PRIMARY = {"id": 1, "idx_name": {"O": "PRIMARY"}, "state": 5, "is_unique": True, "is_primary": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "by", "bounds", "name", "values", "expected"),
+    [
+        (RANGE, ["d"], [["'2020-01-01'"]], "d", ["2019-12-31", "2020-01-01", "0000-00-00"], [[0, 2]]),
+        (RANGE, "YEAR(`d`)", [["2021"], ["2022"]], "d", ["2019-05-05", "2021-02-31"], [[0], [1]]),
+        (RANGE, "TO_DAYS(`d`)", [["737790"]], "d", ["2019-12-31", "2020-01-01"], [[0]]),
+        (
+            RANGE,
+            "unix_timestamp(`s`)",
+            [["1577836800"]],
+            "s",
+            ["2019-12-31 23:59:59.999999", "2020-01-01 00:00:00.000000"],
+            [[0]],
+        ),
+        (
+            LIST,
+            ["m"],
+            [[["'2020-01-01'"]], [["'2020-01-01 10:00:00.5'"]]],
+            "m",
+            ["2020-01-01 10:00:00.500000", "2020-01-01 00:00:00.000000"],
+            [[1], [0]],
+        ),
+    ],
+)
+def test_moments_of_a_key_lie_where_they_lie_as_dates(
+    kind: int, by: str | list[str], bounds: list[Any], name: str, values: list[Any], expected: list[list[int]]
+) -> None:
+    at = [one["name"]["O"] for one in DATED["cols"]].index(name)
+    index = PRIMARY | {"idx_cols": [{"name": {"O": name}, "offset": at, "length": -1}]}
+    held = from_info("s", DATED | {"index_info": [index], "is_common_handle": True}, 1)
+    assert held.keys == (name,)
+    assert found(kind, by, bounds, name, values, held)[: len(expected)] == expected
 
 
 def test_bounds_of_several_columns_are_compared_as_tuples() -> None:

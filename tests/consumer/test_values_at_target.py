@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
+from datetime import date, datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from tests.consumer.memory_topic import consume
 from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
+from tests.consumer.topics import Event
 from tidegate.consumer.apply import QUARANTINE, Applier
+from tidegate.consumer.comparison import canonical
 from tidegate.consumer.snapshots import open_snapshot
+from tidegate.errors import Fatal
 from tidegate.sink import quarantine
-from tidegate.workload.schema import ColumnSpec
+from tidegate.verify.target import conformed
+from tidegate.workload.schema import NOT_NULL, ColumnSpec
 
 ID = ColumnSpec("id", 8, 20, flag=KEY_FLAGS)
 COLOURS = OneTable.of(
@@ -79,3 +86,90 @@ def test_a_truncate_behind_a_comment_empties_the_table_on_a_topic_without_the_he
     target = tmp_path / "target"
     consume(topic(events, protocol, header=False), target)
     assert open_snapshot(target).tables["shop.items"].to_arrow()["id"].to_pylist() == [2]
+
+
+DAYS = OneTable.of(
+    [ColumnSpec("d", 10, 10, flag=KEY_FLAGS), ColumnSpec("n", 3, 11, flag=KEY_FLAGS), ColumnSpec("v", 3, 11)]
+)
+
+
+@pytest.mark.parametrize("header", [True, False])
+@pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
+def test_rows_whose_key_is_no_day_of_the_calendar_stay_one_row_each(
+    tmp_path: Path, protocol: str, header: bool
+) -> None:
+    table, target = DAYS, tmp_path / "target"
+    days = ["0000-00-00", "2021-02-31", "2021-00-01", "2021-03-01"]
+    events: list[Event] = [table.created()] if header else []
+    events += [table.change(110 + at, None, (day, 1, at)) for at, day in enumerate(days)]
+    events += [Mark(120)]
+    events += [table.change(130 + at, (day, 1, at), (day, 1, at + 10)) for at, day in enumerate(days)]
+    events += [table.change(140, ("2021-02-31", 1, 11), None), Mark(150)]
+    applier = Applier(target)
+    consume(topic(events, protocol, header), target, size=5, applier=applier)
+    rows = open_snapshot(target).tables["shop.items"].to_arrow().sort_by("d").to_pylist()
+    assert [(row["d"], row["v"]) for row in rows] == [
+        ("0000-00-00", 10),
+        ("2021-00-01", 12),
+        ("2021-03-01", 13),
+    ]
+    assert applier.stats.losses.bad_dates == 0
+
+
+def test_moments_of_a_key_are_text_in_utc_whatever_their_precision(tmp_path: Path) -> None:
+    table, target = (
+        OneTable.of(
+            [ColumnSpec("t", 7, 19, flag=KEY_FLAGS), ColumnSpec("m", 12, 23, decimal=3, flag=KEY_FLAGS)]
+        ),
+        tmp_path / "target",
+    )
+    zero = "0000-00-00 00:00:00"
+    events = [
+        table.created(),
+        table.change(110, None, ("2020-01-01 00:00:00", "2020-01-01 00:00:00.120")),
+        table.change(111, None, (zero, f"{zero}.000")),
+        Mark(120),
+    ]
+    consume(topic(events), target, applier=Applier(target, "Asia/Shanghai"))
+    rows = open_snapshot(target).tables["shop.items"].to_arrow().sort_by("t").to_pylist()
+    assert rows == [
+        {"t": f"{zero}.000000", "m": f"{zero}.000000"},
+        {"t": "2019-12-31 16:00:00.000000", "m": "2020-01-01 00:00:00.120000"},
+    ]
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_column_that_becomes_part_of_the_key_becomes_text(tmp_path: Path, lost: bool) -> None:
+    columns = [ID, ColumnSpec("m", 12, 19, flag=NOT_NULL), ColumnSpec("d", 10, 10, flag=NOT_NULL)]
+    before = OneTable.of(columns)
+    after = OneTable.of([replace(column, flag=KEY_FLAGS) for column in columns])
+    day = "0000-00-00" if lost else "2020-01-01"
+    events: list[Event] = [
+        before.created(),
+        before.change(110, None, (1, "2020-01-01 10:00:00", day)),
+        before.ddl(112, 32, "alter table items add primary key (id, m, d)", after.info),
+        after.change(114, (1, "2020-01-01 10:00:00", day), None),
+        after.change(115, None, (2, "2020-01-02 10:00:00", "0000-00-00")),
+        Mark(120),
+    ]
+    target = tmp_path / "target"
+    if lost:
+        with pytest.raises(Fatal, match="lost values becomes part of a key") as caught:
+            consume(topic(events), target)
+        assert "column d" in caught.value.where
+        return
+    consume(topic(events), target)
+    assert open_snapshot(target).tables["shop.items"].to_arrow().to_pylist() == [
+        {"id": 2, "m": "2020-01-02 10:00:00.000000", "d": "0000-00-00"}
+    ]
+
+
+def test_a_comparison_reads_the_texts_of_a_key_as_moments() -> None:
+    typed = pa.table({"d": [date(2020, 1, 1), None], "m": [datetime(2020, 1, 1, 1), None]})
+    typed = typed.cast(pa.schema([("d", pa.date32()), ("m", pa.timestamp("us"))]))
+    texts = {
+        "d": ["2020-01-01", "0000-00-00"],
+        "m": ["2020-01-01 01:00:00.000000", "2021-02-31 00:00:00.000000"],
+    }
+    assert canonical(pa.table(texts), typed.schema).equals(typed)
+    assert conformed(pa.record_batch(texts), typed.schema, "file").equals(typed.to_batches()[0])

@@ -86,3 +86,10 @@ def test_spark_reads_every_literal_as_the_value_it_was_made_of(spark: Any) -> No
     for at, (value, of_type) in enumerate(VALUES):
         got = pa.array([found[f"c{at}"]]).cast(of_type)[0].as_py() if found[f"c{at}"] is not None else None
         assert got == value, (value, found[f"c{at}"])
+
+
+def test_a_table_with_a_day_in_its_key_is_not_repaired() -> None:
+    schema = pa.schema([("id", pa.int64()), ("day", pa.date32())])
+    check_repairable("b.t", Shape(schema, ("id",), False))
+    with pytest.raises(InvalidInput, match=r"rows of b\.t cannot be repaired one by one"):
+        check_repairable("b.t", Shape(schema, ("id", "day"), False))

@@ -23,6 +23,8 @@ from datetime import date
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from tidegate.consumer.job import DAEMON, Listener, Settings, run
 from tidegate.consumer.snapshots import open_snapshot, target_directory
 from tidegate.consumer.sql_text import sql_rows
@@ -147,21 +149,30 @@ def judge(target: str, snapshot: SnapshotLine, virtual: Mapping[str, frozenset[s
         elif held.ts != snapshot.ts:
             findings = [f"the target's snapshot is at {held.ts}"]
         else:
-            expected, zeros = as_delta_holds(expected, unsent)
-            findings = _differences(expected, held.tables[name].to_arrow())
-        rows = expected.count if expected else 0
-        yield Verdict(snapshot.ts, name, rows, tuple(findings), tuple(sorted(unsent)), zeros)
+            rows = held.tables[name].to_arrow()
+            exact = frozenset(field.name for field in rows.schema if pa.types.is_string(field.type))
+            expected, zeros = as_delta_holds(expected, unsent, exact)
+            findings = _differences(expected, rows)
+        count = expected.count if expected else 0
+        yield Verdict(snapshot.ts, name, count, tuple(findings), tuple(sorted(unsent)), zeros)
 
 
-def as_delta_holds(expected: SnapshotTable, virtual: frozenset[str]) -> tuple[SnapshotTable, int]:
+def as_delta_holds(
+    expected: SnapshotTable, virtual: frozenset[str], exact: frozenset[str] = frozenset()
+) -> tuple[SnapshotTable, int]:
     """What SQL saw as a Delta table can hold it: no virtual columns, no dates that are none; how many dates.
 
-    A big table, of which the snapshot has sums only, stays as it is.
+    `exact`: columns that are text at the target, dates of its key among them. A big table, of which the
+    snapshot has sums only, stays as it is.
     """
     if expected.rows is None:
         return expected, 0
     kept = [i for i, name in enumerate(expected.columns) if name not in virtual]
-    dates = [expected.types[i].partition("(")[0] in ("date", "datetime", "timestamp") for i in kept]
+    dates = [
+        expected.types[i].partition("(")[0] in ("date", "datetime", "timestamp")
+        and expected.columns[i] not in exact
+        for i in kept
+    ]
     rows, zeros = [], 0
     for row in expected.rows:
         cells = [row[i] for i in kept]

@@ -35,7 +35,7 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.assembler import Piece, Segment
 from tidegate.consumer.changes import BadRow, Staged, staged_changes, staged_rows
-from tidegate.consumer.convert import Losses, to_target
+from tidegate.consumer.convert import MOMENTS, Losses, to_target
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.journal import DdlJournal, Going, write_durably
@@ -552,6 +552,13 @@ class _Rewriter:
                 )
             )
         held = batch.column(source.taken.name)
+        if source.column.mysql_type in MOMENTS and pa.types.is_string(source.column.type) and held.null_count:
+            raise Fatal(
+                "a column with lost values becomes part of a key",
+                where=f"table {self._made.name}, column {source.column.name}",
+                why=f"{held.null_count} rows or more hold NULL there, for a date that no calendar knows",
+                fix=REPEAT,
+            )
         if source.change is not None:
             return converted(held, source.change, source.column, self._losses)
         if not source.taken.elems and source.column.elems:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tidegate.consumer.convert import moments
 from tidegate.consumer.definition import ROWID
 from tidegate.consumer.net_effect import factorize
 from tidegate.consumer.snapshots import Snapshot
@@ -161,10 +162,13 @@ def differences(
 
 
 def canonical(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Equal values get equal forms: lists by their elements, -0.0 as 0.0."""
+    """Equal values get equal forms: lists by their elements, -0.0 as 0.0, a key's texts as moments."""
     columns = []
     for field in schema:
-        column = rows[field.name].cast(field.type)
+        column = rows[field.name]
+        if pa.types.is_string(column.type) and pa.types.is_temporal(field.type):  # part of the target's key
+            column = pa.chunked_array([moments(part, field.type) for part in column.chunks], field.type)
+        column = column.cast(field.type)
         if pa.types.is_floating(field.type):
             zero = pa.scalar(0, field.type)
             column = pc.if_else(pc.equal(column, zero), zero, column)

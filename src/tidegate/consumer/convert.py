@@ -3,13 +3,14 @@
 `wire` arrays have the types of `codec.base.DecodedTable` (numbers, text, bytes); `TargetColumn.type` is what
 DESIGN 7 calls the Delta types. Everything is done on whole columns; values that no calendar knows (zero
 dates, 31 February) become null and are counted, and only columns that hold such a value are looked at value
-by value.
+by value. In a key they must stay apart, so a date, datetime or timestamp that identifies rows is text:
+`YYYY-MM-DD`, or `YYYY-MM-DD HH:MM:SS.ffffff` whatever the column's precision, timestamps in UTC.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from typing import Any, Final
 
@@ -23,6 +24,10 @@ from tidegate.tidb.types.float import fixed_text
 YEAR, BIT, JSON, DECIMAL, ENUM, SET, VECTOR = 13, 16, 245, 246, 247, 248, 225
 FLOAT, DOUBLE, TIMESTAMP, DATE, TIME, DATETIME, NEWDATE = 4, 5, 7, 10, 11, 12, 14
 TINY, SHORT, LONG, LONGLONG, INT24 = 1, 2, 3, 8, 9
+MOMENTS: Final = frozenset({DATE, NEWDATE, DATETIME, TIMESTAMP})
+"""Types of which the target's calendar knows less values than TiDB."""
+_DAY, _SECONDS = len("YYYY-MM-DD"), len("YYYY-MM-DD HH:MM:SS")
+_MICROSECONDS = len("YYYY-MM-DD HH:MM:SS.ffffff")
 STRINGS: Final = frozenset({15, 249, 250, 251, 252, 253, 254})
 
 _SIGNED: Final = {
@@ -87,6 +92,32 @@ def target_type(mysql_type: int, *, unsigned: bool, binary: bool, flen: int, dec
     )
 
 
+def in_key(column: TargetColumn) -> TargetColumn:
+    """The column as part of a key: exact, so that two rows never share one."""
+    return replace(column, type=pa.string()) if column.mysql_type in MOMENTS else column
+
+
+def on_calendar(column: TargetColumn) -> TargetColumn:
+    """A moment's column as it is outside of a key."""
+    return replace(
+        column, type=target_type(column.mysql_type, unsigned=False, binary=False, flen=0, decimal=0)
+    )
+
+
+def moments(texts: pa.Array, of_type: pa.DataType) -> pa.Array:
+    """The moments that a key's texts stand for; null for those that no calendar knows."""
+    if pa.types.is_date(of_type):
+        return _calendar(texts, of_type, date.fromisoformat, Losses())
+    return _calendar(texts, pa.timestamp("us"), datetime.fromisoformat, Losses()).cast(of_type)
+
+
+def key_texts(typed: pa.Array) -> pa.Array:
+    """Dates or timestamps as texts of a key."""
+    return typed.cast(pa.timestamp("us") if pa.types.is_timestamp(typed.type) else typed.type).cast(
+        pa.string()
+    )
+
+
 def unknown_members(wire: pa.Array, column: TargetColumn) -> pa.Array | None:
     """True for the values that stand for elements which an enum or set does not have; None when none does."""
     if column.mysql_type not in (ENUM, SET) or not column.elems or not pa.types.is_integer(wire.type):
@@ -123,6 +154,8 @@ def to_target(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Loss
 
 def _converted(wire: pa.Array, column: TargetColumn, time_zone: str, losses: Losses) -> pa.Array:
     kind, target = column.mysql_type, column.type
+    if kind in MOMENTS and pa.types.is_string(target):
+        return _key_texts(wire, kind, time_zone)
     if wire.type == target or pa.types.is_null(wire.type):
         return wire.cast(target)
     if kind in (ENUM, SET) and pa.types.is_integer(wire.type):
@@ -179,6 +212,30 @@ def _calendar(wire: pa.Array, target: pa.DataType, parse: Callable[[str], Any], 
     converted = _by_distinct(wire, known, target)
     losses.bad_dates += converted.null_count - wire.null_count
     return converted
+
+
+def _key_texts(wire: pa.Array, kind: int, time_zone: str) -> pa.Array:
+    if not pa.types.is_string(wire.type):
+        wire, time_zone = key_texts(wire), "UTC"
+    if kind in (DATE, NEWDATE):
+        return wire
+    day = pc.equal(pc.utf8_length(wire), _DAY)  # the column was a date before
+    wire = pc.if_else(day, pc.binary_join_element_wise(wire, " 00:00:00", ""), wire)
+    if kind == TIMESTAMP and time_zone != "UTC":
+        return _by_distinct(wire, lambda text: _utc_text(text, time_zone), pa.string())
+    whole = pc.equal(pc.utf8_length(wire), _SECONDS)
+    dotted = pc.if_else(whole, pc.binary_join_element_wise(wire, ".", ""), wire)
+    return pc.utf8_rpad(dotted, _MICROSECONDS, "0")
+
+
+def _utc_text(text: str, time_zone: str) -> str:
+    """A moment of the feed's zone in UTC; what no calendar knows (the zero timestamp) stays as it is."""
+    padded = (text if len(text) > _SECONDS else f"{text}.").ljust(_MICROSECONDS, "0")
+    try:
+        naive = pa.array([datetime.fromisoformat(padded)], pa.timestamp("us"))
+    except ValueError:
+        return padded
+    return str(key_texts(_utc(naive, time_zone))[0])
 
 
 def _utc(naive: pa.Array, time_zone: str) -> pa.Array:

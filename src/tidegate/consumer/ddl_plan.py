@@ -314,7 +314,7 @@ def _sources(
             # One that goes on under its own id is another column.
             was = None if was is not None and was.id in kept else was
         taken = held.column(was.name) if was is not None else None
-        fill = None if taken is not None else fill_value(new, Losses())
+        fill = None if taken is not None else fill_value(new, column, Losses())
         change = (
             Change(was, new, zone) if taken is not None and was is not None and was.id != new.id else None
         )

@@ -20,9 +20,12 @@ from tidegate.codec.base import WireColumn
 from tidegate.consumer.convert import (
     DECIMAL,
     ENUM,
+    MOMENTS,
     SET,
     Losses,
     TargetColumn,
+    in_key,
+    on_calendar,
     target_type,
     to_target,
 )
@@ -106,7 +109,10 @@ def from_json(text: bytes) -> Definition:
 def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") -> Definition:
     """The definition by TiDB's own TableInfo."""
     described = table_info.table_schema(schema, info, version)
-    columns = tuple(target_column(column) for column in described.columns)
+    columns = tuple(
+        in_key(target_column(column)) if at in described.handle_key else target_column(column)
+        for at, column in enumerate(described.columns)
+    )
     keys = tuple(described.columns[at].name for at in described.handle_key)
     return Definition(schema, table or described.table, described.id, version, columns, keys, info)
 
@@ -127,7 +133,8 @@ def guess(schema: str, table: str, columns: Sequence[WireColumn], version: int) 
     """The best that messages alone tell; `guessed` says what was not known."""
     made, unknown = [], []
     for wire in columns:
-        made.append(TargetColumn(wire.name, wire.mysql_type, _guessed_type(wire)))
+        column = TargetColumn(wire.name, wire.mysql_type, _guessed_type(wire))
+        made.append(in_key(column) if wire.key else column)
         if wire.mysql_type == DECIMAL:
             unknown.append(f"{wire.name}: precision of a decimal unknown, kept as text")
         if wire.mysql_type in (ENUM, SET):
@@ -146,13 +153,14 @@ def grown(held: Definition, seen: Sequence[WireColumn], version: int) -> Definit
     """
     columns = {column.name: column for column in held.columns}
     notes = list(held.guessed)
+    keys = held.keys or tuple(wire.name for wire in seen if wire.key)
+    seen = [replace(wire, key=wire.name in keys) for wire in seen]
     for column, wire in zip(guess(held.schema, held.table, seen, version).columns, seen, strict=True):
         known = columns.get(column.name)
         wider = column if known is None else _joined(held, known, column)
         if known is not None and wider != known:
             notes.append(f"{wire.name}: its type changed to {wider.type}, older rows keep their values")
         columns[column.name] = wider
-    keys = held.keys or tuple(wire.name for wire in seen if wire.key)
     if tuple(columns.values()) == held.columns and keys == held.keys:
         return None
     made = tuple(columns.values())
@@ -161,9 +169,17 @@ def grown(held: Definition, seen: Sequence[WireColumn], version: int) -> Definit
 
 def _joined(held: Definition, known: TargetColumn, seen: TargetColumn) -> TargetColumn:
     """One column for the values of both."""
-    if known.type == seen.type and (known.mysql_type == seen.mysql_type or not _numbered(known, seen)):
+    exact = any(one.mysql_type in MOMENTS and pa.types.is_string(one.type) for one in (known, seen))
+    if exact and {known.mysql_type, seen.mysql_type} <= MOMENTS:
+        return in_key(_joined(held, on_calendar(known), on_calendar(seen)))
+    if (
+        known.type == seen.type
+        and not exact
+        and (known.mysql_type == seen.mysql_type or not _numbered(known, seen))
+    ):
         return known
-    of_type = None if _numbered(known, seen) else _wider(known.type, seen.type)
+    # A key's moment has one form of text, which other texts do not have: a row would no longer be found.
+    of_type = None if exact or _numbered(known, seen) else _wider(known.type, seen.type)
     if of_type is None:
         raise Fatal(
             "a column's type changed, and no type of the target holds the values of both",
@@ -229,7 +245,7 @@ def _type_named(text: str) -> pa.DataType:
     raise Undecodable("a stored definition names a type this release does not know", where=text)
 
 
-def fill_value(column: Column, losses: Losses) -> pa.Scalar:
+def fill_value(column: Column, target: TargetColumn, losses: Losses) -> pa.Scalar:
     """What rows older than an added column hold in it, in the target's type.
 
     It is the column's origin default (TiDB resolved a `current_timestamp` to the job's start when it
@@ -240,4 +256,4 @@ def fill_value(column: Column, losses: Losses) -> pa.Scalar:
     if column.kind in (Kind.STRING, Kind.BYTES) and isinstance(value, str):
         value = value.encode()
     wire = pa.array([value], wire_type)
-    return to_target(wire, target_column(column), "UTC", losses)[0]
+    return to_target(wire, target, "UTC", losses)[0]

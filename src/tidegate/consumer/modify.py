@@ -38,6 +38,7 @@ WIRE_TYPES: Final[Mapping[Kind, pa.DataType]] = {
 }
 """The Arrow type of plain values; text for all other kinds."""
 _CHAR: Final = 254
+_SECONDS: Final = len("YYYY-MM-DD HH:MM:SS")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ def _plain(column: Column) -> Callable[[Any], Value]:
 
     def moment(value: Any) -> str:
         if isinstance(value, str):
-            return value  # a key column's: text, since a key is never NULL
+            return value[: _SECONDS + 1 + digits if digits else _SECONDS]  # of a key: with microseconds
         parts = temporal.Parts(
             *(value.year, value.month, value.day, value.hour, value.minute, value.second, value.microsecond)
         )

@@ -30,6 +30,9 @@ from tidegate.consumer.convert import (
     YEAR,
     Losses,
     TargetColumn,
+    key_texts,
+    moments,
+    on_calendar,
     to_target,
 )
 from tidegate.consumer.definition import Definition
@@ -159,6 +162,10 @@ def _call_operand(function: str, column: TargetColumn) -> _Operand:
 
     def value(batch: pa.RecordBatch) -> pa.Array:
         held = batch.column(column.name)
+        if pa.types.is_string(held.type):  # part of the key
+            if function == "year":
+                return pc.utf8_slice_codeunits(held, 0, 4).cast(pa.int64())
+            held = moments(held, on_calendar(column).type)
         if function == "year":
             return pc.year(held)
         if function == "to_days":
@@ -205,12 +212,12 @@ def _moment(literal: str, column: TargetColumn) -> pa.Scalar:
         raise Unknowable(f"bounds of TIMESTAMP column '{column.name}' depend on a session's time zone")
     try:
         text = _text(literal)[:10] if column.mysql_type == DATE else _text(literal)
-        found = to_target(pa.array([text]), column, "UTC", Losses())[0]
+        found = to_target(pa.array([text]), on_calendar(column), "UTC", Losses())
     except Undecodable as error:
         raise Unknowable(f"the partition bound {literal!r} is no date") from error
-    if not found.is_valid:
+    if found.null_count:
         raise Unknowable(f"the partition bound {literal!r} is no day of the calendar")
-    return found
+    return (key_texts(found) if pa.types.is_string(column.type) else found)[0]
 
 
 # --- the three kinds

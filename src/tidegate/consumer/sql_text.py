@@ -40,7 +40,9 @@ def _shower(sql_type: str) -> Callable[[Any], Cell]:
     return _SHOWERS.get(name, str)
 
 
-def _moment(moment: datetime, digits: int) -> str:
+def _moment(moment: datetime | str, digits: int) -> str:
+    if isinstance(moment, str):  # part of a key: always with microseconds
+        return moment[: len("YYYY-MM-DD HH:MM:SS") + (1 + digits if digits else 0)]
     whole = f"{moment.year:04d}-{moment:%m-%d %H:%M:%S}"
     return f"{whole}.{moment.microsecond:06d}"[: len(whole) + 1 + digits] if digits else whole
 
@@ -63,8 +65,8 @@ def _vector(values: Sequence[float]) -> str:
     return "[" + ",".join(np.format_float_positional(np.float32(v), trim="-") for v in values) + "]"
 
 
-def _day(value: date) -> str:
-    return value.isoformat()
+def _day(value: date | str) -> str:
+    return value if isinstance(value, str) else value.isoformat()
 
 
 def _decimal(value: Decimal | str) -> str:

@@ -473,21 +473,27 @@ class Lakehouse:
         )
 
     def _overwrite(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-        reader = pa.RecordBatchReader.from_batches(schema, batches)
+        told: list[Exception] = []
+        reader = pa.RecordBatchReader.from_batches(schema, _telling(batches, told))
         table = self._writable(path)
         held = pa.schema(table.schema()).names
         if held != schema.names and set(held) == set(schema.names):
             # delta-rs takes the same columns in another order for no change; so all of them go first.
             self._overwrite(path, _NO_COLUMNS, iter(()))
             table = self._writable(path)
-        write_deltalake(
-            table,
-            reader,
-            mode="overwrite",
-            schema_mode="overwrite",
-            configuration=_configuration(schema),
-            post_commithook_properties=_HOOKS,
-        )
+        try:
+            write_deltalake(
+                table,
+                reader,
+                mode="overwrite",
+                schema_mode="overwrite",
+                configuration=_configuration(schema),
+                post_commithook_properties=_HOOKS,
+            )
+        except DeltaError as error:
+            if told:
+                raise told[0] from error
+            raise
         self._open(path).alter.set_table_properties(_configuration(schema), post_commithook_properties=_HOOKS)
 
     def _uri(self, path: str) -> str:
@@ -511,6 +517,15 @@ class Lakehouse:
                 why=str(error),
                 fix="check the directory; a snapshot older than the retention can no longer be read",
             ) from error
+
+
+def _telling(batches: Iterator[pa.RecordBatch], told: list[Exception]) -> Iterator[pa.RecordBatch]:
+    """The batches; what making them raises is kept, since delta-rs hands on no more than its text."""
+    try:
+        yield from batches
+    except Exception as error:
+        told.append(error)
+        raise
 
 
 def _snapshot_table(ts: int, rows: Sequence[SnapshotRow], position: str | None) -> pa.Table:

@@ -72,10 +72,17 @@ def _name(column: str) -> str:
 
 
 def check_repairable(name: str, shape: Shape) -> None:
-    """InvalidInput for a table without a key: equal rows cannot be told apart."""
+    """InvalidInput for a table whose rows cannot be told apart: no key, or one with moments in it."""
     if not shape.key:
         raise InvalidInput(
             f"{name} has no key, so its rows cannot be repaired one by one",
+            fix="leave --repair out; start a new target to make the table equal",
+        )
+    moments = [column for column in shape.key if pa.types.is_temporal(shape.schema.field(column).type)]
+    if moments:
+        raise InvalidInput(
+            f"rows of {name} cannot be repaired one by one",
+            why=f"its key holds {', '.join(moments)}, and dates that no calendar knows compare as one",
             fix="leave --repair out; start a new target to make the table equal",
         )
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tidegate.consumer.convert import moments
 from tidegate.errors import Fatal
 from tidegate.verify.fingerprint import order_words
 from tidegate.verify.ranges import Cuts, Sums, U64s
@@ -93,7 +94,9 @@ def conformed(rows: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordB
             columns.append(pa.nulls(rows.num_rows, field.type))
             continue
         try:
-            columns.append(rows.column(at).cast(field.type))
+            column = rows.column(at)
+            keyed = pa.types.is_string(column.type) and pa.types.is_temporal(field.type)
+            columns.append(moments(column, field.type) if keyed else column.cast(field.type))
         except pa.ArrowInvalid as error:
             raise Fatal(
                 f"the target's column {field.name} holds what is no {field.type}",
