@@ -110,8 +110,11 @@ def test_what_gc_has_passed_is_fatal_and_says_what_to_do(world: World) -> None:
         world.stored(SPAN, start)
     assert f"TiKV's GC safepoint {now}" in caught.value.why
     assert "create it again" in caught.value.fix
-    # Others than the damaged changes are still served.
-    assert world.stored(SPAN, capture.span.manifest.segments[0].max_ts)
+    # Others than the damaged changes are still served. (On a busy machine all of them were merged into one.)
+    damaged_to = capture.span.manifest.segments[0].max_ts
+    world.run(5)
+    world.await_published(SPAN)
+    assert world.stored(SPAN, damaged_to)
     # A span that is removed takes what was said of it along.
     capture.puller.unwatch(SPAN)
     capture.store.remove_span(SPAN)
