@@ -21,10 +21,12 @@ nowhere is `suspicion`'s part.
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -498,6 +500,7 @@ def _spark(
     """A session of its own; None when it is told to stop before there is one."""
     log = settings.target / JVM_LOG
     spark = None
+    logging.getLogger().addFilter(_not_py4js)
     with _jvm_may_be_gone(stop):
         spark = open_session(
             f"tidegate consumer {topic.name}", settings.master, staging / "spark", DAEMON, log=log
@@ -506,9 +509,16 @@ def _spark(
         yield spark
     finally:
         if spark is not None:
-            with _jvm_may_be_gone(stop):
+            with _jvm_may_be_gone(stop), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
                 spark.stop()
+        logging.getLogger().removeFilter(_not_py4js)
         sys.stdout.flush()
+
+
+def _not_py4js(record: logging.LogRecord) -> bool:
+    """Py4J logs what it raises as well, with a traceback; that is shown once, where it is caught."""
+    return "py4j" not in Path(record.pathname).parts
 
 
 @contextmanager
