@@ -17,6 +17,8 @@ from tidegate.server.feed_watch import FeedWatch
 from tidegate.server.processor import SinkThread
 
 STALL_S, START_S = 60.0, 300.0
+SESSION = os.getpid()
+"""Any that is not 0, "none yet": in a container the session of the tests themselves may have that number."""
 
 
 class ByHand:
@@ -42,13 +44,13 @@ class Watched:
         self.work = "rows"
 
     def wait(
-        self, seconds: int, each: Callable[[], None] = lambda: None, session: int = 0
+        self, seconds: int, each: Callable[[], None] = lambda: None, session: int = SESSION
     ) -> Retryable | None:
         """What is found first within so many seconds, with a look, and `each`, every second."""
         for _ in range(seconds):
             self.clock.seconds += 1
             each()
-            if hung := self.watch.look(lambda: self.work, session or os.getsid(0), self.thread):
+            if hung := self.watch.look(lambda: self.work, session, self.thread):
                 return hung
         return None
 
