@@ -3,10 +3,20 @@
 Called by snapshots and transactions that met a lock, and by the puller for regions whose resolved ts stands
 still. A transaction's fate is decided at its primary key (CheckTxnStatus); an async-commit transaction's at
 all its keys (CheckSecondaryLocks). A live transaction is left alone.
+
+A **pessimistic** lock is a claim, not a write, and its transaction may still choose another primary: that its
+primary's lock is gone or too old decides nothing. So whoever waits for such a lock may only take the claim
+away (KvPessimisticRollback: it leaves no record, and does nothing once the key is prewritten).
+`resolve_span`, for which nobody waits, does not touch claims at all: a change stream does not track them.
+To resolve one like a prewritten lock would leave the record of a rollback, on which its live transaction's
+prewrite fails.
+
+(client-go: txnkv/txnlock/lock_resolver.go; the primary that moves: tidb#42937.)
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,17 +26,28 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.kvclient.region_request import RegionMoved, RegionRequester
+from tidegate.log import event
 from tidegate.model import timestamp
 from tidegate.model.span import Span
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.tidb.memcomparable import decode_bytes
 
+LOG: Final = logging.getLogger(__name__)
+
 SCAN_LOCK_LIMIT: Final = 1024
+TRACKED: Final = (kvrpcpb.Put, kvrpcpb.Del)
+"""The kinds of locks that hold a change stream's resolved ts back; an insert's is a Put."""
+DETERMINED: Final = (kvrpcpb.NoAction, kvrpcpb.TTLExpireRollback, kvrpcpb.LockNotExistRollback)
+"""What CheckTxnStatus did, or found done, where no commit of the transaction can follow."""
+TS_MAX: Final = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of a transaction: `commit_ts` > 0 committed; `live` still running; else rolled back."""
+    """What became of a transaction: `commit_ts` > 0 committed; `live` still running; else rolled back.
+
+    One whose fate is not known for certain is taken for `live`.
+    """
 
     commit_ts: int = 0
     live: bool = False
@@ -50,10 +71,13 @@ class LockResolver:
         milliseconds to wait for the others (0: nothing stands in the way). `caller_ts` 0 pushes nobody.
         """
         by_txn: dict[int, list[Any]] = {}
-        for lock in locks:
-            by_txn.setdefault(lock.lock_version, []).append(lock)
         ignorable: list[int] = []
         wait_ms = 0
+        for lock in locks:
+            if lock.lock_type == kvrpcpb.PessimisticLock:
+                wait_ms = max(wait_ms, self._take_claim(lock, backoff))
+            else:
+                by_txn.setdefault(lock.lock_version, []).append(lock)
         for start_ts, members in by_txn.items():
             fate = self.fate(members[0], caller_ts, backoff)
             if fate.pushed:
@@ -65,17 +89,27 @@ class LockResolver:
         return ignorable, wait_ms
 
     def fate(self, lock: Any, caller_ts: int, backoff: Backoff) -> Fate:
-        """Ask the primary what became of the lock's transaction; an expired one is rolled back by asking."""
+        """What became of the transaction of a prewritten lock; an expired one is rolled back by asking.
+
+        Raises Fatal when its keys contradict each other.
+        """
         now = self._pd.tso()
-        status = self._check(lock, caller_ts, now, backoff, _expired(lock, now))
+        status = self._check(lock, caller_ts, now, backoff)
         if status is None:
-            return Fate(live=True, ttl_ms=lock.lock_ttl)
+            return Fate(live=True, ttl_ms=_left_ms(lock.lock_version, lock.lock_ttl, now))
         info = status.lock_info
         if status.lock_ttl and info.use_async_commit and _expired(info, now):
-            return self._async_fate(info, backoff)
-        if status.lock_ttl:
-            pushed = caller_ts > 0 and status.action == kvrpcpb.MinCommitTSPushed
-            return Fate(live=True, ttl_ms=_left_ms(lock.lock_version, status.lock_ttl, now), pushed=pushed)
+            fate = self._async_fate(info, backoff)
+            if fate is not None:
+                return fate
+            # It fell back to two phases: its primary alone decides, and its commit ts comes from PD.
+            status = self._check(lock, caller_ts, now, backoff, force_sync_commit=True)
+        if status is None or status.lock_ttl:
+            pushed = status is not None and caller_ts > 0 and status.action == kvrpcpb.MinCommitTSPushed
+            ttl_ms = lock.lock_ttl if status is None else status.lock_ttl
+            return Fate(live=True, ttl_ms=_left_ms(lock.lock_version, ttl_ms, now), pushed=pushed)
+        if not status.commit_version and status.action not in DETERMINED:
+            return Fate(live=True, ttl_ms=1)
         return Fate(commit_ts=status.commit_version)
 
     def clear(self, start_ts: int, commit_ts: int, keys: list[bytes], backoff: Backoff) -> None:
@@ -94,13 +128,14 @@ class LockResolver:
         self._requester.by_region(keys, backoff, send)
 
     def resolve_span(self, span: Span, max_ts: int, backoff: Backoff) -> int:
-        """Clear all locks in `span` with start_ts <= max_ts whose transactions have ended.
+        """Clear the locks in `span` with start_ts <= max_ts that a change stream waits for in vain.
 
-        Returns how many locks of live transactions remain. Reads at most SCAN_LOCK_LIMIT locks a request, and
-        asks once what became of a transaction that has ended, however many locks it left.
+        These are prewritten puts and deletes of transactions that have ended; all others stay as they are.
+        Returns how many puts and deletes of live transactions remain. Reads at most SCAN_LOCK_LIMIT locks a
+        request, and asks once what became of a transaction that has ended, however many locks it left.
         """
         at, live = span.start, 0
-        ended: dict[tuple[int, bool], Fate] = {}
+        ended: dict[int, Fate] = {}
         while span.end == b"" or at < span.end:
             region = self._pd.regions.locate_start(at)
             request = kvrpcpb.ScanLockRequest(
@@ -124,37 +159,68 @@ class LockResolver:
                 at = decode_bytes(region.end_key)[0]
         return live
 
-    def _clear_ended(self, locks: list[Any], ended: dict[tuple[int, bool], Fate], backoff: Backoff) -> int:
+    def _clear_ended(self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff) -> int:
         """Clear a page of locks but for those of live transactions; how many these are. Adds to `ended`."""
-        by_txn: dict[tuple[int, bool], list[Any]] = {}
+        by_txn: dict[int, list[Any]] = {}
         for lock in locks:
-            # A pessimistic lock is asked about in its own way: its primary may not be written yet.
-            pessimistic = lock.lock_type == kvrpcpb.PessimisticLock
-            by_txn.setdefault((lock.lock_version, pessimistic), []).append(lock)
+            if lock.lock_type in TRACKED:
+                by_txn.setdefault(lock.lock_version, []).append(lock)
         live = 0
-        for txn, members in by_txn.items():
-            fate = ended.get(txn) or self.fate(members[0], 0, backoff)
+        for start_ts, members in by_txn.items():
+            fate = ended.get(start_ts) or self._fate_or_live(members[0], backoff)
             if fate.live:
                 live += len(members)
                 continue
-            ended[txn] = fate
-            self.clear(txn[0], fate.commit_ts, [lock.key for lock in members], backoff)
+            ended[start_ts] = fate
+            self.clear(start_ts, fate.commit_ts, [lock.key for lock in members], backoff)
         return live
 
-    def _check(self, lock: Any, caller_ts: int, now: int, backoff: Backoff, expired: bool) -> Any:
-        """CheckTxnStatus at the primary; None when the primary is not written yet (txn just begins)."""
+    def _fate_or_live(self, lock: Any, backoff: Backoff) -> Fate:
+        """One that contradicts itself keeps its locks, and does not keep the others' from being cleared."""
+        try:
+            return self.fate(lock, 0, backoff)
+        except Fatal as error:
+            event(LOG, logging.WARNING, "a lock is left alone", start_ts=lock.lock_version, why=str(error))
+            return Fate(live=True)
+
+    def _take_claim(self, lock: Any, backoff: Backoff) -> int:
+        """Take an expired pessimistic lock away; how many milliseconds to wait when it is not (0: it is)."""
+        now = self._pd.tso()
+        status = self._check(lock, 0, now, backoff)
+        if status is None or status.lock_ttl:
+            left = _left_ms(lock.lock_version, status.lock_ttl if status else lock.lock_ttl, now)
+            if left > 1 or not _expired(lock, now):
+                return left
+        request = kvrpcpb.PessimisticRollbackRequest(
+            start_version=lock.lock_version,
+            for_update_ts=lock.lock_for_update_ts or TS_MAX,
+            keys=[lock.key],
+        )
+        self._requester.at_key(lock.key, "KVPessimisticRollback", request, backoff)
+        return 0
+
+    def _check(
+        self, lock: Any, caller_ts: int, now: int, backoff: Backoff, force_sync_commit: bool = False
+    ) -> Any:
+        """CheckTxnStatus at the primary; None when that decides nothing.
+
+        So it is while the primary is not written yet (the transaction just begins), and where the key that
+        the lock names is not the transaction's primary any more.
+        """
         request = kvrpcpb.CheckTxnStatusRequest(
             primary_key=lock.primary_lock,
             lock_ts=lock.lock_version,
             caller_start_ts=caller_ts,
             current_ts=now,
-            rollback_if_not_exist=expired,
+            rollback_if_not_exist=_expired(lock, now),
+            force_sync_commit=force_sync_commit,
             resolving_pessimistic_lock=lock.lock_type == kvrpcpb.PessimisticLock,
+            verify_is_primary=True,
         )
         response = self._requester.at_key(lock.primary_lock, "KvCheckTxnStatus", request, backoff)
         if not response.HasField("error"):
             return response
-        if response.error.HasField("txn_not_found"):
+        if response.error.HasField("txn_not_found") or response.error.HasField("primary_mismatch"):
             return None
         raise Retryable(
             "a transaction's status cannot be checked",
@@ -162,31 +228,52 @@ class LockResolver:
             why=str(response.error),
         )
 
-    def _async_fate(self, info: Any, backoff: Backoff) -> Fate:
-        """All keys of an async-commit transaction decide: every lock present = committed."""
+    def _async_fate(self, info: Any, backoff: Backoff) -> Fate | None:
+        """All keys of an async-commit transaction decide: every lock present = committed.
+
+        None: a key was prewritten for a commit in two phases, so that the transaction fell back to these.
+        """
         locks: list[Any] = []
         decided: list[int] = []
 
         def send(region: RegionInfo, members: list[bytes]) -> None:
             request = kvrpcpb.CheckSecondaryLocksRequest(keys=members, start_version=info.lock_version)
             response = self._requester.send(region, "KvCheckSecondaryLocks", request, backoff)
+            if response.HasField("error"):
+                raise Retryable(
+                    "a transaction's locks cannot be checked",
+                    where=f"start_ts {info.lock_version}",
+                    why=str(response.error),
+                )
             if len(response.locks) < len(members):
                 decided.append(response.commit_ts)
             locks.extend(response.locks)
 
         secondaries = list(info.secondaries)
         self._requester.by_region(secondaries, backoff, send)
-        if len(set(decided)) > 1:
-            raise Fatal(
-                "regions disagree about an async-commit transaction",
-                where=f"start_ts {info.lock_version}",
-                why=f"commit ts {sorted(set(decided))}",
-            )
-        commit_ts = (
-            decided[0] if decided else max([info.min_commit_ts, *(lock.min_commit_ts for lock in locks)])
-        )
+        if any(not lock.use_async_commit for lock in locks):
+            return None
+        commit_ts = _async_commit_ts(info, locks, decided)
         self.clear(info.lock_version, commit_ts, [info.primary_lock, *secondaries], backoff)
         return Fate(commit_ts=commit_ts)
+
+
+def _async_commit_ts(info: Any, locks: list[Any], decided: list[int]) -> int:
+    """The commit ts of an async-commit transaction, 0: rolled back. Raises Fatal when its keys contradict.
+
+    locks: those of its other keys that are there; decided: what regions know where one is missing.
+    """
+    found = {lock.lock_version for lock in locks} - {info.lock_version}
+    least = max([info.min_commit_ts, *(lock.min_commit_ts for lock in locks)])
+    below = [ts for ts in decided if 0 < ts < least]
+    if not (found or below or len(set(decided)) > 1):
+        return decided[0] if decided else least
+    raise Fatal(
+        "the keys of an async-commit transaction contradict each other",
+        where=f"start_ts {info.lock_version}, primary {info.primary_lock.hex()}",
+        why=f"locks of {sorted(found)}, commit ts {sorted(set(decided))}, min_commit_ts {least}",
+        fix="its locks are left as they are; ask who wrote them",
+    )
 
 
 def _expired(lock: Any, now: int) -> bool:
