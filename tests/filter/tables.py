@@ -174,6 +174,25 @@ _NUMERIC = ["id", "i", "tiny", "b", "u", "dec", "wide", "f", "g", "y", "bits", "
 _TEXTUAL = ["s", "c", "uni", "x", "e", "m", "low"]
 _CONSTANTS = ["0", "1", "2", "-3", "255", "9223372036854775807", "18446744073709551615", "1.5", "-0.1",
               "12345678901234567890.5", "1e3", "0.1e0", "NULL", "TRUE", "'3'", "'1.5'", "''"]  # fmt: skip
+_WRITTEN = [
+    "i",
+    "u",
+    "dec",
+    "wide",
+    "f",
+    "g",
+    "y",
+    "day",
+    "dt",
+    "ts",
+    "tm",
+    "e",
+    "v",
+    "dec * 2 - i",
+    "-f",
+    "date(ts)",
+]
+"""What LIKE and CONCAT take for a text."""
 _WORDS = ["'a'", "'AB'", "'é'", "'ss'", "'中文'", "''", "'a '", "'red'", "'GREEN'", "'a,b'", "x'61'", "NULL"]
 _MOMENTS = ["'2020-02-29'", "'2020-02-29 23:59:59.5'", "date '1999-12-31'", "'0000-00-00'", "NULL"]
 _SPANS = ["'12:30:05'", "'-12:30:05.5'", "time '01:02:03.004'"]
@@ -205,9 +224,11 @@ _texts = st.one_of(
     st.sampled_from(_WORDS),
     st.builds("{}({})".format, st.sampled_from(["lower", "upper"]), st.sampled_from(["s", "c", "uni"])),
     st.builds("concat({}, 'b')".format, st.sampled_from(["s", "c", "uni"])),
+    st.builds("concat({}, {})".format, st.sampled_from(["s", "c", "''"]), st.sampled_from(_WRITTEN)),
     st.builds("ifnull({}, 'a')".format, st.sampled_from(["s", "c"])),
 )
-_patterns = st.sampled_from(["'a%'", "'%B'", "'_'", "'%é%'", "'a\\\\%b'", "'a!_b' escape '!'", "''", "'%'"])
+_PATTERNS = ["'%1%'", "'-_.%'", "'a%'", "'%B'", "'_'", "'%é%'", "'a\\\\%b'", "'a!_b' escape '!'", "''", "'%'"]
+_patterns = st.sampled_from(_PATTERNS)
 _moments = st.sampled_from(["day", "dt", "ts", "date(dt)", "date(ts)"])
 _any_column = st.sampled_from([*VALUES, "v"])
 
@@ -228,6 +249,7 @@ _tests: st.SearchStrategy[str] = st.deferred(
         st.builds("({} between {} and {})".format, _numbers, _numbers, _numbers),
         st.builds("({} not between {} and {})".format, _moments, *[st.sampled_from(_MOMENTS)] * 2),
         st.builds("({} {}like {})".format, _texts, st.sampled_from(["", "not "]), _patterns),
+        st.builds("({} like {})".format, st.one_of(st.sampled_from(_WRITTEN), _numbers), _patterns),
         st.builds("({} regexp {})".format, _texts, st.sampled_from(["'^a'", "'b$'", "'[0-9]+'"])),
         st.builds("({} {} {})".format, _tests, st.sampled_from(["and", "or", "xor"]), _tests),
         st.builds("(not {})".format, _tests),

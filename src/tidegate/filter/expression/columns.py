@@ -10,6 +10,7 @@ from tidegate.filter.expression.syntax import Refusal
 from tidegate.filter.expression.typed import EXACT, NUMBERS, UINT64, Domain, Typed
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.tidb import table_info
+from tidegate.tidb.value import fsp
 
 _BITS: Final = {1: 8, 2: 16, 9: 24, 3: 32, 8: 64}
 """MySQL type code to its width."""
@@ -31,6 +32,7 @@ _DOMAINS: Final = {
     Kind.JSON: Domain.JSON,
     Kind.VECTOR: Domain.OPAQUE,
 }
+_WITH_CLOCK: Final = (Kind.DATETIME, Kind.TIMESTAMP, Kind.TIME)
 
 
 def column_of(column: Column, position: int, at: int) -> Typed:
@@ -45,7 +47,7 @@ def column_of(column: Column, position: int, at: int) -> Typed:
         case Kind.YEAR:
             return Typed("column", Domain.INT, at, (), position, *_YEARS, unsigned=True, is_year=True)
         case Kind.BIT:
-            return Typed("column", Domain.INT, at, (), position, *UINT64, unsigned=True)
+            return Typed("column", Domain.INT, at, (), position, *UINT64, unsigned=True, bits=column.flen)
         case Kind.DECIMAL:
             precision, scale = (column.flen, max(column.decimal, 0)) if column.flen > 0 else _DECIMAL
             most = 10**precision - 1
@@ -58,7 +60,9 @@ def column_of(column: Column, position: int, at: int) -> Typed:
                 value=position,
                 collate="binary" if kind is Kind.BYTES else column.collate,
                 hybrid=position if kind in (Kind.ENUM, Kind.SET) else None,
+                scale=fsp(column) if kind in _WITH_CLOCK else 0,
                 is_date=kind is Kind.DATE,
+                is_float=kind is Kind.FLOAT,
             )
 
 
@@ -85,11 +89,11 @@ def assigned(column: Column, value: Typed, at: int) -> Typed:
             rounded = Typed("round", Domain.DECIMAL, at, (value,), None, shape.low, shape.high, shape.scale)
             return folded(rounded)
         case Kind.DOUBLE if value.domain in NUMBERS:
-            return real(number(value, "there"))
+            return replace(real(number(value, "there")), is_float=False)
         case Kind.STRING if value.domain is Domain.STRING:
-            return replace(value, collate=column.collate)
+            return replace(value, collate=column.collate, weak=False)
         case Kind.DATETIME if value.domain is Domain.DATETIME:
-            return value
+            return replace(value, scale=fsp(column), is_date=False)
         case Kind.DATE if value.domain is Domain.DATETIME:
             return folded(Typed("date", Domain.DATETIME, at, (value,), is_date=True))
     raise Refusal(f"a {value.domain} assigned to {column.kind.name} is not in the subset", at)

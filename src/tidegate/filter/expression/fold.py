@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from decimal import Decimal
+from typing import Final
 
 from tidegate.filter.expression import constants, plain
 from tidegate.filter.expression.syntax import Refusal
@@ -17,6 +18,8 @@ from tidegate.filter.expression.typed import (
     Typed,
     Uncomputable,
 )
+
+_CHOICES: Final = ("if", "coalesce")
 
 
 def folded(node: Typed) -> Typed:
@@ -53,6 +56,49 @@ def number(node: Typed, where: str) -> Typed:
     if node.domain is Domain.STRING:
         return real(node)
     raise refuse(node, where)
+
+
+_WRITTEN_DECIMALS: Final = frozenset({"column", "+", "-", "*", "%", "neg", "abs", "round"})
+_MOST_DIGITS: Final = 30
+"""Digits after the point that a decimal of TiDB has at most."""
+
+
+def text(node: Typed, where: str) -> Typed:
+    """An operand as a text: numbers, dates and times as TiDB casts them; raises Refusal.
+
+    Values whose digits are not known beforehand are refused: a quotient shows fewer than it has, and
+    branches of IF keep their own.
+    """
+    if node.domain is Domain.STRING or node.is_null:
+        return node
+    if node.bits:
+        raise Refusal(f"{where} of a BIT column is not in the subset: as a text it is bytes", node.at)
+    if not _is_written(node):
+        hint = "" if node.domain in (Domain.JSON, Domain.OPAQUE) else " unless it is a column"
+        raise Refusal(f"{where} of a {node.domain} is not in the subset{hint}", node.at)
+    return cast(node)
+
+
+def cast(node: Typed) -> Typed:
+    """The text that `plain.written` gives."""
+    collate = "binary" if node.bits else constants.CONNECTION_COLLATE
+    return folded(Typed("text", Domain.STRING, node.at, (node,), collate=collate, weak=not node.bits))
+
+
+def _is_written(node: Typed) -> bool:
+    """Whether every value's text is known."""
+    match node.domain:
+        case Domain.INT:
+            return node.op not in _CHOICES or not any(arg.is_year or arg.bits for arg in node.args)
+        case Domain.REAL:
+            return node.op not in _CHOICES and not node.is_const
+        case Domain.DECIMAL:
+            exact = [arg for arg in node.args if arg.domain is Domain.DECIMAL]
+            known = node.op in _WRITTEN_DECIMALS and node.scale <= _MOST_DIGITS
+            return known and all(_is_written(arg) for arg in exact)
+        case Domain.DATETIME | Domain.TIME:
+            return node.op in ("column", "date")
+    return False
 
 
 def real(node: Typed) -> Typed:
@@ -101,7 +147,7 @@ def common(args: list[Typed], where: str) -> tuple[Domain, str]:
 
 def collation_of(args: list[Typed]) -> str:
     """The collation texts meet under: a column's beats a constant's, binary beats all, `_bin` beats `_ci`."""
-    named = {arg.collate for arg in args if not arg.is_const} or {arg.collate for arg in args}
+    named = {arg.collate for arg in args if not gives_way(arg)} or {arg.collate for arg in args}
     if len(named) == 1:
         return named.pop()
     if "binary" in named:
@@ -111,6 +157,11 @@ def collation_of(args: list[Typed]) -> str:
     if len(charsets) == 1 and len(plain_ones) == 1:
         return plain_ones.pop()
     raise Refusal("texts of different collations meet: " + ", ".join(sorted(named)), args[0].at)
+
+
+def gives_way(node: Typed) -> bool:
+    """Whether a text's collation counts only where no column's does."""
+    return node.is_const or node.weak
 
 
 def spread(args: list[Typed], scale: int) -> tuple[int, int]:

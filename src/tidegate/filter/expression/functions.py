@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from tidegate.filter.expression.arithmetic import REMAINDER, Make, absolute
 from tidegate.filter.expression.compare import compare
-from tidegate.filter.expression.fold import collation_of, common, folded, null, real, refuse, spread, truth
+from tidegate.filter.expression.fold import (
+    cast,
+    collation_of,
+    common,
+    folded,
+    gives_way,
+    null,
+    real,
+    refuse,
+    spread,
+    truth,
+)
+from tidegate.filter.expression.fold import text as as_text
 from tidegate.filter.expression.syntax import Refusal
 from tidegate.filter.expression.typed import Domain, Typed
 
@@ -25,9 +38,9 @@ def _branches(op: str, tests: list[Typed], values: list[Typed], at: int) -> Type
     values = [nothing if v.is_null else real(v) if domain is Domain.REAL else v for v in values]
     unsigned = all(value.unsigned for value in values if not value.is_null)
     args = (*tests, *values)
-    return folded(
-        Typed(op, domain, at, args, None, low, high, scale, unsigned=unsigned and high > 0, collate=collate)
-    )
+    node = Typed(op, domain, at, args, None, low, high, scale, unsigned=unsigned and high > 0)
+    weak = domain is Domain.STRING and all(gives_way(value) for value in values)
+    return folded(replace(node, collate=collate, weak=weak))
 
 
 def choose(name: str, args: list[Typed], at: int) -> Typed:
@@ -49,16 +62,17 @@ def _modulo(name: str, args: list[Typed], at: int) -> Typed:
 
 
 def _text(node: Typed, name: str) -> Typed:
-    if node.domain is not Domain.STRING and not node.is_null:
-        raise Refusal(f"{name}() is for texts; this is a {node.domain}", node.at)
+    node = as_text(node, f"{name}()")
     if not node.collate.startswith(_UNICODE_CHARSETS) and not node.is_null:
         raise Refusal(f"{name}() of a text in {node.collate} is not in the subset", node.at)
     return node
 
 
 def _length(name: str, args: list[Typed], at: int) -> Typed:
-    op = "length" if "octet" in name or name == "length" or args[0].collate == "binary" else "char_length"
-    return folded(Typed(op, Domain.INT, at, (_text(args[0], name),), None, 0, _LONGEST))
+    of_bytes = name in ("length", "octet_length")
+    arg = cast(args[0]) if args[0].bits and of_bytes else _text(args[0], name)
+    op = "length" if of_bytes or arg.collate == "binary" else "char_length"
+    return folded(Typed(op, Domain.INT, at, (arg,), None, 0, _LONGEST))
 
 
 def _cased(name: str, args: list[Typed], at: int) -> Typed:
@@ -66,14 +80,16 @@ def _cased(name: str, args: list[Typed], at: int) -> Typed:
     if text.collate == "binary":
         return text
     op = "lower" if name in ("lower", "lcase") else "upper"
-    return folded(Typed(op, Domain.STRING, at, (text,), collate=text.collate))
+    return folded(Typed(op, Domain.STRING, at, (text,), collate=text.collate, weak=text.weak))
 
 
 def _concat(name: str, args: list[Typed], at: int) -> Typed:
     texts = [_text(arg, name) for arg in args]
     if any(text.is_null for text in texts):
         return null(at)
-    return folded(Typed("concat", Domain.STRING, at, tuple(texts), collate=collation_of(texts)))
+    weak = all(gives_way(text) for text in texts)
+    collate = collation_of(texts)
+    return folded(Typed("concat", Domain.STRING, at, tuple(texts), collate=collate, weak=weak))
 
 
 _DATE_PARTS: Final = {"year": 9999, "month": 12, "day": 31, "dayofmonth": 31}

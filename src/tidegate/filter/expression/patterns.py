@@ -10,6 +10,7 @@ from typing import Final
 
 from tidegate.errors import InvalidInput
 from tidegate.filter.expression.fold import folded, null
+from tidegate.filter.expression.fold import text as as_text
 from tidegate.filter.expression.syntax import Refusal
 from tidegate.filter.expression.typed import BOOLEAN, Domain, Typed
 from tidegate.tidb.table_filter import found
@@ -28,7 +29,8 @@ def like(text: Typed, pattern: Typed, escape: Typed, at: int) -> Typed:
     stop = _constant(escape, "ESCAPE")
     if len(stop) > 1:
         raise Refusal("ESCAPE takes one character", escape.at)
-    collate = _collation(text, "LIKE")
+    text = as_text(text, "LIKE")
+    collate = _collation(text)
     signs = _signs(written, collate)
     value = tuple(_parts(signs, stop, collate))
     return folded(Typed("like", Domain.INT, at, (text,), value, *BOOLEAN, collate=collate))
@@ -61,7 +63,8 @@ def regexp(text: Typed, pattern: Typed, at: int) -> Typed:
     if text.is_null or pattern.is_null:
         return null(at)
     written = _constant(pattern, "a REGEXP pattern")
-    collate = _collation(text, "REGEXP")
+    text = as_text(text, "REGEXP")
+    collate = _collation(text)
     if collate == "binary":
         raise Refusal("REGEXP over binary columns is not in the subset", at)
     regex = ("(?i)" if collation.ignores_case(collate) else "") + written
@@ -79,9 +82,7 @@ def _constant(node: Typed, what: str) -> str:
     return data.decode(errors="replace")
 
 
-def _collation(text: Typed, where: str) -> str:
-    if text.domain is not Domain.STRING:
-        raise Refusal(f"{where} is for texts; this is a {text.domain}", text.at)
+def _collation(text: Typed) -> str:
     if text.collate not in collation.KNOWN:
         raise Refusal(f"collation {text.collate} is not known here", text.at)
     return text.collate

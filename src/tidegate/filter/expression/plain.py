@@ -17,6 +17,7 @@ from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
 from tidegate.tidb.table_filter import found
 from tidegate.tidb.types import collation, enum, temporal
+from tidegate.tidb.types import float as floats
 
 Plain = Any
 """A value as `typed` lists them, or None."""
@@ -144,6 +145,11 @@ _JSON_EPSILON: Final = 1e-8
 def units(number: int | Decimal, scale: int) -> int:
     """An exact number in units of 10**-scale; it has no more digits than that."""
     return int(Fraction(number) * 10**scale)
+
+
+def decimal_of(units: int, scale: int) -> Decimal:
+    """The inverse of `units`."""
+    return _EXACT.scaleb(Decimal(units), -scale)
 
 
 def json_order(text: str, constant: int | float | Decimal | bytes) -> int:
@@ -287,6 +293,26 @@ def _text(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
+def written(of: Typed, value: Plain) -> bytes:
+    """A number, date or time as TiDB casts it to text (`builtin_cast.go`); ZEROFILL adds no zeros there."""
+    match of.domain:
+        case Domain.DECIMAL:
+            text = f"{value.copy_abs() if value.is_zero() else value:.{of.scale}f}"
+        case Domain.REAL:
+            text = floats.fixed_text(value, single=of.is_float)
+        case Domain.DATETIME if of.is_date:
+            text = temporal.date_text(temporal.unpack(value))
+        case Domain.DATETIME:
+            text = temporal.datetime_text(temporal.unpack(value), of.scale)
+        case Domain.TIME:
+            text = temporal.duration_text(value, of.scale)
+        case _ if of.bits:
+            return int(value).to_bytes((of.bits + 7) // 8, "big")
+        case _:
+            text = f"{value:04d}" if of.is_year else str(value)
+    return text.encode()
+
+
 def _hours(node: Typed, value: int) -> int:
     if node.args[0].domain is Domain.TIME:
         return abs(value) // 3_600_000_000_000
@@ -355,6 +381,7 @@ _FUNCTIONS: Final[dict[str, Callable[..., Plain]]] = {
     "~": lambda node, value: ~value & _WORD,
     "<<": _shift_left,
     ">>": _shift_right,
+    "text": lambda node, value: written(node.args[0], value),
     "length": lambda node, text: len(text),
     "char_length": lambda node, text: len(_text(text)),
     "lower": lambda node, text: lower(text),

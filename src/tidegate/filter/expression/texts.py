@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from tidegate.filter.expression import plain
 from tidegate.filter.expression.patterns import ANY, ONE
-from tidegate.filter.expression.typed import Typed
+from tidegate.filter.expression.typed import Domain, Typed
 from tidegate.tidb.types import collation
 
 Bools = npt.NDArray[np.bool_]
@@ -66,6 +66,23 @@ def _distinct_texts(array: pa.Array, work: Callable[[bytes], bytes]) -> pa.Array
     coded = array.dictionary_encode()
     made = pa.array([work(text) for text in coded.dictionary.to_pylist()], pa.binary())
     return made.take(coded.indices)
+
+
+def written(of: Typed, data: npt.NDArray[Any], null: Bools) -> pa.Array:
+    """Numbers, dates and times as texts; integers by Arrow, others once for each distinct one."""
+    data = np.where(null, np.zeros(1, data.dtype), data)
+    if of.domain is Domain.INT and not (of.is_year or of.bits or data.dtype == np.object_):
+        return pa.array(data).cast(pa.string()).view(pa.binary())
+    if of.domain is Domain.REAL:
+        different, at = np.unique(data.view(np.int64), return_inverse=True)  # -0 is not 0
+        different = different.view(np.float64)
+    else:
+        different, at = np.unique(data, return_inverse=True)
+    values = different.tolist()
+    if of.domain is Domain.DECIMAL:
+        values = [plain.decimal_of(units, of.scale) for units in values]
+    made = pa.array([plain.written(of, value) for value in values], pa.binary())
+    return made.take(pa.array(at))
 
 
 # --- comparison -----------------------------------------------------------------------------------------

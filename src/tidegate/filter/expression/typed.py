@@ -58,6 +58,7 @@ class Typed:
     high: int = INT64[1]
     """INT and DECIMAL: between which numbers (of units of 10**-scale) every value lies."""
     scale: int = 0
+    """Digits after the point; of DATETIME and TIME columns digits of the second."""
     unsigned: bool = False
     collate: str = ""
     hybrid: int | None = None
@@ -65,6 +66,12 @@ class Typed:
     is_year: bool = False
     is_date: bool = False
     """A date without time of day."""
+    is_float: bool = False
+    """A floating number of 32 bits."""
+    bits: int = 0
+    """How wide a BIT column is."""
+    weak: bool = False
+    """A text whose collation gives way to that of a text column: it is made of constants and numbers."""
     nulls: bool = False
     checked: bool = False
     """Whether a row may give a number beyond `low` and `high`: the row then fails, as in TiDB."""

@@ -424,6 +424,11 @@ def _real(node: Typed, data: list[Any]) -> Numbers:
     return np.array([unit / 10**scale for unit in units.tolist()], np.float64)
 
 
+def _text(node: Typed, args: list[Values]) -> Values:
+    (arg,), (of,) = args, node.args
+    return Values(texts.written(of, arg.data, arg.null), arg.null)
+
+
 def _clock(of_time: Callable[[Any], Any], of_moment: Callable[[Any], Any]) -> Callable[..., Numbers]:
     def part(node: Typed, data: list[Any]) -> Numbers:
         in_time = node.args[0].domain is Domain.TIME
@@ -482,6 +487,7 @@ _MAKERS: Final[dict[str, Callable[[Typed, list[Values]], Values]]] = {
     "if": _chosen,
     "coalesce": _coalesce,
     "in": _in,
+    "text": _text,
     "/": _division,
     "div": _division,
     "%": _division,
