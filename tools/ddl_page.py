@@ -41,8 +41,8 @@ we read `id`, `type` (the code below), `state`, `schema_state`, `schema_id`, `ta
   before the job, later ones the schema after it.
 - **E** is F, except for jobs that take effect for rows before they are done: it is the commit ts of the write that
   takes them to the state *delete only* (drop and truncate partition), *write reorganization* (flashback cluster) or
-  *public* (modify column and multi-schema change, if a column gets new data and TiDB is 8.4 or later), from which
-  they cannot go back. After E sessions write to the partitions, or the columns, as they will be, while the job may
+  *public* (modify column and multi-schema change, if a column gets new data and TiDB is 8.4 or later; reorganize
+  partition, partition by and remove partitioning, where TiDB has that step), from which they cannot go back. After E sessions write to the partitions, or the columns, as they will be, while the job may
   still clean global indexes for hours. The event is sent with FinishedTS E, once; what is written to a partition
   after E although it goes away is not sent. (TiCDC sends a modify column at F, and what was written to the column
   between E and F as NULL.)
@@ -91,7 +91,7 @@ schemas that the filter excludes stop nobody.
 
 | what | TiCDC | here |
 |---|---|---|
-| rows written to new partitions before *truncate partition* is done | lost | sent after the event |
+| rows written to new partitions before *truncate partition* or a reorganisation is done | lost | sent after the event |
 | *recover schema* | discarded; the next DDL in the schema fails | told, tables followed again |
 | *drop indexes* (before TiDB 6.2) | discarded | told |
 | *rename tables* with tables that have no key | all or none, by one of them | each by itself |

@@ -14,10 +14,11 @@ from tidegate.mounter import ddl
 from tidegate.mounter.ddl import Told
 from tidegate.mounter.ddl_admission import admit, concerned
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
+from tidegate.mounter.ddl_partitions import REORGANISATIONS
 from tidegate.mounter.ddl_rules import EARLY, RULES, TOLD_BY_TICDC, Handling, Outcome, Spans
 from tidegate.mounter.filter import TableFilter
 from tidegate.mounter.schema_store import Applied, SchemaStore
-from tidegate.tidb import keys
+from tidegate.tidb import keys, table_info
 from tidegate.tidb.ddl_job import DdlJob, JobState
 
 VIEWS = (21, 24)
@@ -213,7 +214,7 @@ def test_the_spans_of_every_recorded_event_are_what_its_rule_says() -> None:
                     case Spans.GONE | Spans.PARTS_GONE:
                         assert not added
                         assert removed or job.action == 2
-                    case Spans.REPLACED | Spans.PARTS_REPLACED:
+                    case Spans.REPLACED | Spans.PARTS_REPLACED | Spans.PARTS_MOVED:
                         assert (added, removed) == (True, True)
     assert seen == set(Spans)
 
@@ -354,6 +355,81 @@ def test_a_dropped_partition_is_told_when_its_range_is_written_elsewhere() -> No
     assert seen == 2
 
 
+def reorganisations(*cases: str) -> Iterator[tuple[SchemaStore, list[DdlJob]]]:
+    """The store before each reorganisation of partitions in cases, and all writes of the job."""
+    for case in cases:
+        store, jobs = SchemaStore(), written(case)
+        for job in jobs:
+            if job.is_done and job.action in REORGANISATIONS:
+                yield SchemaStore.load(store.dump()), [one for one in jobs if one.id == job.id]
+            if job.is_done:
+                store.apply(job)
+
+
+def test_reorganised_partitions_are_told_when_sessions_begin_to_write_to_the_new_ones_alone() -> None:
+    """As the job leaves them: the table's id, partitions, expression; once; the done job renews the rest."""
+    kinds = set()
+    for store, jobs in reorganisations(*OURS):
+        done, old = jobs[-1], store.current(jobs[0].table_id)
+        assert old is not None
+        assert done.table_info is not None
+        told = [(job, event) for job in jobs for event in store.apply(job).events]
+        ((step, event),) = told
+        assert (step.schema_state, step.state) == (5, JobState.RUNNING)
+        assert event.finished_ts == step.finished_ts < done.finished_ts
+        new = table_info.physical_ids(done.table_info)
+        assert not set(old.physical_ids) & set(event.added_ids)
+        assert set(event.added_ids) | set(old.physical_ids) - set(event.removed_ids) == set(new)
+        assert event.after is not None
+        assert table_info.physical_ids(event.after) == new, "in their order"
+        assert (event.after["id"], _partitioning(event.after)) == (
+            done.table_info["id"],
+            _partitioning(done.table_info),
+        )
+        assert [store.version_at(i, step.finished_ts) for i in event.removed_ids] == [None] * len(
+            event.removed_ids
+        )
+        after = store.current(done.table_info["id"])
+        assert after is not None
+        assert after.info() == done.table_info
+        assert [store.version_at(i, done.finished_ts) for i in new] == [after] * len(new)
+        kinds.add((done.action, old.is_partitioned))
+    assert kinds == {(64, True), (71, False), (71, True), (72, True)}
+
+
+def _partitioning(info: dict[str, Any]) -> tuple[Any, ...] | None:
+    part = info["partition"]
+    return part and tuple(part[name] for name in ("type", "expr", "columns", "enable", "definitions", "num"))
+
+
+def test_a_feed_that_begins_at_any_step_of_a_reorganisation_is_told_once() -> None:
+    """It follows the partitions that the definition in the store has then, and never both."""
+    seen = 0
+    for case in ("partitions", "rand2"):
+        meta = [r for r in lines(f"ddl/{case}", ours=True) if r["kind"] == "meta"]
+        for _, jobs in reorganisations(case):
+            for at, begun in enumerate(jobs[:-1]):
+                pairs: dict[bytes, bytes] = {}
+                for record in meta:
+                    if record["commit_ts"] <= begun.finished_ts:
+                        pairs[bytes.fromhex(record["key"])] = bytes.fromhex(record["value"] or "")
+                store = SchemaStore.from_meta(sorted(pairs.items()), begun.finished_ts)
+                told = [event for job in jobs[at + 1 :] for event in store.apply(job).events]
+                assert len(told) == 1, (begun.query, begun.schema_state)
+                info = jobs[-1].table_info
+                assert info is not None
+                held = store.current(info["id"])
+                assert held is not None
+                assert held.info() == info
+                new = table_info.physical_ids(info)
+                assert {i for t in store.tables_of(held.schema_id) for i in t.physical_ids} >= set(new)
+                assert [store.version_at(i, jobs[-1].finished_ts) for i in new] == [held] * len(new)
+                ended = set(told[0].removed_ids)
+                assert not any(store.version_at(i, jobs[-1].finished_ts) for i in ended)
+                seen += 1
+    assert seen > 50
+
+
 def test_a_feed_that_begins_between_step_and_end_is_told_nothing() -> None:
     for store, jobs in steps_of(TRUNCATE_PARTITION):
         for job in jobs[:-1]:
@@ -367,9 +443,11 @@ def test_steps_of_version_one_have_their_arguments_in_a_list() -> None:
     for action, names in (
         (TRUNCATE_PARTITION, ("old_partition_ids", "new_partition_ids")),
         (DROP_PARTITION, ("part_names",)),
+        *((kind, ("part_names", "part_info")) for kind in sorted(REORGANISATIONS)),
     ):
         store, jobs = next(steps_of(action))
-        step = next(job for job in jobs if job.schema_state == 1)
+        step = next(job for job in jobs if ddl.takes_effect(job))
+        assert not step.is_done
         listed = replace(step, args=[step.args[name] for name in names])
         one, two = ddl.transition(step, store), ddl.transition(listed, store)
         assert [t.event for t in one.told] == [t.event for t in two.told]
@@ -385,10 +463,11 @@ def test_a_step_with_odd_arguments_is_undecodable(args: object) -> None:
 
 def test_only_these_kinds_take_effect_before_they_are_done() -> None:
     columns = dict.fromkeys(ddl.COLUMN_CHANGES, 5)
-    assert columns | {DROP_PARTITION: 1, TRUNCATE_PARTITION: 1, FLASHBACK_CLUSTER: 3} == EARLY
+    partitions = {DROP_PARTITION: 1, TRUNCATE_PARTITION: 1} | dict.fromkeys(REORGANISATIONS, 5)
+    assert columns | partitions | {FLASHBACK_CLUSTER: 3} == EARLY
     for case in OURS:
         for job in written(case):
-            early = job.action in (DROP_PARTITION, TRUNCATE_PARTITION) and job.schema_state == 1
+            early = job.state == JobState.RUNNING and job.schema_state == partitions.get(job.action)
             if job.action not in ddl.COLUMN_CHANGES:
                 assert ddl.takes_effect(job) == (job.is_done or early)
 

@@ -3,7 +3,8 @@
 `Recorded` puts the transactions of golden DDL cases into one log, byte by byte and ts by ts, and writes a row
 into every physical table there is right after each job and right before the next one is done.
 Around jobs that move partitions it writes where TiDB's sessions do at that time: copies into the new
-partitions of a reorganisation, first rows into those of a truncation, last ones into what goes away. Whose
+partitions of a reorganisation, first rows into those and into those of a truncation before the job is done,
+last ones into what goes away. Whose
 row it is, and whether it is to be delivered, is taken from TiCDC's own schema snapshots.
 """
 
@@ -24,7 +25,7 @@ ROW: Final = bytes.fromhex("800000000000")
 """A row without columns; nobody decodes it here."""
 TEST_SCHEMA_ID: Final = 114
 COPYING: Final = frozenset({64, 71, 72})
-"""Reorganize partition, partition by, remove partitioning: new partitions are filled before it is done."""
+"""Reorganize partition, partition by, remove partitioning: new partitions are filled before they are used."""
 TRUNCATE_PARTITION: Final = 23
 EARLY: Final = frozenset({20, TRUNCATE_PARTITION})
 MODIFY_COLUMN: Final = 12
@@ -82,6 +83,8 @@ class Recorded:
             near = _near(job, before, after)
             here = {i: before[i] for i in near if i in before}
             left = {i: after[i] for i in near if i in after}
+            if job["type"] in COPYING and step < ts:
+                self._copies(self._free(step - 1, -1), here, left)
             self._before(job, self._free(ts - 1, -1), here, left, took_effect=step < ts)
             self._after(self._free(ts + 1, 1), here, left)
             self.told += [(step, event["query"]) for event in job["events"] or []]
@@ -91,6 +94,12 @@ class Recorded:
                 held.setdefault(table["schema_id"], {}).update(_tables([table]))
             kept |= held
 
+    def _copies(self, ts: int, before: Tables, after: Tables) -> None:
+        """Rows in both partitions, while every session still writes to the old ones: theirs count."""
+        for physical_id in before.keys() ^ after.keys():
+            name, keyed = before.get(physical_id, ("", False))
+            self._row(ts, physical_id, name if keyed else "")
+
     def _before(
         self, job: dict[str, Any], ts: int, before: Tables, after: Tables, *, took_effect: bool
     ) -> None:
@@ -99,11 +108,8 @@ class Recorded:
             ended = took_effect and physical_id not in after
             self._row(ts, physical_id, name if keyed and not ended else "")
         for physical_id, (name, keyed) in after.items():
-            if physical_id not in before:
-                if job["type"] in COPYING:
-                    self._row(ts, physical_id, "")
-                elif job["type"] == TRUNCATE_PARTITION:
-                    self._row(ts, physical_id, name if keyed else "")
+            if physical_id not in before and job["type"] in COPYING | {TRUNCATE_PARTITION}:
+                self._row(ts, physical_id, name if keyed else "")
 
     def _after(self, ts: int, before: Tables, after: Tables) -> None:
         """The first rows after it: in each table, and by a session that has not noticed in what has ended."""
@@ -171,9 +177,14 @@ def _steps(writes: Iterable[dict[str, Any]]) -> dict[int, int]:
             job = orjson.loads(record["job_meta"])
             if job["type"] in EARLY and job["schema_state"] == DELETE_ONLY:
                 found[job["id"]] = record["commit_ts"]
-            if job["state"] == RUNNING and _converted(job):
+            if job["state"] == RUNNING and (_copied(job) or _converted(job)):
                 found.setdefault(job["id"], record["commit_ts"])
     return found
+
+
+def _copied(job: dict[str, Any]) -> bool:
+    """Whether a running reorganisation has filled its partitions: some sessions write to those alone."""
+    return job["type"] in COPYING and job["schema_state"] == PUBLIC
 
 
 def _converted(job: dict[str, Any]) -> bool:

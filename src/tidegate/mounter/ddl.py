@@ -8,10 +8,13 @@ chooses: the user's own, but drop table, rename tables and exchange partition re
 Some kinds take effect before they are done. Once *drop partition* and *truncate partition* have reached the
 state *delete only*, sessions write to the partitions as they will be, and neither can be rolled back any
 more; the job may stay there for as long as global indexes take to be cleaned. Rows of that time would come
-before the event that makes room for them, or be lost with partitions nobody follows yet. So the event's
-FinishedTS is that of the step, and the write that finishes the job tells nothing more. (TiCDC waits for the
-end of the job and loses what was written to new partitions before.) And *flashback cluster* must be refused
-before it takes rows and definitions back. Source: TiDB `pkg/ddl/partition.go`, `pkg/ddl/cluster.go`.
+before the event that makes room for them, or be lost with partitions nobody follows yet. The kinds that copy
+rows into new partitions (reorganize, partition by, remove partitioning) have that step at the state *public*:
+until then every session writes to the old partitions, and from there on some write to the new ones only.
+So the event's FinishedTS is that of the step, and the write that finishes the job tells nothing more. (TiCDC
+waits for the end of the job and loses what was written to new partitions before.) And *flashback cluster*
+must be refused before it takes rows and definitions back. Source: TiDB `pkg/ddl/partition.go`,
+`pkg/table/tables/partition.go`, `pkg/ddl/cluster.go`.
 """
 
 from __future__ import annotations
@@ -23,6 +26,12 @@ from typing import Any, Final, NamedTuple, Protocol
 from tidegate.errors import Fatal, Undecodable
 from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
 from tidegate.mounter import ddl_renames
+from tidegate.mounter.ddl_partitions import (
+    DROP_PARTITION,
+    REORGANISATIONS,
+    TRUNCATE_PARTITION,
+    partitions_after,
+)
 from tidegate.mounter.ddl_renames import Name
 from tidegate.mounter.ddl_rules import EARLY, RECREATE, RULES, Handling, Rule
 from tidegate.mounter.filter import is_system_schema
@@ -33,12 +42,11 @@ from tidegate.tidb.ddl_job import PUBLIC, DdlJob, JobState
 CREATE_TABLE: Final = 3
 MODIFY_COLUMN: Final = 12
 RENAME_TABLE: Final = 14
-DROP_PARTITION: Final = 20
 CREATE_VIEW: Final = 21
-TRUNCATE_PARTITION: Final = 23
 EXCHANGE_PARTITION: Final = 42
 MULTI_SCHEMA_CHANGE: Final = 61
 COLUMN_CHANGES: Final = frozenset({MODIFY_COLUMN, MULTI_SCHEMA_CHANGE})
+_EMPTYING: Final = frozenset({DROP_PARTITION, TRUNCATE_PARTITION})
 KEY_FLAGS: Final = 2 | 4 | 8
 """Of a column type: part of the primary key, a unique or another index."""
 TOLD_BY: Final = "tidegate_told_by"
@@ -275,6 +283,8 @@ def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     if not table_info.is_base_table(info) and not renamed_view:
         return Transition(ignored=_NO_ROWS)
     before = catalog.current(job.table_id)
+    if before is None and job.action in REORGANISATIONS:
+        before = catalog.current(info["id"])  # under its new id since the step that told it
     done = _replaced(job, catalog, [(before, job.schema_id, schema, info, job.action, job.query)])
     if before is not None and _was_told(job, before, info):
         return Transition(tables=done.tables, ignored="the event was told when the change took effect")
@@ -283,10 +293,11 @@ def _replace(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
 
 def _was_told(job: DdlJob, before: TableVersion, info: dict[str, Any]) -> bool:
     """Whether the job was told at a step before the one that finished it (`_early`)."""
-    if job.action in COLUMN_CHANGES:
-        return bool(before.info().get(TOLD_BY) == job.id)
+    if before.info().get(TOLD_BY) == job.id:
+        return True
+    # A catalogue read from the store after the step has the partitions without the mark.
     same = set(before.physical_ids) == set(table_info.physical_ids(info))
-    return job.action in EARLY and same
+    return job.action in _EMPTYING and same
 
 
 def _info(job: DdlJob) -> dict[str, Any]:
@@ -457,35 +468,17 @@ def _early(job: DdlJob, catalog: Catalog, schema: str) -> Transition:
     """The step from which on sessions write rows, or to partitions, as the job will leave them."""
     before = catalog.current(job.table_id)
     if before is None:
-        return Transition(ignored="a table that is not known")
+        return Transition(ignored="a table that is not known, or one that was told of before")
     info = before.info()
     if job.action in COLUMN_CHANGES:
         return _early_columns(job, catalog, before)
-    definitions = info["partition"]["definitions"]
-    if job.action == TRUNCATE_PARTITION:
-        new_ids = _truncated(job)
-        kept = [{**d, "id": new_ids.get(d["id"], d["id"])} for d in definitions]
-    else:
-        names = {name.lower() for name in _dropped(job)}
-        kept = [d for d in definitions if d["name"]["L"] not in names]
-    if kept == definitions:
+    if info.get(TOLD_BY) == job.id:
+        return Transition(ignored="the event was told when the change took effect")
+    after = partitions_after(info, job.action, job.args)
+    if after is info:
         return Transition(ignored="the partitions have changed before")
-    after = {**info, "partition": {**info["partition"], "definitions": kept, "num": len(kept)}}
+    after = {**after, TOLD_BY: job.id}
     return _replaced(job, catalog, [(before, job.schema_id, before.schema, after, job.action, job.query)])
-
-
-def _truncated(job: DdlJob) -> dict[int, int]:
-    """Old partition id to new."""
-    args = job.args
-    if isinstance(args, dict):
-        return dict(zip(args["old_partition_ids"], args["new_partition_ids"], strict=True))
-    return dict(zip(args[0], args[1], strict=True))
-
-
-def _dropped(job: DdlJob) -> list[str]:
-    """The names of the partitions that go."""
-    found: list[str] = job.args["part_names"] if isinstance(job.args, dict) else job.args[0]
-    return found
 
 
 _HANDLERS: Final[dict[Handling, Callable[[DdlJob, Catalog, str], Transition]]] = {

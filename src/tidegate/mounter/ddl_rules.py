@@ -71,6 +71,7 @@ class Spans(StrEnum):
     BY_NAME = "the same while both names pass the filter; one renamed out of it ends at F"
     SWAPPED = "the same two: from F on each holds the other table's rows"
     PARTS_NEW = "the new partitions' spans are followed from F on"
+    PARTS_MOVED = "old spans end at E, new ones are followed from E on"
     PARTS_GONE = "the dropped partitions' spans end at E"
     PARTS_REPLACED = "the partitions' old spans end at E, the new ones are followed from E on"
     BACK = "the spans that had ended are followed again from F on"
@@ -112,7 +113,7 @@ _CONVERTED: Final = (
     "later ones have the new type, with new data from E on; a rewrite of rows sends no row events"
 )
 _NO_ROW_EVENTS: Final = "no row events for what the statement itself removes"
-_COPIES: Final = "the copies TiDB makes are no changes; changes up to F come from the old partitions"
+_COPIES: Final = "the copies TiDB makes are no changes; changes up to E come from the old partitions"
 _BACK: Final = "what comes back is not sent again: a target must be able to run the statement itself"
 _ENFORCED: Final = "the upstream has enforced the constraint already"
 _PLACEMENT: Final = "placement concerns the upstream only"
@@ -194,14 +195,14 @@ RULES: Final[dict[int, Rule]] = {
         early=WRITE_REORGANIZATION,
     ),
     63: Rule("recover schema", Handling.RECOVER_SCHEMA, Spans.BACK, _BACK),
-    64: _replace("reorganize partition", _COPIES, Spans.REPLACED),
+    64: _replace("reorganize partition", _COPIES, Spans.PARTS_MOVED, early=PUBLIC),
     65: _replace("alter TTL", "what TTL deletes later are ordinary deletes"),
     67: _replace("remove TTL"),
     68: _ignore("create resource group", _UPSTREAM),
     69: _ignore("alter resource group", _UPSTREAM),
     70: _ignore("drop resource group", _UPSTREAM),
-    71: _replace("alter table partition by", _COPIES, Spans.REPLACED),
-    72: _replace("remove partitioning", _COPIES, Spans.REPLACED),
+    71: _replace("alter table partition by", _COPIES, Spans.PARTS_MOVED, early=PUBLIC),
+    72: _replace("remove partitioning", _COPIES, Spans.PARTS_MOVED, early=PUBLIC),
     73: _ignore("add columnar index", _UPSTREAM),
     74: _ignore("modify engine attribute", _UPSTREAM),
     75: _ignore("alter table mode", _INGESTED),
