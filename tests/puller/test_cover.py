@@ -46,9 +46,15 @@ def test_a_hole_a_missing_leader_and_a_pd_that_is_away_leave_the_rest() -> None:
     assert all(isinstance(found, Part) for found in whole)
     left = Uncovered(Span(b"\x10", b"\x30"))
     assert covered([[(0, 16, 1), (17, 64, 2)], [(17, 64, 2)]])[1:] == [left]
-    assert covered([[(0, 16, 1), (16, 64, 0)], [(16, 64, 0)]])[1:] == [left]
+    assert covered([[(0, 16, 1), (16, 64, 0)]])[1:] == [left]
     assert covered([[(0, 16, 1)], None])[1:] == [left]
     assert covered([[]]) == [Uncovered(BOUNDS)]
+
+
+def test_a_region_without_leader_holds_up_none_behind_it() -> None:
+    first, second, third = covered([[(0, 16, 1), (16, 32, 0), (32, 64, 3)]])
+    assert (type(first), second, type(third)) == (Part, Uncovered(Span(b"\x10", b"\x20")), Part)
+    assert third.bounds == Span(b"\x20", b"\x30")
 
 
 REGION = st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(0, 2))

@@ -1,16 +1,16 @@
-"""Why a stream was lost is told once, and again after the store was back; one reason ends the puller."""
+"""Why a stream was lost is told once, and again after the store was back."""
 
 from __future__ import annotations
 
-import queue
 import random
+import threading
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
-from tests.puller.test_puller import SPAN, WAIT_S, World, fail
-from tidegate.errors import TidegateError
+from tests.puller.test_puller import SPAN, World, eventually, fail
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.puller.puller import Puller
@@ -47,21 +47,31 @@ def test_a_lost_stream_is_told_with_its_reason(tmp_path: Path, caplog: pytest.Lo
         upstream.stop()
 
 
-def test_a_store_without_multiplexed_streams_ends_the_puller_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_has_no_multiplexed_streams_is_asked_pd_for_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def unknown(service: ChangeDataService, requests: object, context: grpc.ServicerContext) -> None:
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method EventFeedV2")
+    """Another program at the address of a store that was replaced must not end all spans."""
 
-    monkeypatch.setattr(ChangeDataService, "EventFeedV2", unknown)
-    failed: queue.SimpleQueue[TidegateError] = queue.SimpleQueue()
+    known, serve = threading.Event(), ChangeDataService.EventFeedV2
+
+    def serve_late(service: ChangeDataService, requests: Any, context: grpc.ServicerContext) -> Any:
+        if not known.is_set():
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method EventFeedV2")
+        return serve(service, requests, context)
+
+    monkeypatch.setattr(ChangeDataService, "EventFeedV2", serve_late)
     with EmbeddedUpstream(tmp_path / "upstream") as upstream, PdClient(upstream.pd_addr) as pd:
-        store = EventStore(tmp_path / "events")
-        puller = Puller(pd, store, on_failure=failed.put)
-        puller.watch(SPAN, pd.tso())
-        error = failed.get(timeout=WAIT_S)
-        assert "the store does not serve multiplexed change feeds" in error.render()
-        assert "unknown method EventFeedV2" in error.render()
-        assert "upgrade TiKV" in error.render()
+        world = World(upstream, pd, tmp_path / "events", random.Random(3))
+        store = EventStore(world.folder)
+        puller = Puller(pd, store, on_failure=fail)
+        start = pd.tso()
+        with caplog.at_level("WARNING"):
+            puller.watch(SPAN, start)
+            eventually(lambda: puller.status()[0]["errors"].get("stream_lost", 0) > 2, "some attempts")
+        [told] = [r for r in caplog.records if r.getMessage().startswith("stream lost")]
+        assert "as TiKV has since 7.5: unknown method EventFeedV2" in str(told.__dict__)
+        known.set()
+        world.run(2)
+        world.check(SPAN, start)
         puller.close()
         store.close()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 
 from tests.puller.test_puller import World, eventually, fail
@@ -14,6 +17,7 @@ from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
+from tidegate.proto import metapb_pb2
 from tidegate.puller import block_matcher
 from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.puller import Puller
@@ -23,6 +27,17 @@ from tidegate.tikv.server import EmbeddedUpstream
 
 pytestmark = pytest.mark.integration
 SPAN = Span(b"t", b"u")
+
+
+class Listener(grpc.ServerInterceptor):  # type: ignore[misc]
+    """Of a server without services: notes what it is asked."""
+
+    def __init__(self, hear: Callable[[str], None]) -> None:
+        self._hear = hear
+
+    def intercept_service(self, continuation: Any, details: Any) -> Any:
+        self._hear(details.method)
+        return continuation(details)
 
 
 @pytest.fixture
@@ -65,6 +80,45 @@ def test_every_error_of_the_change_feed_is_survived(world: World, puller: Puller
         world.check(SPAN, start)
     world.upstream.congest()
     eventually(lambda: errors(puller)["congested"] > 5, "the end of every registration")
+    world.run(5)
+    world.check(SPAN, start)
+
+
+def test_a_region_without_leader_is_waited_for_and_nobody_else_is_asked_for_it(
+    world: World, puller: Puller
+) -> None:
+    """Its first peer is TiFlash's, which knows nothing of change feeds; the other regions go on."""
+    start = world.last_ts
+    world.run(5)
+    world.check(SPAN, start)
+    faults, asked = world.upstream.faults, []
+    other = grpc.server(ThreadPoolExecutor(1), interceptors=[Listener(asked.append)])
+    port = other.add_insecure_port("127.0.0.1:0")
+    other.start()
+    faults.stores = {99: metapb_pb2.Store(id=99, address=f"127.0.0.1:{port}", version="v8.5.0")}
+    faults.stores[99].labels.add(key="engine", value="tiflash")
+    faults.first_learner = 99
+    faults.leaderless = frozenset({world.upstream.regions.all[2].id})
+    world.upstream.cut_streams()
+    eventually(lambda: errors(puller).get("pd_unreachable", 0) > 3, "some questions who leads it")
+    eventually(lambda: puller.status()[0]["regions"] == 4, "the others")
+    faults.leaderless = frozenset()
+    world.run(5)
+    world.check(SPAN, start)
+    assert asked == []
+    other.stop(0).wait()
+
+
+def test_regions_at_a_store_that_was_removed_are_found_where_they_are(world: World, puller: Puller) -> None:
+    """PD's view is late: it names the store that is gone as leader until it is not any more."""
+    start = world.last_ts
+    world.run(5)
+    upstream = world.upstream
+    upstream.pd_regions.hold()
+    upstream.stop_store(3)
+    upstream.faults.stores = {3: metapb_pb2.Store(id=3, address="127.0.0.1:1", state=metapb_pb2.Tombstone)}
+    eventually(lambda: errors(puller).get("pd_unreachable", 0) > 3, "some questions for it")
+    upstream.pd_regions.let_go()
     world.run(5)
     world.check(SPAN, start)
 

@@ -28,6 +28,7 @@ from tidegate.cli.main import app as command_line
 from tidegate.clock import Clock, SystemClock
 from tidegate.control.metadata import FeedId
 from tidegate.kvclient.pd import PdClient
+from tidegate.proto import metapb_pb2
 from tidegate.server.capture import Capture, Options
 from tidegate.server.processor import OpenSink
 from tidegate.tikv.server import EmbeddedUpstream
@@ -341,8 +342,11 @@ def test_a_start_below_the_gc_safepoint_names_the_least_that_is_possible(
 
 
 def test_requests_that_make_no_sense_are_answered_with_what_would(
-    bank: BankWorkload, capture: Running, pd: PdClient
+    bank: BankWorkload, upstream: EmbeddedUpstream, capture: Running, pd: PdClient
 ) -> None:
+    upstream.faults.stores = {7: metapb_pb2.Store(id=7, address="old:20160", version="v6.5.9")}
+    assert "TiKV is too old: 7.5 is" in capture.create("one")["error_msg"]
+    upstream.faults.clear()
     now = pd.tso()
     for more, words in (
         ({"sink_uri": "kafk://a/b"}, "did you mean 'kafka'"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -20,6 +21,7 @@ from tidegate.kvclient.page_kernels import take_pairs
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_request import STORE_TIMEOUT_S
 from tidegate.kvclient.snapshot import Snapshot, following
+from tidegate.kvclient.stores import StoreGone
 from tidegate.model.span import Span
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 
@@ -62,14 +64,13 @@ def pages(pd: PdClient, snapshot: Snapshot, span: Span) -> Iterator[pa.RecordBat
 def _page(pd: PdClient, snapshot: Snapshot, span: Span, rows: int) -> tuple[pa.RecordBatch, Span | None]:
     """One page, and what is left of the span."""
     region, request = snapshot.scan_request(span.start, span.end, rows)
-    store = pd.store_address(region.leader_store_id)
-    stub = pd.channels.stub(store, _PageStub)
-    try:
+    page = None
+    # What is not a plain answer is asked for again, in the way that knows what to do about it.
+    with suppress(grpc.RpcError, StoreGone):
+        store = pd.store_address(region.leader_store_id)
         with beginning(store):
-            response = stub.scan(request, timeout=STORE_TIMEOUT_S)
+            response = pd.channels.stub(store, _PageStub).scan(request, timeout=STORE_TIMEOUT_S)
         page = columns_of(response, rows)
-    except grpc.RpcError:
-        page = None
     if page is None:
         pairs, at = snapshot.page(span.start, span.end, rows)
         columns = [pa.array(column, pa.binary()) for column in ([k for k, _ in pairs], [v for _, v in pairs])]

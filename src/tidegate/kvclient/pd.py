@@ -28,6 +28,7 @@ from tidegate.kvclient.channel import (
     unavailable,
 )
 from tidegate.kvclient.region_cache import RegionCache, RegionInfo
+from tidegate.kvclient.stores import StoreGone, unfit
 from tidegate.model import timestamp
 from tidegate.proto import keyspacepb_pb2 as keyspacepb
 from tidegate.proto import keyspacepb_pb2_grpc, pdpb_pb2_grpc, tidegate_pb2, tidegate_pb2_grpc
@@ -124,18 +125,43 @@ class PdClient:
         return self._cluster_id
 
     def store_address(self, store_id: int) -> str:
-        """`host:port` of a store. Raises Retryable when PD does not know it."""
+        """`host:port` of a TiKV store.
+
+        Raises StoreGone, at once, when PD knows no such store, or one that is removed or TiFlash's.
+        """
         known = self._stores.get(store_id)
         if known is not None:
             return known
-        request = pdpb.GetStoreRequest(store_id=store_id)
-        response = self._unary("GetStore", request)
-        if not response.store.address:
-            raise Retryable(f"PD knows no address of store {store_id}", where=self.address)
+        store = self._call("GetStore", lambda address: self._get_store(address, store_id))
+        why = "PD does not know it" if store is None else unfit(store)
+        if why:
+            raise StoreGone(f"store {store_id} serves no regions", where=self.address, why=why)
         if len(self._stores) >= STORES_MAX:
             self._stores.clear()
-        self._stores[store_id] = address_of(response.store.address)
+        self._stores[store_id] = address_of(store.address)
         return self._stores[store_id]
+
+    def _get_store(self, address: str, store_id: int) -> Any:
+        """PD's answer; None when it has no such store, which it tells by words alone."""
+        request = pdpb.GetStoreRequest(store_id=store_id)
+        request.header.cluster_id = self._cluster_id
+        stub = self.channels.stub(address, pdpb_pb2_grpc.PDStub)
+        try:
+            response = stub.GetStore(request, timeout=CALL_TIMEOUT_S)
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call) and _says_unknown_store(error.details()):
+                return None
+            raise
+        if _says_unknown_store(response.header.error.message):
+            return None
+        _raise_pd_error("GetStore", address, response.header)
+        return response.store
+
+    def stores(self) -> list[Any]:
+        """All stores but removed ones, as metapb.Store; TiFlash's are among them."""
+        return list(
+            self._unary("GetAllStores", pdpb.GetAllStoresRequest(exclude_tombstone_stores=True)).stores
+        )
 
     def forget_store(self, store_id: int) -> None:
         """Ask PD again for this store's address next time."""
@@ -427,6 +453,11 @@ def _raise_pd_error(method: str, address: str, header: Any) -> None:
         raise Retryable(f"PD refused {method}", where=address, why=header.error.message)
 
 
+def _says_unknown_store(message: str | None) -> bool:
+    """As client-go tells it: PD has no code of its own for a store that was removed for good."""
+    return message is not None and "invalid store ID" in message and "not found" in message
+
+
 def _refused(method: str, address: str, error: grpc.RpcError) -> InvalidInput:
     code = error.code() if isinstance(error, grpc.Call) else None
     details = error.details() if isinstance(error, grpc.Call) else str(error)
@@ -462,13 +493,13 @@ def _peers(region: Any, leader: Any) -> tuple[PeerInfo, ...]:
 
 
 def _region_info(region: Any, leader: Any) -> RegionInfo:
-    peer = leader if leader.id else (region.peers[0] if region.peers else leader)
+    """Without a leader its store is 0: the first peer may be anybody's, and would only refuse."""
     return RegionInfo(
         id=region.id,
         start_key=region.start_key,
         end_key=region.end_key,
         epoch_version=region.region_epoch.version,
         conf_ver=region.region_epoch.conf_ver,
-        leader_peer_id=peer.id,
-        leader_store_id=peer.store_id,
+        leader_peer_id=leader.id,
+        leader_store_id=leader.store_id if leader.id else 0,
     )

@@ -18,7 +18,10 @@ from tidegate.tidb.memcomparable import encode_bytes
 
 @dataclass(frozen=True, slots=True)
 class RegionInfo:
-    """One region as PD or a store described it; keys are memcomparable-encoded, empty = infinity."""
+    """One region as PD or a store described it; keys are memcomparable-encoded, empty = infinity.
+
+    Peer and store of its leader are 0 while it has none.
+    """
 
     id: int
     start_key: bytes

@@ -18,9 +18,12 @@ from tidegate.kvclient.backoff import Backoff, Cause
 from tidegate.kvclient.channel import beginning, is_transient, unavailable
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.kvclient.stores import StoreGone
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.proto import tikvpb_pb2_grpc
 
+NO_LEADER_MS: Final = 50
+"""Between two questions to PD who leads a region; an election takes some seconds."""
 STORE_TIMEOUT_S: Final = 10.0
 """For one request; a store that needs longer for 16,384 keys is not well."""
 
@@ -44,7 +47,7 @@ class RegionRequester:
 
         Sets region, epoch, peer and cluster id of `request.context`; its other fields are the caller's.
         """
-        address = self.pd.store_address(region.leader_store_id)
+        address = self._address(region, method, backoff)
         self.fill_context(request.context, region)
         stub = self.pd.channels.stub(address, tikvpb_pb2_grpc.TikvStub)
         try:
@@ -55,6 +58,19 @@ class RegionRequester:
         if response.HasField("region_error"):
             self._region_failed(region, method, response.region_error, backoff)
         return response
+
+    def _address(self, region: RegionInfo, method: str, backoff: Backoff) -> str:
+        """Where the region's leader is; waits, and asks PD for the region again, when it has none."""
+        why = "it has no leader"
+        if region.leader_store_id:
+            try:
+                return self.pd.store_address(region.leader_store_id)
+            except StoreGone as error:
+                why = f"{error.what}: {error.why}"
+        self.pd.regions.invalidate(region.id)
+        where = f"region {region.id}, {method}"
+        self.pd.pause(backoff.next(Cause.NOT_LEADER, at_least_ms=NO_LEADER_MS, where=where, why=why))
+        raise RegionMoved
 
     def fill_context(self, context: kvrpcpb.Context, region: RegionInfo) -> None:
         """Address a request to the region's leader, in the keyspace."""
@@ -130,7 +146,7 @@ def mend(pd: PdClient, region: RegionInfo, error: Any) -> tuple[Cause, int]:
             return Cause.NOT_LEADER, 0
         case "not_leader":
             pd.regions.invalidate(region.id)
-            return Cause.NOT_LEADER, 50
+            return Cause.NOT_LEADER, NO_LEADER_MS
         case "epoch_not_match":
             pd.regions.invalidate(region.id)
             for current in error.epoch_not_match.current_regions:

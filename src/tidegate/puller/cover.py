@@ -23,13 +23,13 @@ class Part(NamedTuple):
 
 
 class Uncovered(NamedTuple):
-    """The rest, for which PD names no region with a leader, or PD does not answer."""
+    """A region's part that nobody leads now, or the rest, for which PD names no region or does not answer."""
 
     bounds: Span
 
 
 def cover(pd: PdClient, bounds: Span) -> Iterator[Part | Uncovered]:
-    """Parts that tile `bounds` from its start on; what is left at the end comes last, if anything is."""
+    """What tiles `bounds` from its start on; a rest that PD knows no region of comes last."""
     at = bounds
     while True:
         try:
@@ -41,9 +41,9 @@ def cover(pd: PdClient, bounds: Span) -> Iterator[Part | Uncovered]:
         for region in regions:
             limits = _region_span(region)
             part = at.intersect(limits)
-            if rest is None or part is None or part.start != rest.start or not region.leader_store_id:
+            if rest is None or part is None or part.start != rest.start:
                 break
-            yield Part(part, region, limits)
+            yield Part(part, region, limits) if region.leader_store_id else Uncovered(part)
             rest = _after(rest, part)
         if rest is None:
             return

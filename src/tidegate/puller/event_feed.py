@@ -135,7 +135,6 @@ class Stream:
         self._emptied = 0
         self._doubted: dict[tuple[int, int], bool] = {}
         self._why = ""
-        self._refused: Fatal | None = None
         call = channel.stream_stream(
             METHOD, request_serializer=cdcpb.ChangeDataRequest.SerializeToString, response_deserializer=None
         )
@@ -227,12 +226,8 @@ class Stream:
     def _ended(self) -> None:
         code, why = self._call.code(), str(self._call.details())
         if code is grpc.StatusCode.UNIMPLEMENTED:
-            self._refused = Fatal(
-                "the store does not serve multiplexed change feeds",
-                where=f"store {self.store_id}, {METHOD}",
-                why=why,
-                fix="upgrade TiKV to a release that has EventFeedV2",
-            )
+            # Nothing to end all spans for: it may be another program's address by now, and PD knows.
+            why = f"what answers at its address has no {METHOD}, as TiKV has since 7.5: {why}"
         self._why = self._why or ("the store ended the stream" if code is grpc.StatusCode.OK else why)
         self._queue.close()
 
@@ -258,7 +253,6 @@ class Stream:
                 self.rows += matched.changes
                 self._owner.matched(self, matched)
                 self._settle()
-            error = self._refused
         except TidegateError as raised:
             self._why, error = raised.render(), raised if isinstance(raised, Fatal) else None
         except Exception as raised:  # a defect must stop the puller with its reason, not hang it

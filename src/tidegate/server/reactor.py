@@ -38,6 +38,7 @@ from tidegate.eventstore import outlook
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
 from tidegate.filter.tables import why_ineligible
+from tidegate.kvclient.stores import check_versions
 from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms, readable
 from tidegate.mounter.schema_store import SchemaStore
@@ -202,6 +203,7 @@ class Reactor:
 
     async def _create(self, new: NewFeed) -> Feed:
         node = self.node
+        check_versions(await asyncio.to_thread(node.pd.stores))
         new = await self._in_keyspace(new)
         start_ts = await self._start_ts(new)
         held = creating_id(node.cluster, node.identity, new.feed)

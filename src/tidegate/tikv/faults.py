@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tidegate.errors import InvalidInput
-from tidegate.proto import cdcpb_pb2, errorpb_pb2
+from tidegate.proto import cdcpb_pb2, errorpb_pb2, metapb_pb2
 
 DELAY_MAX_S: Final = 60.0
 KV_ERRORS: Final[dict[str, Callable[[], errorpb_pb2.Error]]] = {
@@ -78,6 +78,12 @@ class Faults:
         """The same for registrations of ChangeData."""
         self.quota_bytes = 0
         """Of unread live events of a stream of changes that begins now; 0: as usual."""
+        self.stores: dict[int, metapb_pb2.Store] = {}
+        """What PD says of stores instead of what is so, and of stores that there are not."""
+        self.first_learner = 0
+        """A store, TiFlash's say, that has a learner of every region, which PD names first; 0: none."""
+        self.leaderless: frozenset[int] = frozenset()
+        """Regions whose leader PD does not know."""
         self._random = random.Random(seed)
         self._mutex = threading.Lock()
         self.stopping = threading.Event()
@@ -122,6 +128,7 @@ class Faults:
         self.resolved_frozen = False
         self.quota_bytes = 0
         self.kv_errors = self.capture_errors = ("", 0.0)
+        self.stores, self.first_learner, self.leaderless = {}, 0, frozenset()
 
     def delay(self, name: str, milliseconds: float) -> None:
         """Set `apply`, `scan` or `snapshot`; raises InvalidInput for a delay out of range."""
@@ -162,6 +169,12 @@ class Faults:
             found.append(("resolved-ts", "frozen"))
         if self.quota_bytes:
             found.append(("quota", f"{self.quota_bytes} bytes"))
+        if self.stores:
+            found.append(("stores", f"{len(self.stores)} others than there are"))
+        if self.first_learner:
+            found.append(("first-learner", f"store {self.first_learner}"))
+        if self.leaderless:
+            found.append(("leaderless", f"{len(self.leaderless)} regions"))
         for service, (name, share) in (("kv", self.kv_errors), ("capture", self.capture_errors)):
             if name and share:
                 found.append((f"{service}-error", f"{name}, {share:.0%} of requests"))

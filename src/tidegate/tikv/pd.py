@@ -12,9 +12,10 @@ from typing import Final
 
 from tidegate.errors import InvalidInput
 from tidegate.model import timestamp
-from tidegate.proto import keyspacepb_pb2
+from tidegate.proto import keyspacepb_pb2, metapb_pb2
 from tidegate.proto import pdpb_pb2 as pb
 from tidegate.tikv.engine import META, Engine
+from tidegate.tikv.faults import Faults
 from tidegate.tikv.gc import GC_WORKER, SafePoints, ServiceSafePoint
 from tidegate.tikv.keyspace import Keyspaces
 from tidegate.tikv.pd_members import PdMembers
@@ -73,6 +74,7 @@ class PlacementDriver:
         keyspaces: Keyspaces,
         stores: Stores,
         regions: PdRegions,
+        faults: Faults,
     ) -> None:
         self.cluster_id = int(header.cluster_id)
         self.regions = regions
@@ -81,6 +83,7 @@ class PlacementDriver:
         self.safe_points = safe_points
         self._keyspaces = keyspaces
         self._members, self._scheme = members, scheme
+        self._faults = faults
         self._header = header
 
     def members(self) -> pb.GetMembersResponse:
@@ -118,6 +121,9 @@ class PlacementDriver:
 
     def store(self, store_id: int) -> pb.GetStoreResponse:
         """A store, or an error in the header."""
+        told = self._faults.stores.get(store_id)
+        if told is not None:
+            return pb.GetStoreResponse(header=self._header, store=told)
         found = self.stores.get(store_id)
         if found is None:
             return pb.GetStoreResponse(
@@ -125,10 +131,12 @@ class PlacementDriver:
             )
         return pb.GetStoreResponse(header=self._header, store=found.message())
 
-    def all_stores(self) -> pb.GetAllStoresResponse:
-        """All stores."""
+    def all_stores(self, removed: bool = True) -> pb.GetAllStoresResponse:
+        """All stores; those that are removed only if they are asked for."""
+        known = {each.id: each.message() for each in self.stores.all()} | self._faults.stores
         return pb.GetAllStoresResponse(
-            header=self._header, stores=[each.message() for each in self.stores.all()]
+            header=self._header,
+            stores=[s for s in known.values() if removed or s.state != metapb_pb2.Tombstone],
         )
 
     def store_heartbeat(self, store_id: int) -> pb.StoreHeartbeatResponse:

@@ -10,18 +10,24 @@ from collections.abc import Sequence
 
 from tidegate.proto import metapb_pb2
 from tidegate.proto import pdpb_pb2 as pb
+from tidegate.tikv.faults import Faults
 from tidegate.tikv.operators import Operators
 from tidegate.tikv.region import Region
 from tidegate.tikv.region_table import RegionState, RegionTable
 
 NO_LEADER = metapb_pb2.Peer()
+FAR_PEER = 1 << 40
+"""Ids of learners that there are not begin here."""
 
 
 class PdRegions:
     """Thread-safe."""
 
-    def __init__(self, table: RegionTable, operators: Operators, header: pb.ResponseHeader) -> None:
+    def __init__(
+        self, table: RegionTable, operators: Operators, header: pb.ResponseHeader, faults: Faults
+    ) -> None:
         self._table = table
+        self._faults = faults
         self._operators = operators
         self._header = header
         self._held: RegionState | None = None
@@ -61,9 +67,9 @@ class PdRegions:
         found = self.view.scan(start, end, limit)
         return pb.ScanRegionsResponse(
             header=self._header,
-            region_metas=[each.message for each in found],
-            leaders=[each.leader_peer or NO_LEADER for each in found],
-            regions=[_with_leader(each) for each in found],
+            region_metas=[self._message(each) for each in found],
+            leaders=[self._leader(each) or NO_LEADER for each in found],
+            regions=[self._with_leader(each) for each in found],
         )
 
     def batch_scan(self, ranges: Sequence[pb.KeyRange], limit: int) -> pb.BatchScanRegionsResponse:
@@ -74,7 +80,7 @@ class PdRegions:
         }
         listed = list(found.values())[: limit if limit > 0 else None]
         return pb.BatchScanRegionsResponse(
-            header=self._header, regions=[_with_leader(each) for each in listed]
+            header=self._header, regions=[self._with_leader(each) for each in listed]
         )
 
     def query(self, request: pb.QueryRegionRequest) -> pb.QueryRegionResponse:
@@ -91,9 +97,9 @@ class PdRegions:
         for each in (*of_keys, *before, *by_id):
             if each is not None and each.id not in response.regions_by_id:
                 found = response.regions_by_id[each.id]
-                found.region.CopyFrom(each.message)
-                if each.leader_peer is not None:
-                    found.leader.CopyFrom(each.leader_peer)
+                found.region.CopyFrom(self._message(each))
+                if (leader := self._leader(each)) is not None:
+                    found.leader.CopyFrom(leader)
         return response
 
     def split(self, at: Sequence[bytes]) -> list[int]:
@@ -111,8 +117,23 @@ class PdRegions:
     def _response(self, region: Region | None) -> pb.GetRegionResponse:
         if region is None:
             return pb.GetRegionResponse(header=self._header)
-        return pb.GetRegionResponse(header=self._header, region=region.message, leader=region.leader_peer)
+        return pb.GetRegionResponse(
+            header=self._header, region=self._message(region), leader=self._leader(region)
+        )
 
+    def _with_leader(self, region: Region) -> pb.Region:
+        return pb.Region(region=self._message(region), leader=self._leader(region))
 
-def _with_leader(region: Region) -> pb.Region:
-    return pb.Region(region=region.message, leader=region.leader_peer)
+    def _leader(self, region: Region) -> metapb_pb2.Peer | None:
+        return None if region.id in self._faults.leaderless else region.leader_peer
+
+    def _message(self, region: Region) -> metapb_pb2.Region:
+        store = self._faults.first_learner
+        if not store:
+            return region.message
+        told = metapb_pb2.Region()
+        told.CopyFrom(region.message)
+        del told.peers[:]
+        told.peers.add(id=FAR_PEER + region.id, store_id=store, role=metapb_pb2.Learner)
+        told.peers.extend(region.message.peers)
+        return told

@@ -138,7 +138,7 @@ class EmbeddedUpstream:
         self._pool = ThreadPoolExecutor(SCHEDULER_THREADS, thread_name_prefix="scheduler")
         self.cluster_id = load_cluster_id(self._engine)
         self._header = pdpb_pb2.ResponseHeader(cluster_id=self.cluster_id)
-        self.pd_regions = PdRegions(self.regions, self.operators, self._header)
+        self.pd_regions = PdRegions(self.regions, self.operators, self._header, self.faults)
         self._shared = Shared(
             self.cluster_id,
             self.regions,
@@ -182,6 +182,7 @@ class EmbeddedUpstream:
             self._keyspaces,
             self.stores,
             self.pd_regions,
+            self.faults,
         )
         handlers = (
             _of(pdpb_pb2, "PD", PdService(pd)),

@@ -146,7 +146,7 @@ class PdService:
 
     def GetAllStores(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.all_stores()
+        return self._pd.all_stores(not request.exclude_tombstone_stores)
 
     def GetRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)

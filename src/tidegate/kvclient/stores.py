@@ -1,0 +1,53 @@
+"""Which of a cluster's stores hold changes, and whether their TiKV offers them. Pure.
+
+PD counts TiFlash's stores among its own: they are learners of regions, never lead one, and know none of
+TiKV's services. A removed store stays in PD's list as a tombstone for long. (client-go: internal/locate.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.proto import metapb_pb2 as metapb
+
+OLDEST_TIKV: Final = (7, 5)
+"""The first long-term release with `ChangeData.EventFeedV2`: one stream for all regions of a store."""
+ENGINE: Final = "engine"
+COLUMNAR: Final = ("tiflash", "tiflash_compute")
+
+
+class StoreGone(Retryable):
+    """PD names no TiKV store of that number: whoever was told of it asks where its region is now."""
+
+
+def unfit(store: Any) -> str:
+    """Why no region can be read at a metapb.Store, in words; empty when one can."""
+    if store.state == metapb.Tombstone:
+        return "it was removed from the cluster"
+    if any(label.key == ENGINE and label.value in COLUMNAR for label in store.labels):
+        return "it is TiFlash's"
+    return "" if store.address else "it has no address"
+
+
+def check_versions(stores: Iterable[Any]) -> None:
+    """Raise InvalidInput when a TiKV store of these (metapb.Store) is too old to be followed.
+
+    A version that says nothing is let pass: the stream itself tells then.
+    """
+    old = [store for store in stores if not unfit(store) and _is_old(store.version)]
+    if old:
+        shown = ", ".join(f"store {store.id} at {store.address}: {store.version}" for store in old[:3])
+        raise InvalidInput(
+            f"The cluster's TiKV is too old: {'.'.join(map(str, OLDEST_TIKV))} is the oldest that will do.",
+            where=shown + (f", and {len(old) - 3} more" if len(old) > 3 else ""),
+            why="it has no EventFeedV2, the change stream of many regions at once",
+            fix="upgrade TiKV, then create the changefeed",
+        )
+
+
+def _is_old(version: str) -> bool:
+    found = re.match(r"v?(\d{1,4})\.(\d{1,4})\.", version)
+    return found is not None and (int(found[1]), int(found[2])) < OLDEST_TIKV
