@@ -173,3 +173,24 @@ def test_a_comparison_reads_the_texts_of_a_key_as_moments() -> None:
     }
     assert canonical(pa.table(texts), typed.schema).equals(typed)
     assert conformed(pa.record_batch(texts), typed.schema, "file").equals(typed.to_batches()[0])
+
+
+@pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
+def test_a_time_that_gets_more_digits_without_new_data_shows_them_and_stays_one_row(
+    tmp_path: Path, protocol: str
+) -> None:
+    """TiDB keeps the rows and the column's id when it only shows more digits; here a TIME is its text."""
+    columns = [ColumnSpec("at", 11, 10, 0, flag=KEY_FLAGS), ColumnSpec("v", 11, 10, 0)]
+    before, target = OneTable.of(columns), tmp_path / "target"
+    after = OneTable.of([replace(column, flen=14, decimal=3) for column in columns])
+    events = [
+        before.created(),
+        before.change(110, None, ("10:11:12", "-01:00:00")),
+        before.change(111, None, ("10:11:13", None)),
+        before.ddl(120, 12, "ALTER TABLE items MODIFY at TIME(3) NOT NULL", after.info),
+        after.change(130, ("10:11:12.000", "-01:00:00.000"), ("10:11:12.000", "00:00:00.500")),
+        Mark(140),
+    ]
+    consume(topic(events, protocol), target)
+    rows = open_snapshot(target).tables["shop.items"].to_arrow().sort_by("at").to_pylist()
+    assert rows == [{"at": "10:11:12.000", "v": "00:00:00.500"}, {"at": "10:11:13.000", "v": None}]

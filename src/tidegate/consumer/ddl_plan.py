@@ -33,7 +33,7 @@ import pyarrow as pa
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.convert import Losses, TargetColumn
 from tidegate.consumer.definition import Definition, fill_value, from_info
-from tidegate.consumer.modify import Change, known_zone
+from tidegate.consumer.modify import Change, change_of, known_zone
 from tidegate.consumer.partitioning import Members, Unknowable, members
 from tidegate.model.ddl import WITHOUT_VALIDATION, DdlEvent
 from tidegate.mounter.ddl_renames import Name, names_in
@@ -315,10 +315,8 @@ def _sources(
             was = None if was is not None and was.id in kept else was
         taken = held.column(was.name) if was is not None else None
         fill = None if taken is not None else fill_value(new, column, Losses())
-        change = (
-            Change(was, new, zone) if taken is not None and was is not None and was.id != new.id else None
-        )
-        sources.append(Source(column, taken, fill, None if change is not None and change.idle else change))
+        change = change_of(was, new, zone) if taken is not None and was is not None else None
+        sources.append(Source(column, taken, fill, change))
     return tuple(sources)
 
 

@@ -67,6 +67,19 @@ class Change:
         )
 
 
+def change_of(before: Column, after: Column, time_zone: tzinfo | None) -> Change | None:
+    """How the values of a column change with its definition; None if they stay as they are.
+
+    A new column id says that TiDB wrote new data. It keeps id and data where the old values are the new ones,
+    but a TIME is text here, and its text has as many digits as its type.
+    """
+    respelled = before.kind is after.kind is Kind.TIME and fsp(before) != fsp(after)
+    if before.id == after.id and not respelled:
+        return None
+    change = Change(before, after, time_zone)
+    return None if change.idle else change
+
+
 def known_zone(text: str) -> tzinfo | None:
     """The time zone of a DDL event; None when it tells none, or one that this machine does not know."""
     if re.fullmatch(r"[+-]\d+", text):
