@@ -19,6 +19,7 @@ from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.block_matcher import BlockMatcher
+from tidegate.puller.budget import Budget
 from tidegate.puller.event_feed import MessageQueue
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.matcher import Kind, Row
@@ -310,7 +311,7 @@ def test_handle_resolved_ts_a_batch_of_many_regions_is_applied_whole_and_zero_is
 
 
 def test_memory_thresholds_a_reader_waits_at_the_bound_and_no_wake_up_is_lost() -> None:
-    queue = MessageQueue(limit=100)
+    queue = MessageQueue(Budget(100).join())
     sent = [bytes([number % 250]) * 30 for number in range(500)]
     held: list[int] = []
 

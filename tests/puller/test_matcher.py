@@ -16,6 +16,7 @@ from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller import block_matcher
 from tidegate.puller.block_matcher import BlockMatcher, Happening, Matched
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 
 BOUNDS = [Span(b"a", b"m"), Span(b"m", b""), Span(b"a", b"z")]
@@ -165,7 +166,7 @@ def test_thousands_of_open_rows_over_many_batches_all_find_their_commit(
 
 
 def live(open_bytes_max: int = 1 << 30) -> BlockMatcher:
-    matcher = BlockMatcher(open_bytes_max)
+    matcher = BlockMatcher(StreamMemory(open_bytes_max))
     matcher.register(7, 1, 0, 0, Span(b"a", b"z"), CHECKPOINT)
     matcher.feed([rows_message(1, 7, [Row(Kind.INITIALIZED)])])
     return matcher

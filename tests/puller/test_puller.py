@@ -22,6 +22,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span, span_id
 from tidegate.puller import block_matcher
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -250,7 +251,7 @@ def test_a_transaction_of_many_times_the_memory_bound_goes_by_the_disk(world: Wo
     (spill / "1-7").mkdir()
     (spill / "1-7" / "000001.spill").write_bytes(b"of a puller that was killed")
     store = EventStore(world.folder)
-    puller = Puller(world.pd, store, spill=spill, open_bytes_max=50_000, on_failure=fail)
+    puller = Puller(world.pd, store, spill=spill, memory=StreamMemory(50_000), on_failure=fail)
     assert not spill.exists()
     puller.watch(SPAN, start)
     changes = {b"t%05d" % i: b"value" * 100 for i in range(2000)}

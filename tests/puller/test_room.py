@@ -28,6 +28,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span, span_id
 from tidegate.puller import block_matcher
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.puller.room import REST_S, SHED_AFTER_S, Deed, Room
 from tidegate.server.puller_process import store_dir
@@ -178,7 +179,7 @@ def test_an_open_transaction_larger_than_the_quota_is_held_given_up_and_arrives_
     start = world.pd.tso()
     store = EventStore(world.folder, disk_bytes=quota)
     spill = tmp_path / "spill"
-    puller = Puller(world.pd, store, spill=spill, open_bytes_max=20_000, on_failure=fail)
+    puller = Puller(world.pd, store, spill=spill, memory=StreamMemory(20_000), on_failure=fail)
     other = Span(b"m", b"n")
     puller.watch(SPAN, start)
     puller.watch(other, start)

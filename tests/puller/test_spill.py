@@ -17,6 +17,7 @@ from tests.puller.wire import error_message, resolved_message, rows_message
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller.block_matcher import BlockMatcher, Happening, Registration
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.matcher import BrokenContractError, Change, Kind, Matcher, Row
 
 
@@ -25,7 +26,7 @@ class Spilling:
 
     def __init__(self, folder: Path, bound: int) -> None:
         self.folder = folder
-        self.matcher = BlockMatcher(bound, folder)
+        self.matcher = BlockMatcher(StreamMemory(bound), folder)
         self.changes: list[list[Change]] = [[], []]
         self.resolved: dict[int, int] = {}
         self.violated: set[int] = set()

@@ -68,7 +68,7 @@ class EventStore:
         folder: Path | str,
         *,
         durable: Durability = "process",
-        memory_bytes: int = 512 << 20,
+        memory_bytes: int = 256 << 20,
         disk_bytes: int = 0,
         kv_mode: str = "tidb",
         keep_free: int = 0,

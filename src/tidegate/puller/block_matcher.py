@@ -5,11 +5,11 @@ It drives the kernels: `scan`, `match`, `keep` what is open, `gather` what is co
 Holds the tables that the kernels work on and sees to their room; decides nothing about rows. One stream's
 worker calls `feed`; `register` and `stop` may come from another thread.
 
-Memory: open prewrites are kept whole until their commit. Beyond `open_bytes_max` those go that a later
-resolved ts has passed; then the registrations that hold most are spilled to disk (`spill`) by `relieve`, and
-matched by `join` when a resolved ts would pass one of their commits. Without a folder for that, their state
-is dropped: a commit without its prewrite makes a registration start anew from its resolved ts, and the scan
-then brings the change whole.
+Memory: open prewrites are kept whole until their commit. Beyond the stream's share of the process's `budget`
+those go that a later resolved ts has passed; then the registrations that hold most are spilled to disk
+(`spill`) by `relieve`, and matched by `join` when a resolved ts would pass one of their commits. Without a
+folder for that, their state is dropped: a commit without its prewrite makes a registration start anew from
+its resolved ts, and the scan then brings the change whole.
 """
 
 from __future__ import annotations
@@ -41,12 +41,9 @@ from tidegate.puller import (
     spill_kernels,
 )
 from tidegate.puller import table_kernels as k
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.matcher import Violation
-from tidegate.puller.recycler import Recycler
 from tidegate.puller.spill import DamagedLogError, SpillFolder, SpillLog
-
-OPEN_BYTES_MAX: Final = 1 << 30
-"""Bytes of open prewrites one stream keeps."""
 
 FLUSH_BYTES: Final = 8 << 20
 """So much of spilled registrations' rows is gathered before it is written."""
@@ -121,7 +118,7 @@ class BlockMatcher:
 
     def __init__(
         self,
-        open_bytes_max: int = OPEN_BYTES_MAX,
+        memory: StreamMemory | None = None,
         spill: Path | None = None,
         lag: Timestamp = 0,
         *,
@@ -129,14 +126,14 @@ class BlockMatcher:
     ) -> None:
         """`lag` is taken off every resolved ts that comes; `spill`: a folder for what is too much.
 
-        `trust_empty`: see `Matcher`.
+        `memory`: what it shares with the process's other streams. `trust_empty`: see `Matcher`.
         """
         self._lag = np.uint64(lag)
         self._lock = threading.Lock()
-        flush = min(FLUSH_BYTES, max(1 << 16, open_bytes_max // 8))
+        memory = memory or StreamMemory()
+        flush = min(FLUSH_BYTES, max(1 << 16, memory.open_rows.total // 8))
         self._spill = SpillFolder(spill, flush) if spill is not None else None
-        self._open_bytes_max = open_bytes_max
-        self._memory = Recycler()
+        self._share, self._slabs = memory.open_rows.join(), memory.slabs
         self._owners: dict[int, Registration] = {}
         self._slots = np.zeros((64, k.SLOT_WORDS), dtype=np.uint64)
         self._free = list(range(63, -1, -1))
@@ -223,24 +220,12 @@ class BlockMatcher:
         Called after `feed`. Raises DiskFull: nothing has changed, call it again.
         """
         with self._lock:
-            slots, counts, spill = self._slots, self._counts, self._spill
-            if spill is not None:
-                for slot in list(spill.logs):
-                    if slots[slot, k.S_STATE] == k.STOPPED:
-                        self._unspill(slot)
-                if counts[k.C_LOG] > spill.room // 2:
-                    spill.flush(counts, len(slots))
-            if counts[k.C_LIVE] <= self._open_bytes_max:
-                if len(self._arena) > 8 * (_SPARE_BYTES + int(counts[k.C_LIVE])):
-                    self._compact(_SPARE_BYTES)
-                return
-            self._compact(0, drop_resolved=True)
-            if counts[k.C_LIVE] <= self._open_bytes_max:
-                return
-            if spill is None:
-                self._shed()
-            else:
-                self._spill_largest(spill)
+            self._share.hold(self.open_bytes)
+            try:
+                self._relieve(self._share.limit)
+            finally:
+                self._let_go()
+                self._share.hold(self.open_bytes)
 
     def join(self) -> Iterator[Matched]:
         """Match what was spilled and may be told now; the resolved ts comes with a registration's last part.
@@ -261,10 +246,34 @@ class BlockMatcher:
             yield from self._play_back(owner, log)
 
     def close(self) -> None:
-        """Remove what is on disk."""
+        """Remove what is on disk, and leave the memory to other streams."""
         with self._lock:
+            self._share.leave()
             if self._spill is not None:
                 self._spill.close()
+
+    def _relieve(self, limit: int) -> None:
+        """What came out was copied by `feed`: no arena but the present one is needed, at any step."""
+        slots, counts, spill = self._slots, self._counts, self._spill
+        if spill is not None:
+            for slot in list(spill.logs):
+                if slots[slot, k.S_STATE] == k.STOPPED:
+                    self._unspill(slot)
+            if counts[k.C_LOG] > spill.room // 2:
+                spill.flush(counts, len(slots))
+        self._let_go()
+        if counts[k.C_LIVE] <= limit:
+            if len(self._arena) > 8 * (_SPARE_BYTES + int(counts[k.C_LIVE])):
+                self._compact(_SPARE_BYTES)
+            return
+        self._compact(0, drop_resolved=True)
+        self._let_go()
+        if counts[k.C_LIVE] <= limit:
+            return
+        if spill is None:
+            self._shed(limit)
+        else:
+            self._spill_largest(spill, limit)
 
     def _feed(self, messages: Sequence[bytes]) -> int:
         """Scan and match; prewrites still open leave the messages. Returns the number of rows."""
@@ -346,14 +355,14 @@ class BlockMatcher:
                 pass
         self._spill.grow(used)
 
-    def _spill_largest(self, spill: SpillFolder) -> None:
+    def _spill_largest(self, spill: SpillFolder, limit: int) -> None:
         """Spill registrations, those that hold most, until half of the limit is free."""
         slots, counts = self._slots, self._counts
         spill.flush(counts, len(slots))
         chosen: list[int] = []
         left = int(counts[k.C_LIVE])
         for slot in np.argsort(slots[:, k.S_OPEN])[::-1].tolist():
-            if left <= self._open_bytes_max // 2 or slots[slot, k.S_OPEN] == 0:
+            if left <= limit // 2 or slots[slot, k.S_OPEN] == 0:
                 break
             left -= int(slots[slot, k.S_OPEN])
             chosen.append(slot)
@@ -369,6 +378,7 @@ class BlockMatcher:
             for slot in chosen:
                 self._unspill(slot)
             raise
+        self._let_go()
         self._compact(0)
         self._make_waiting(int(counts[k.C_WAITING]), always=True)
 
@@ -395,12 +405,15 @@ class BlockMatcher:
         """Match a registration's log; what it leaves open goes back to memory, or to a new log."""
         assert self._spill is not None
         slot = owner.slot
-        passes = 1 + 2 * log.size // max(self._open_bytes_max, PASS_BYTES_MIN)
+        limit = max(self._share.limit, PASS_BYTES_MIN)
+        passes = 1 + 2 * log.size // limit
+        self._share.hold(self.open_bytes + log.size // passes)
         due = int(self._slots[slot, k.S_DUE])
         rest = self._spill.new_log(k.LIVE, due)
         left = 0
         for number in range(passes):
             part = BlockMatcher(trust_empty=bool(self._counts[k.C_TRUST_EMPTY]))
+            part._slabs = self._slabs
             part._events = np.zeros((_PLAYED, k.EVENT_WORDS), dtype=np.uint64)
             part._rows = np.zeros((_PLAYED, k.ROW_WORDS), dtype=np.uint64)
             one = part.register(
@@ -447,7 +460,7 @@ class BlockMatcher:
                 return Matched([], [], _NO_MARKS, _NO_TS, 0, 0)
             self._unspill(slot)
             self._slots[slot, k.S_RESOLVED] = due
-            if left > self._open_bytes_max // 8:
+            if left > self._share.limit // 8:
                 spill.logs[slot] = rest
                 self._slots[slot, k.S_SPILLED] = 1
             else:
@@ -602,10 +615,16 @@ class BlockMatcher:
         )
         self._arena, self._table = arena, table
 
-    def _shed(self) -> None:
+    def _shed(self, limit: int) -> None:
         """Bring open prewrites under the limit by forgetting them."""
-        while self._counts[k.C_LIVE] > self._open_bytes_max:
+        while self._counts[k.C_LIVE] > limit:
+            self._let_go()
             self._compact(0, drop_resolved=True, victim=int(self._slots[:, k.S_OPEN].argmax()))
+
+    def _let_go(self) -> None:
+        """Free the arenas that were replaced. Only where no change is still to be gathered from them."""
+        self._retired.clear()
+        self._known.clear()
 
     def _make_slots(self) -> None:
         """Take stopped slots back; when they are few, double the table."""
@@ -659,7 +678,7 @@ class BlockMatcher:
         widths = [8 * rows, 8 * rows, rows]
         for size in sizes:
             widths += [4 * (rows + 1), size]
-        buffers = self._memory.buffers(widths)
+        buffers = self._slabs.buffers(widths)
         columns = np.array([b.address for b in buffers], dtype=np.int64)
         gather_kernels.gather(out, first, end, address(columns))
         arrays = [pa.Array.from_buffers(_TYPES[i], rows, [None, buffers[i]]) for i in range(3)]

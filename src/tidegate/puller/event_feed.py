@@ -1,11 +1,11 @@
 """One EventFeedV2 stream to one store: the only edge of this folder that touches gRPC.
 
-Two threads a stream. The *reader* takes messages from gRPC as bytes, unparsed, into a queue of at most
-`QUEUE_BYTES`; when it is full the reader stops, HTTP/2 flow control closes the window, and the store feels
-the back- pressure. The *worker* takes all that is there (at most `BATCH_BYTES`), runs the matcher over it
-in compiled code and hands the result to its owner in the order of arrival. When the stream ends, whatever
-the reason and whether or not the reader sees it (`at_end`), the worker first finishes what was received and
-then calls `lost`, once, last.
+Two threads a stream. The *reader* takes messages from gRPC as bytes, unparsed, into a queue bounded by the
+stream's share of the process's `budget`; when it is full the reader stops, HTTP/2 flow control closes the
+window, and the store feels the back-pressure. The *worker* takes all that is there (at most `BATCH_BYTES`),
+runs the matcher over it in compiled code and hands the result to its owner in the order of arrival. When the
+stream ends, whatever the reason and whether or not the reader sees it (`at_end`), the worker first finishes
+what was received and then calls `lost`, once, last.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.proto import metapb_pb2 as metapb
 from tidegate.puller import spill
-from tidegate.puller.block_matcher import OPEN_BYTES_MAX, BlockMatcher, Matched, Registration
+from tidegate.puller.block_matcher import BlockMatcher, Matched, Registration
+from tidegate.puller.budget import Share, StreamMemory
 from tidegate.tidb.memcomparable import encode_bytes
 
 METHOD: Final = "/cdcpb.ChangeData/EventFeedV2"
@@ -40,7 +41,6 @@ check the cluster id."""
 RAW_LAG: Final = compose(3000)
 """Taken off the resolved ts of raw keys: a deposed leader's may lie above timestamps that the new leader's
 causal provider still hands out (tikv/migration#193, `resolved-ts-safe-interval`)."""
-QUEUE_BYTES: Final = 64 << 20
 BATCH_BYTES: Final = 8 << 20
 
 
@@ -61,10 +61,13 @@ class Owner(Protocol):
 
 
 class MessageQueue:
-    """Messages between reader and worker, bounded by their bytes."""
+    """Messages between reader and worker, bounded by their bytes.
 
-    def __init__(self, limit: int = QUEUE_BYTES) -> None:
-        self._limit, self._size, self._closed = limit, 0, False
+    An empty queue always takes a message: so nobody waits for the queue of another stream.
+    """
+
+    def __init__(self, share: Share) -> None:
+        self._share, self._size, self._closed = share, 0, False
         self.emptied = 0
         """How often its taker came and found nothing: that it keeps up."""
         self.is_awaited = False
@@ -75,10 +78,11 @@ class MessageQueue:
     def put(self, message: bytes) -> None:
         """Add one; waits while the queue is over its limit, unless it is closed."""
         with self._changed:
-            while self._size > self._limit and not self._closed:
+            while self._size > self._share.limit and not self._closed:
                 self._changed.wait()
             self._messages.append(message)
             self._size += len(message)
+            self._share.hold(self._size)
             self._changed.notify_all()
 
     def take(self, limit: int = BATCH_BYTES) -> list[bytes]:
@@ -94,13 +98,15 @@ class MessageQueue:
                 taken.append(self._messages.popleft())
                 size += len(taken[-1])
             self._size -= size
+            self._share.hold(self._size)
             self._changed.notify_all()
             return taken
 
     def close(self) -> None:
-        """No more will come."""
+        """No more will come; what is there may be taken still."""
         with self._changed:
             self._closed = True
+            self._share.leave()
             self._changed.notify_all()
 
 
@@ -116,22 +122,20 @@ class Stream:
         *,
         raw: bool = False,
         trust_empty: bool = False,
-        open_bytes_max: int = OPEN_BYTES_MAX,
+        memory: StreamMemory | None = None,
         spill_to: Path | None = None,
     ) -> None:
         """Open the stream and start its threads; failures to connect arrive as `lost`. Raises Retryable where
         the channel is closed.
 
-        `raw`: of RawKV; `trust_empty`: see `Matcher`. `open_bytes_max`: of open transactions in memory;
-        `spill_to`: a folder of its own for more.
+        `raw`: of RawKV; `trust_empty`: see `Matcher`. `memory`: what the process's streams share;
+        `spill_to`: a folder of its own for open transactions beyond that.
         """
         self.store_id, self._cluster_id, self._owner = store_id, cluster_id, owner
         self._spill = spill_to
-        self.matcher = BlockMatcher(open_bytes_max, spill_to, RAW_LAG if raw else 0, trust_empty=trust_empty)
         self._kv_api = cdcpb.ChangeDataRequest.RawKV if raw else cdcpb.ChangeDataRequest.TiDB
         self.messages = self.bytes = self.rows = 0
         self._requests = Requests()
-        self._queue = MessageQueue()
         self._emptied = 0
         self._doubted: dict[tuple[int, int], bool] = {}
         self._why = ""
@@ -140,6 +144,9 @@ class Stream:
         )
         with beginning(f"store {store_id}"):
             self._call = call(self._requests, metadata=FEATURES)
+        memory = memory or StreamMemory()
+        self.matcher = BlockMatcher(memory, spill_to, RAW_LAG if raw else 0, trust_empty=trust_empty)
+        self._queue = MessageQueue(memory.queued.join())
         name = f"feed-{store_id}"
         self._threads = [
             threading.Thread(target=self._read, name=f"{name}-read", daemon=True),

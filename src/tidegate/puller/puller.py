@@ -43,7 +43,8 @@ from tidegate.proto import cdcpb_pb2 as cdcpb
 from tidegate.puller import region_feed as feed
 from tidegate.puller import silence
 from tidegate.puller.admission import Admission, Urgency
-from tidegate.puller.block_matcher import OPEN_BYTES_MAX, Happening, Matched, Note, Registration
+from tidegate.puller.block_matcher import Happening, Matched, Note, Registration
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.cover import Part, Uncovered, cover
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
@@ -78,21 +79,21 @@ class Puller:
         *,
         seal_interval_s: float = 0.01,
         spill: Path | None = None,
-        open_bytes_max: int = OPEN_BYTES_MAX,
+        memory: StreamMemory | None = None,
         kv_mode: str = "tidb",
         clock: Clock | None = None,
         seed: int | None = None,
         on_failure: Callable[[TidegateError], None] | None = None,
         on_refused: Callable[[Span, Timestamp, Timestamp], None] | None = None,
     ) -> None:
-        """Start. `spill`: a folder, emptied now, for open transactions of more than `open_bytes_max` a
-        stream.
+        """Start. `memory`: what all streams of the process share, those of other pullers as well. `spill`:
+        a folder, emptied now, for open transactions beyond it.
 
-        Without it those are forgotten and scanned again once they are committed.
+        Without the folder those are forgotten and scanned again once they are committed.
         """
         if spill is not None:
             shutil.rmtree(spill, ignore_errors=True)
-        self._spill, self._open_bytes_max = spill, open_bytes_max
+        self._spill, self._memory = spill, memory or StreamMemory()
         self._spilled = 0  # bytes of open transactions on disk, as the store was charged
         self._held_up = ""  # why open transactions wait for the disk
         self._lost_why: dict[int, str] = {}  # by store, since a scan of it last ended; coordinator only
@@ -321,7 +322,7 @@ class Puller:
                 self,
                 raw=self._kv_mode == RAW_MODE,
                 trust_empty=self._kv_mode == TXN_MODE,
-                open_bytes_max=self._open_bytes_max,
+                memory=self._memory,
                 spill_to=spill,
             )
             self._streams[store_id] = stream

@@ -17,6 +17,7 @@ from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.puller.sink import Sink, SpanSink
 
@@ -24,14 +25,21 @@ LOOK_S: Final = 0.02
 
 
 def repull(
-    pd: PdClient, span: Span, upto: Timestamp, sink: Sink, closing: threading.Event, kv_mode: str
+    pd: PdClient,
+    span: Span,
+    upto: Timestamp,
+    sink: Sink,
+    closing: threading.Event,
+    kv_mode: str,
+    memory: StreamMemory | None = None,
 ) -> None:
     """Pull what a fresh `sink` lacks of a span, up to `upto`: it begins at the ts the sink is complete from.
 
-    Raises Retryable when `closing` is set before it is done, and what ends a puller.
+    `memory` is what its streams share with others. Raises Retryable when `closing` is set before it is done,
+    and what ends a puller.
     """
     target = _UpTo(sink.open_span(span), upto)
-    puller = Puller(pd, _Only(sink, target), kv_mode=kv_mode)
+    puller = Puller(pd, _Only(sink, target), kv_mode=kv_mode, memory=memory)
     try:
         puller.watch(span, target.resolved)
         while target.resolved < upto:

@@ -25,6 +25,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.timestamp import Timestamp, readable
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.repull import repull
 
 LOG: Final = logging.getLogger(__name__)
@@ -40,8 +41,9 @@ MEMORY_BYTES: Final = 64 << 20
 class Mender:
     """Looks for reports until `close`."""
 
-    def __init__(self, pd: PdClient, store: EventStore) -> None:
-        self._pd, self._store = pd, store
+    def __init__(self, pd: PdClient, store: EventStore, memory: StreamMemory | None = None) -> None:
+        """`memory` is what the streams of the process share."""
+        self._pd, self._store, self._memory = pd, store, memory
         self._word = uuid.uuid4().hex[:12]  # another capture may mend the same span
         self._closing = threading.Event()
         self.mended = 0
@@ -103,7 +105,8 @@ class Mender:
         try:
             pulled = aside.open_span(found.span)
             pulled.begin(found.after)
-            repull(self._pd, found.span, found.upto, aside, self._closing, self._store.kv_mode)
+            kv_mode, memory = self._store.kv_mode, self._memory
+            repull(self._pd, found.span, found.upto, aside, self._closing, kv_mode, memory)
             return span.mend(found, _segments(folder / span.id, pulled, found.after, found.upto))
         finally:
             aside.close()

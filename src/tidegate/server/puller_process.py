@@ -32,6 +32,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
+from tidegate.puller.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.server.mender import Mender
 from tidegate.server.schema_tracker import span_message
@@ -69,15 +70,17 @@ def run(
                 keep_free=keep_free,
                 on_pulled_again=notices.add,
             )
+            memory = StreamMemory()
             puller = Puller(
                 pd,
                 store,
+                memory=memory,
                 spill=folder / "spill",
                 kv_mode=kv_mode,
                 on_failure=lambda error: _stop(control, error),
                 on_refused=partial(_refused, control),
             )
-            mender = Mender(pd, store)
+            mender = Mender(pd, store, memory)
             try:
                 _serve(control, store, puller, notices)
             finally:
