@@ -108,6 +108,23 @@ CHANGES: Final = {
 }
 
 VIEWS: Final = {
+    "select /*+ read_from_storage(tiflash[t, d.s@sel_1], tikv[`t` partition(p0, p1)]) */ 1 from t": (
+        "SELECT /*+ READ_FROM_STORAGE(TIFLASH[`t`, `d`.`s`@`sel_1`])"
+        " READ_FROM_STORAGE(TIKV[`t` PARTITION(`p0`, `p1`)])*/ 1 FROM `t`"
+    ),
+    "select /*+ read_from_storage(@sel tiflash[t]) read_from_storage(tiflash t) */ 1 from t": (
+        "SELECT /*+ READ_FROM_STORAGE(@`sel` TIFLASH[`t`])*/ 1 FROM `t`"
+    ),
+    "select /*+ set_var(sql_mode='ANSI'), set_var(max_execution_time = 100), set_var() */ 1": (
+        "SELECT /*+ SET_VAR(sql_mode = 'ANSI') SET_VAR(max_execution_time = '100')*/ 1"
+    ),
+    "select /*+ resource_group(rg1) resource_group(`default`) resource_group(a b) */ 1": (
+        "SELECT /*+ RESOURCE_GROUP(`rg1`) RESOURCE_GROUP(`default`)*/ 1"
+    ),
+    "select /*+ use_index(t partition(p0) i, j) time_range('2020-02-02','2020-02-03') */ 1 from t": (
+        "SELECT /*+ USE_INDEX(`t` PARTITION(`p0`) `i`, `j`) TIME_RANGE('2020-02-02', '2020-02-03')*/"
+        " 1 FROM `t`"
+    ),
     "select a.id, b.x as y from t a left join s b on a.id=b.id, u": (
         "SELECT `a`.`id`,`b`.`x` AS `y` FROM (`t` AS `a` LEFT JOIN `s` AS `b` ON `a`.`id`=`b`.`id`) JOIN `u`"
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -39,20 +40,20 @@ _BITS: Final = (("|",), ("&",), ("<<", ">>"), ("+", "-"), ("*", "/", "%", "DIV",
 _WRITTEN: Final = {"DIV": " DIV ", "MOD": "%"}
 
 
-class Expressions(Literals):
+class Expressions(Literals, ABC):
     """Reads expressions. `Functions` and `Queries` give it what it calls."""
 
+    @abstractmethod
     def call(self) -> Expr | None:
         """A function or another construct that begins with a word, if one comes next."""
-        raise NotImplementedError
 
+    @abstractmethod
     def at_query(self) -> bool:
         """Whether a query without parentheses comes next."""
-        raise NotImplementedError
 
+    @abstractmethod
     def query(self, first: str = "") -> str:
         """A query; with `first`, one whose first part in parentheses was read already."""
-        raise NotImplementedError
 
     # --- logic ------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -69,15 +70,15 @@ _ATOMS: Final = ("value", "column", "call", "variable", "parentheses", "subquery
 
 
 class Functions(ColumnTypes):
-    """Reads what begins with a word."""
+    """Reads what begins with a word. `Queries` gives it what it calls."""
 
+    @abstractmethod
     def window(self) -> str:
         """The definition of a window, behind OVER."""
-        raise NotImplementedError
 
+    @abstractmethod
     def order_by(self) -> str:
         """ORDER BY and its items."""
-        raise NotImplementedError
 
     def call(self) -> Expr | None:
         """A function or another construct that begins with a word, if one comes next."""

@@ -30,6 +30,7 @@ _BARE: Final = frozenset(_BARE_TEXT.split())
 _HINT: Final = re.compile(r"[\s,]*([A-Za-z_0-9]+)\s*\(([^()]*(?:\([^()]*\)[^()]*)*)\)")
 _WORD: Final = re.compile(r"`[^`]*(?:``[^`]*)*`|[0-9A-Za-z_$\u0080-\U0010ffff]+|[@.,()\[\]]")
 _SETTING: Final = re.compile(r"([0-9A-Za-z_$]+)\s*=\s*(?:'([^'\\]*)'|\"([^\"\\]*)\"|([0-9A-Za-z_$.+-]+))")
+_MOMENTS: Final = re.compile(r"'([^'\\]*)'\s*,?\s*'([^'\\]*)'")
 _NUMBER: Final = re.compile(r"[0-9]+")
 
 
@@ -61,6 +62,8 @@ def _written(name: str, arguments: str) -> str | None:
     if name == "SET_VAR" and (setting := _SETTING.fullmatch(arguments.strip())):
         value = next(text for text in setting.groups()[1:] if text is not None)
         return f"SET_VAR({setting[1]} = {bare_string(value)})"
+    if name == "TIME_RANGE" and (moments := _MOMENTS.fullmatch(arguments.strip())):
+        return f"TIME_RANGE({', '.join(bare_string(moment) for moment in moments.groups())})"
     if name == "RESOURCE_GROUP" and len(words) == 1:
         return f"RESOURCE_GROUP({_name(words[0])})"
     if name == "READ_FROM_STORAGE":
@@ -98,6 +101,7 @@ def _index_hint(name: str, lead: str, words: list[str]) -> str | None:
     end = 1
     while end < len(words) and words[end] in ("@", ".") and end + 1 < len(words):
         end += 2
+    end = _after_partitions(words, end)
     table = _tables(words[:end])
     if not table:
         return None
@@ -106,18 +110,30 @@ def _index_hint(name: str, lead: str, words: list[str]) -> str | None:
 
 
 def _tables(words: list[str]) -> list[str] | None:
-    """Tables such as `d.t@sel_1`, apart by commas; None for anything else."""
+    """Tables such as `d.t@sel_1 PARTITION(p0)`, apart by commas; None for anything else."""
     found: list[str] = []
-    part = ""
-    for word in words:
+    part, at = "", 0
+    while at < len(words):
+        word, end = words[at], _after_partitions(words, at)
         if word == ",":
             found.append(part)
             part = ""
+        elif part and end > at:
+            names = (_name(one) for one in words[at + 2 : end - 1] if one != ",")
+            part += f" PARTITION({', '.join(names)})"
         elif word in "()[]":
             return None
         else:
             part += word if word in "@." else _name(word)
+        at = max(end, at + 1)
     return [*found, part] if part else found
+
+
+def _after_partitions(words: list[str], at: int) -> int:
+    """Where `PARTITION(p0, p1)` ends if it begins at `at`, else `at`."""
+    if [word.upper() for word in words[at : at + 2]] != ["PARTITION", "("] or ")" not in words[at:]:
+        return at
+    return words.index(")", at) + 1
 
 
 def _name(word: str) -> str:
