@@ -154,6 +154,25 @@ def test_what_was_committed_before_watching_comes_through_the_scan(world: World)
     store.close()
 
 
+def test_below_the_safe_point_only_what_is_not_guarded_is_registered(world: World) -> None:
+    start = world.pd.tso()
+    world.run(30)
+    refused: list[tuple[Span, int]] = []
+    store = EventStore(world.folder)
+    puller = Puller(
+        world.pd, store, on_failure=fail, on_refused=lambda span, ts, _: refused.append((span, ts))
+    )
+    puller.keep_above(world.pd.tso())
+    puller.watch(SPAN, start)
+    assert refused == [(SPAN, start)]
+    assert puller.status() == []
+    puller.watch(SPAN, start, guarded=False)
+    world.check(SPAN, start)
+    assert len(refused) == 1
+    puller.close()
+    store.close()
+
+
 def test_overlapping_spans_on_one_stream_each_get_their_own(world: World) -> None:
     spans = [SPAN, Span(b"t\x40", b"t\x90"), Span(b"t\x90", b"t\x91")]
     start = world.pd.tso()

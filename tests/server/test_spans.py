@@ -168,9 +168,41 @@ def test_a_refusal_concerns_the_feeds_that_need_what_is_refused_until_it_is_aske
 def test_a_feed_that_asked_not_to_be_guarded_is_followed_from_anywhere() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10, guarded=False)
-    assert puller.take() == [("safe_point", 0), ("watch", 10)]
+    assert [message["guarded"] for message in puller.messages] == [False]
+    assert puller.take() == [("watch", 10)]
+    again = Heard()
+    registry.connect(again)  # type: ignore[arg-type]
+    assert [message.get("guarded") for message in again.messages] == [None, False]
     registry.release(ONE)
-    assert puller.take() == [("unwatch", None), ("safe_point", 20)]
+    registry.hold(ONE, SPAN, 50)
+    assert again.messages[-1]["guarded"], "not for ever"
+
+
+def test_spans_of_other_feeds_stay_guarded_and_a_shared_one_is_again_when_the_other_is_gone() -> None:
+    registry, puller = connected()
+    other = keys.record_span(101)
+    registry.hold(TWO, SPAN, 50)
+    registry.hold(ONE, other, 10, guarded=False)
+    assert [message["guarded"] for message in puller.messages] == [True, False]
+    puller.messages = []
+    registry.hold(ONE, SPAN, 60, guarded=False)
+    registry.release(ONE)
+    told = [m for m in puller.messages if m["start"] == SPAN.start.hex()]
+    assert [(m["type"], m["start_ts"], m["guarded"]) for m in told] == [
+        ("watch", 50, False),
+        ("watch", 50, True),
+    ]
+
+
+def test_a_span_that_was_refused_for_one_feed_is_asked_for_by_the_others_when_that_is_gone() -> None:
+    registry, puller = connected()
+    registry.hold(ONE, SPAN, 10)
+    registry.hold(TWO, SPAN, 80)
+    registry.hear_refused(refused(10, 20))
+    puller.take()
+    registry.release(ONE)
+    assert puller.take() == [("watch", 80)]
+    assert registry.refusal(TWO) is None
 
 
 def test_the_status_of_any_number_of_spans_fits_into_frames() -> None:

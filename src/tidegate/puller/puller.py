@@ -131,19 +131,23 @@ class Puller:
 
     # --- called by the owner -------------------------------------------------------------------------
 
-    def watch(self, span: Span, start_ts: Timestamp) -> None:
+    def watch(self, span: Span, start_ts: Timestamp, *, guarded: bool = True) -> None:
         """Pull `span` above start_ts, or above what the store already holds.
 
         Watching it again does nothing, unless start_ts lies below what the store is complete from: then
         the span is pulled anew from there. A start that the store does not hold and that lies below the safe
-        point is refused, and the span left as it is. Raises Fatal when the span's files are corrupt.
+        point is refused, and the span left as it is, unless it is not `guarded`. Raises Fatal when the span's
+        files are corrupt.
         """
         with self._state:
             known = self._watched.get(span)
+        if known is not None and known.guarded != guarded:
+            known.guarded = guarded
+            self._inbox.put(self._try_refused)
         if known is not None and known.sink.complete_from <= start_ts:
             return
         sink = known.sink if known is not None else self._store.open_span(span)
-        if start_ts < self._safe_point and not sink.complete_from <= start_ts <= sink.resolved:
+        if guarded and start_ts < self._safe_point and not sink.complete_from <= start_ts <= sink.resolved:
             self._tell_refused(span, start_ts)
             return
         self.unwatch(span)
@@ -153,7 +157,7 @@ class Puller:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
             free_mark = self._frontier.hold(number, sink.resolved)
             lock = RangeLock(span, sink.ranges)
-            watched = Watched(number, next(self._numbers), span, sink, lock, free_mark)
+            watched = Watched(number, next(self._numbers), span, sink, lock, free_mark, guarded=guarded)
             watched.request_ids.add(watched.request_id)
             watched.moved_at = self._clock.monotonic()
             self._spans.append(watched)
@@ -162,7 +166,7 @@ class Puller:
         self._inbox.put(lambda: self._locate(Locate(watched, span, History())))
 
     def keep_above(self, safe_point: Timestamp) -> None:
-        """Register nothing below from now on: upstream keeps its history from there. 0: anything may be."""
+        """Register nothing below but what is not guarded: upstream keeps its history from there."""
         lowered, self._safe_point = safe_point < self._safe_point, safe_point
         if lowered:
             self._inbox.put(self._try_refused)
@@ -273,7 +277,7 @@ class Puller:
     def _admit(self, store_id: int) -> None:
         """Send what may be scanned now."""
         while (held := self._admission.next(store_id)) is not None:
-            if held.resolved < self._safe_point:
+            if held.watched.guarded and held.resolved < self._safe_point:
                 self._refuse(held)
                 continue
             watched = held.watched
@@ -303,7 +307,7 @@ class Puller:
             self._on_refused(span, start_ts, self._safe_point)
 
     def _try_refused(self) -> None:
-        """The safe point is lower than before."""
+        """The safe point is lower than before, or something is guarded no longer."""
         refused, self._refused = self._refused, []
         for task in refused:
             task.watched.refused = ""

@@ -29,6 +29,8 @@ class Watched:
     lock: RangeLock
     free_mark: int
     gone: bool = False
+    guarded: bool = True
+    """Whether nothing of it is registered below the safe point."""
     paused: bool = False
     """Given up for want of room; nothing of it is asked for."""
     refused: str = ""

@@ -4,12 +4,12 @@
 
 There is one for each kv mode that feeds have, each with an event store of its own.
 
-Told by the control process over its socket: `watch {start, end, start_ts}`, `unwatch {start, end}`,
+Told by the control process over its socket: `watch {start, end, start_ts, guarded}`, `unwatch {start, end}`,
 `drop_below {start, end, ts}`, `remove {start, end}` (keys in hex), and `safe_point {ts}`, below which nothing
-may be registered. Tells `refused {start, end, start_ts, safe_point}` when something is not for that reason,
-`status {spans}` every 200 ms, and `error` when something fails, and every 10 s while there is no room. A
-command that the disk has no room for is carried out as soon as there is. Ends when the socket closes; every
-file it leaves is whole.
+that is guarded may be registered. Tells `refused {start, end, start_ts, safe_point}` when something is not
+for that reason, `status {spans}` every 200 ms, and `error` when something fails, and every 10 s while there
+is no room. A command that the disk has no room for is carried out as soon as there is. Ends when the socket
+closes; every file it leaves is whole.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _obey(message: dict[str, Any], store: EventStore, puller: Puller) -> None:
     span = Span(bytes.fromhex(message["start"]), bytes.fromhex(message["end"]))
     match message["type"]:
         case "watch":
-            puller.watch(span, int(message["start_ts"]))
+            puller.watch(span, int(message["start_ts"]), guarded=bool(message["guarded"]))
         case "unwatch":
             puller.unwatch(span)
         case "drop_below":

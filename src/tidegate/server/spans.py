@@ -43,7 +43,8 @@ class SpanRegistry:
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, Refusal] = {}
         self._unguarded: set[FeedId] = set()
-        self._safe_point = MAX
+        self.safe_point = MAX
+        """Below it the puller registers nothing that is guarded."""
         self.status: list[dict[str, Any]] = []
         """What the puller last said about its spans."""
         self._saying: list[dict[str, Any]] = []
@@ -54,27 +55,18 @@ class SpanRegistry:
         self._dropped.clear()
         puller.send({"type": "safe_point", "ts": self.safe_point})
         for name, span in self._spans.items():
-            self._tell("watch", span, start_ts=min(self._holders[name].values()))
+            self._watch(name, span)
 
     def disconnect(self, puller: Connection) -> None:
         """A puller is gone."""
         if self._puller is puller:
             self._puller = None
 
-    @property
-    def safe_point(self) -> int:
-        """Below it the puller registers nothing; 0 while a feed that asked not to be guarded holds a span."""
-        return 0 if self._unguarded else self._safe_point
-
     def keep_above(self, safe_point: int) -> None:
         """PD holds upstream's history for us from here on."""
-        self._change(safe_point, self._unguarded)
-
-    def _change(self, safe_point: int, unguarded: set[FeedId]) -> None:
-        before = self.safe_point
-        self._safe_point, self._unguarded = safe_point, unguarded
-        if self._puller is not None and self.safe_point != before:
-            self._puller.send({"type": "safe_point", "ts": self.safe_point})
+        before, self.safe_point = self.safe_point, safe_point
+        if self._puller is not None and safe_point != before:
+            self._puller.send({"type": "safe_point", "ts": safe_point})
 
     def hear_status(self, message: Mapping[str, Any]) -> None:
         """A part of what the puller says about its spans; known once it is whole."""
@@ -100,17 +92,18 @@ class SpanRegistry:
     def hold(self, feed: FeedId, span: Span, start_ts: int, *, guarded: bool = True) -> None:
         """Follow a span for a feed from `start_ts` on, or from where the feed holds it already.
 
-        Not `guarded`: although upstream may not have the history any more.
+        Not `guarded`: although upstream may not have the history any more. That goes for the span, whoever
+        else holds it; spans that such a feed does not hold stay guarded.
         """
         if not guarded:
-            self._change(self._safe_point, self._unguarded | {feed})
+            self._unguarded.add(feed)
         name = span_id(span, self._kv_mode)
         holders = self._holders.setdefault(name, {})
-        before = min(holders.values(), default=None)
+        before, was_guarded = min(holders.values(), default=MAX), self._guarded(name)
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
         self._spans[name] = span
-        if before is None or start_ts < before:
-            self._tell("watch", span, start_ts=start_ts)
+        if start_ts < before or self._guarded(name) is not was_guarded:
+            self._watch(name, span)
 
     def drop(self, feed: FeedId, name: str, *, forget: bool = False, again_from: int | None = None) -> None:
         """A feed no longer needs a span; with `forget` its segments go too, when nobody else holds it.
@@ -121,7 +114,12 @@ class SpanRegistry:
         if again_from is not None and feed in holders:
             holders[feed] = again_from
             return
+        guarded = self._guarded(name)
         holders.pop(feed, None)
+        if holders and (name in self._refused or self._guarded(name) is not guarded):
+            self._watch(
+                name, self._spans[name]
+            )  # what was refused was for this feed; the others need it, too
         if not holders and name in self._spans:
             span = self._spans.pop(name)
             del self._holders[name]
@@ -135,7 +133,7 @@ class SpanRegistry:
         """A feed needs nothing now; `forget`: nor later."""
         for name in [n for n, holders in self._holders.items() if feed in holders]:
             self.drop(feed, name, forget=forget)
-        self._change(self._safe_point, self._unguarded - {feed})
+        self._unguarded.discard(feed)
 
     def needed(self, needs: Mapping[FeedId, tuple[int, int]]) -> None:
         """From where each feed would read rows, and DDL, were all that is stored gone.
@@ -174,6 +172,14 @@ class SpanRegistry:
         for name in gone:
             self._tell("remove", stored[name][0])
         return gone
+
+    def _watch(self, name: str, span: Span) -> None:
+        holders = self._holders[name]
+        self._tell("watch", span, start_ts=min(holders.values()), guarded=self._guarded(name))
+
+    def _guarded(self, name: str) -> bool:
+        """Whether all that hold a span asked for that."""
+        return self._unguarded.isdisjoint(self._holders.get(name, ()))
 
     def _tell(self, kind: str, span: Span, **more: int) -> None:
         if kind == "watch":
