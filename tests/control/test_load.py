@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
 from tidegate.control.load import SHARE_MAX, LoadPlan, LoadQueue, LoadRange, LoadState, Pace
 from tidegate.control.owner import Owner, SendDdl, SendResolved
-from tidegate.errors import InvalidInput
+from tidegate.errors import Fatal, Undecodable
 from tidegate.model.span import Span, span_id
 
 
@@ -24,9 +24,24 @@ def test_a_plan_is_read_back_as_it_was_written() -> None:
     assert LoadPlan.from_bytes(plan(3).to_bytes()) == plan(3)
 
 
-def test_a_damaged_plan_says_what_to_do() -> None:
-    with pytest.raises(InvalidInput, match=r"plan of an initial load is damaged[\s\S]*create it again"):
-        LoadPlan.from_bytes(plan(1).to_bytes().replace(b"ranges", b"rangez"))
+def test_a_damaged_plan_is_known_as_such_however_much_of_it_is_there() -> None:
+    whole = plan(2).to_bytes()
+    for data in [whole[:end] for end in range(len(whole))] + [
+        whole.replace(b"ranges", b"rangez"),
+        b"[]",
+        b"\xff",
+    ]:
+        with pytest.raises(Undecodable, match="the plan of an initial load is damaged"):
+            LoadPlan.from_bytes(data)
+
+
+def test_a_plan_made_anew_serves_while_it_has_the_ranges_that_were_begun() -> None:
+    first, second, third = (one.id for one in plan(3).ranges)
+    queue = LoadQueue(plan(3), {second: (10, None), third: (5, b"t002x".hex())})
+    assert [(left.id, left.span.start) for left in queue.take(1)] == [(first, b"t000"), (third, b"t002x")]
+    whole = LoadRange.of(7, Span(b"t001", b"t003"))
+    with pytest.raises(Fatal, match=r"1 of 2 ranges with rows on the topic[\s\S]*remove the changefeed"):
+        LoadQueue(plan(3), {first: (10, None), whole.id: (7, None)})
 
 
 @given(

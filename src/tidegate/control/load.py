@@ -1,10 +1,11 @@
 """The initial load of a feed: its ranges, what is left of them, how fast it may go, how far it is. Pure.
 
 The plan is made once, of the tables at the load's ts (or of the keys that the feed follows) and the regions
-there are then, and kept in `load.json`. A range is a piece of key space, read from whatever regions hold it
-when it is read, so a plan stays right when regions split, merge or move. What of a range is durable lies with
-its rows at the sink; `LoadQueue` begins with that, hands out shares of what is left, and takes back what a
-task has not done.
+there are then, and kept in `load.json`. If that is lost, another is made of the regions there are by then; it
+serves if it has all ranges of which something is durable. A range is a piece of key space, read from whatever
+regions hold it when it is read, so a plan stays right when regions split, merge or move. What of a range is
+durable lies with its rows at the sink; `LoadQueue` begins with that, hands out shares of what is left, and
+takes back what a task has not done.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tidegate.errors import InvalidInput
+from tidegate.errors import Fatal, Undecodable
 from tidegate.model.span import Span, span_id
 
 SHARE_MAX: Final = 64
@@ -51,7 +52,7 @@ class LoadPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> LoadPlan:
-        """Raises InvalidInput when it is not a plan."""
+        """Raises Undecodable when it is not a plan."""
         try:
             found = json.loads(data)
             ranges = (
@@ -60,12 +61,7 @@ class LoadPlan:
             )
             return cls(int(found["ts"]), found["pd"], tuple(ranges))
         except (ValueError, KeyError, TypeError) as error:
-            raise InvalidInput(
-                "The plan of an initial load is damaged.",
-                where="load.json",
-                why=repr(error)[:200],
-                fix="remove the changefeed and create it again",
-            ) from error
+            raise Undecodable("the plan of an initial load is damaged", why=repr(error)[:200]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +113,18 @@ class LoadQueue:
     """What is left of a load, and what was done. Not thread-safe."""
 
     def __init__(self, plan: LoadPlan, begun: Mapping[str, tuple[int, str | None]]) -> None:
-        """`begun`: per range id the entries that are durable, and the key to go on from (hex; None: done)."""
+        """`begun`: per range id the entries that are durable, and the key to go on from (hex; None: done).
+
+        Raises Fatal when a range has begun that the plan does not have: its rows would be sent twice.
+        """
+        if lost := begun.keys() - {one.id for one in plan.ranges}:
+            raise Fatal(
+                "The plan of the initial load was lost, and the one made in its place has other ranges.",
+                where=f"load at {plan.ts}",
+                why=f"{len(lost)} of {len(begun)} ranges with rows on the topic are not among its "
+                f"{len(plan.ranges)}: regions have split or merged since",
+                fix="remove the changefeed and create it again, best with a new topic: all is loaded then",
+            )
         self._ranges = len(plan.ranges)
         self._left: deque[Left] = deque()
         self._out: dict[str, Left] = {}

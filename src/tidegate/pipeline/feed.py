@@ -60,6 +60,8 @@ class FeedSpec:
                 where=str(path),
                 why="its spec is gone: the next incarnation removes it",
             ) from error
+        except ValueError as error:
+            raise _damaged(path, error) from error
         uri = parse_sink_uri(found["sink_uri"])
         return cls(
             cluster_id=found["cluster_id"],
@@ -177,9 +179,17 @@ class Barrier:
     @classmethod
     def load(cls, path: Path) -> Barrier:
         """Read `barrier.json`."""
-        found = json.loads(path.read_text())
+        try:
+            found = json.loads(path.read_text())
+        except ValueError as error:
+            raise _damaged(path, error) from error
         spans = {name: span["start_ts"] for name, span in found["spans"].items()}
         return cls(found["barrier_ts"], found["ddl_span"], spans)
+
+
+def _damaged(path: Path, error: ValueError) -> Retryable:
+    """A loss of power has cut a file; the control process writes another for the next incarnation."""
+    return Retryable("What the pipeline was told is damaged.", where=str(path), why=str(error))
 
 
 def _pair(found: Any) -> tuple[int, int]:

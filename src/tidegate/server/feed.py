@@ -161,8 +161,12 @@ class Feed(FeedLife):
 
     async def _become_if_there_is_room(self, life: Life) -> None:
         """On a full disk the new state is shown, and not stored: a restart finds the one before."""
-        with contextlib.suppress(DiskFull):
+        before = self.life
+        try:
             await self._become(life)
+        except DiskFull:
+            if self.life is before:
+                self.life = life
 
     # --- replication ---------------------------------------------------------------------------------
 

@@ -99,8 +99,10 @@ class FeedLife(ABC):
             return
         if life.ended:
             await self.stop()
-        await self._become(life)
-        self.start()
+        try:
+            await self._become(life)
+        finally:
+            self.start()  # the feed goes on when it could not be stored that it stops
 
     async def update(self, info: FeedInfo) -> None:
         """Take on other settings, durably; the feed must not run. They are in force when it is resumed."""
@@ -111,18 +113,25 @@ class FeedLife(ABC):
         self._filter = FeedFilter.of(self.config)
 
     async def _become(self, life: Life) -> None:
-        """Take on a new life; state and error are stored when they changed."""
+        """Take on a new life; state and error are stored when they changed.
+
+        When they cannot be stored the feed keeps the life it had: what is shown is what a restart finds.
+        """
         changed = (life.state, life.error) != (self.life.state, self.life.error)
-        before, self.life = self.life.state, life
-        if changed:
-            if before is not life.state:
-                event(LOG, logging.INFO, "changefeed state", changefeed=str(self.id), state=str(life.state))
-            ended = self.info.ended_ms or self.node.now_ms() if life.ended else 0
-            self.info = dataclasses.replace(
-                self.info, state=str(life.state), error=life.error, ended_ms=ended
-            )
-            key = feed_key(self.node.cluster, self.id, "info")
-            await self.node.write(Put(key, self.info.to_bytes()))
+        (before, known), self.life = (self.life, self.info), life
+        if not changed:
+            return
+        ended = known.ended_ms or self.node.now_ms() if life.ended else 0
+        self.info = info = dataclasses.replace(known, state=str(life.state), error=life.error, ended_ms=ended)
+        key = feed_key(self.node.cluster, self.id, "info")
+        try:
+            await self.node.write(Put(key, info.to_bytes()))
+        except TidegateError:
+            if self.life is life and self.info is info:
+                self.life, self.info = before, known
+            raise
+        if before.state is not life.state:
+            event(LOG, logging.INFO, "changefeed state", changefeed=str(self.id), state=str(life.state))
 
     async def _run(self) -> None:
         try:

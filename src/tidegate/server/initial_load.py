@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tidegate.control.barrier import SpanTask
 from tidegate.control.load import LoadPlan, LoadRange, LoadState
+from tidegate.errors import Undecodable
 from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.pd import PdClient
+from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.mounter.ddl import Told
 from tidegate.mounter.table_version import TableVersion
@@ -19,12 +22,20 @@ from tidegate.server.create_statement import create_schema, create_table
 from tidegate.server.schema_tracker import replace_file
 from tidegate.tables.reader import cut_at, region_starts
 
+LOG: Final = logging.getLogger(__name__)
+
 
 def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) -> LoadPlan:
-    """The plan in the folder, or a new one: the spans, cut where regions end now, kept durably. Blocks."""
+    """The plan in the folder, or a new one: the spans, cut where regions end now, kept durably. Blocks.
+
+    A damaged one is replaced. If ranges were begun that the new one does not have, `LoadQueue` refuses it.
+    """
     path = folder / LOAD_FILE
     if path.exists():
-        return LoadPlan.from_bytes(path.read_bytes())
+        try:
+            return LoadPlan.from_bytes(path.read_bytes())
+        except Undecodable as error:
+            event(LOG, logging.WARNING, "initial load is planned again", where=str(path), why=error.why)
     pd.regions.clear()  # what was read long ago may be one region where there are a thousand now
     ranges = [
         LoadRange.of(task.physical_id, span)
@@ -46,8 +57,8 @@ def definitions(tables: Iterable[TableVersion], feed_filter: FeedFilter, ts: int
     told += [
         Told(_creation(ts - 1, 3, create_table(table), table.schema, table), after=table) for table in found
     ]
-    sent = [event for one in told if (event := feed_filter.sent(one)) is not None]
-    return [replace(event, seq=seq) for seq, event in enumerate(sent)]
+    sent = [passed for one in told if (passed := feed_filter.sent(one)) is not None]
+    return [replace(one, seq=seq) for seq, one in enumerate(sent)]
 
 
 def _creation(ts: int, action: int, query: str, schema: str, table: TableVersion | None = None) -> DdlEvent:
