@@ -74,6 +74,18 @@ def test_a_rename_goes_where_the_text_says() -> None:
     assert (step.definition.schema, step.definition.table) == ("x", "y z")
 
 
+def test_a_chain_of_renames_in_one_text_frees_names_for_later_steps() -> None:
+    tables = [replace(HELD, table=name) for name in "ab"]
+    steps = plan_without_header(message("RENAME TABLE s.a TO s.t, s.b TO s.a, s.t TO x.b"), tables)
+    assert [(step.table, step.definition.name) for step in steps if isinstance(step, Rename)] == [
+        ("a", "s.t"),
+        ("b", "s.a"),
+        ("t", "x.b"),
+    ]
+    (refused,) = plan_without_header(message("RENAME TABLE s.a TO s.b, s.b TO s.a"), tables)
+    assert isinstance(refused, Refuse)
+
+
 def test_a_guess_says_what_it_does_not_know_and_survives_storage() -> None:
     assert HELD.keys == ("id",)
     assert "decimal" in HELD.guessed[0]

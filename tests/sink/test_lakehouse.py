@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
@@ -123,6 +125,20 @@ def test_a_snapshot_carries_its_position_even_without_tables(lake: Lakehouse) ->
     lake.trim_snapshots(9)
     assert lake.position() == "two", "the newest snapshot is never trimmed"
     assert lake.snapshot_ts() == 7
+
+
+def test_the_first_tables_of_a_new_target_may_come_side_by_side(tmp_path: Path) -> None:
+    lake, start = Lakehouse(tmp_path / "new"), threading.Barrier(8)
+
+    def make(number: int) -> None:
+        start.wait(60)
+        lake.create(f"db/t{number}", SCHEMA)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(8)))
+    again = Lakehouse(lake.root)
+    for number in range(8):
+        again.append(f"db/t{number}", rows((number, MAX, None)))
 
 
 def test_a_table_that_is_gone_says_so(lake: Lakehouse) -> None:

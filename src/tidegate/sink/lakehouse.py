@@ -17,8 +17,9 @@ log, so older snapshots stay readable at their versions. A rename links the data
 Statistics are written for integer and date columns only: delta-rs cuts decimals to 64 bits and timestamps
 to milliseconds in them, and a merge that skips files by such bounds would miss rows.
 
-One process writes: the consumer's driver, under the lock of its root. Not safe for two. Durability is the
-file system's. Local paths only for now; links fall back to copies.
+One process writes: the consumer's driver, under the lock of its root. Not safe for two. Its threads may write
+to different tables at once. Durability is the file system's. Local paths only for now; links fall back to
+copies.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +118,8 @@ class Lakehouse:
             )
 
         self._id: str | None = None
+        self._beginning = threading.Lock()
+        """Held to learn or give the identity: on a new target the first tables come side by side."""
 
     # --- what is ours
 
@@ -155,12 +159,13 @@ class Lakehouse:
 
     def _identity(self) -> str:
         """The target's identity; it is begun when it has none."""
-        if self._id is None:
-            if not self.exists(SNAPSHOTS):
-                self._begin(SNAPSHOTS, SNAPSHOT_SCHEMA, uuid.uuid4().hex)
-            self._id = self._mark_of(SNAPSHOTS)
-            assert self._id is not None, "`check` refuses a table of snapshots without a mark"
-        return self._id
+        with self._beginning:
+            if self._id is None:
+                if not self.exists(SNAPSHOTS):
+                    self._begin(SNAPSHOTS, SNAPSHOT_SCHEMA, uuid.uuid4().hex)
+                self._id = self._mark_of(SNAPSHOTS)
+                assert self._id is not None, "`check` refuses a table of snapshots without a mark"
+            return self._id
 
     def _mark_of(self, path: str) -> str | None:
         """The identity of the target that a slot's table belongs to; None for anything else there."""
