@@ -86,7 +86,7 @@ def run(path: Path, task: str, settings: dict[str, str]) -> None:
     try:
         spark = open_session(
             f"bench {spec.changefeed}",
-            spec.config.tidegate.spark_master,
+            "local[*]",
             spec.work_dir,
             job.DAEMON,
             trial=settings,

@@ -28,19 +28,16 @@ from tidegate.server import initial_load
 from tidegate.server.feed import Feed
 from tidegate.server.reactor import SHOWN_TABLES, Refused, check_new
 
-MAX_BODY: Final = 4 << 20
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
 
 
 async def body_of(request: Request) -> dict[str, Any]:
     """The request's JSON object; an empty body is an empty object."""
     raw = await request.body()
-    if len(raw) > MAX_BODY:
-        raise InvalidInput(f"The request body has {len(raw)} bytes.", fix=f"send at most {MAX_BODY}")
     try:
         body = json.loads(raw) if raw else {}
-    except ValueError as error:
-        raise InvalidInput("The request body is not JSON.", why=str(error)) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("The request body is not JSON.", why=str(error)[:200]) from error
     if not isinstance(body, dict):
         raise InvalidInput("The request body is not a JSON object.")
     return body

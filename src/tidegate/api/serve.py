@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Final
 import uvicorn
 
 from tidegate.api.app import create_app
+from tidegate.api.door import CONNECTIONS_MAX, Door, Patient, Rules
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.server.capture import Capture, Options
 
@@ -73,16 +75,35 @@ def stop_on_signals() -> asyncio.Event:
     return stop
 
 
+def check_door(listener: socket.socket, rules: Rules) -> None:
+    """Raises InvalidInput for an address that other machines reach without a token to ask them for."""
+    host = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    if not host.is_loopback and rules.token is None:
+        raise InvalidInput(
+            "Other machines reach this address, and anybody there could create changefeeds.",
+            where=address_of(listener),
+            fix="give a token, `tidegate --token-file FILE server ...`, or listen on 127.0.0.1",
+        )
+
+
 async def run(
-    options: Options, listener: socket.socket, ready: Ready, stop: asyncio.Event
+    options: Options,
+    listener: socket.socket,
+    ready: Ready,
+    stop: asyncio.Event,
+    rules: Rules = Rules(),
 ) -> TidegateError | None:
     """Serve until `stop`; the error that ended it, or None. Raises TidegateError when it cannot start.
 
     A PD that does not answer is waited for.
     """
+    check_door(listener, rules)
     capture = Capture(dataclasses.replace(options, address=address_of(listener)))
     config = uvicorn.Config(
-        create_app(capture),
+        Door(create_app(capture), rules),
+        http=Patient,
+        ws="none",
+        limit_concurrency=CONNECTIONS_MAX,
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidegate.access import Token
 from tidegate.cli.changefeed_load import follow, line_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
@@ -249,9 +250,16 @@ def _call(
     import httpx
 
     base = server if "://" in server else f"http://{server}"
+    token = Token.from_environment()
     try:
         answer = httpx.request(
-            method, f"{base}/api/v2{path}", json=body, params=query or {}, timeout=TIMEOUT_S, trust_env=False
+            method,
+            f"{base}/api/v2{path}",
+            json=body,
+            params=query or {},
+            headers=token.header if token else {},
+            timeout=TIMEOUT_S,
+            trust_env=False,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise Retryable(

@@ -44,8 +44,16 @@ def root(
         Path | None, typer.Option(envvar="TIDEGATE_CERT", help="TLS: the certificate of this side.")
     ] = None,
     key: Annotated[Path | None, typer.Option(envvar="TIDEGATE_KEY", help="TLS: its private key.")] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            envvar="TIDEGATE_TOKEN_FILE", help="The API's token: its server asks for it, clients send it."
+        ),
+    ] = None,
 ) -> None:
     """Change data capture for TiDB and TiKV, with its data pipeline on Spark."""
+    if token_file:
+        os.environ["TIDEGATE_TOKEN_FILE"] = str(token_file.absolute())
     if ca or cert or key:
         from tidegate.cli.upstream_region import reported
         from tidegate.errors import InvalidInput

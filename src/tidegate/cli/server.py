@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,6 +18,7 @@ from tidegate.errors import TidegateError
 if TYPE_CHECKING:
     import socket
 
+    from tidegate.api.door import Rules
     from tidegate.server.capture import Capture, Options
 
 
@@ -30,6 +32,13 @@ def server(
     addr: Annotated[
         str, typer.Option("--addr", help="Address of the HTTP API; port 0 takes a free one.")
     ] = "127.0.0.1:8300",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name under which clients ask for the API, besides localhost and IP addresses."),
+    ] = None,
+    spark_master: Annotated[
+        str, typer.Option(help="Where Spark runs the changefeeds' tasks, as in spark-submit --master.")
+    ] = "local[*]",
     event_store_quota: Annotated[
         str,
         typer.Option(help="Disk the event store may take, as 500MB, 20GiB; 0: no bound. Docs: trouble.md."),
@@ -68,8 +77,10 @@ def server(
     import asyncio
 
     from tidegate import log
+    from tidegate.access import Token
+    from tidegate.api.door import Rules
     from tidegate.api.serve import listen
-    from tidegate.server.capture import Options
+    from tidegate.server.capture import Options, pipeline_command
 
     log.setup(json_lines=as_json, level=LEVELS[log_level.lower()])
     try:
@@ -85,8 +96,10 @@ def server(
             event_store_reserve=event_store_reserve,
             puller_timeout_s=puller_timeout,
             gc_ttl_s=gc_ttl,
+            pipeline_command=partial(pipeline_command, spark_master=spark_master),
         )
-        failure = asyncio.run(_run(options, listener, as_json))
+        rules = Rules(frozenset(name.lower() for name in allow_host or []), Token.from_environment())
+        failure = asyncio.run(_run(options, listener, rules, as_json))
     except TidegateError as error:
         failure = error
     if failure is not None:
@@ -108,10 +121,13 @@ def _bytes(text: str) -> int:
     return round(float(found[1]) * unit)
 
 
-async def _run(options: Options, listener: socket.socket, as_json: bool) -> TidegateError | None:
+async def _run(
+    options: Options, listener: socket.socket, rules: Rules, as_json: bool
+) -> TidegateError | None:
     from tidegate.api.serve import run, stop_on_signals
 
-    return await run(options, listener, lambda capture: _say_ready(capture, as_json), stop_on_signals())
+    stop = stop_on_signals()
+    return await run(options, listener, lambda capture: _say_ready(capture, as_json), stop, rules)
 
 
 def _say_ready(capture: Capture, as_json: bool) -> None:

@@ -161,7 +161,6 @@ class TidegateConfig:
     time_zone: str = "UTC"
     slots: int = 0
     """Transactional producers of the feed at most; 0: as many as Spark's task slots."""
-    spark_master: str = "local[*]"
     max_batch_bytes: int = 256 << 20
     """Raw bytes one micro-batch takes at most, over all spans."""
     retention: float = setting(0.0, "duration")

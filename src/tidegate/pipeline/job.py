@@ -130,7 +130,7 @@ def durable_now(spec: FeedSpec, spans: dict[str, int]) -> dict[str, object]:
     }
 
 
-def run(path: Path) -> None:
+def run(path: Path, spark_master: str = "local[*]") -> None:
     """Run until the process is told to end or something fails."""
     spec = FeedSpec.load(path)
     control = ControlClient(spec.socket_path, hello(spec))
@@ -139,9 +139,7 @@ def run(path: Path) -> None:
         found: list[Offset | TidegateError] = []
         fencing = threading.Thread(target=_note, args=(found, spec))
         fencing.start()
-        spark = open_session(
-            f"tidegate {spec.changefeed}", spec.config.tidegate.spark_master, spec.work_dir, DAEMON
-        )
+        spark = open_session(f"tidegate {spec.changefeed}", spark_master, spec.work_dir, DAEMON)
         fencing.join()
         if isinstance(found[0], TidegateError):
             raise found[0]
@@ -222,4 +220,4 @@ def failure(spec: FeedSpec, error: Exception) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    run(Path(sys.argv[1]), *sys.argv[2:])

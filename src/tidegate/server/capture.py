@@ -66,9 +66,9 @@ HEALTHY_S: Final = 30.0
 """A puller that lived so long starts again without waiting."""
 
 
-def pipeline_command(spec: Path) -> list[str]:
+def pipeline_command(spec: Path, spark_master: str = "local[*]") -> list[str]:
     """How a pipeline process is started."""
-    return [sys.executable, "-m", "tidegate.pipeline.job", str(spec)]
+    return [sys.executable, "-m", "tidegate.pipeline.job", str(spec), spark_master]
 
 
 @dataclass(frozen=True, slots=True)

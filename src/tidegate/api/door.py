@@ -1,0 +1,186 @@
+"""Who may ask the API for anything, and how much of a request is read: in front of all routes.
+
+A browser is the API's most likely visitor that nobody sent: any page may let it POST to 127.0.0.1, and a page
+whose name is made to point there (DNS rebinding) may use every method. So a request must name the server by
+an IP address, by localhost or by a name that was allowed; must not come from another page; and a body must be
+JSON, which a page cannot send elsewhere without asking first. Where there is a token it must be sent.
+(Fetch standard: forbidden header names, CORS-safelisted content types; Fetch Metadata.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import h11
+from starlette.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tidegate.access import Token
+from tidegate.errors import InvalidInput
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+MAX_BODY: Final = 4 << 20
+BODY_S: Final = 30.0
+"""How long a body may take to arrive."""
+HEAD_S: Final = 10.0
+"""How long a connection may be open, and a request begun, without all its headers."""
+CONNECTIONS_MAX: Final = 512
+"""More get 503."""
+SAFE: Final = ("GET", "HEAD", "OPTIONS")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that is not let in."""
+
+    status: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Whom to let in. `hosts`: names of this server, besides localhost and IP addresses."""
+
+    hosts: frozenset[str] = frozenset()
+    token: Token | None = None
+
+    def refuse(self, method: str, headers: list[tuple[str, str]]) -> Refusal | None:
+        """None for a request that may come in. Header names are in lower case."""
+        found = dict(headers)
+        named = [value for name, value in headers if name == "host"]
+        if len(named) != 1 or not self._is_own(named[0]):
+            return Refusal(
+                403,
+                f"the Host header names '{_shown(','.join(named))}', which is not this server's; start it "
+                "with --allow-host NAME to be asked by that name",
+            )
+        origin = found.get("origin")
+        if origin is not None and origin.partition("://")[2] != named[0]:
+            return Refusal(403, f"the request comes from another page: Origin '{_shown(origin)}'")
+        if method not in SAFE and found.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return Refusal(403, "the request comes from another page")
+        if self.token is not None and not self.token.opens(found.get("authorization", "")):
+            return Refusal(401, "the token is missing or another one; give --token-file FILE")
+        length = found.get("content-length", "0")
+        kind = found.get("content-type", "").partition(";")[0].strip().lower()
+        if (
+            (length != "0" or "transfer-encoding" in found or kind)
+            and method not in SAFE
+            and not _is_json(kind)
+        ):
+            return Refusal(415, f"a body is JSON: send Content-Type application/json, not '{_shown(kind)}'")
+        if length.isdigit() and (len(length) > 18 or int(length) > MAX_BODY):
+            return Refusal(413, f"a body has at most {MAX_BODY} bytes")
+        return None
+
+    def _is_own(self, named: str) -> bool:
+        host = named.lower()
+        if not host.endswith("]"):
+            host, colon, port = host.rpartition(":")
+            if not colon:
+                host = port
+            elif not port.isdigit():
+                return False
+        if host == "localhost" or host in self.hosts:
+            return True
+        try:
+            ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return False
+        return True
+
+
+class Door:
+    """The application behind the rules."""
+
+    def __init__(self, app: App, rules: Rules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] != "http":
+            return
+        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        refusal = self._rules.refuse(scope["method"], headers)
+        if refusal is None:
+            await self._app(scope, _bounded(receive), send)
+            return
+        body = {"error_msg": refusal.why, "error_code": "CDC:ErrAPIInvalidParam"}
+        more = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
+        # The body is not read; a connection that went on would take it for the next request.
+        await JSONResponse(body, refusal.status, headers={"Connection": "close", **more})(
+            scope, receive, send
+        )
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Reads no more of a body than is allowed, and not for ever. Raises InvalidInput."""
+    read = 0
+    until = asyncio.get_running_loop().time() + BODY_S
+    whole = False
+
+    async def bounded() -> MutableMapping[str, Any]:
+        nonlocal read, whole
+        if whole:  # what comes now is the end of the connection, which may take its time
+            return await receive()
+        try:
+            async with asyncio.timeout_at(until):
+                message = await receive()
+        except TimeoutError:
+            raise InvalidInput(f"The request body did not arrive within {BODY_S:.0f} s.") from None
+        read += len(message.get("body", b""))
+        whole = not message.get("more_body", False)
+        if read > MAX_BODY:
+            raise InvalidInput(f"The request body has more than {MAX_BODY} bytes.")
+        return message
+
+    return bounded
+
+
+class Patient(H11Protocol):
+    """A connection that is closed when its request's headers do not come within HEAD_S."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Somebody connected."""
+        super().connection_made(transport)
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_waiting()
+        elif self._timer is None and self.conn.trailing_data[0]:
+            self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        self._timer = self.loop.call_later(HEAD_S, self.transport.close)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _is_json(kind: str) -> bool:
+    return kind == "application/json"
+
+
+def _shown(text: str) -> str:
+    return text[:80]
