@@ -40,3 +40,19 @@ def test_any_rule_is_read_or_refused(rule: str) -> None:
 
 def test_a_quoted_name_may_hold_its_quote() -> None:
     assert TableFilter(["`a``b`.`c`"]).matches("a`b", "c")
+
+
+@pytest.mark.parametrize(
+    "rule", ["/" + "\\a" * 10_000, "/" + "\\/" * 10_000, '"' * 20_001, "[" + "\\-" * 10_000]
+)
+def test_an_unended_rule_is_refused_in_time_by_its_length(rule: str) -> None:
+    """One that tries each backslash both ways never ends; and the error does not repeat it all."""
+    with pytest.raises(InvalidInput) as refused:
+        TableFilter([rule])
+    assert len(refused.value.render()) < 1000
+
+
+def test_a_backslash_may_be_the_last_sign_of_an_expression_as_in_ticdc() -> None:
+    assert TableFilter(["/a\\/b/.*"]).matches("a/b", "t")
+    with pytest.raises(InvalidInput, match="invalid pattern"):
+        TableFilter(["/ab\\/"])

@@ -38,10 +38,13 @@ SYSTEM_SCHEMAS: Final = frozenset(
         "workload_schema",
     }
 )
+SHOWN: Final = 200
+"""Characters of a rule that an error repeats."""
 REMEMBERED: Final = 1 << 18
 """Verdicts a filter keeps; then it begins anew."""
 
-_REGEX: Final = re.compile(r"/(?:\\.|[^/])+/")
+_REGEX: Final = r"^(?P<taken>/(?:\\.|[^/])+/)"
+"""For RE2, as in TiDB: a backslash fits both ways, and Python's `re` would try them in turn for each."""
 _QUOTED: Final = {'"': re.compile(r'"(?:""|[^"])+"'), "`": re.compile(r"`(?:``|[^`])+`")}
 _CLASS: Final = re.compile(r"\[!?(?:\\[^0-9a-zA-Z]|[^\\\]])+\]")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_$\u0080-\U0010ffff]")
@@ -230,7 +233,8 @@ class _Scanner:
         return scanner
 
     def fail(self, why: str) -> InvalidInput:
-        return InvalidInput(f"the filter rule {self.rule!r} cannot be read", why=why, fix=self.example)
+        shown = self.rule if len(self.rule) <= SHOWN else self.rule[:SHOWN] + "..."
+        return InvalidInput(f"the filter rule {shown!r} cannot be read", why=why, fix=self.example)
 
     def pattern(self, *, dotted: bool) -> Pattern:
         """One name's pattern; `dotted`: a dot ends it."""
@@ -238,7 +242,7 @@ class _Scanner:
         if not first:
             raise self.fail("syntax error: missing pattern")
         if first == "/":
-            return self.checked(self.taken(_REGEX, "incomplete regular expression")[1:-1])
+            return self.checked(self.expression()[1:-1])
         if first in _QUOTED:
             quoted = self.taken(_QUOTED[first], "incomplete quoted name")
             return Pattern(quoted[1:-1].replace(first * 2, first))
@@ -250,6 +254,15 @@ class _Scanner:
             raise self.fail(f"syntax error: {why}")
         self.at = match.end()
         return match[0]
+
+    def expression(self) -> str:
+        """A regular expression with its slashes."""
+        match = pc.extract_regex(pa.scalar(self.text[self.at :]), _REGEX).as_py()
+        if match is None:
+            raise self.fail("syntax error: incomplete regular expression")
+        taken: str = match["taken"]
+        self.at += len(taken)
+        return taken
 
     def checked(self, regex: str) -> Pattern:
         if regex == "(?s)^.*$":
