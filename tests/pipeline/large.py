@@ -36,9 +36,14 @@ Change = tuple[int, str, int, str]
 
 
 class LargeFeed(RecordedFeed):
-    """Transactions of so many rows each: deletes, updates, those that change the key, inserts."""
+    """Transactions of so many rows each: deletes, updates, those that change the key, inserts.
 
-    def __init__(self, folder: Path, sink_uri: str, sizes: Sequence[int], text_bytes: int = 100) -> None:
+    `runs`: in so many runs of the store each transaction comes, every part of its keys in each.
+    """
+
+    def __init__(
+        self, folder: Path, sink_uri: str, sizes: Sequence[int], text_bytes: int = 100, runs: int = 1
+    ) -> None:
         self.folder, self.sink_uri = folder, sink_uri
         self.store_dir = folder / "events" / str(CLUSTER) / "tidb"
         self.name = "large-" + os.urandom(4).hex()
@@ -54,7 +59,10 @@ class LargeFeed(RecordedFeed):
         meta = [(m.key, m.value) for m in bootstrap()]
         meta += [(schema, orjson.dumps(db_info(SCHEMA_ID, "giant"))), (table, orjson.dumps(INFO))]
         self.schemas = SchemaStore.from_meta(meta, self.start_ts)
-        self.rows = {keys.DDL_JOB_TABLE_ID: [], TABLE_ID: [tuple(entry) for entry in self.entries]}
+        dealt = [tuple(entry) for run in range(runs) for entry in self.entries[run::runs]]
+        self.rows = {keys.DDL_JOB_TABLE_ID: [], TABLE_ID: dealt}
+        if runs > 1:
+            self.append_rows, self.store_bytes = -(-len(dealt) // runs), 0
 
     def changes(self) -> list[Change]:
         """All that is to go out, in order, by the rule alone: a transaction's deletes, updates, inserts."""

@@ -25,6 +25,10 @@ CLUSTER = 7
 class RecordedFeed:
     """A feed's folder over the first transactions of a change log; everything a pipeline process needs."""
 
+    append_rows = MAX_BLOCK_ROWS
+    store_bytes = 512 << 20
+    """What the store is filled with at once, and what it may hold in memory before it writes a run."""
+
     def __init__(self, folder: Path, log: Path, sink_uri: str, upto: int | None = None) -> None:
         self.folder, self.sink_uri = folder, sink_uri
         self.store_dir = folder / "events" / str(CLUSTER) / "tidb"
@@ -103,12 +107,12 @@ class RecordedFeed:
         }
         if self.store_dir.exists():
             return spans
-        store = EventStore(self.store_dir)
+        store = EventStore(self.store_dir, memory_bytes=self.store_bytes)
         for table, rows in self.rows.items():
             ddl = table == keys.DDL_JOB_TABLE_ID
             span = store.open_span(keys.ddl_span() if ddl else keys.record_span(table))
-            for at in range(0, len(rows), MAX_BLOCK_ROWS):
-                columns = list(zip(*rows[at : at + MAX_BLOCK_ROWS], strict=True))
+            for at in range(0, len(rows), self.append_rows):
+                columns = list(zip(*rows[at : at + self.append_rows], strict=True))
                 batch = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
                 span.append(pa.RecordBatch.from_arrays(batch, schema=ENTRY_SCHEMA))
             span.seal(self.last_ts + 1)

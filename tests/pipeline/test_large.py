@@ -25,7 +25,10 @@ from tidegate.pipeline.reached import read_reached
 from tidegate.sink.kafka import SpanProgress
 
 pytestmark = pytest.mark.integration
+ROOT = Path(__file__).parents[2]
 KEYS = {"giant.large": ("id",)}
+WORKER_BYTES = 200 << 20
+"""What a worker may take above its base; some 140 MB are usual."""
 
 
 def changes(uri: str) -> dict[int, list[Change]]:
@@ -159,6 +162,37 @@ def test_a_large_transaction_goes_out_in_pieces_though_its_worker_is_killed_betw
     assert places == sorted(places)
     assert len({place.rank for place in places}) > 2
     assert before < large
+    assert_delivered(feed)
+
+
+WATCHED = """
+import json, sys
+from tests.memory import taken_by
+from tidegate.pipeline import deliver
+from tidegate.pipeline.offsets import Range
+
+worker = deliver.worker_of(sys.argv[1], deliver.on_kafka)
+small, large = ([Range(*one)] for one in json.loads(sys.argv[2]))
+worker.deliver(small)
+print(taken_by(lambda: worker.deliver(large)))
+"""
+
+
+def test_a_worker_is_bounded_however_large_a_transaction_is(
+    tmp_path: Path, kafka: str, new_topic: Callable[..., str]
+) -> None:
+    """Resident memory with all that is mapped, above what a small transaction took."""
+    uri = f"kafka://{kafka}/{new_topic(3)}?protocol=canal-json&enable-tidb-extension=true"
+    feed = LargeFeed(tmp_path, uri, [100, 40_000, 30], 4000, runs=10)
+    path = feed.write()
+    spec = FeedSpec.load(path)
+    start = first_offset(spec)
+    small, end = feed.start_ts + 100, feed.last_ts
+    found = [[span, *r] for span in start.spans for r in ((start.spans[span], small), (small, end))]
+    command = [sys.executable, "-c", WATCHED, str(path), json.dumps(found)]
+    done = subprocess.run(command, cwd=ROOT, timeout=240, check=True, stdout=subprocess.PIPE, text=True)
+    assert sum(len(entry.value) + len(entry.old_value) for entry in feed.entries) > WORKER_BYTES
+    assert int(done.stdout) < WORKER_BYTES
     assert_delivered(feed)
 
 

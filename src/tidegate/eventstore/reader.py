@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tidegate.eventstore import damage, kernels, outlook
 from tidegate.eventstore.seek import beyond
-from tidegate.eventstore.segment import DamagedSegment, Segment
+from tidegate.eventstore.segment import LET_GO_BYTES, DamagedSegment, Segment
 from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.position import Place
 from tidegate.model.timestamp import Timestamp
@@ -104,7 +104,7 @@ def _pieces(
         if len(group) == 1:
             parts: Iterable[pa.RecordBatch] = _ranged(group[0], after, upto)
         else:
-            parts = _merge([_ranged(s, after, upto) for s in group], max_rows)
+            parts = _merge(group, after, upto, max_rows)
         for part in parts:
             for first in range(0, part.num_rows, max_rows):
                 yield part.slice(first, max_rows)
@@ -136,10 +136,12 @@ def _ranged(segment: Segment, after: Timestamp, upto: Timestamp) -> Iterator[pa.
             yield batch.slice(first, end - first)
 
 
-def _merge(sources: list[Iterator[pa.RecordBatch]], max_rows: int) -> Iterator[pa.RecordBatch]:
-    """Merge sorted sources, each a sequence of sorted batches; holds one batch of each."""
+def _merge(
+    segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Merge segments; a view of one batch of each is open, and only what one block is made of in memory."""
     heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]] = []
-    for source in sources:
+    for source in [_ranged(segment, after, upto) for segment in segments]:
         heads += [(source, batch) for batch in [next(source, None)] if batch is not None]
     cursors = np.zeros(len(heads), dtype=np.int64)
     while heads:
@@ -150,7 +152,11 @@ def _merge(sources: list[Iterator[pa.RecordBatch]], max_rows: int) -> Iterator[p
         first = 0
         while first < count:
             block, first = kernels.take(table, refs[:count], first, max_rows)
+            if block.nbytes >= LET_GO_BYTES:
+                for segment in segments:
+                    segment.let_go()
             yield block
+            del block  # before the next one is made
         heads, cursors = _refilled(heads, cursors, ends)
 
 

@@ -3,7 +3,7 @@
 Schema metadata (ASCII): `tidegate.format` = 1, `tidegate.span`, `tidegate.rows`, `tidegate.min_ts`,
 `tidegate.max_ts`. Each batch's custom metadata holds `crc32c`: eight hex digits of the CRC32C over its
 buffers' meaningful bytes in column order (offsets before data, no padding). Batches are cut at 65,536 rows or
-64 MiB. A file becomes part of the store only when a manifest names it; until then it is rubbish.
+8 MiB. A file becomes part of the store only when a manifest names it; until then it is rubbish.
 
 Durability: `process` leaves the bytes in the page cache, which survives kill -9; `fsync` also survives the
 machine.
@@ -11,6 +11,7 @@ machine.
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from tidegate.errors import Fatal
 from tidegate.model.block import ENTRY_SCHEMA
 
 FORMAT: Final = 1
+LET_GO_BYTES: Final = 1 << 20
+"""Mapped pages of smaller batches are not worth a call."""
 Durability = Literal["process", "fsync"]
 
 _RESTORE: Final = (
@@ -177,11 +180,13 @@ class Segment:
         Raises FileNotFoundError when it is gone, DamagedSegment when it is not what `info` says.
         """
         self.info, self._path, self._without = info, folder / info.file, without
-        source = pa.memory_map(str(self._path), "r")
-        if source.size() != info.bytes:
-            raise self._corrupt(0, f"the file has {source.size()} bytes, the manifest says {info.bytes}")
+        with self._path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != info.bytes or size == 0:
+                raise self._corrupt(0, f"the file has {size} bytes, the manifest says {info.bytes}")
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         try:
-            self._reader = pa.ipc.open_file(source)
+            self._reader = pa.ipc.open_file(pa.py_buffer(self._mapped))
         except (pa.ArrowException, OSError) as error:
             raise self._corrupt(0, str(error)) from error
         if not self._reader.schema.equals(ENTRY_SCHEMA) or self._reader.num_record_batches != len(
@@ -190,7 +195,11 @@ class Segment:
             raise self._corrupt(0, "its schema or its number of batches is not what the manifest says")
 
     def batch(self, index: int) -> pa.RecordBatch:
-        """Batch `index`, its CRC verified; zero-copy over the mapped file."""
+        """Batch `index`, its CRC verified; zero-copy over the mapped file.
+
+        Of a large batch no page counts as this process's memory at first; those that its reader touches do,
+        until `let_go`, which this calls.
+        """
         try:
             found = self._reader.get_batch_with_custom_metadata(index)
             batch, metadata = found.batch, found.custom_metadata
@@ -201,7 +210,14 @@ class Segment:
             good, why = False, f"a batch cannot be read: {error}"
         if not good:
             raise self._corrupt(index, why)
+        if self.info.blocks[index].bytes >= LET_GO_BYTES:
+            self.let_go()
         return batch
+
+    def let_go(self) -> None:
+        """Give back the mapped pages; batches stay valid, and are read from the page cache again."""
+        # All of the file, not only what was read last: a batch is read on after the next one was asked for.
+        self._mapped.madvise(mmap.MADV_DONTNEED)
 
     def indexes(self, after: int, upto: int) -> Iterator[int]:
         """The batches that may hold rows in (after, upto]."""

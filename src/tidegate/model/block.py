@@ -28,8 +28,8 @@ ENTRY_SCHEMA: Final = pa.schema(
 
 op: PUT or DELETE, as in cdcpb. key: raw user key. value: empty for DELETE. old_value: empty when there
 was none (a TiDB row value is never empty). int32 offsets: a block holds less than 2 GiB of each column;
-makers cut blocks at 64 MiB or 65,536 rows, whichever comes first.
+makers cut blocks at 8 MiB or 65,536 rows, whichever comes first.
 """
 
 MAX_BLOCK_ROWS: Final = 65_536
-MAX_BLOCK_BYTES: Final = 64 << 20
+MAX_BLOCK_BYTES: Final = 8 << 20
