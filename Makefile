@@ -38,6 +38,9 @@ kills: setup ## the kill test in its long form: 30 kills
 hangs: setup ## every process stopped, one after another, with the default patience: 12 in all
 	@$(PY) -m pytest tests/integration/test_hangs.py --hangs 12 $(PYTEST_ARGS)
 
+giant: setup ## one transaction of 2 GB through the whole product, killed in its midst: make giant MB=200
+	@$(PY) -m pytest -s tests/integration/test_giant.py --giant $(or $(MB),2048) $(PYTEST_ARGS)
+
 chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20
 	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --chaos-seconds 6 $(PYTEST_ARGS)
 
@@ -60,4 +63,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills hangs chaos isolation cuts disks bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills hangs giant chaos isolation cuts disks bench lock clean

@@ -31,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--isolation-seeds", type=int, default=200, help="isolation histories (default 200)")
     parser.addoption("--cuts", type=int, default=1, help="states a write leaves on a disk, times (default 1)")
     parser.addoption("--disk-rounds", type=int, default=1, help="times a small disk is filled (default 1)")
+    parser.addoption("--giant", type=int, default=0, help="megabytes of the giant transaction (default 0)")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
 
 
