@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,17 @@ def consumer(kafka: str, topic: str, target: Path) -> Iterator[subprocess.Popen[
         process.communicate()
 
 
+def java_of(group: int) -> list[int]:
+    """The JVMs of a process group that are, or will be, Spark's: `java -version` is none."""
+    found = []
+    for name in Path("/proc").glob("[0-9]*/comm"):
+        with suppress(OSError):  # it has ended
+            pid = int(name.parent.name)
+            if name.read_text() == "java\n" and os.getpgid(pid) == group:
+                found += [pid] if b"SparkSubmit" in name.with_name("cmdline").read_bytes() else []
+    return found
+
+
 def test_a_consumer_whose_whole_group_is_told_to_end_ends_in_order(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -52,9 +63,8 @@ def test_a_consumer_whose_whole_group_is_told_to_end_ends_in_order(
 def test_so_does_one_whose_jvm_is_still_starting(
     kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    log = tmp_path / "target" / "_tidegate" / "spark.log"
     with consumer(kafka, new_topic(), tmp_path / "target") as process:
-        while not log.exists():
+        while not java_of(process.pid):  # its gateway answers seconds later
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGTERM)
         out, errors = process.communicate(timeout=STOP_S)
