@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.server.test_capture import Running, capture
+from typer.testing import CliRunner
 
+from tidegate.cli.main import app as command_line
 from tidegate.config import REDACTED
 from tidegate.control.metadata import FeedId, Put, feed_key
 from tidegate.kvclient.pd import PdClient
@@ -60,6 +64,44 @@ def test_secrets_that_were_shown_redacted_and_sent_back_stay_what_they_are(captu
     (feed,) = capture.capture.reactor.feeds.values()
     kafka = feed.config.sink.kafka_config
     assert (kafka.sasl_password, kafka.sasl_mechanism) == ("hidden", "SCRAM-SHA-256")
+
+
+def test_a_password_that_is_stored_goes_nowhere_else_unasked(capture: Running) -> None:
+    secret = {"sasl_user": "u", "sasl_password": "hidden", "sasl_mechanism": "PLAIN", "enable_tls": True}
+    made = capture.create("one", replica_config={"sink": {"kafka_config": secret}})
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    elsewhere = made["sink_uri"].replace("127.0.0.1:1/", "127.0.0.2:1/")
+    plain = {"sink": {"kafka_config": {**made["config"]["sink"]["kafka_config"], "enable_tls": False}}}
+    for body, words in (
+        ({"sink_uri": elsewhere}, "the hosts of the sink URI would change"),
+        ({"sink_uri": elsewhere, "replica_config": made["config"]}, "the hosts of the sink URI would change"),
+        ({"replica_config": made["config"] | plain}, "enable_tls would change"),
+    ):
+        refused = capture.call("PUT", "/changefeeds/one", body)
+        assert (refused["http"], refused["error_code"]) == (400, "CDC:ErrChangefeedUpdateRefused")
+        assert words in refused["error_msg"]
+        assert "give sasl-password again" in refused["error_msg"]
+    again = capture.call("PUT", "/changefeeds/one", {"sink_uri": f"{elsewhere}&sasl-password=hidden"})
+    assert again["http"] == 200, again
+    assert "hidden" not in json.dumps(again)
+
+
+def test_what_the_command_says_of_an_update_holds_no_password(capture: Running, tmp_path: Path) -> None:
+    secret = {"sasl_user": "u", "sasl_password": "old, secret", "sasl_mechanism": "PLAIN"}
+    made = capture.create("one", replica_config={"sink": {"kafka_config": secret}})
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    config = tmp_path / "feed.toml"
+    config.write_text("[sink.kafka-config]\nsasl-password = 'new; secret'\n")
+    uri = made["sink_uri"] + "&sasl-password=new%3B%20secret"
+    command = ["changefeed", "update", "-c", "one", "--server", capture.address, "--no-confirm"]
+    done = CliRunner().invoke(command_line, [*command, "--config", str(config), "--sink-uri", uri])
+    assert done.exit_code == 0, done.output
+    assert "sasl-password" in done.stderr
+    assert "secret" not in done.stdout + done.stderr
+
+
+def test_nobody_else_reads_what_a_capture_keeps(capture: Running) -> None:
+    assert capture.data_dir.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_feed_that_only_the_metadata_store_knows_is_not_written_over(

@@ -14,6 +14,7 @@ import typer
 from tidegate.access import Token
 from tidegate.cli.changefeed_load import follow, line_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.log import redact
 
 app = typer.Typer(help="Create and watch changefeeds.", no_args_is_help=True)
 
@@ -161,7 +162,7 @@ def update(
         old = _call(server, "GET", path, query=query)
         settings = laid_over(old["config"], read_toml(config)) if config is not None else old["config"]
         changes = _changes(old["config"], settings)
-        changes += [f"sink-uri: {old['sink_uri']} -> {sink_uri}"] if sink_uri else []
+        changes += [f"sink-uri: {old['sink_uri']} -> {redact(sink_uri)}"] if sink_uri else []
         changes += [f"target-ts: {old['target_ts'] or 'none'} -> {target_ts}"] if target_ts else []
         if not changes:
             raise InvalidInput("Nothing would change.", fix="give --config, --sink-uri or --target-ts")
@@ -182,7 +183,8 @@ def _changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> lis
         if isinstance(before, dict) and isinstance(after, dict):
             lines += _changes(before, after, f"{path}.")
         elif before != after:
-            lines.append(f"{path}: {json.dumps(before)} -> {json.dumps(after)}")
+            shown = redact(f"{path}: {json.dumps(after)}").removeprefix(f"{path}: ")
+            lines.append(f"{path}: {json.dumps(before)} -> {shown}")
     return lines
 
 

@@ -83,6 +83,7 @@ def server(
     from tidegate.server.capture import Options, pipeline_command
 
     log.setup(json_lines=as_json, level=LEVELS[log_level.lower()])
+    os.umask(0o077)
     try:
         listener = listen(addr)
     except TidegateError as error:

@@ -329,8 +329,10 @@ class Capture:
 def lock_folder(data_dir: Path) -> int:
     """Make the data folder ours; the descriptor holds the lock. Raises InvalidInput when another has it."""
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        data_dir.mkdir(0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(PermissionError):  # another's folder: its files are ours alone all the same
+            data_dir.chmod(0o700)
+        descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise InvalidInput(
             "The data folder cannot be used.",

@@ -45,6 +45,7 @@ from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.clock_watch import ClockWatch
 from tidegate.server.feed import Feed
+from tidegate.server.kept_password import elsewhere
 from tidegate.server.node import Captured, Node
 from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
 from tidegate.sink.kafka import cluster_id, delete_topic, progress_topic
@@ -442,6 +443,14 @@ class Reactor:
             sink_uri = info.sink_uri
         wanted = info.config if config is None else with_secrets_of(config, info.config)
         new = check_new(feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts)
+        changed = elsewhere((found.uri, found.config), (new.uri, new.config), config or {})
+        if changed:
+            raise Refused(
+                "CDC:ErrChangefeedUpdateRefused",
+                "[CDC:ErrChangefeedUpdateRefused]the password is not sent elsewhere unasked: "
+                f"{', '.join(changed)} would change.",
+                fix="give sasl-password again, in the sink URI or in the configuration",
+            )
         for name in FIXED:
             if getattr(new.config.tidegate, name) != getattr(found.config.tidegate, name):
                 raise Refused(
