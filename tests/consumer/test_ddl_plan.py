@@ -9,9 +9,11 @@ import pytest
 
 from tidegate.codec.base import DdlMessage, WireColumn
 from tidegate.consumer.ddl_plan import (
+    KEPT,
     Create,
     Drop,
     Nothing,
+    Redefine,
     Refuse,
     Rename,
     plan_without_header,
@@ -40,6 +42,9 @@ def message(query: str) -> DdlMessage:
         ("ALTER TABLE t RENAME TO u", Rename),
         ("alter table t rename column a to b", Nothing),
         ("alter table t add column c int", Nothing),
+        ("alter table t modify column price decimal(10,2)", Redefine),
+        ("ALTER TABLE `s`.`t` ADD COLUMN `x` INT, CHANGE `v` `v` BIGINT", Redefine),
+        ("alter table t /* change it */ add index (v)", Nothing),
         ("create database q", Nothing),
         ("/* nightly */ truncate table t", Create),
         ("-- nightly\nTRUNCATE /* all */ TABLE t", Create),
@@ -55,7 +60,8 @@ def test_recognised_by_text(query: str, step: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("action", "step"), [(11, Create), (4, Drop), (20, Refuse), (23, Refuse), (42, Refuse), (25, Refuse)]
+    ("action", "step"),
+    [(11, Create), (4, Drop), (12, Redefine), (20, Refuse), (23, Refuse), (42, Refuse), (25, Refuse)],
 )
 def test_the_action_counts_where_the_protocol_sends_it(action: int, step: type) -> None:
     told = replace(message("something that no pattern knows"), action=action)
@@ -84,6 +90,16 @@ def test_a_chain_of_renames_in_one_text_frees_names_for_later_steps() -> None:
     ]
     (refused,) = plan_without_header(message("RENAME TABLE s.a TO s.b, s.b TO s.a"), tables)
     assert isinstance(refused, Refuse)
+
+
+def test_a_guessed_table_says_that_older_rows_are_not_converted_and_says_it_once() -> None:
+    (step,) = plan_without_header(message("alter table t modify c decimal(10,2)"), [HELD])
+    assert isinstance(step, Redefine)
+    assert step.definition.guessed == (*HELD.guessed, KEPT)
+    (again,) = plan_without_header(message("alter table t modify c int"), [step.definition])
+    assert isinstance(again, Redefine)
+    assert again.definition.guessed == step.definition.guessed
+    assert again.definition.columns == HELD.columns
 
 
 def test_a_guess_says_what_it_does_not_know_and_survives_storage() -> None:

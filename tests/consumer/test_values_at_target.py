@@ -15,6 +15,7 @@ from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
 from tidegate.consumer.apply import QUARANTINE, Applier
 from tidegate.consumer.comparison import canonical
+from tidegate.consumer.ddl_plan import KEPT
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import Fatal
 from tidegate.sink import quarantine
@@ -194,3 +195,23 @@ def test_a_time_that_gets_more_digits_without_new_data_shows_them_and_stays_one_
     consume(topic(events, protocol), target)
     rows = open_snapshot(target).tables["shop.items"].to_arrow().sort_by("at").to_pylist()
     assert rows == [{"at": "10:11:12.000", "v": "00:00:00.500"}, {"at": "10:11:13.000", "v": None}]
+
+
+@pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])
+def test_without_the_header_a_modified_column_is_said_and_older_rows_stay(
+    tmp_path: Path, protocol: str
+) -> None:
+    """No message shows that decimals lost digits: without the note the rows would differ in silence."""
+    table = OneTable.of([ID, ColumnSpec("d", 246, 12, 4)])
+    after = OneTable.of([ID, ColumnSpec("d", 246, 10, 2)])
+    events = [
+        table.change(110, None, (1, "4.3250")),
+        table.ddl(120, 12, "ALTER TABLE `items` MODIFY COLUMN `d` DECIMAL(10,2)", after.info),
+        after.change(130, None, (2, "4.33")),
+        Mark(140),
+    ]
+    applier = Applier(tmp_path / "target")
+    consume(topic(events, protocol, header=False), tmp_path / "target", applier=applier)
+    rows = open_snapshot(tmp_path / "target").tables["shop.items"].to_arrow().sort_by("id")
+    assert rows["d"].to_pylist() == ["4.3250", "4.33"]
+    assert KEPT in applier.stats.guessed["shop.items"]

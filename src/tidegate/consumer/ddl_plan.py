@@ -377,8 +377,14 @@ _RENAME: Final = re.compile(
 )
 
 
+_MODIFY: Final = re.compile(r"\s*alter\s+table\b.*\b(?:modify|change)\b", re.IGNORECASE | re.DOTALL)
+
 DROP_TABLE: Final = 4
 TRUNCATE_TABLE: Final = 11
+MODIFY_COLUMN: Final = 12
+KEPT: Final = (
+    "a column was modified, and no message tells its types: rows from before keep the values they had"
+)
 _MOVES_BY_ACTION: Final = {
     DROP_PARTITION: "DROP PARTITION removes rows",
     TRUNCATE_PARTITION: "TRUNCATE PARTITION removes rows",
@@ -403,7 +409,8 @@ _MOVES_ROWS: Final = {
 def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> list[Step]:
     """The steps of a DDL known only by its SQL text; columns are learnt from the rows that follow.
 
-    Recognised: drop schema, drop, truncate and rename table; refused: what moves rows. The message's action
+    Recognised: drop schema, drop, truncate and rename table; refused: what moves rows. A modified column is
+    said: TiDB may have converted older rows, and they stay as they are here. The message's action
     counts where the protocol sends it, else the text without its comments. An added column's default for
     older rows is not in any message: it stays null there.
     """
@@ -424,6 +431,10 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
         return [Drop(*name)] if name in known else [Nothing("not here")]
     if (action == TRUNCATE_TABLE or _TRUNCATE.match(text)) and name in known:
         return [Create(replace(known[name], version=message.ts))]
+    held = known.get(name)
+    if held is not None and held.info is None and (action == MODIFY_COLUMN or _MODIFY.match(text)):
+        notes = dict.fromkeys([*held.guessed, KEPT])
+        return [Redefine(replace(held, version=message.ts, guessed=tuple(notes)), KEPT)]
     return [Nothing("no header: columns are learnt from the rows that follow")]
 
 

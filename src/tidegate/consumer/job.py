@@ -196,7 +196,7 @@ class Consumer:
         self._known_bad = {row_place(entry) for entry in quarantine.read(file)}
         self._trouble, self._failures, self._failing_since = "", 0, 0.0
         self._told_bad = self._told_bad_row = self._told_failure = False
-        self._told_guesses: set[str] = set()
+        self._told_guesses: dict[str, tuple[str, ...]] = {}
         self._doubtful_since: float | None = None
         self._reported_at = math.inf  # nothing to report before the position is known
         position = self._start()
@@ -441,12 +441,14 @@ class Consumer:
                     fix=f"the row and its place, and those of any further one, are in {self._bad_file}",
                 )
             )
-        fresh = [name for name in stats.guessed if name not in self._told_guesses]
-        self._told_guesses.update(fresh)
+        fresh = [name for name, notes in stats.guessed.items() if self._told_guesses.get(name) != notes]
         for name in fresh[:GUESSES_SHOWN]:
-            self._listener.note(f"table {name} is guessed from its rows: {'; '.join(stats.guessed[name])}")
+            known = self._told_guesses.get(name, ())
+            notes = [note for note in stats.guessed[name] if note not in known]
+            self._listener.note(f"table {name} is guessed from its rows: {'; '.join(notes)}")
         if len(fresh) > GUESSES_SHOWN:
             self._listener.note(f"and {len(fresh) - GUESSES_SHOWN} more tables are guessed from their rows")
+        self._told_guesses |= {name: stats.guessed[name] for name in fresh}
 
     def _due(self) -> bool:
         now, flow, settings = time.monotonic(), self._flow, self._settings
