@@ -15,7 +15,7 @@ from tests.consumer.memory_topic import consume
 from tidegate.consumer.apply import Applier, target_lock
 from tidegate.consumer.maintenance import Upkeep, tidy
 from tidegate.errors import Fatal, InvalidInput, TidegateError
-from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import SNAPSHOT_SCHEMA, SNAPSHOTS, Lakehouse
 
 ORDERS = pa.table({"id": [1, 2, 3]})
 
@@ -49,6 +49,17 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_was(
     assert files_of(tmp_path) == before, "not even a lock was put there"
     with pytest.raises(InvalidInput, match="holds something else"):
         Applier(tmp_path).recover()
+    assert files_of(tmp_path) == before
+
+
+def test_a_table_of_snapshots_without_a_mark_is_refused(tmp_path: Path) -> None:
+    """Of an earlier release, or somebody's: which tables beside it are the target's, nothing says."""
+    write_deltalake(tmp_path / SNAPSHOTS, SNAPSHOT_SCHEMA.empty_table())
+    put_orders(tmp_path)
+    before = files_of(tmp_path)
+    with pytest.raises(InvalidInput, match="was not made by this release") as caught, target_lock(tmp_path):
+        pass
+    assert "tidegate.target" in caught.value.why
     assert files_of(tmp_path) == before
 
 
