@@ -17,9 +17,10 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
@@ -223,29 +224,35 @@ def _rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _child(seed: int, number: int, every: int, answer: Connection) -> None:
+def _child(work: Callable[..., None], numbers: tuple[int, ...], answer: Connection) -> None:
     with open("/proc/self/statm") as status:
         used = int(status.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    fuzz(seed, number, every, answer)
+    work(*numbers, answer)
 
 
-def run(seed: int, number: int, every: int = 1) -> Findings:
-    """`fuzz` in a child process, which must end well."""
+def in_child(work: Callable[..., None], *numbers: int) -> Any:
+    """What `work(*numbers, answer)` sends from a child process, which must end well."""
     row_kernels.warm()
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
-    child = context.Process(target=_child, args=(seed, number, every, there))
+    child = context.Process(target=_child, args=(work, numbers, there))
     child.start()
     there.close()
     try:
-        answer: Findings = here.recv()
+        answer = here.recv()
     except EOFError:
         child.join()
-        raise AssertionError(f"the kernel crashed with seed {seed}: exit code {child.exitcode}") from None
+        raise AssertionError(f"the kernel crashed with {numbers}: exit code {child.exitcode}") from None
     child.join()
     assert child.exitcode == 0
     return answer
+
+
+def run(seed: int, number: int, every: int = 1) -> Findings:
+    """`fuzz` in a child process."""
+    found: Findings = in_child(fuzz, seed, number, every)
+    return found
 
 
 def main() -> int:

@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 
 from tests.golden_folder import count, lines
+from tests.tidb import definition_fuzz
 from tests.tidb.golden_rows import case_names, tables
 from tidegate.errors import Undecodable
 from tidegate.tidb import table_info
@@ -76,3 +79,44 @@ def test_what_is_no_definition_is_undecodable(data: bytes) -> None:
 def test_a_definition_with_odd_columns_is_undecodable(cols: object) -> None:
     with pytest.raises(Undecodable):
         table_info.table_schema("s", {"id": 1, "name": {"O": "t"}, "cols": cols}, 1)
+
+
+def test_damaged_definitions_are_refused_or_harmless() -> None:
+    """A negative column id was a crash of the process, and so were 65 columns in a key."""
+    found = definition_fuzz.run(seed=20261122, number=3000)
+    assert found.total() == 3000
+    assert min(found["decoded"], found["definition refused"]) > 500
+
+
+COLUMN: dict[str, Any] = {
+    "id": 1, "name": {"O": "c"}, "offset": 0, "state": 5,
+    "type": {"Tp": 3, "Flag": 3, "Flen": 11, "Decimal": 0},
+}  # fmt: skip
+
+
+def columns(*changes: dict[str, object]) -> dict[str, object]:
+    cols = [COLUMN | {"id": at + 1, "offset": at} | change for at, change in enumerate(changes)]
+    return {"id": 1, "name": {"O": "t"}, "cols": cols}
+
+
+@pytest.mark.parametrize(
+    ("info", "why"),
+    [
+        (columns({"id": -1}), "id of column 'c' is -1, not 1 to 4294967295"),
+        (columns({"id": True}), "id of column 'c' is True"),
+        (columns({}, {"id": 1}), "column id 1 is there twice"),
+        (columns({}, {"offset": 0}), "column offset 0 is there twice"),
+        (columns({"type": {"Tp": 246, "Flag": 0, "Flen": 99, "Decimal": 0}}), "length of column 'c' is 99"),
+        (columns({"type": {"Tp": 12, "Flag": 0, "Flen": 26, "Decimal": 7}}), "decimals of column 'c' is 7"),
+        (
+            columns({"type": {"Tp": 248, "Flag": 0, "Flen": 9, "Decimal": 0, "Elems": ["e"] * 65}}),
+            "65 elements",
+        ),
+        (columns(*[{}] * 65) | {"pk_is_handle": True}, "65 columns in the key, 64 are the most"),
+        (columns({}) | {"id": 0}, "table id is 0"),
+    ],
+)
+def test_a_definition_beyond_what_can_be_stored_says_where(info: dict[str, object], why: str) -> None:
+    with pytest.raises(Undecodable) as refused:
+        table_info.table_schema("s", info, 1)
+    assert why in refused.value.render()

@@ -15,6 +15,7 @@ import orjson
 from tidegate.errors import Undecodable
 from tidegate.model.schema import Column, Index, Kind, TableSchema
 from tidegate.model.timestamp import readable
+from tidegate.tidb import definition_limits as limits
 
 PUBLIC: Final = 5
 
@@ -121,12 +122,16 @@ def table_schema(schema_name: str, info: dict[str, Any], version: int) -> TableS
 
 def _table_schema(schema_name: str, info: dict[str, Any], version: int) -> TableSchema:
     stored = [_column(entry, version) for entry in info.get("cols") or []]
+    limits.check_table(name_of(info), (info["id"], *_partitions(info)))
+    limits.check_columns(stored)
     columns = tuple(column for column in stored if column.visible)
     position = {column.offset: at for at, column in enumerate(columns)}
     indexes = tuple(_index(entry) for entry in info.get("index_info") or [] if entry["state"] == PUBLIC)
+    limits.check_indexes(indexes, len(stored))
     primary = _primary_offsets(info, stored, indexes)
     handle = _handle_offsets(primary, stored, indexes)
     in_key = _key_offsets(info, stored, indexes)
+    limits.check_key(in_key)
     return TableSchema(
         schema=schema_name,
         table=name_of(info),

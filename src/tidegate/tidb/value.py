@@ -101,14 +101,25 @@ def _from_default(column: Column) -> Stored:
     default = column.origin_default
     try:
         if isinstance(default, bytes):
-            return int.from_bytes(default, "big") if column.kind is Kind.BIT else _cut(column, default)
-        return _cut(column, _parse_default(column, str(default)))
+            number = int.from_bytes(default, "big")
+            return _in_word(column, number) if column.kind is Kind.BIT else _cut(column, default)
+        return _in_word(column, _cut(column, _parse_default(column, str(default))))
     except (ValueError, InvalidInput, Undecodable) as error:
         raise Undecodable(
             "a column's origin default cannot be read",
             where=column.name,
             why=f"{default!r}: {error}",
         ) from None
+
+
+def _in_word(column: Column, stored: Stored) -> Stored:
+    """A number within the word of a slot; ValueError for another."""
+    if isinstance(stored, int):
+        signed = column.kind in (Kind.INT, Kind.TIME, Kind.YEAR)
+        least, most = (-(1 << 63), (1 << 63) - 1) if signed else (0, (1 << 64) - 1)
+        if not least <= stored <= most:
+            raise ValueError("it has more than 64 bits")
+    return stored
 
 
 def _cut(column: Column, stored: Stored) -> Stored:
