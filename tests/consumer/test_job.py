@@ -400,8 +400,14 @@ def test_a_row_that_is_not_on_the_topic_stops_it_only_when_it_is_wanted() -> Non
 
 def stopped_by(spark: SparkSession, source: str, target: Path, change: Callable[[], object]) -> TidegateError:
     """What ends a consumer whose topic changes right after it has begun."""
+    late = time.monotonic() + PATIENCE_S
     with pytest.raises(TidegateError) as caught:
-        run(Settings(source, target), lambda: False, Listener(ready=lambda _: change()), spark)
+        run(
+            Settings(source, target),
+            lambda: time.monotonic() > late,
+            Listener(ready=lambda _: change()),
+            spark,
+        )
     return caught.value
 
 
