@@ -27,7 +27,7 @@ from tidegate.sink.kafka import SpanProgress
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 KEYS = {"giant.large": ("id",)}
-WORKER_BYTES = 200 << 20
+WORKER_BYTES = 240 << 20
 """What a worker may take above its base; some 140 MB are usual."""
 
 
