@@ -42,8 +42,8 @@ hangs: setup ## every process stopped, one after another, with the default patie
 giant: setup ## one transaction of 2 GB through the whole product, killed in its midst: make giant MB=200
 	@$(PY) -m pytest -s tests/integration/test_giant.py --giant $(or $(MB),2048) $(PYTEST_ARGS)
 
-chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20
-	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --chaos-seconds 6 $(PYTEST_ARGS)
+chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20 FEEDS=2
+	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --feed-seeds $(or $(FEEDS),20) --chaos-seconds 6 $(PYTEST_ARGS)
 
 isolation: setup ## histories of concurrent transactions, checked for snapshot isolation: make isolation SEEDS=20000
 	@$(PY) -m pytest -s tests/tikv/test_isolation.py --isolation-seeds $(or $(SEEDS),20000) --timeout 86400 $(PYTEST_ARGS)

@@ -25,7 +25,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0,
         help="processes the hang test stops, with the default patience (0: quick)",
     )
-    parser.addoption("--seeds", type=int, default=20, help="runs of the chaos test (default 20)")
+    parser.addoption("--seeds", type=int, default=10, help="runs of the chaos test (default 10)")
+    parser.addoption(
+        "--feed-seeds", type=int, default=1, help="runs of the chaos test with feeds (default 1)"
+    )
     parser.addoption("--first-seed", type=int, default=1, help="the seed of its first run (default 1)")
     parser.addoption("--chaos-seconds", type=float, default=1.2, help="trouble in one run (default 1.2 s)")
     parser.addoption("--isolation-seeds", type=int, default=200, help="isolation histories (default 200)")

@@ -3,7 +3,8 @@
 `run(seed)` drives it for some seconds and compares: what the event store showed at each resolved ts it ever
 published is exactly the upstream's commit history up to there, in order, each change once. Two threads make
 trouble, each from the seed: *regions* (splits, merges, leaders, peers) without pause, *faults* one after the
-other for some tenths of a second each. What they do follows from the seed; when, does not.
+other for some tenths of a second each. What they do follows from the seed; when, does not. Meanwhile upstream
+removes every version that the capture does not need any more, and nothing may register below that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from tests.integration.garbage import POLL_S, Garbage, registrations_checked
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import Entry, entries_of, order_key
@@ -39,6 +41,8 @@ from tidegate.workload.bank import BankWorkload
 
 SPANS: Final = (Span(b"m", b"n"), Span(b"t", b"u"), Span(b"t\x80\x00\x00\x00\x00\x00\x00\x78", b"t\xff"))
 """Everything, and once more a part of it."""
+FORGOTTEN: Final = Span(b"t\x80\x00\x00\x00\x00\x00\x00\x70", b"t\x80\x00\x00\x00\x00\x00\x00\x78")
+"""Asked for from the run's start again and again, without anything being held for it."""
 STORES: Final = 4
 PD_MEMBERS: Final = 3
 REGIONS_MAX: Final = 40
@@ -55,6 +59,9 @@ class Outcome:
 
     changes: int = 0
     marks: int = 0
+    moves: int = 0
+    refused: int = 0
+    collected: bool = False
     deeds: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
@@ -62,7 +69,8 @@ class Outcome:
     def __str__(self) -> str:
         deeds = ", ".join(f"{name} {count}" for name, count in sorted(self.deeds.items()))
         errors = ", ".join(f"{name} {count}" for name, count in sorted(self.errors.items()))
-        return f"{self.changes} changes at {self.marks} resolved ts; {deeds}; survived: {errors}"
+        collected = f"safepoint moved {self.moves} times, {self.refused} refused"
+        return f"{self.changes} changes at {self.marks} resolved ts; {collected}; {deeds}; survived: {errors}"
 
 
 class Trouble:
@@ -307,6 +315,32 @@ def history(engine: Engine, span: Span, after: int) -> list[Entry]:
     return sorted(found, key=order_key)
 
 
+class Past:
+    """What was committed up to the safepoint, noted before upstream may forget it; holds the rest."""
+
+    def __init__(self, engine: Engine, folder: Path, puller: Puller, start: int) -> None:
+        self._engine, self._folder, self._puller = engine, folder, puller
+        self._start = self._upto = start
+        self._known: dict[Span, list[Entry]] = {span: [] for span in SPANS}
+
+    def step(self) -> int:
+        """The safepoint moves to what the event store has published: the capture reads from there on."""
+        frontier = outlook.read_frontier(self._folder) if self._folder.exists() else {}
+        upto = min(frontier.get(span_id(span), 0) for span in SPANS)
+        if upto > self._upto:
+            for span in SPANS:
+                fresh = history(self._engine, span, self._upto)
+                self._known[span] += [entry for entry in fresh if entry.commit_ts <= upto]
+            self._upto = upto
+            self._puller.keep_above(upto)
+            self._puller.watch(FORGOTTEN, self._start)
+        return self._upto
+
+    def of(self, span: Span) -> list[Entry]:
+        """All that was committed since the start."""
+        return self._known[span] + history(self._engine, span, self._upto)
+
+
 def compare(span: Span, wanted: list[Entry], seen: list[Entry]) -> list[str]:
     """The first differences between history and what the event store showed."""
     if wanted == seen:
@@ -324,49 +358,68 @@ def compare(span: Span, wanted: list[Entry], seen: list[Entry]) -> list[str]:
 
 def run(seed: int, folder: Path, seconds: float) -> Outcome:
     """One run; what it found wrong is in the outcome."""
+    upstream = EmbeddedUpstream(folder / "upstream", regions=6, stores=STORES, pd_members=PD_MEMBERS)
+    upstream._collector._poll_s = POLL_S
     outcome = Outcome()
-    stop = threading.Event()
-    with (
-        EmbeddedUpstream(folder / "upstream", regions=6, stores=STORES, pd_members=PD_MEMBERS) as upstream,
-        PdClient(upstream.pd_addr) as pd,
-    ):
-        bank = BankWorkload(upstream.pd_addr, seed, accounts=120, threads=4, ddl_every_rows=400)
-        bank.setup()
-        start = pd.tso()
-        store = EventStore(folder / "events")
-        failures: list[TidegateError] = []
-        puller = Puller(pd, store, seed=seed, on_failure=failures.append)
-        for span in SPANS:
-            puller.watch(span, start)
-        witness = Witness(folder / "events", start)
-        trouble = Trouble(upstream, pd, seed, stop)
-        trouble.start()
-        self_timed = SelfTimed(pd, seed, stop)
-        timer = threading.Timer(seconds, stop.set)
-        timer.start()
-        seeing = threading.Thread(target=_watch, args=(witness, stop), daemon=True)
-        seeing.start()
-        try:
-            bank.run(None, stop)
-        finally:
-            stop.set()
-            timer.cancel()
-            for each in (trouble, self_timed, seeing):
-                each.join()
-        _settle(pd, puller, witness, outcome)
-        for line in puller.status():
-            outcome.errors.update(line["errors"])
-        puller.close()
-        store.close()
-        bank.close()
-        outcome.deeds, outcome.marks = trouble.deeds, witness.marks
-        outcome.findings += witness.findings + [repr(error) for error in trouble.unexpected]
-        outcome.findings += [error.render() for error in failures]
-        for span in SPANS:
-            wanted = [e for e in history(upstream._engine, span, start) if e.commit_ts <= witness.upto[span]]
-            outcome.findings += compare(span, wanted, witness.seen[span])
-            outcome.changes += len(wanted)
+    with upstream, PdClient(upstream.pd_addr) as pd, registrations_checked(upstream, outcome.findings):
+        _run(upstream, pd, seed, folder, seconds, outcome)
     return outcome
+
+
+def _run(
+    upstream: EmbeddedUpstream, pd: PdClient, seed: int, folder: Path, seconds: float, outcome: Outcome
+) -> None:
+    stop = threading.Event()
+    bank = BankWorkload(upstream.pd_addr, seed, accounts=120, threads=4, ddl_every_rows=400)
+    bank.setup()
+    start = pd.tso()
+    store = EventStore(folder / "events")
+    failures: list[TidegateError] = []
+    refused: list[Span] = []
+    puller = Puller(
+        pd,
+        store,
+        seed=seed,
+        on_failure=failures.append,
+        on_refused=lambda span, start_ts, safe_point: refused.append(span),
+    )
+    for span in SPANS:
+        puller.watch(span, start)
+    witness = Witness(folder / "events", start)
+    past = Past(upstream._engine, folder / "events", puller, start)
+    trouble = Trouble(upstream, pd, seed, stop)
+    trouble.start()
+    self_timed = SelfTimed(pd, seed, stop)
+    garbage = Garbage(upstream, past.step)
+    timer = threading.Timer(seconds, stop.set)
+    timer.start()
+    seeing = threading.Thread(target=_watch, args=(witness, stop), daemon=True)
+    seeing.start()
+    try:
+        bank.run(None, stop)
+    finally:
+        stop.set()
+        timer.cancel()
+        for each in (trouble, self_timed, seeing):
+            each.join()
+    _settle(pd, puller, witness, outcome)
+    garbage.join()
+    for line in puller.status():
+        outcome.errors.update(line["errors"])
+    puller.close()
+    store.close()
+    bank.close()
+    outcome.deeds, outcome.marks = trouble.deeds, witness.marks
+    outcome.moves, outcome.refused = garbage.moves, len(refused)
+    outcome.collected = garbage.collected > start
+    unexpected = trouble.unexpected + garbage.unexpected
+    outcome.findings += witness.findings + [repr(error) for error in unexpected]
+    outcome.findings += [error.render() for error in failures]
+    outcome.findings += [f"{span_id(span)} was refused" for span in set(refused) - {FORGOTTEN}]
+    for span in SPANS:
+        wanted = [e for e in past.of(span) if e.commit_ts <= witness.upto[span]]
+        outcome.findings += compare(span, wanted, witness.seen[span])
+        outcome.changes += len(wanted)
 
 
 def _watch(witness: Witness, stop: threading.Event) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration import chaos
+from tests.integration import chaos, chaos_feeds
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.puller import block_matcher
 
@@ -23,7 +23,7 @@ def test_the_event_store_is_the_commit_history_at_every_resolved_ts(
     store_kernels.warm()
     seconds = request.config.getoption("--chaos-seconds")
     first = request.config.getoption("--first-seed")
-    deeds = 0
+    deeds = refused = collected = 0
     for seed in range(first, first + request.config.getoption("--seeds")):
         outcome = chaos.run(seed, tmp_path / str(seed), seconds)
         print(f"seed {seed}: {outcome}", flush=True)
@@ -31,4 +31,20 @@ def test_the_event_store_is_the_commit_history_at_every_resolved_ts(
         assert outcome.changes > 20
         assert outcome.marks > 1
         deeds += outcome.deeds.total()
+        refused += outcome.refused
+        collected += outcome.collected
     assert deeds > 10
+    assert refused > 10, "the safepoint moves, and who asks for more than is held does not get it"
+    assert collected > 2, "upstream removes what it may"
+
+
+def test_two_feeds_from_one_start_end_with_equal_catalogues_while_upstream_collects_garbage(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    first = request.config.getoption("--first-seed")
+    for seed in range(first, first + request.config.getoption("--feed-seeds")):
+        outcome = chaos_feeds.run(seed, tmp_path / str(seed), request.config.getoption("--chaos-seconds"))
+        print(f"seed {seed}: {outcome}", flush=True)
+        assert not outcome.findings, f"seed {seed}: " + "\n".join(outcome.findings)
+        assert outcome.ddls > 3
+        assert outcome.collected
