@@ -183,7 +183,7 @@ def test_a_worker_is_bounded_however_large_a_transaction_is(
 ) -> None:
     """Resident memory with all that is mapped, above what a small transaction took."""
     uri = f"kafka://{kafka}/{new_topic(3)}?protocol=canal-json&enable-tidb-extension=true"
-    feed = LargeFeed(tmp_path, uri, [100, 40_000, 30], 4000, runs=10)
+    feed = LargeFeed(tmp_path, uri, [100, 44_000, 30], 4000, runs=10)
     path = feed.write()
     spec = FeedSpec.load(path)
     start = first_offset(spec)
