@@ -37,6 +37,19 @@ def test_paths_are_plain_and_never_ours() -> None:
     assert slot_path("_tidegate", "snapshots") == "=5Ftidegate/snapshots"
 
 
+def test_the_longest_names_have_folders_of_their_own(tmp_path: Path) -> None:
+    """64 characters of four bytes are 768 signs when encoded; a folder's name has 255 at most."""
+    lake = Lakehouse(tmp_path)
+    names = ["\U00020000" * 64, "\U00020000" * 63 + "\U00020001", "表" * 29, "=~" * 32, "a" * 64]
+    paths = [slot_path(name, name) for name in names]
+    assert len(set(paths)) == len(names)
+    assert all(len(part) <= 200 for path in paths for part in path.split("/"))
+    for number, path in enumerate(paths):
+        lake.create(path, SCHEMA)
+        lake.append(path, rows((number, 1, None)))
+    assert [lake.read(path).column("id").to_pylist() for path in paths] == [[n] for n in range(len(names))]
+
+
 def test_a_root_that_delta_cannot_open_is_refused() -> None:
     with pytest.raises(InvalidInput, match="character"):
         Lakehouse(Path("/tmp/100%"))

@@ -24,6 +24,7 @@ copies.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -77,6 +78,10 @@ _SHOWN: Final = 5
 """How many names of a directory's content an error lists."""
 
 
+PATH_PART_MAX: Final = 200
+"""Bytes of a directory's name; file systems allow 255, some of their tools fewer."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
     """One table in one snapshot."""
@@ -93,12 +98,17 @@ def slot_path(schema: str, table: str) -> str:
     """The path of a table below the root: letters, digits and . _ ~ - as they are, other bytes as =XX.
 
     It is percent-encoding with another sign: delta-rs 1.6 cannot open a directory whose name holds a percent
-    sign. A leading dot or underscore is encoded too: those names are ours.
+    sign. A leading dot or underscore is encoded too: those names are ours. A name that gets longer than file
+    systems allow (64 CJK characters do) ends with a hash of it, behind signs that no other name has.
     """
 
     def part(name: str) -> str:
         text = quote(name, safe="").replace("%", "=")
-        return f"={ord(text[0]):02X}{text[1:]}" if text[:1] in ("_", ".") else text
+        text = f"={ord(text[0]):02X}{text[1:]}" if text[:1] in ("_", ".") else text
+        if len(text) <= PATH_PART_MAX:
+            return text
+        digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+        return f"{text[: PATH_PART_MAX - 34]}=~{digest}"
 
     return f"{part(schema)}/{part(table)}"
 
