@@ -242,7 +242,8 @@ class Rig:
     def _watch(self, span: Span) -> None:
         bounds = {"start": span.start.hex(), "end": span.end.hex()}
         self._seen("the puller process", lambda: self.control.knows("puller"))
-        self.control.send("puller", {"type": "watch", **bounds, "start_ts": self.start_ts})
+        watch = {"type": "watch", **bounds, "start_ts": self.start_ts, "guarded": True}
+        self.control.send("puller", watch)
 
     def _store_warm_up(self) -> None:
         """Rows of the table in a span of their own, there before anything runs: some for each micro-batch."""

@@ -97,7 +97,10 @@ class SinkUri:
 
 def parse_sink_uri(uri: str) -> SinkUri:
     """Take a sink URI apart and check it; raises InvalidInput. Never repeats the URI in the message."""
-    parts = urlsplit(uri.strip())
+    try:
+        parts = urlsplit(uri.strip())
+    except ValueError as error:  # of brackets; its text does not quote the URI
+        raise InvalidInput("The sink URI cannot be read.", why=str(error), fix=URI_FORM) from None
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
         _refuse_scheme(scheme)

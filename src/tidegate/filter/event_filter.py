@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tidegate.config import FilterConfig
+from tidegate.errors import InvalidInput
 from tidegate.filter.events import EVENT_OF_ACTION
 from tidegate.filter.rows import ignored
 from tidegate.filter.rules import EventRule, TableRules, read_rules, table_rules
@@ -22,6 +23,13 @@ class EventFilter:
         self._start_ts = frozenset(config.ignore_txn_start_ts)
         self._rules: tuple[EventRule, ...] = read_rules(config.event_filters, case_sensitive=case_sensitive)
         self._zone = time_zone
+        odd = [ts for ts in self._start_ts if not 0 <= ts < 1 << 64]
+        if odd:
+            raise InvalidInput(
+                f"{str(odd[0])[:40]} is not the start-ts of a transaction",
+                where="filter.ignore-txn-start-ts",
+                fix="give numbers of 64 bits",
+            )
         stamps = np.array(sorted(self._start_ts), np.uint64)
         self._stamps = stamps.view(np.int64) if len(stamps) else None
         self._known: WeakKeyDictionary[TableSchema, TableRules] = WeakKeyDictionary()
