@@ -208,6 +208,7 @@ RULES: Final[dict[int, Rule]] = {
     75: _ignore("alter table mode", _INGESTED),
     76: _refuse("refresh meta", RECREATE, "tables were restored behind the back of the job table"),
     77: _ignore("modify schema read only", _UPSTREAM),
+    78: _ignore("alter table affinity", _PLACEMENT),
 }
 """TiDB's actions; one that is not here is refused: a newer TiDB may mean anything by it."""
 
