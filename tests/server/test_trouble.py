@@ -90,6 +90,9 @@ def test_a_pd_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
             assert json.loads(process.stdout.readline())["event"] == "ready"
             status = httpx.get(f"{api}/status", trust_env=False).json()
             assert (status["waiting_for"], status["is_owner"]) == ("", True)
+            files = [path for path in data_dir.rglob("*") if path.is_file()]
+            assert files
+            assert [path for path in files if path.stat().st_mode & 0o077] == [], "others cannot read them"
             process.send_signal(signal.SIGTERM)
             assert process.wait(STOP_S) == 0
 

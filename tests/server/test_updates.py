@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +102,21 @@ def test_what_the_command_says_of_an_update_holds_no_password(capture: Running, 
     assert "secret" not in done.stdout + done.stderr
 
 
-def test_nobody_else_reads_what_a_capture_keeps(capture: Running) -> None:
-    assert capture.data_dir.stat().st_mode & 0o777 == 0o700
+@pytest.fixture
+def private() -> Iterator[None]:
+    """As `tidegate server` sets it for itself and its children."""
+    before = os.umask(0o077)
+    yield
+    os.umask(before)
+
+
+def test_nobody_else_reads_what_a_capture_keeps(private: None, capture: Running, pd: PdClient) -> None:
+    """Every file, folder and socket, of the puller too."""
+    assert capture.create("one")["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+    kept = [capture.data_dir, capture.capture.node.paths.socket, *capture.data_dir.rglob("*")]
+    assert {"lock", "metadata.db", "schema.bin"} <= {path.name for path in kept}
+    assert [path for path in kept if path.lstat().st_mode & 0o077] == []
 
 
 def test_a_feed_that_only_the_metadata_store_knows_is_not_written_over(
