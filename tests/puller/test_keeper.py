@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,10 +18,11 @@ from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_request import RegionRequester
+from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span, span_id
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
-from tidegate.puller.keeper import REST_ROUNDS, Rests
+from tidegate.puller.keeper import REST_ROUNDS, Rests, Stuck, keep
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -95,6 +98,46 @@ def test_locks_of_dead_clients_are_resolved_in_a_keyspace_of_api_v2_too(
         )
         puller.close()
         store.close()
+
+
+@pytest.mark.integration
+def test_a_round_over_many_spans_takes_one_timestamp_and_the_oldest_first(
+    pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bulk transaction that leaves locks in a thousand regions must not ask PD a thousand times."""
+    monkeypatch.setattr("tidegate.puller.keeper.STUCK_S", 0.1)
+    dead = pd.tso()
+    rows = [Mutation(PUT, b"k%03d" % number, b"v") for number in range(40)]
+    for row in rows:  # each a transaction of its own
+        TwoPhase(pd, pd.tso(), row.key, ttl_ms=1).prewrite([row], Backoff(5000))
+    closing, looked = threading.Event(), []
+    asked = []
+    tso = pd.tso
+
+    def stuck() -> list[Stuck]:
+        if looked:
+            closing.set()
+            return []
+        spans = [Span(b"k%03d" % number, b"k%03d" % (number + 1)) for number in range(40)]
+
+        def behind(number: int, span: Span) -> list[Span]:
+            looked.append(number)
+            return [span]
+
+        stamps = [(dead - (number * 7 % 40) * 1000, span) for number, span in enumerate(spans)]
+        return [Stuck(ts, lambda _, ts=ts, span=span: behind(ts, span)) for ts, span in stamps]  # type: ignore[misc]
+
+    def counting() -> int:
+        asked.append(1)
+        return tso()
+
+    time.sleep(0.2)
+    monkeypatch.setattr(pd, "tso", counting)
+    keep(pd, stuck, closing)
+    assert looked == sorted(looked)
+    assert len(looked) == 40
+    assert len(asked) == 1
+    assert Snapshot(pd, tso(), budget_ms=500).batch_get([row.key for row in rows]) == {}
 
 
 def test_capture_and_control_ask_only_the_monotonic_clock() -> None:

@@ -88,12 +88,12 @@ class LockResolver:
                 self.clear(start_ts, fate.commit_ts, [m.key for m in members], backoff)
         return ignorable, wait_ms
 
-    def fate(self, lock: Any, caller_ts: int, backoff: Backoff) -> Fate:
+    def fate(self, lock: Any, caller_ts: int, backoff: Backoff, now: int = 0) -> Fate:
         """What became of the transaction of a prewritten lock; an expired one is rolled back by asking.
 
-        Raises Fatal when its keys contradict each other.
+        `now`: a timestamp of a moment ago, 0: asked of PD. Raises Fatal when its keys contradict each other.
         """
-        now = self._pd.tso()
+        now = now or self._pd.tso()
         status = self._check(lock, caller_ts, now, backoff)
         if status is None:
             return Fate(live=True, ttl_ms=_left_ms(lock.lock_version, lock.lock_ttl, now))
@@ -127,13 +127,15 @@ class LockResolver:
 
         self._requester.by_region(keys, backoff, send)
 
-    def resolve_span(self, span: Span, max_ts: int, backoff: Backoff) -> int:
+    def resolve_span(self, span: Span, max_ts: int, backoff: Backoff, now: int = 0) -> int:
         """Clear the locks in `span` with start_ts <= max_ts that a change stream waits for in vain.
 
         These are prewritten puts and deletes of transactions that have ended; all others stay as they are.
         Returns how many puts and deletes of live transactions remain. Reads at most SCAN_LOCK_LIMIT locks a
         request, and asks once what became of a transaction that has ended, however many locks it left.
+        `now`: a timestamp by which locks have expired or not, 0: asked of PD, once.
         """
+        now = now or self._pd.tso()
         at, live = span.start, 0
         ended: dict[int, Fate] = {}
         while span.end == b"" or at < span.end:
@@ -150,7 +152,7 @@ class LockResolver:
                     "locks cannot be read", where=f"region {region.id}", why=response.error.abort.strip()
                 )
             locks = list(response.locks)
-            live += self._clear_ended(locks, ended, backoff)
+            live += self._clear_ended(locks, ended, backoff, now)
             if len(locks) == SCAN_LOCK_LIMIT:
                 at = locks[-1].key + b"\x00"
             elif region.end_key == b"":
@@ -159,7 +161,7 @@ class LockResolver:
                 at = decode_bytes(region.end_key)[0]
         return live
 
-    def _clear_ended(self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff) -> int:
+    def _clear_ended(self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff, now: int) -> int:
         """Clear a page of locks but for those of live transactions; how many these are. Adds to `ended`."""
         by_txn: dict[int, list[Any]] = {}
         for lock in locks:
@@ -167,7 +169,7 @@ class LockResolver:
                 by_txn.setdefault(lock.lock_version, []).append(lock)
         live = 0
         for start_ts, members in by_txn.items():
-            fate = ended.get(start_ts) or self._fate_or_live(members[0], backoff)
+            fate = ended.get(start_ts) or self._fate_or_live(members[0], backoff, now)
             if fate.live:
                 live += len(members)
                 continue
@@ -175,10 +177,10 @@ class LockResolver:
             self.clear(start_ts, fate.commit_ts, [lock.key for lock in members], backoff)
         return live
 
-    def _fate_or_live(self, lock: Any, backoff: Backoff) -> Fate:
+    def _fate_or_live(self, lock: Any, backoff: Backoff, now: int) -> Fate:
         """One that contradicts itself keeps its locks, and does not keep the others' from being cleared."""
         try:
-            return self.fate(lock, 0, backoff)
+            return self.fate(lock, 0, backoff, now)
         except Fatal as error:
             event(LOG, logging.WARNING, "a lock is left alone", start_ts=lock.lock_version, why=str(error))
             return Fate(live=True)

@@ -58,19 +58,23 @@ class Rests:
 
 
 def keep(pd: PdClient, stuck: Callable[[], list[Stuck]], closing: threading.Event) -> None:
-    """Until `closing` is set, clear what holds back the spans that `stuck` names."""
+    """Until `closing` is set, clear what holds back the spans that `stuck` names, the oldest first.
+
+    PD is asked for one timestamp a round, however many spans stand still.
+    """
     rests = Rests()
     while not closing.wait(STUCK_S / 2):
         rests.next_round()
-        for span in stuck():
+        now = 0
+        for span in sorted(stuck(), key=lambda each: each.resolved):
             try:
-                _unstick(pd, span, rests, closing)
+                now = now or pd.tso()
+                _unstick(pd, span, now, rests, closing)
             except TidegateError:
                 continue  # PD or store away: the next round tries again, and the streams report it
 
 
-def _unstick(pd: PdClient, span: Stuck, rests: Rests, closing: threading.Event) -> None:
-    now = pd.tso()
+def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: threading.Event) -> None:
     if timestamp.physical_ms(now) - timestamp.physical_ms(span.resolved) < STUCK_S * 1000:
         return
     target = min(now, span.resolved + timestamp.compose(int(STUCK_S * 1000)))
@@ -78,14 +82,14 @@ def _unstick(pd: PdClient, span: Stuck, rests: Rests, closing: threading.Event) 
         if closing.is_set():
             return
         if rests.take(bounds):
-            _resolve(pd, bounds, target)
+            _resolve(pd, bounds, target, now)
 
 
-def _resolve(pd: PdClient, bounds: Span, target: Timestamp) -> None:
+def _resolve(pd: PdClient, bounds: Span, target: Timestamp, now: Timestamp) -> None:
     """A keyspace's keys may be plain ones of API V1 that begin alike: the store tells by its refusal."""
     keyspace = keyspace_of(bounds)
     if keyspace >= 0:
         with suppress(Retryable):
-            LockResolver(RegionRequester(pd, keyspace)).resolve_span(bounds, target, Backoff(BUDGET_MS))
+            LockResolver(RegionRequester(pd, keyspace)).resolve_span(bounds, target, Backoff(BUDGET_MS), now)
             return
-    LockResolver(RegionRequester(pd)).resolve_span(bounds, target, Backoff(BUDGET_MS))
+    LockResolver(RegionRequester(pd)).resolve_span(bounds, target, Backoff(BUDGET_MS), now)
