@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -100,6 +102,42 @@ def test_what_the_command_says_of_an_update_holds_no_password(capture: Running, 
     assert done.exit_code == 0, done.output
     assert "sasl-password" in done.stderr
     assert "secret" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("place", "method", "path"),
+    [
+        ("tidegate.api.changefeeds.check_new", "POST", "/changefeeds"),
+        ("tidegate.api.changefeeds.merge_config", "POST", "/verify_table"),
+        ("tidegate.server.reactor.check_new", "PUT", "/changefeeds/one"),
+        ("tidegate.server.reactor.split_tables", "POST", "/get_all_tables"),
+    ],
+)
+def test_others_are_answered_while_a_request_is_checked(
+    capture: Running, monkeypatch: pytest.MonkeyPatch, place: str, method: str, path: str
+) -> None:
+    """However long that takes: here it waits for the others."""
+    made = capture.create("one")
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    checking, answered = threading.Event(), threading.Event()
+    module, _, name = place.rpartition(".")
+    check = getattr(importlib.import_module(module), name)
+
+    def slowly(*arguments: Any) -> Any:
+        checking.set()
+        assert answered.wait(120)
+        return check(*arguments)
+
+    monkeypatch.setattr(place, slowly)
+    body = {"changefeed_id": "two", "sink_uri": made["sink_uri"], "replica_config": made["config"]}
+    answers: list[Any] = []
+    asking = threading.Thread(target=lambda: answers.append(capture.call(method, path, body)))
+    asking.start()
+    assert checking.wait(120)
+    assert capture.call("GET", "/status")["http"] == 200
+    answered.set()
+    asking.join(120)
+    assert [answer["http"] for answer in answers] == [200]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Bodies and answers are TiCDC's (tiflow `cdc/api/v2/model.go`); what TiCDC does n
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -69,7 +70,9 @@ async def create(request: Request) -> Response:
     body = await body_of(request)
     given = dict(body) | ({} if body.get("namespace") else dict(request.query_params))
     feed = FeedId.checked(_namespace(given), str(body.get("changefeed_id") or uuid.uuid4()))
-    new = check_new(
+    # In a thread: thousands of rules take their time, in which others must be answered.
+    new = await asyncio.to_thread(
+        check_new,
         feed,
         str(body.get("sink_uri") or ""),
         body.get("replica_config") or {},
@@ -187,7 +190,7 @@ async def verify_table(request: Request) -> Response:
     """POST /verify_table, /get_all_tables: which tables a feed would replicate, and why not the others."""
     body = await body_of(request)
     uri = parse_sink_uri(str(body.get("sink_uri") or ""))
-    config = merge_config(body.get("replica_config") or {}, uri)
+    config = await asyncio.to_thread(merge_config, body.get("replica_config") or {}, uri)
     reactor = capture_of(request).reactor
     good, bad = await reactor.tables(config, number(body, "start_ts") or await reactor.now())
     eligible = [_table(table) for table in good]

@@ -442,7 +442,9 @@ class Reactor:
         if sink_uri in ("", found.uri.render()):
             sink_uri = info.sink_uri
         wanted = info.config if config is None else with_secrets_of(config, info.config)
-        new = check_new(feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts)
+        new = await asyncio.to_thread(
+            check_new, feed, sink_uri, wanted, info.start_ts, target_ts or info.target_ts
+        )
         changed = elsewhere((found.uri, found.config), (new.uri, new.config), config or {})
         if changed:
             raise Refused(
@@ -538,7 +540,7 @@ class Reactor:
             return [], []
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
         with _named():
-            return split_tables(catalogue, config, ts)
+            return await asyncio.to_thread(split_tables, catalogue, config, ts)
 
     async def now(self) -> int:
         """Upstream's time."""
