@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from tidegate.cli.main import app as command_line
 from tidegate.config import REDACTED
 from tidegate.control.metadata import FeedId, Put, feed_key
+from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.reactor import FIXED
 
@@ -138,6 +139,24 @@ def test_others_are_answered_while_a_request_is_checked(
     answered.set()
     asking.join(120)
     assert [answer["http"] for answer in answers] == [200]
+
+
+def test_a_cluster_without_tidb_is_refused_unless_it_is_our_own(
+    capture: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With keyspaces TiDB's tables lie elsewhere: a feed of tables would advance and deliver nothing."""
+
+    def is_real(pd: PdClient) -> None:
+        raise InvalidInput("the upstream does not offer Info")
+
+    monkeypatch.setattr(PdClient, "upstream_info", is_real)
+    refused = capture.create("one")
+    assert refused["http"] == 400
+    assert "Upstream holds no tables of TiDB." in refused["error_msg"]
+    assert "keyspaces" in refused["error_msg"]
+    assert capture.create("keys", replica_config={"tidegate": {"kv_mode": "txnkv"}})["http"] == 200
+    monkeypatch.undo()
+    assert capture.create("one")["http"] == 200
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from tidegate.eventstore import outlook
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
 from tidegate.filter.tables import why_ineligible
+from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.stores import check_versions
 from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms, readable
@@ -243,6 +244,15 @@ class Reactor:
         if not new.config.has_tables:
             return None
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
+        if not catalogue.schema_names() and not await asyncio.to_thread(_is_embedded, self.node.pd):
+            raise Refused(
+                "CDC:ErrAPIInvalidParam",
+                "Upstream holds no tables of TiDB.",
+                where=f"PD at {self.node.pd.address}, ts {ts}",
+                why="there are no keys of a catalogue; where TiDB runs with keyspaces it keeps them in these",
+                fix="start TiDB on the cluster once before; to follow the keys of a keyspace set kv-mode and "
+                "keyspace in [tidegate]",
+            )
         self._check_tables(new, catalogue, ts)
         return catalogue
 
@@ -671,6 +681,15 @@ class Reactor:
 
     async def _on(self, executor: Executor, work: Any, *values: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(executor, work, *values)
+
+
+def _is_embedded(pd: PdClient) -> bool:
+    """Whether it is our own upstream, in which tables may appear later."""
+    try:
+        pd.upstream_info()
+    except InvalidInput:
+        return False
+    return True
 
 
 def split_tables(
