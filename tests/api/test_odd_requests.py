@@ -16,7 +16,7 @@ from tidegate.api.changefeeds import body_of, number
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput
-from tidegate.server.reactor import check_new
+from tidegate.server.new_feed import check_new
 
 URI = "kafka://127.0.0.1:9092/t?protocol=open-protocol"
 CONFIG = merge_config({}, parse_sink_uri(URI)).to_json()

@@ -16,7 +16,8 @@ from tidegate.control.changefeed import Command
 from tidegate.control.metadata import FeedError, FeedId
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.reactor import Reactor, check_new
+from tidegate.server.new_feed import check_new
+from tidegate.server.reactor import Reactor
 from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration

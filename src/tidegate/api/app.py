@@ -20,7 +20,7 @@ from tidegate.api import captures, changefeeds, operations, status
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.server.capture import Capture
-from tidegate.server.reactor import Refused
+from tidegate.server.new_feed import Refused
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from tidegate.api.changefeeds import feed_of, table_ids
 from tidegate.api.status import capture_of
-from tidegate.server.reactor import Refused
+from tidegate.server.new_feed import Refused
 
 
 async def show_all(request: Request) -> Response:

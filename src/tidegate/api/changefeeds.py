@@ -27,7 +27,7 @@ from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server import initial_load
 from tidegate.server.feed import Feed
-from tidegate.server.reactor import SHOWN_TABLES, Refused, check_new
+from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from tidegate import metrics
-from tidegate.codec.registry import codec_options
-from tidegate.config import TABLE_MODE, ReplicaConfig, SinkUri, merge_config, parse_sink_uri, with_secrets_of
+from tidegate.config import TABLE_MODE, ReplicaConfig, with_secrets_of
 from tidegate.control.changefeed import Command, State
 from tidegate.control.gc import HELD, GcGuard, History, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (
@@ -35,10 +33,6 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import Fatal, InvalidInput, TidegateError
 from tidegate.eventstore import outlook
-from tidegate.filter.feed import FeedFilter
-from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
-from tidegate.filter.tables import why_ineligible
-from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.stores import check_versions
 from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms, readable
@@ -47,6 +41,15 @@ from tidegate.mounter.table_version import TableVersion
 from tidegate.server.clock_watch import ClockWatch
 from tidegate.server.feed import Feed
 from tidegate.server.kept_password import elsewhere
+from tidegate.server.new_feed import (
+    NewFeed,
+    Refused,
+    check_new,
+    check_tables,
+    is_embedded,
+    named_code,
+    split_tables,
+)
 from tidegate.server.node import Captured, Node
 from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
 from tidegate.sink.kafka import cluster_id, delete_topic, progress_topic
@@ -58,52 +61,10 @@ SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
 TOPIC_GONE_S: Final = 5.0
 CREATING_TTL_S: Final = 3600
-SHOWN_TABLES: Final = 20
-"""How many tables without a key an error, or a changefeed's status, names."""
 UPDATABLE: Final = (State.STOPPED, State.FAILED)
 FIXED: Final = ("initial_load", "kv_mode", "keyspace", "keyspace_id", "start_key", "end_key", "key_prefix")
 """Settings of `[tidegate]` that a feed has for life."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
-
-
-class Refused(InvalidInput):
-    """A request that is refused; `code` is TiCDC's name of the reason."""
-
-    def __init__(self, code: str, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
-        super().__init__(what, where=where, why=why, fix=fix)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class NewFeed:
-    """A checked request to create a feed."""
-
-    feed: FeedId
-    sink_uri: str
-    uri: SinkUri
-    config: ReplicaConfig
-    start_ts: int
-    """0: now."""
-    target_ts: int
-    """0: none."""
-
-
-def check_new(
-    feed: FeedId, sink_uri: str, config: Mapping[str, Any], start_ts: int, target_ts: int
-) -> NewFeed:
-    """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
-    uri = parse_sink_uri(sink_uri)
-    checked = merge_config(config, uri)
-    with _named():
-        FeedFilter.of(checked)
-    codec_options(checked.codec_settings())
-    if target_ts and start_ts and target_ts <= start_ts:
-        raise Refused(
-            "CDC:ErrTargetTsBeforeStartTs",
-            f"target-ts {target_ts} is not above start-ts {start_ts}.",
-            fix="choose a later target-ts",
-        )
-    return NewFeed(feed, sink_uri, uri, checked, start_ts, target_ts)
 
 
 class Reactor:
@@ -244,7 +205,7 @@ class Reactor:
         if not new.config.has_tables:
             return None
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
-        if not catalogue.schema_names() and not await asyncio.to_thread(_is_embedded, self.node.pd):
+        if not catalogue.schema_names() and not await asyncio.to_thread(is_embedded, self.node.pd):
             raise Refused(
                 "CDC:ErrAPIInvalidParam",
                 "Upstream holds no tables of TiDB.",
@@ -253,7 +214,7 @@ class Reactor:
                 fix="start TiDB on the cluster once before; to follow the keys of a keyspace set kv-mode and "
                 "keyspace in [tidegate]",
             )
-        self._check_tables(new, catalogue, ts)
+        await asyncio.to_thread(check_tables, new, catalogue, ts)
         return catalogue
 
     async def _start_ts(self, new: NewFeed) -> int:
@@ -293,22 +254,6 @@ class Reactor:
             await asyncio.to_thread(self.node.pd.update_service_gc_safepoint, service, 0, 0)
         except TidegateError as error:
             event(LOG, logging.WARNING, "temporary safepoint stays until it expires", error=str(error))
-
-    def _check_tables(self, new: NewFeed, catalogue: SchemaStore, ts: int) -> None:
-        followed, ineligible = split_tables(catalogue, new.config, ts)
-        if ineligible and not new.config.ignore_ineligible_table:
-            shown = ineligible[:SHOWN_TABLES]
-            more = f", and {len(ineligible) - len(shown)} more" if len(ineligible) > len(shown) else ""
-            raise Refused(
-                "CDC:ErrTableIneligible",
-                "[CDC:ErrTableIneligible]some tables are not eligible to replicate: "
-                + ", ".join(t.name for t in shown)
-                + more,
-                why="; ".join(f"{t.name}: {why_ineligible(t)}" for t in shown),
-                fix=MAKE_ELIGIBLE,
-            )
-        with _named():
-            FeedFilter.of(new.config).check(followed)
 
     async def _store(self, new: NewFeed, start_ts: int, catalogue: SchemaStore | None) -> Feed:
         node = self.node
@@ -549,7 +494,7 @@ class Reactor:
         if not config.has_tables:
             return [], []
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
-        with _named():
+        with named_code():
             return await asyncio.to_thread(split_tables, catalogue, config, ts)
 
     async def now(self) -> int:
@@ -681,33 +626,3 @@ class Reactor:
 
     async def _on(self, executor: Executor, work: Any, *values: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(executor, work, *values)
-
-
-def _is_embedded(pd: PdClient) -> bool:
-    """Whether it is our own upstream, in which tables may appear later."""
-    try:
-        pd.upstream_info()
-    except InvalidInput:
-        return False
-    return True
-
-
-def split_tables(
-    catalogue: SchemaStore, config: ReplicaConfig, ts: int
-) -> tuple[list[TableVersion], list[TableVersion]]:
-    """The tables at `ts` that pass the filter: those that are followed, and those that have no usable key."""
-    verdicts = FeedFilter.of(config)
-    passing = verdicts.passing(catalogue.entries(ts))
-    return [t for t in passing if verdicts.follows(t)], [t for t in passing if not verdicts.follows(t)]
-
-
-@contextlib.contextmanager
-def _named() -> Iterator[None]:
-    """An error whose first words are TiCDC's code is refused under that code."""
-    try:
-        yield
-    except InvalidInput as error:
-        code = re.match(r"\[(CDC:\w+)\]", error.what)
-        if code is None:
-            raise
-        raise Refused(code[1], error.what, where=error.where, why=error.why, fix=error.fix) from None

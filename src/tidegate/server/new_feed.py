@@ -1,0 +1,111 @@
+"""A request for a changefeed, checked before anything is stored: what it asks for, and what upstream has."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tidegate.codec.registry import codec_options
+from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
+from tidegate.control.metadata import FeedId
+from tidegate.errors import InvalidInput
+from tidegate.filter.feed import FeedFilter
+from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
+from tidegate.filter.tables import why_ineligible
+from tidegate.kvclient.pd import PdClient
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.mounter.table_version import TableVersion
+
+SHOWN_TABLES: Final = 20
+"""How many tables without a key an error, or a changefeed's status, names."""
+
+
+class Refused(InvalidInput):
+    """A request that is refused; `code` is TiCDC's name of the reason."""
+
+    def __init__(self, code: str, what: str, *, where: str = "", why: str = "", fix: str = "") -> None:
+        super().__init__(what, where=where, why=why, fix=fix)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class NewFeed:
+    """A checked request to create a feed."""
+
+    feed: FeedId
+    sink_uri: str
+    uri: SinkUri
+    config: ReplicaConfig
+    start_ts: int
+    """0: now."""
+    target_ts: int
+    """0: none."""
+
+
+def check_new(
+    feed: FeedId, sink_uri: str, config: Mapping[str, Any], start_ts: int, target_ts: int
+) -> NewFeed:
+    """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
+    uri = parse_sink_uri(sink_uri)
+    checked = merge_config(config, uri)
+    with named_code():
+        FeedFilter.of(checked)
+    codec_options(checked.codec_settings())
+    if target_ts and start_ts and target_ts <= start_ts:
+        raise Refused(
+            "CDC:ErrTargetTsBeforeStartTs",
+            f"target-ts {target_ts} is not above start-ts {start_ts}.",
+            fix="choose a later target-ts",
+        )
+    return NewFeed(feed, sink_uri, uri, checked, start_ts, target_ts)
+
+
+def check_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> None:
+    """Raise Refused for tables at `ts` that the feed would follow and cannot."""
+    followed, ineligible = split_tables(catalogue, new.config, ts)
+    if ineligible and not new.config.ignore_ineligible_table:
+        shown = ineligible[:SHOWN_TABLES]
+        more = f", and {len(ineligible) - len(shown)} more" if len(ineligible) > len(shown) else ""
+        raise Refused(
+            "CDC:ErrTableIneligible",
+            "[CDC:ErrTableIneligible]some tables are not eligible to replicate: "
+            + ", ".join(t.name for t in shown)
+            + more,
+            why="; ".join(f"{t.name}: {why_ineligible(t)}" for t in shown),
+            fix=MAKE_ELIGIBLE,
+        )
+    with named_code():
+        FeedFilter.of(new.config).check(followed)
+
+
+def split_tables(
+    catalogue: SchemaStore, config: ReplicaConfig, ts: int
+) -> tuple[list[TableVersion], list[TableVersion]]:
+    """The tables at `ts` that pass the filter: those that are followed, and those that have no usable key."""
+    verdicts = FeedFilter.of(config)
+    passing = verdicts.passing(catalogue.entries(ts))
+    return [t for t in passing if verdicts.follows(t)], [t for t in passing if not verdicts.follows(t)]
+
+
+def is_embedded(pd: PdClient) -> bool:
+    """Whether it is our own upstream, in which tables may appear later."""
+    try:
+        pd.upstream_info()
+    except InvalidInput:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def named_code() -> Iterator[None]:
+    """An error whose first words are TiCDC's code is refused under that code."""
+    try:
+        yield
+    except InvalidInput as error:
+        code = re.match(r"\[(CDC:\w+)\]", error.what)
+        if code is None:
+            raise
+        raise Refused(code[1], error.what, where=error.where, why=error.why, fix=error.fix) from None
