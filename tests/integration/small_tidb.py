@@ -214,16 +214,17 @@ class SmallTidb:
         at = before.index(old[0])
         after = (*before[:at], *new, *before[at + len(old) :])
         query = f"alter table r reorganize partition {', '.join(names)} into {', '.join(n for n, _ in into)}"
-        job = self._job(64, query, R_ID, {"part_names": list(names)})
+        args = {"part_names": list(names), "part_info": {"type": 1, "definitions": _definitions(new)}}
+        job = self._job(64, query, R_ID, args)
         # Delete only is left out: deletes go to both sides, inserts do not; write only does more.
         self._step(job, WRITE_ONLY, Version(before, plain, new))
         self._step(job, WRITE_REORG, self.version)
         for part in old:
             self._copy(part, new)
         self._step(job, DELETE_REORG, Version(after, plain, old))
-        self._step(job, PUBLIC, self.version)
-        ts = self._step(job, 0, Version(after, plain), done=True)
+        ts = self._step(job, PUBLIC, Version(after, plain))
         self._took_effect(Effect(ts, query, "reorganize"))
+        self._step(job, 0, self.version, done=True)
 
     def _took_effect(self, effect: Effect) -> None:
         self.told.append(effect)
@@ -317,10 +318,8 @@ class SmallTidb:
         return keys.meta_hash(b"DB:%d" % SCHEMA_ID, b"Table:%d" % table_id)
 
     def _parted(self, parts: tuple[Part, ...]) -> dict[str, Any]:
-        definitions = [
-            {"id": p.id, "name": {"O": p.name, "L": p.name}, "less_than": [str(p.limit)]} for p in parts
-        ]
-        partition = {"type": 1, "expr": "`id`", "enable": True, "definitions": definitions, "num": len(parts)}
+        partition = {"type": 1, "expr": "`id`", "enable": True, "definitions": _definitions(parts)}
+        partition["num"] = len(parts)
         return _info(R_ID, "r") | {"partition": partition}
 
     def _owned(self) -> dict[int, str]:
@@ -353,6 +352,10 @@ class SmallTidb:
                 row_id = keys.parse_record(key).int_handle
                 found[table, row_id] = record.decode(self._table, keys.parse_record(key), value)[1]
         return found
+
+
+def _definitions(parts: tuple[Part, ...]) -> list[dict[str, Any]]:
+    return [{"id": p.id, "name": {"O": p.name, "L": p.name}, "less_than": [str(p.limit)]} for p in parts]
 
 
 def _info(table_id: int, name: str) -> dict[str, Any]:
