@@ -179,7 +179,7 @@ def strange_table() -> TableSchema:
         ("ut", 1, 32, "binary"), ("us", 2, 32, "binary"), ("ui", 3, 32, "binary"), ("ub", 8, 32, "binary"),
     ]  # fmt: skip
     cols = [
-        {"id": i, "name": {"O": name}, "offset": i, "state": 5,
+        {"id": i + 1, "name": {"O": name}, "offset": i, "state": 5,
          "type": {"Tp": code, "Flag": flag, "Flen": 20, "Decimal": 0, "Charset": charset, "Elems": None}}
         for i, (name, code, flag, charset) in enumerate(kinds)
     ]  # fmt: skip
