@@ -275,7 +275,7 @@ def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path:
     reserve = world.folder / RESERVE
     eventually(lambda: reserve.exists() and reserve.stat().st_size == RESERVE_BYTES, "the store, whole")
     control.limit_files(0)
-    control.tell(type="watch", start_ts=start, **bounds)
+    control.tell(type="watch", start_ts=start, guarded=True, **bounds)
     eventually(lambda: bool(control.errors), "the refused order")
     assert control.errors[0]["what"] == "the disk is full"
     assert control.errors[0]["why"] == os.strerror(27)

@@ -58,7 +58,7 @@ def test_a_puller_process_loses_nothing_through_jumps_of_its_clock_and_of_tikvs(
     start = world.pd.tso()
     world.run(10)
     control = Control(tmp_path / "data", world.upstream.pd_addr)
-    control.tell(type="watch", start_ts=start, start=SPAN.start.hex(), end=SPAN.end.hex())
+    control.tell(type="watch", start_ts=start, start=SPAN.start.hex(), end=SPAN.end.hex(), guarded=True)
     world.check(SPAN, start)
     for hours in HOURS:
         wall_clock.jump(hours)
