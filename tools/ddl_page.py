@@ -42,10 +42,10 @@ we read `id`, `type` (the code below), `state`, `schema_state`, `schema_id`, `ta
 - **E** is F, except for jobs that take effect for rows before they are done: it is the commit ts of the write that
   takes them to the state *delete only* (drop and truncate partition), *write reorganization* (flashback cluster) or
   *public* (modify column and multi-schema change, if a column gets new data and TiDB is 8.4 or later; reorganize
-  partition, partition by and remove partitioning, where TiDB has that step), from which they cannot go back. After E sessions write to the partitions, or the columns, as they will be, while the job may
-  still clean global indexes for hours. The event is sent with FinishedTS E, once; what is written to a partition
-  after E although it goes away is not sent. (TiCDC sends a modify column at F, and what was written to the column
-  between E and F as NULL.)
+  partition, partition by and remove partitioning, where TiDB has that step), from which they cannot go back. After E
+  sessions write to the partitions, or the columns, as they will be, while the job may still clean global indexes for
+  hours. The event is sent with FinishedTS E, once; what is written to a partition after E although it goes away is not
+  sent. (TiCDC sends a modify column at F, and what was written to the column between E and F as NULL.)
 - Rows in the history count only for *create table* and *create tables*, in case they were never in the job table
   (TiDB 8.2 with fast table creation).
 - A job without a schema version, and one met before (by id), changes nothing.
