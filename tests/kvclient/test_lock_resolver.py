@@ -32,12 +32,12 @@ def test_a_span_is_cleared_of_ended_transactions_and_live_ones_are_left(pd: PdCl
     live.prewrite([Mutation(PUT, b"live", b"v")], Backoff())
 
     resolver = LockResolver(RegionRequester(pd))
-    assert resolver.resolve_span(Span(b"", b""), pd.tso(), Backoff()) == 1
+    assert resolver.resolve_span(Span(b"", b""), pd.tso(), Backoff()).keys == 1
     now = Snapshot(pd, pd.tso(), budget_ms=500)
     assert now.batch_get(KEYS) == {}
     assert now.get(b"half2") == b"v"
     live.commit([b"live"], pd.tso(), Backoff())
-    assert resolver.resolve_span(Span(b"", b""), pd.tso(), Backoff()) == 0
+    assert resolver.resolve_span(Span(b"", b""), pd.tso(), Backoff()).keys == 0
 
 
 def test_what_became_of_a_transaction_is_asked_once_however_many_locks_it_left(
@@ -55,7 +55,7 @@ def test_what_became_of_a_transaction_is_asked_once_however_many_locks_it_left(
         return at_key(key, method, request, backoff)
 
     monkeypatch.setattr(requester, "at_key", counting)
-    assert LockResolver(requester).resolve_span(Span(b"", b""), pd.tso(), Backoff()) == 0
+    assert LockResolver(requester).resolve_span(Span(b"", b""), pd.tso(), Backoff()).keys == 0
     assert asked == {"KvCheckTxnStatus": 1}
     assert Snapshot(pd, pd.tso(), budget_ms=500).batch_get(KEYS) == {}
 
@@ -64,7 +64,7 @@ def test_locks_above_the_ts_are_not_looked_at(pd: PdClient) -> None:
     ts = pd.tso()
     later = TwoPhase(pd, pd.tso(), b"k", ttl_ms=60_000)
     later.prewrite([Mutation(PUT, b"k", b"v")], Backoff())
-    assert LockResolver(RegionRequester(pd)).resolve_span(Span(b"a", b"z"), ts, Backoff()) == 0
+    assert LockResolver(RegionRequester(pd)).resolve_span(Span(b"a", b"z"), ts, Backoff()).keys == 0
 
 
 def test_a_page_full_of_live_locks_is_passed_and_the_dead_one_behind_it_cleared(
@@ -76,7 +76,7 @@ def test_a_page_full_of_live_locks_is_passed_and_the_dead_one_behind_it_cleared(
     dead = TwoPhase(pd, pd.tso(), b"m0", ttl_ms=1)
     dead.prewrite([Mutation(PUT, b"m0", b"v")], Backoff())
     resolver = LockResolver(RegionRequester(pd))
-    assert resolver.resolve_span(Span(b"l", b"n"), pd.tso(), Backoff()) == 5
+    assert resolver.resolve_span(Span(b"l", b"n"), pd.tso(), Backoff()).keys == 5
     assert Snapshot(pd, pd.tso(), budget_ms=500).get(b"m0") is None
 
 
@@ -104,7 +104,7 @@ def test_claims_of_a_pessimistic_transaction_are_left_alone_and_it_commits(pd: P
     """However old they are: no record of a rollback lets its own prewrite fail."""
     keys = [b"claim0", b"claim1", b"x" * 9]
     txn = expired_claims(pd, *keys)
-    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()) == 0
+    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()).keys == 0
     assert locks_of(pd) == keys
     txn.prewrite([Mutation(PUT, key, b"v") for key in keys], Backoff(), pessimistic=keys)
     txn.commit(keys, pd.tso(), Backoff())
@@ -151,7 +151,7 @@ def test_a_lock_that_names_a_key_which_is_its_primary_no_more_is_left_alone(pd: 
     txn = TwoPhase(pd, start, b"second", for_update_ts=start, ttl_ms=1)
     txn.pessimistic_lock([b"second", b"first"], Backoff())
     time.sleep(0.01)
-    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()) == 1
+    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()).keys == 1
     assert sorted(locks_of(pd)) == [b"first", b"key", b"second"]
     keys = [b"second", b"first"]
     txn.prewrite([Mutation(PUT, key, b"v") for key in keys], Backoff(), pessimistic=keys)
@@ -180,7 +180,7 @@ def test_an_async_commit_that_fell_back_to_two_phases_is_not_committed_by_its_lo
     assert async_prewrite(pd, start, b"p", [b"s"], pd.tso() + (1 << 40))
     assert async_prewrite(pd, start, b"s", [], start) == 0
     time.sleep(0.01)
-    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()) == 0
+    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()).keys == 0
     assert locks_of(pd) == []
     assert Snapshot(pd, pd.tso()).batch_get([b"p", b"s"]) == {}
     with pytest.raises(Retryable, match="rolled back"):
@@ -191,7 +191,7 @@ def test_an_async_commit_whose_locks_are_all_there_is_committed(pd: PdClient) ->
     start = pd.tso()
     least = [async_prewrite(pd, start, key, others, 1 << 62) for key, others in ((b"p", [b"s"]), (b"s", []))]
     time.sleep(0.01)
-    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()) == 0
+    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()).keys == 0
     assert set(Snapshot(pd, max(least)).batch_get([b"p", b"s"])) == {b"p", b"s"}
     assert Snapshot(pd, max(least) - 1).batch_get([b"p", b"s"]) == {}
 
@@ -232,7 +232,7 @@ def test_what_contradicts_itself_does_not_keep_the_others_from_being_cleared(
         raise Fatal("the keys of an async-commit transaction contradict each other")
 
     monkeypatch.setattr("tidegate.kvclient.lock_resolver._async_commit_ts", contradict)
-    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()) == 1
+    assert LockResolver(RegionRequester(pd)).resolve_span(ALL, pd.tso(), Backoff()).keys == 1
     assert locks_of(pd) == [b"p"]
 
 

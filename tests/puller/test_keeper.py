@@ -22,7 +22,7 @@ from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span, span_id
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
-from tidegate.puller.keeper import REST_ROUNDS, Rests, Stuck, keep
+from tidegate.puller.keeper import REST_ROUNDS, Behind, Rests, Stuck, keep
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -120,9 +120,9 @@ def test_a_round_over_many_spans_takes_one_timestamp_and_the_oldest_first(
             return []
         spans = [Span(b"k%03d" % number, b"k%03d" % (number + 1)) for number in range(40)]
 
-        def behind(number: int, span: Span) -> list[Span]:
+        def behind(number: int, span: Span) -> list[Behind]:
             looked.append(number)
-            return [span]
+            return [Behind(span, number, lambda: None)]
 
         stamps = [(dead - (number * 7 % 40) * 1000, span) for number, span in enumerate(spans)]
         return [Stuck(ts, lambda _, ts=ts, span=span: behind(ts, span)) for ts, span in stamps]  # type: ignore[misc]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 from tests.puller.test_puller import World, eventually, fail
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import Span
 from tidegate.proto import metapb_pb2
 from tidegate.puller import block_matcher
@@ -202,6 +205,35 @@ def test_a_region_that_falls_silent_is_registered_anew(
     monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 300.0)
     world.upstream.faults.resolved_frozen = False
     world.check(SPAN, start)
+
+
+def test_a_region_that_a_live_lock_holds_back_is_not_registered_anew(
+    world: World, puller: Puller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bulk transaction of hours would have its regions scanned every five minutes."""
+    start = world.last_ts
+    world.run(5)
+    world.check(SPAN, start)
+    long = TwoPhase(world.pd, world.pd.tso(), b"t\xf0-long", ttl_ms=60_000)
+    long.prewrite([Mutation(PUT, b"t\xf0-long", b"v")], Backoff(5000))
+    for module in ("keeper", "puller"):
+        monkeypatch.setattr(f"tidegate.puller.{module}.STUCK_S", 0.1)
+    monkeypatch.setattr("tidegate.puller.keeper.REST_ROUNDS", 1)
+    locked = lambda: [held for held in list(puller._held.values()) if held.locked_at]  # noqa: E731
+    eventually(lambda: len(locked()) == 1, "the lock to be seen")
+    (held,) = locked()
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 2.0)
+    since = time.monotonic()
+    eventually(lambda: time.monotonic() - since > 4.0, "twice the patience to pass")
+    assert locked() == [held], "it is the registration it was"
+    assert errors(puller).get("silent", 0) == 0
+    # What the store forgets is found once the lock is gone.
+    world.upstream.faults.resolved_frozen = True
+    commit_ts = world.pd.tso()
+    long.commit([b"t\xf0-long"], commit_ts, Backoff(5000))
+    eventually(lambda: errors(puller).get("silent", 0) >= 5, "every region to be registered anew")
+    monkeypatch.setattr("tidegate.puller.silence.SILENT_S", 300.0)
+    world.upstream.faults.resolved_frozen = False
 
 
 def test_a_scan_that_nothing_comes_of_is_asked_for_anew_and_one_that_goes_on_slowly_is_not(

@@ -19,7 +19,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tidegate.errors import Fatal, Retryable
 from tidegate.kvclient.backoff import Backoff
@@ -55,6 +55,20 @@ class Fate:
     """How long a live transaction's lock holds at most."""
     pushed: bool = False
     """A live transaction that can only commit after the caller's ts: its lock may be ignored."""
+
+
+class Living(NamedTuple):
+    """Puts and deletes of live transactions: how many keys, and the least start_ts (0: there are none)."""
+
+    keys: int = 0
+    oldest: int = 0
+
+    def __add__(self, other: object) -> Living:
+        """Both together."""
+        if not isinstance(other, Living):
+            return NotImplemented
+        stamps = [ts for ts in (self.oldest, other.oldest) if ts]
+        return Living(self.keys + other.keys, min(stamps, default=0))
 
 
 class LockResolver:
@@ -127,16 +141,16 @@ class LockResolver:
 
         self._requester.by_region(keys, backoff, send)
 
-    def resolve_span(self, span: Span, max_ts: int, backoff: Backoff, now: int = 0) -> int:
+    def resolve_span(self, span: Span, max_ts: int, backoff: Backoff, now: int = 0) -> Living:
         """Clear the locks in `span` with start_ts <= max_ts that a change stream waits for in vain.
 
         These are prewritten puts and deletes of transactions that have ended; all others stay as they are.
-        Returns how many puts and deletes of live transactions remain. Reads at most SCAN_LOCK_LIMIT locks a
+        Returns what remains of live transactions. Reads at most SCAN_LOCK_LIMIT locks a
         request, and asks once what became of a transaction that has ended, however many locks it left.
         `now`: a timestamp by which locks have expired or not, 0: asked of PD, once.
         """
         now = now or self._pd.tso()
-        at, live = span.start, 0
+        at, live = span.start, Living()
         ended: dict[int, Fate] = {}
         while span.end == b"" or at < span.end:
             region = self._pd.regions.locate_start(at)
@@ -161,17 +175,17 @@ class LockResolver:
                 at = decode_bytes(region.end_key)[0]
         return live
 
-    def _clear_ended(self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff, now: int) -> int:
-        """Clear a page of locks but for those of live transactions; how many these are. Adds to `ended`."""
+    def _clear_ended(self, locks: list[Any], ended: dict[int, Fate], backoff: Backoff, now: int) -> Living:
+        """Clear a page of locks but for those of live transactions, which it returns. Adds to `ended`."""
         by_txn: dict[int, list[Any]] = {}
         for lock in locks:
             if lock.lock_type in TRACKED:
                 by_txn.setdefault(lock.lock_version, []).append(lock)
-        live = 0
+        live = Living()
         for start_ts, members in by_txn.items():
             fate = ended.get(start_ts) or self._fate_or_live(members[0], backoff, now)
             if fate.live:
-                live += len(members)
+                live += Living(len(members), start_ts)
                 continue
             ended[start_ts] = fate
             self.clear(start_ts, fate.commit_ts, [lock.key for lock in members], backoff)

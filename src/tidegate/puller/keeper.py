@@ -2,7 +2,8 @@
 
 A client that dies leaves locks; nobody may ever read those keys, and the region's resolved ts stays at their
 start. So ranges that are in step, yet stand still and lag PD's time, have their locks looked at, as a reader
-would: expired ones are resolved, live ones left alone. (Source: tiflow `cdc/kv/shared_client.go`.)
+would: expired ones are resolved, live ones left alone. That a range has a live lock as old as it stands is
+said: its store has not forgotten it (`silence`). (Source: tiflow `cdc/kv/shared_client.go`.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple
 
 from tidegate.errors import Retryable, TidegateError
 from tidegate.kvclient.backoff import Backoff
-from tidegate.kvclient.lock_resolver import LockResolver
+from tidegate.kvclient.lock_resolver import Living, LockResolver
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_request import RegionRequester
 from tidegate.model import timestamp
@@ -30,11 +31,19 @@ REST_ROUNDS: Final = 5
 """A round is half of STUCK_S: a range whose locks are alive is asked for them every 10 s at most."""
 
 
+class Behind(NamedTuple):
+    """A range in step that stands at `resolved`; `alive` is called when a live lock holds it there."""
+
+    bounds: Span
+    resolved: Timestamp
+    alive: Callable[[], None]
+
+
 class Stuck(NamedTuple):
     """A span that stands still at `resolved`; `behind(target)`: its ranges in step that are below a ts."""
 
     resolved: Timestamp
-    behind: Callable[[Timestamp], list[Span]]
+    behind: Callable[[Timestamp], list[Behind]]
 
 
 class Rests:
@@ -78,18 +87,20 @@ def _unstick(pd: PdClient, span: Stuck, now: Timestamp, rests: Rests, closing: t
     if timestamp.physical_ms(now) - timestamp.physical_ms(span.resolved) < STUCK_S * 1000:
         return
     target = min(now, span.resolved + timestamp.compose(int(STUCK_S * 1000)))
-    for bounds in span.behind(target):
+    for bounds, resolved, alive in span.behind(target):
         if closing.is_set():
             return
         if rests.take(bounds):
-            _resolve(pd, bounds, target, now)
+            oldest = _resolve(pd, bounds, target, now).oldest
+            if 0 < oldest <= resolved:
+                alive()
 
 
-def _resolve(pd: PdClient, bounds: Span, target: Timestamp, now: Timestamp) -> None:
+def _resolve(pd: PdClient, bounds: Span, target: Timestamp, now: Timestamp) -> Living:
     """A keyspace's keys may be plain ones of API V1 that begin alike: the store tells by its refusal."""
     keyspace = keyspace_of(bounds)
     if keyspace >= 0:
         with suppress(Retryable):
-            LockResolver(RegionRequester(pd, keyspace)).resolve_span(bounds, target, Backoff(BUDGET_MS), now)
-            return
-    LockResolver(RegionRequester(pd)).resolve_span(bounds, target, Backoff(BUDGET_MS), now)
+            resolver = LockResolver(RegionRequester(pd, keyspace))
+            return resolver.resolve_span(bounds, target, Backoff(BUDGET_MS), now)
+    return LockResolver(RegionRequester(pd)).resolve_span(bounds, target, Backoff(BUDGET_MS), now)

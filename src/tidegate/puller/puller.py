@@ -49,7 +49,7 @@ from tidegate.puller.cover import Part, Uncovered, cover
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.inbox import Inbox
-from tidegate.puller.keeper import STUCK_S, Stuck, keep
+from tidegate.puller.keeper import STUCK_S, Behind, Stuck, keep
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
 from tidegate.puller.room import Deed, Room
@@ -585,11 +585,17 @@ class Puller:
             if now - watched.moved_at >= STUCK_S
         ]
 
-    def _behind(self, watched: Watched, target: Timestamp) -> list[Span]:
+    def _behind(self, watched: Watched, target: Timestamp) -> list[Behind]:
         """The ranges of a span that are in step and below `target`."""
         live = [held for held in list(watched.feeds) if held.feed.state is State.LIVE]
         with self._state:
-            return [held.feed.bounds for held in live if self._frontier.at(held.mark) < target]
+            at = [(held, self._frontier.at(held.mark)) for held in live]
+        return [
+            Behind(held.feed.bounds, ts, partial(self._lock_lives, held)) for held, ts in at if ts < target
+        ]
+
+    def _lock_lives(self, held: Held) -> None:
+        held.locked_at = self._clock.monotonic()
 
     def _fail(self, error: TidegateError) -> None:
         if self.failure is None and not self._closing.is_set():

@@ -1,6 +1,8 @@
 """Which registrations have been silent for so long that their store may have forgotten them.
 
-Silent is a live registration whose resolved ts stands, and one being scanned for which nothing comes. Where
+Silent is a live registration whose resolved ts stands, and one being scanned for which nothing comes. A lock
+that lives explains it: a bulk transaction of hours must not make us scan its regions every five minutes, so
+one whose lock was seen (`keeper`) is not silent until that is as long ago. Where
 the stream's own worker is behind, for instance because the store of events has no room, nobody on it is
 judged: what seems silent may lie in its queue. TiCDC has no such thing (tiflow#6914, tiflow#10157).
 """
@@ -17,7 +19,7 @@ from tidegate.puller.region_feed import State
 from tidegate.puller.watched import Held
 
 SILENT_S: Final = 300.0
-"""A registration that is silent for so long is made anew; a live lock costs a scan."""
+"""A registration that is silent for so long, and has no live lock, is made anew."""
 LOOK_SHARE: Final = 10
 """It is looked for so many times in that time."""
 
@@ -40,7 +42,7 @@ def look(
         heard = one.stream.hears(one.registration) if scanning else ts != one.resolved
         if heard or not one.moved_at or one.stream in busy:
             one.resolved, one.moved_at = ts, now
-        elif now - one.moved_at >= patience:
+        elif now - (one.moved_at if scanning else max(one.moved_at, one.locked_at)) >= patience:
             silent.append((one, now - one.moved_at))
         elif scanning and now - one.moved_at >= patience / 2 and one.stream in doubted:
             doubted[one.stream].append(one.registration)

@@ -78,6 +78,8 @@ class Held:
     """None while it waits to be admitted."""
     moved_at: float = 0.0
     """When it was last heard of, as far as `silence.look` has looked."""
+    locked_at: float = 0.0
+    """When a live lock was last seen that explains why its resolved ts stands."""
 
 
 @dataclass(frozen=True, slots=True)
