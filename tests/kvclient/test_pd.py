@@ -42,6 +42,19 @@ def test_regions_tile_the_key_space(pd: PdClient) -> None:
     assert pd.store_address(regions[0].leader_store_id) == pd.upstream_info().store_address
 
 
+def test_an_older_pd_is_asked_for_one_range_at_a_time(upstream: EmbeddedUpstream, pd: PdClient) -> None:
+    regions = pd.scan_regions(b"", b"", 100)
+    wanted = [(regions[0].start_key, regions[1].start_key), (regions[2].start_key, regions[4].start_key)]
+    new = pd.scan_ranges(wanted, 100)
+    upstream.faults.unknown_calls = frozenset({"BatchScanRegions"})
+    try:
+        with PdClient(upstream.pd_addr) as older:
+            assert older.scan_ranges(wanted, 100) == older.scan_ranges(wanted, 100) == new
+    finally:
+        upstream.faults.clear()
+    assert new == [regions[0], *regions[2:4]]
+
+
 def test_a_service_holds_the_gc_safepoint(pd: PdClient) -> None:
     assert pd.update_service_gc_safepoint("tidegate-test", 60, 1000) <= 1000
     assert pd.gc_safe_point() <= 1000

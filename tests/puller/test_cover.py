@@ -23,7 +23,10 @@ class Pages:
 
     pages: list[list[tuple[int, int, int]] | None]
 
-    def scan_regions(self, start: bytes, end: bytes, limit: int) -> list[RegionInfo]:
+    def store_address(self, store_id: int) -> str:
+        return "here"
+
+    def scan_ranges(self, ranges: list[tuple[bytes, bytes]], limit: int) -> list[RegionInfo]:
         page = self.pages.pop(0) if self.pages else None
         if page is None:
             raise Retryable("PD does not answer")
@@ -33,7 +36,7 @@ class Pages:
 
 def covered(pages: list[list[tuple[int, int, int]] | None]) -> list[Part | Uncovered]:
     pd: Any = Pages(pages)
-    return list(cover(pd, BOUNDS))
+    return [found for _, parts in cover(pd, [BOUNDS]) for found in parts]
 
 
 def test_a_hole_a_missing_leader_and_a_pd_that_is_away_leave_the_rest() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar, cast
 
@@ -102,6 +102,7 @@ class PdClient:
         self._leader: str | None = None
         self._cluster_id = 0
         self._stores: dict[int, str] = {}
+        self._scans_ranges = True
         self._tso = _TsoStream()
         self._tso_lock = threading.Lock()
 
@@ -123,6 +124,10 @@ class PdClient:
         if not self._cluster_id:
             self._call("GetMembers", lambda address: address)
         return self._cluster_id
+
+    def known_address(self, store_id: int) -> str | None:
+        """A store's address as `store_address` found it before; does not ask."""
+        return self._stores.get(store_id)
 
     def store_address(self, store_id: int) -> str:
         """`host:port` of a TiKV store.
@@ -203,6 +208,27 @@ class PdClient:
         """The regions of [start, end) in key order, at most `limit`; an empty end is plus infinity."""
         found = self._scan_regions(start_encoded, end_encoded, limit)
         return [_region_info(region, leader) for region, leader in found]
+
+    def scan_ranges(self, ranges: Sequence[tuple[bytes, bytes]], limit: int) -> list[RegionInfo]:
+        """The regions of several ascending ranges that do not overlap, each once, in key order.
+
+        At most `limit` or some more. An older PD knows no such call, and is asked for one range at a time.
+        """
+        if self._scans_ranges:
+            request = pdpb.BatchScanRegionsRequest(limit=limit)
+            for start, end in ranges:
+                request.ranges.add(start_key=start, end_key=end)
+            response = self._unary_if_known("BatchScanRegions", request)
+            if response is not None:
+                return [_region_info(r.region, r.leader) for r in response.regions]
+            self._scans_ranges = False
+        found: dict[bytes, RegionInfo] = {}
+        for start, end in ranges:
+            for region in self.scan_regions(start, end, limit):
+                found.setdefault(region.start_key, region)
+            if len(found) >= limit:
+                break
+        return list(found.values())
 
     def scan_peers(
         self, start_encoded: bytes, end_encoded: bytes, limit: int
@@ -313,13 +339,25 @@ class PdClient:
 
     def _unary(self, method: str, request: Any) -> Any:
         """One PD call with header, retries, and PD's own errors translated."""
+        return self._call(method, lambda address: self._ask(address, method, request))
+
+    def _ask(self, address: str, method: str, request: Any) -> Any:
+        request.header.cluster_id = self._cluster_id
+        stub = self.channels.stub(address, pdpb_pb2_grpc.PDStub)
+        response = getattr(stub, method)(request, timeout=CALL_TIMEOUT_S)
+        _raise_pd_error(method, address, response.header)
+        return response
+
+    def _unary_if_known(self, method: str, request: Any) -> Any:
+        """The same of a call that an older PD may not know; None then."""
 
         def attempt(address: str) -> Any:
-            request.header.cluster_id = self._cluster_id
-            stub = self.channels.stub(address, pdpb_pb2_grpc.PDStub)
-            response = getattr(stub, method)(request, timeout=CALL_TIMEOUT_S)
-            _raise_pd_error(method, address, response.header)
-            return response
+            try:
+                return self._ask(address, method, request)
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    return None
+                raise
 
         return self._call(method, attempt)
 

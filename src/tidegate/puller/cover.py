@@ -1,13 +1,15 @@
-"""Walks a range through PD's regions, in key order, page by page."""
+"""Walks many ranges through PD's regions at once, in key order, page by page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
+from tidegate.kvclient.stores import StoreGone
 from tidegate.model.span import Span
 from tidegate.tidb.memcomparable import decode_bytes, encode_bytes
 
@@ -23,43 +25,96 @@ class Part(NamedTuple):
 
 
 class Uncovered(NamedTuple):
-    """A region's part that nobody leads now, or the rest, for which PD names no region or does not answer."""
+    """A part that nobody serves now, or the rest, for which PD names no region or does not answer."""
 
     bounds: Span
 
 
-def cover(pd: PdClient, bounds: Span) -> Iterator[Part | Uncovered]:
-    """What tiles `bounds` from its start on; a rest that PD knows no region of comes last."""
-    at = bounds
-    while True:
+Found = Part | Uncovered
+
+
+def cover(pd: PdClient, wanted: Sequence[Span]) -> Iterator[tuple[int, list[Found]]]:
+    """What tiles each of the ranges from its start on, as (its number, some of it) in key order.
+
+    PD is asked for `REGIONS_PER_CALL` regions at a time, however many ranges they belong to, and is known to
+    name the address of each store of a `Part`. A rest that PD knows no region of comes last.
+    """
+    left = sorted(enumerate(wanted), key=lambda one: one[1].start)
+    while left:
         try:
-            regions = pd.scan_regions(_encoded(at.start), _encoded(at.end), REGIONS_PER_CALL)
+            page = pd.scan_ranges(_joined([span for _, span in left]), REGIONS_PER_CALL)
+            served = _served(pd, page)
         except Retryable:
-            yield Uncovered(at)
+            for number, span in left:
+                yield number, [Uncovered(span)]
             return
-        rest: Span | None = at
-        for region in regions:
-            limits = _region_span(region)
-            part = at.intersect(limits)
-            if rest is None or part is None or part.start != rest.start:
-                break
-            yield Part(part, region, limits) if region.leader_store_id else Uncovered(part)
-            rest = _after(rest, part)
-        if rest is None:
-            return
-        if rest == at:
-            yield Uncovered(at)
-            return
-        at = rest
+        regions = [(limits_of(region), region) for region in page]
+        starts = [limits.start for limits, _ in regions]
+        rests = []
+        for number, span in left:
+            if len(page) >= REGIONS_PER_CALL and _is_behind(span, regions[-1][0]):
+                rests.append((number, span))
+                continue
+            parts, rest = _tile(span, regions, starts, served)
+            if rest == span:
+                parts, rest = [Uncovered(span)], None
+            yield number, parts
+            if rest is not None:
+                rests.append((number, rest))
+        left = rests
+
+
+def limits_of(region: RegionInfo) -> Span:
+    """A region's raw keys."""
+    start, end = region.start_key, region.end_key
+    return Span(decode_bytes(start)[0] if start else b"", decode_bytes(end)[0] if end else b"")
+
+
+def _tile(
+    span: Span, regions: list[tuple[Span, RegionInfo]], starts: list[bytes], served: frozenset[int]
+) -> tuple[list[Found], Span | None]:
+    """The parts from the start of `span` up to the first gap, and the rest."""
+    parts: list[Found] = []
+    rest: Span | None = span
+    for limits, region in regions[max(bisect_right(starts, span.start) - 1, 0) :]:
+        part = span.intersect(limits)
+        if rest is None or part is None or part.start != rest.start:
+            break
+        parts.append(Part(part, region, limits) if region.leader_store_id in served else Uncovered(part))
+        rest = _after(rest, part)
+    return parts, rest
+
+
+def _served(pd: PdClient, regions: list[RegionInfo]) -> frozenset[int]:
+    """The stores that lead regions and have an address."""
+    found = set()
+    for store_id in {region.leader_store_id for region in regions} - {0}:
+        try:
+            pd.store_address(store_id)
+        except StoreGone:
+            continue
+        found.add(store_id)
+    return frozenset(found)
+
+
+def _joined(spans: list[Span]) -> list[tuple[bytes, bytes]]:
+    """Ascending spans as encoded ranges, neighbours as one: thousands of lost regions are a few ranges."""
+    found: list[Span] = []
+    for span in spans:
+        last = found[-1] if found else None
+        if last is None or (last.end != b"" and last.end < span.start):
+            found.append(span)
+        elif last.end != b"" and (span.end == b"" or span.end > last.end):
+            found[-1] = Span(last.start, span.end)
+    return [(_encoded(span.start), _encoded(span.end)) for span in found]
+
+
+def _is_behind(span: Span, last: Span) -> bool:
+    return last.end != b"" and span.start >= last.end
 
 
 def _encoded(key: bytes) -> bytes:
     return encode_bytes(key) if key else b""
-
-
-def _region_span(region: RegionInfo) -> Span:
-    start, end = region.start_key, region.end_key
-    return Span(decode_bytes(start)[0] if start else b"", decode_bytes(end)[0] if end else b"")
 
 
 def _after(rest: Span, part: Span) -> Span | None:

@@ -3,7 +3,8 @@
 Who does what:
 
 - the *coordinator* thread owns range locks, region feeds and pauses. It takes commands and what streams
-  report from its inbox, asks PD for regions, registers them;
+  report from its inbox, and registers ranges at the stores that lead them;
+- the *locator* thread asks PD which stores these are, for many ranges at a time, unless a store has said so;
 - each store's *stream* (`event_feed`) matches changes, appends them to the span's store, then raises the
   frontier's marks: so a mark never speaks of rows that are not appended;
 - the *sealer* thread (`sealer`) takes the frontier's minimum of each span, seals the span's store to it, and
@@ -45,11 +46,12 @@ from tidegate.puller import silence
 from tidegate.puller.admission import Admission, Urgency
 from tidegate.puller.block_matcher import Happening, Matched, Note, Registration
 from tidegate.puller.budget import StreamMemory
-from tidegate.puller.cover import Part, Uncovered, cover
+from tidegate.puller.cover import Found, Part, Uncovered, limits_of
 from tidegate.puller.event_feed import Stream
 from tidegate.puller.frontier import Frontier
 from tidegate.puller.inbox import Inbox
 from tidegate.puller.keeper import STUCK_S, Behind, Stuck, keep
+from tidegate.puller.locator import Locator
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
 from tidegate.puller.room import Deed, Room
@@ -60,7 +62,7 @@ from tidegate.puller.watched import Held, Locate, Watched
 LOG: Final = logging.getLogger(__name__)
 
 LEAVE_S: Final = 10.0
-"""How long `unwatch` waits for the coordinator, which may be asking PD."""
+"""How long `unwatch` waits for the coordinator."""
 TEND_S: Final = 0.25
 FULL_S: Final = 0.5
 """Between two attempts to spill on a full disk."""
@@ -118,9 +120,13 @@ class Puller:
         self._room = Room()  # coordinator; streams read `waits`
         self._closing = threading.Event()
         self._sealer = Sealer(store, self._minima, seal_interval_s, self._clock, self._closing, self._fail)
+        self._locator = Locator(pd, lambda found: self._inbox.put(lambda: self._located(found)), self._fail)
         self._threads = [
             threading.Thread(target=self._coordinate, name="puller-coordinator", daemon=True),
             threading.Thread(target=self._sealer.run, name="puller-sealer", daemon=True),
+            threading.Thread(
+                target=self._locator.run, args=(self._closing,), name="puller-locator", daemon=True
+            ),
             threading.Thread(
                 target=keep, args=(pd, self._stuck, self._closing), name="puller-keeper", daemon=True
             ),
@@ -195,6 +201,7 @@ class Puller:
             return
         self._closing.set()
         self._sealer.wake()
+        self._locator.close()
         self._inbox.put(None)
         for thread in self._threads:
             thread.join(10)
@@ -227,29 +234,36 @@ class Puller:
             stream.join(5)
 
     def _locate(self, task: Locate) -> None:
-        """Find the regions of a range and register each; what PD does not cover is asked again later."""
+        """Register a range where its store said that its leader is; else ask PD for its regions."""
         if task.watched.gone or task.watched.paused:
             return
-        for found in cover(self._pd, task.bounds):
-            match found:
-                case Part(bounds, region, limits):
-                    self._register(task, bounds, region, limits)
-                case Uncovered(bounds):
-                    self._again(Reason.PD, replace(task, bounds=bounds))
+        region = task.region
+        if region is not None and self._pd.known_address(region.leader_store_id) is not None:
+            self._register(task, task.bounds, region, limits_of(region))
+        else:
+            self._locator.ask(task)
+
+    def _located(self, answers: list[tuple[Locate, list[Found]]]) -> None:
+        """PD has said where ranges are; what it does not cover is asked again later."""
+        for task, parts in answers:
+            for found in parts if not (task.watched.gone or task.watched.paused) else ():
+                match found:
+                    case Part(bounds, region, limits):
+                        self._register(task, bounds, region, limits)
+                    case Uncovered(bounds):
+                        self._again(Reason.PD, replace(task, bounds=bounds))
 
     def _again(self, reason: Reason, task: Locate) -> None:
         task.watched.errors[reason] += 1
         history = replace(task.history, attempts=task.history.attempts + 1)
         after = feed.pause_s(reason, task.history.attempts, self._random)
-        self._inbox.after(after, lambda: self._locate(replace(task, history=history, hint=(0, 0))))
+        self._inbox.after(after, lambda: self._locate(replace(task, history=history, region=None)))
 
     def _register(self, task: Locate, bounds: Span, region: RegionInfo, limits: Span) -> None:
         """Lock a region's part of the range, with what is free beside it, and ask its store for it."""
-        watched = task.watched
-        store_id = task.hint[1] if task.hint[0] == region.id else region.leader_store_id
-        try:
-            stream = self._stream(store_id)
-        except Retryable:
+        watched, store_id = task.watched, region.leader_store_id
+        stream = self._stream(store_id)
+        if stream is None:
             self._again(Reason.PD, replace(task, bounds=bounds))
             return
         with self._state:
@@ -314,10 +328,11 @@ class Puller:
         for task in refused:
             self._locate(task)
 
-    def _stream(self, store_id: int) -> Stream:
-        stream = self._streams.get(store_id)
-        if stream is None:
-            channel = self._pd.channels.get(self._pd.store_address(store_id))
+    def _stream(self, store_id: int) -> Stream | None:
+        """A store's stream; None when its address is not known any more."""
+        stream, address = self._streams.get(store_id), self._pd.known_address(store_id)
+        if stream is None and address is not None:
+            channel = self._pd.channels.get(address)
             spill = self._spill / f"{store_id}-{next(self._numbers)}" if self._spill is not None else None
             stream = Stream(
                 store_id,
@@ -360,8 +375,8 @@ class Puller:
                 case feed.Relocate(reason, after_s, history, leader_store):
                     self._release(held)
                     held.watched.errors[reason] += 1
-                    hint = (held.feed.region.id, leader_store) if leader_store else (0, 0)
-                    task = Locate(held.watched, held.feed.bounds, history, hint, fresh)
+                    region = replace(held.feed.region, leader_store_id=leader_store) if leader_store else None
+                    task = Locate(held.watched, held.feed.bounds, history, region, fresh)
                     self._inbox.after(after_s, partial(self._locate, task))
                 case feed.Stop(error):
                     raise error

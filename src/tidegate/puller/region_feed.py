@@ -7,8 +7,8 @@ r"""One range's registration at one region, as a state machine; and what each fa
 ```
 
 A registration is used once. When it fails, its range is unlocked with the ts it has reached and located
-again through PD after a pause, whatever the error was: PD knows splits, merges and most new leaders, and a
-hint carries what the error said of the leader. Pauses grow per range, survive region changes, and start
+again after a pause: at the leader that the error named, else through PD, which knows splits and merges.
+Pauses grow per range, survive region changes, and start
 over at Initialized. Errors by kind: facts of TiKV `components/cdc` and ticdc `logpuller`. Pure.
 """
 
@@ -84,6 +84,8 @@ SETTLED_MS: Final = 60_000
 
 
 PATIENCE_DOUBLINGS: Final = 4
+HINTS_MAX: Final = 3
+"""So often in a row a store is believed who leads a region; then PD is asked: two may name each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class Deregister:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Unlock the range and locate it again after `after_s` seconds; `leader_store` 0: no hint."""
+    """Unlock the range and locate it again after `after_s` seconds; `leader_store` 0: PD is asked."""
 
     reason: Reason
     after_s: float
@@ -209,7 +211,8 @@ class RegionFeed:
             return [Stop(_refused(error, self.region))]
         if error.HasField("not_leader"):
             store = int(error.not_leader.leader.store_id)
-            return [self._again(Reason.NOT_LEADER, leader_store=store)]
+            trusted = self._history.attempts < HINTS_MAX
+            return [self._again(Reason.NOT_LEADER, leader_store=store if trusted else 0)]
         if error.HasField("server_is_busy"):
             return [self._again(Reason.BUSY, at_least_ms=int(error.server_is_busy.backoff_ms))]
         if error.HasField("duplicate_request"):

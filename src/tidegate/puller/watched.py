@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.puller.block_matcher import Registration
@@ -84,7 +85,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Locate:
-    """A range to be found at PD. `hint`: (region id, store id) of a leader PD may not know yet.
+    """A range to be found at PD. `region`: where a store said that it is, which PD may not know yet.
 
     `fresh`: under a request id of its own, because a store may still send for its last registration.
     """
@@ -92,5 +93,5 @@ class Locate:
     watched: Watched
     bounds: Span
     history: History
-    hint: tuple[int, int] = (0, 0)
+    region: RegionInfo | None = None
     fresh: bool = False

@@ -84,6 +84,8 @@ class Faults:
         """A store, TiFlash's say, that has a learner of every region, which PD names first; 0: none."""
         self.leaderless: frozenset[int] = frozenset()
         """Regions whose leader PD does not know."""
+        self.unknown_calls: frozenset[str] = frozenset()
+        """Calls that PD answers like an older one that does not know them: BatchScanRegions."""
         self._random = random.Random(seed)
         self._mutex = threading.Lock()
         self.stopping = threading.Event()
@@ -129,6 +131,7 @@ class Faults:
         self.quota_bytes = 0
         self.kv_errors = self.capture_errors = ("", 0.0)
         self.stores, self.first_learner, self.leaderless = {}, 0, frozenset()
+        self.unknown_calls = frozenset()
 
     def delay(self, name: str, milliseconds: float) -> None:
         """Set `apply`, `scan` or `snapshot`; raises InvalidInput for a delay out of range."""

@@ -119,6 +119,10 @@ class PlacementDriver:
         """A ts that no later one will be below."""
         return pb.GetMinTSResponse(header=self._header, timestamp=self._timestamp(self.tso.get(1)))
 
+    def knows(self, call: str) -> bool:
+        """Whether PD is not told to be one that is too old for a call."""
+        return call not in self._faults.unknown_calls
+
     def store(self, store_id: int) -> pb.GetStoreResponse:
         """A store, or an error in the header."""
         told = self._faults.stores.get(store_id)

@@ -166,6 +166,8 @@ class PdService:
 
     def BatchScanRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
+        if not self._pd.knows("BatchScanRegions"):
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method BatchScanRegions")
         return self._pd.regions.batch_scan(request.ranges, request.limit)
 
     def QueryRegion(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:

@@ -1,0 +1,76 @@
+"""Asks PD where ranges are, in a thread of its own, so that a slow PD delays nothing but those ranges.
+
+When a store is evicted, tens of thousands of ranges look for a leader within a moment: they are asked for
+together, `TASKS_PER_ROUND` at most, which takes PD a call for every thousand regions. What waits is bounded
+by the number of ranges there are.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from tidegate.errors import Fatal, TidegateError
+from tidegate.kvclient.pd import PdClient
+from tidegate.puller.cover import Found, cover
+from tidegate.puller.watched import Locate
+
+TASKS_PER_ROUND: Final = 4096
+
+
+class Locator:
+    """Calls `tell` from its thread with what it has found of a task; in several calls for a large range."""
+
+    def __init__(
+        self,
+        pd: PdClient,
+        tell: Callable[[list[tuple[Locate, list[Found]]]], None],
+        fail: Callable[[TidegateError], None],
+    ) -> None:
+        self._pd, self._tell, self._fail = pd, tell, fail
+        self._tasks: queue.SimpleQueue[Locate | None] = queue.SimpleQueue()
+
+    def ask(self, task: Locate) -> None:
+        """Find the regions of the task's range."""
+        self._tasks.put(task)
+
+    def close(self) -> None:
+        """End the thread after the call under way."""
+        self._tasks.put(None)
+
+    def run(self, closing: threading.Event) -> None:
+        """The thread's own: until `close`."""
+        while not closing.is_set() and (task := self._tasks.get()) is not None:
+            tasks: list[Locate] = [task]
+            with suppress(queue.Empty):
+                while len(tasks) < TASKS_PER_ROUND:
+                    following = self._tasks.get_nowait()
+                    if following is None:
+                        return
+                    tasks.append(following)
+            try:
+                self._find(tasks, closing)
+            except TidegateError as error:
+                self._fail(error)
+                return
+            except Exception as error:  # a defect must stop the puller with its reason, not hang it
+                self._fail(Fatal("the puller's locator failed", why=repr(error)))
+                return
+
+    def _find(self, tasks: list[Locate], closing: threading.Event) -> None:
+        wanted = [task for task in tasks if not task.watched.gone and not task.watched.paused]
+        found: list[tuple[Locate, list[Found]]] = []
+        regions = 0
+        for number, parts in cover(self._pd, [task.bounds for task in wanted]):
+            if closing.is_set():
+                return
+            found.append((wanted[number], parts))
+            regions += len(parts)
+            if regions >= 256:
+                self._tell(found)
+                found, regions = [], 0
+        if found:
+            self._tell(found)
