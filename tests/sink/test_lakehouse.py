@@ -50,6 +50,22 @@ def test_the_longest_names_have_folders_of_their_own(tmp_path: Path) -> None:
     assert [lake.read(path).column("id").to_pylist() for path in paths] == [[n] for n in range(len(names))]
 
 
+def test_a_folder_of_an_earlier_release_is_not_shared_on_a_disk_that_ignores_case(tmp_path: Path) -> None:
+    """A link stands for such a disk: two spellings, one folder."""
+    lake = Lakehouse(tmp_path)
+    lake.create("shop/Orders", SCHEMA)
+    lake.append("shop/Orders", rows((1, 1, None)))
+    (tmp_path / "shop/orders").symlink_to("Orders")
+    for make in (
+        lambda: lake.create("shop/orders", SCHEMA),
+        lambda: lake.rename("shop/Orders", "shop/orders"),
+    ):
+        with pytest.raises(Fatal, match="share one folder"):
+            make()
+    assert lake.read("shop/Orders").num_rows == 1
+    lake.create(slot_path("shop", "Orders"), SCHEMA)
+
+
 def test_a_root_that_delta_cannot_open_is_refused() -> None:
     with pytest.raises(InvalidInput, match="character"):
         Lakehouse(Path("/tmp/100%"))

@@ -44,6 +44,7 @@ from tidegate.consumer.net_effect import Changes, factorize, net_bag, net_effect
 from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import Position
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.path_part import shortened
 from tidegate.sink import quarantine
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
 from tidegate.sink.quarantine import Quarantine
@@ -51,6 +52,8 @@ from tidegate.sink.quarantine import Quarantine
 WRITERS: Final = 2
 INTENTS: Final = "_tidegate/ddl.jsonl"
 QUARANTINE: Final = "_tidegate/quarantine.jsonl"
+STEM_MAX: Final = 255 - len(f"@{0:020d}.json")
+"""Signs of a definition file's name before its number."""
 DEFINITIONS: Final = "_tidegate/definitions"
 Name = tuple[str, str]
 
@@ -483,7 +486,8 @@ class Applier:
 
 
 def _file_stem(path: str) -> str:
-    return path.replace("/", "+") + "@"
+    """How the names of a table's definition files begin; two long folder names do not fit into one."""
+    return shortened(path.replace("/", "+"), path, STEM_MAX) + "@"
 
 
 def _number_of(file: Path) -> int:

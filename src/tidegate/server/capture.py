@@ -133,6 +133,7 @@ class Capture:
         stack.callback(self.pd.close)
         self.cluster = await self._wait_for_pd()
         paths = Paths(options.data_dir, store_dir(options.data_dir, self.cluster))
+        await asyncio.to_thread(paths.rename_earlier)
         disk = ThreadPoolExecutor(1, thread_name_prefix="metadata")
         stack.callback(disk.shutdown, False)
         ballast = Ballast(options.data_dir)

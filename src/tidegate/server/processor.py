@@ -26,6 +26,7 @@ from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.metadata import FeedId, Grant
 from tidegate.disk import writing
 from tidegate.model.ddl import DdlEvent
+from tidegate.model.path_part import path_part
 from tidegate.pipeline.feed import prove
 from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
 from tidegate.server.supervisor import Child, spawn
@@ -83,7 +84,26 @@ class Paths:
 
     def feed(self, feed: FeedId) -> Path:
         """A feed's own folder."""
-        return self.data_dir / "feeds" / feed.namespace / feed.name
+        return self.data_dir / "feeds" / path_part(feed.namespace) / path_part(feed.name)
+
+    def rename_earlier(self) -> None:
+        """Give folders of earlier releases, named as their feeds, the names that disks without case need."""
+        feeds = self.data_dir / "feeds"
+        for namespace in _folders(feeds):
+            for folder in _folders(namespace):
+                _rename_plain(folder)
+            _rename_plain(namespace)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+
+
+def _rename_plain(folder: Path) -> None:
+    """No feed's name holds an equals sign, so that one in a folder's name says it is renamed already."""
+    wanted = folder.with_name(path_part(folder.name))
+    if "=" not in folder.name and wanted.name != folder.name and not wanted.exists():
+        folder.rename(wanted)
 
 
 class BarrierFile:

@@ -24,18 +24,18 @@ copies.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
 import threading
 import time
+import unicodedata
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -45,6 +45,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.path_part import path_part
 
 SNAPSHOT_SCHEMA: Final = pa.schema(
     [
@@ -78,10 +79,6 @@ _SHOWN: Final = 5
 """How many names of a directory's content an error lists."""
 
 
-PATH_PART_MAX: Final = 200
-"""Bytes of a directory's name; file systems allow 255, some of their tools fewer."""
-
-
 @dataclass(frozen=True, slots=True)
 class SnapshotRow:
     """One table in one snapshot."""
@@ -95,22 +92,11 @@ class SnapshotRow:
 
 
 def slot_path(schema: str, table: str) -> str:
-    """The path of a table below the root: letters, digits and . _ ~ - as they are, other bytes as =XX.
+    """The path of a new table below the root, see `path_part`; a table made earlier keeps the path it has.
 
-    It is percent-encoding with another sign: delta-rs 1.6 cannot open a directory whose name holds a percent
-    sign. A leading dot or underscore is encoded too: those names are ours. A name that gets longer than file
-    systems allow (64 CJK characters do) ends with a hash of it, behind signs that no other name has.
+    No part begins with an underscore or a dot: those names are ours.
     """
-
-    def part(name: str) -> str:
-        text = quote(name, safe="").replace("%", "=")
-        text = f"={ord(text[0]):02X}{text[1:]}" if text[:1] in ("_", ".") else text
-        if len(text) <= PATH_PART_MAX:
-            return text
-        digest = hashlib.sha256(name.encode()).hexdigest()[:32]
-        return f"{text[: PATH_PART_MAX - 34]}=~{digest}"
-
-    return f"{part(schema)}/{part(table)}"
+    return f"{path_part(schema)}/{path_part(table)}"
 
 
 class Lakehouse:
@@ -230,13 +216,31 @@ class Lakehouse:
     def create(self, path: str, schema: pa.Schema) -> None:
         """Make the slot an empty table of this schema; what it held stays readable at its older versions.
 
-        Fatal when something that is not the target's stands there.
+        Fatal when something that is not the target's stands there, or another table's folder whose name
+        differs only in what the disk ignores: earlier releases made folders with capital letters.
         """
         identity = self._identity()
+        self._refuse_shared_folder(path)
         if self.exists(path) and self._mark_of(path) == identity:
             self._overwrite(path, schema, iter(()))
         else:
             self._begin(path, schema, identity)
+
+    def _refuse_shared_folder(self, path: str) -> None:
+        folder = self.root
+        for part in path.split("/"):
+            wanted = folder / part
+            if not wanted.exists():
+                return
+            for entry in folder.iterdir():
+                if entry.name != part and _folded(entry.name) == _folded(part) and wanted.samefile(entry):
+                    raise Fatal(
+                        "two tables would share one folder",
+                        where=f"{entry} and {wanted}",
+                        why="the disk ignores case, and an earlier release named the first one as its table",
+                        fix="start a new target directory: folders made by this release never collide",
+                    )
+            folder = wanted
 
     def append(self, path: str, rows: pa.Table) -> None:
         """Add rows."""
@@ -563,6 +567,10 @@ def _folders(parent: Path) -> list[Path]:
     except OSError:
         return []  # somebody else's that we may not read
     return [e for e in found if not e.name.startswith((".", "_")) and not e.is_symlink() and e.is_dir()]
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _listed(names: Sequence[str]) -> str:
