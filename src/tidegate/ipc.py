@@ -29,6 +29,17 @@ def frame(message: dict[str, Any]) -> bytes:
     return HEADER.pack(len(body)) + body
 
 
+def parsed(body: bytes) -> dict[str, Any]:
+    """The message in a frame; ValueError when it is none."""
+    try:
+        message = json.loads(body)
+    except RecursionError as error:
+        raise ValueError("a control message is nested too deeply") from error
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise ValueError("a control message is not an object with a type")
+    return message
+
+
 class ControlClient:
     """A blocking connection to the control process; `send` may be called from several threads."""
 
@@ -53,7 +64,10 @@ class ControlClient:
             raise Retryable("The control process is gone.", why=str(error)) from error
 
     def receive(self) -> dict[str, Any] | None:
-        """The next message, or None when the control process has closed the socket. Blocks."""
+        """The next message, or None when the control process has closed the socket. Blocks.
+
+        Raises Retryable for what is no message: the connection is of no use any more.
+        """
         header = self._exactly(HEADER.size)
         if header is None:
             return None
@@ -63,8 +77,10 @@ class ControlClient:
         body = self._exactly(length)
         if body is None:
             return None
-        message: dict[str, Any] = json.loads(body)
-        return message
+        try:
+            return parsed(body)
+        except ValueError as error:
+            raise Retryable("The control process sent what is no message.", why=str(error)) from error
 
     def close(self) -> None:
         """Close the connection; a blocked `receive` returns None."""

@@ -1,13 +1,19 @@
 import asyncio
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tidegate.ipc import ControlClient
+import pytest
+
+from tidegate.errors import Retryable
+from tidegate.ipc import ControlClient, frame
+from tidegate.server import supervisor
 from tidegate.server.processes import described
 from tidegate.server.supervisor import Connection, ControlSocket, Message, spawn
 
@@ -181,3 +187,134 @@ def test_bytes_that_are_no_frame_end_that_connection_only(tmp_path: Path) -> Non
         return heard
 
     assert asyncio.run(scenario()) == ["hello", "gone"]
+
+
+HELLO = frame({"type": "hello", "role": "pipeline"})
+HALF = struct.pack(">I", 100) + b'{"type": '
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        HALF,
+        b"\0\0",
+        struct.pack(">I", 15 << 20),
+        frame({"type": "status"}),
+        b"\x00\x00\x00\x02[]",
+        b"\x00\x00\x00\x04\xff\xfe\x00{",
+        struct.pack(">I", 60_000) + b"[" * 60_000,
+        HELLO + HALF,
+        HELLO + struct.pack(">I", 15 << 20) + b"x",
+        HELLO + b"\xff\xff\xff\xff",
+        HELLO + struct.pack(">I", 1 << 20) + b"[" * (1 << 20),
+        HELLO + b'\x00\x00\x00\x0a{"type":1}',
+        HELLO + frame({"type": "status"}),
+        HELLO + frame({"type": "fatal"}),
+        frame({"type": "hello", "role": "other"}),
+    ],
+)
+def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
+    tmp_path: Path, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing, half a message and silence, huge lengths, random bytes, members that are missing or wrong."""
+    told: list[str] = []
+
+    async def hear(connection: Connection, message: Message) -> None:
+        if connection.hello["role"] == "good":
+            told.append(message["type"])
+        elif connection.hello["role"] == "other" or message["type"] == "gone":
+            raise Retryable("no such changefeed")
+        elif message["type"] == "status":
+            message["spans"]
+        elif message["type"] == "fatal":
+            int(message)  # type: ignore[call-overload]
+
+    async def scenario() -> None:
+        uncaught: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
+        server = ControlSocket(tmp_path / "control.sock", hear, hello_s=0.2, frame_s=0.2)
+        await server.open()
+        good = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", {"role": "good"})
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "control.sock")
+        writer.write(sent)
+        try:
+            async with asyncio.timeout(120):
+                assert await reader.read() == b""
+        except ConnectionError:
+            assert len(sent) > 60_000, "reset, with bytes on the way that nobody reads"
+        writer.close()
+        good.send({"type": "status"})
+        good.close()
+        while told != ["hello", "status", "gone"]:
+            await asyncio.sleep(0.01)
+        await server.close()
+        assert not uncaught
+
+    asyncio.run(scenario())
+    assert "control connection broken" in caplog.text
+
+
+def test_so_many_may_be_silent_at_once_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "STRANGERS_MAX", 3)
+
+    async def hear(connection: Connection, message: Message) -> None:
+        connection.send({"type": "seen"})
+
+    async def scenario() -> None:
+        server = ControlSocket(tmp_path / "control.sock", hear, hello_s=600)
+        await server.open()
+        silent = [await asyncio.open_unix_connection(tmp_path / "control.sock") for _ in range(3)]
+        reader, writer = await asyncio.open_unix_connection(tmp_path / "control.sock")
+        assert await reader.read() == b"", "closed at once"
+        writer.close()
+        silent[0][1].write(HELLO)
+        assert await silent[0][0].readexactly(4)
+        late = await asyncio.open_unix_connection(tmp_path / "control.sock")
+        late[1].write(HELLO)
+        assert await late[0].readexactly(4), "one that has introduced itself makes room"
+        for _, each in (*silent, late):
+            each.close()
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "UNREAD_MAX", 1 << 20)
+    kept: list[Connection] = []
+
+    async def hear(connection: Connection, message: Message) -> None:
+        kept.append(connection)
+
+    async def scenario() -> None:
+        server = ControlSocket(tmp_path / "control.sock", hear)
+        await server.open()
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        peer.connect(str(tmp_path / "control.sock"))
+        peer.send(HELLO)
+        while not kept:
+            await asyncio.sleep(0.01)
+        for _ in range(100):
+            kept[0].send({"type": "watch", "start": "6" * 100_000})
+        assert kept[0].closed.is_set()
+        assert kept[0].writer.transport.get_write_buffer_size() < 2 << 20
+        while len(kept) < 2:
+            await asyncio.sleep(0.01)  # its end is told
+        peer.close()
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_child_that_is_sent_no_message_says_so(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(str(tmp_path / "control.sock"))
+        listener.listen()
+        client = ControlClient(tmp_path / "control.sock", {"role": "puller"})
+        peer, _ = listener.accept()
+        peer.sendall(b"\0\0\0\4\xff\xff\0{")
+        with pytest.raises(Retryable, match="no message"):
+            client.receive()
+        client.close()
+        peer.close()

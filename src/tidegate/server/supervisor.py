@@ -6,13 +6,15 @@ it takes along what it has started. Supervisor and socket live in one asyncio lo
 
     Children  ---- spawn, watch, stop
     ControlSocket ---- hello, then messages of `tidegate.ipc`'s frames; one task per connection
+
+The socket outlives what comes over it: a peer that does not introduce itself, begins a message and does not
+end it, sends what is no message, or does not read what it is sent, loses its own connection only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -23,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.errors import Fatal
-from tidegate.ipc import HEADER, MAX_FRAME, frame
+from tidegate.errors import Fatal, TidegateError
+from tidegate.ipc import HEADER, MAX_FRAME, frame, parsed
 from tidegate.log import event
 from tidegate.server.processes import kill_session
 
@@ -43,6 +45,16 @@ GRACE_S: Final = 5.0
 """Between SIGTERM and SIGKILL."""
 LAST_WORDS_S: Final = 1.0
 """How long messages of a dead child are still waited for."""
+
+HELLO_S: Final = 10.0
+"""How long a connection may take to introduce itself."""
+FRAME_S: Final = 60.0
+"""How long a message may take from its first byte to its last."""
+HELLO_MAX: Final = 64 << 10
+STRANGERS_MAX: Final = 64
+"""Connections that have not introduced themselves; one more is closed at once."""
+UNREAD_MAX: Final = 128 << 20
+"""Bytes that wait for a peer to read them, some 600,000 spans; then its connection is closed."""
 
 Message = dict[str, Any]
 
@@ -111,9 +123,17 @@ class Connection:
     closed: asyncio.Event
 
     def send(self, message: Message) -> None:
-        """Queue a message; one to a closed connection is dropped, since its process is gone."""
-        if not self.closed.is_set():
-            self.writer.write(frame(message))
+        """Queue a message; one to a closed connection is dropped, since its process is gone.
+
+        A peer that leaves more than `UNREAD_MAX` bytes unread loses the connection.
+        """
+        if self.closed.is_set():
+            return
+        self.writer.write(frame(message))
+        if self.writer.transport.get_write_buffer_size() > UNREAD_MAX:
+            event(LOG, logging.WARNING, "control connection closed", reason="its messages are not read")
+            self.closed.set()
+            self.writer.transport.abort()
 
 
 Handler = Callable[[Connection, Message], Awaitable[None]]
@@ -122,8 +142,12 @@ Handler = Callable[[Connection, Message], Awaitable[None]]
 class ControlSocket:
     """Listens on a Unix socket; hands each message, hello first, `{"type": "gone"}` last, to the handler."""
 
-    def __init__(self, path: Path, handler: Handler) -> None:
+    def __init__(
+        self, path: Path, handler: Handler, hello_s: float = HELLO_S, frame_s: float = FRAME_S
+    ) -> None:
         self._path, self._handler = path, handler
+        self._hello_s, self._frame_s = hello_s, frame_s
+        self._strangers = 0
         self._server: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._closing = False
@@ -147,35 +171,66 @@ class ControlSocket:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection: Connection | None = None
         try:
-            hello = await _read(reader)
-            if hello is None or hello.get("type") != "hello":
+            hello = await self._hello(reader)
+            if hello is None:
                 return
             connection = Connection(hello, writer, asyncio.Event())
             self._connections.add(connection)
             await self._handler(connection, hello)
-            while (message := await _read(reader)) is not None:
+            while (message := await _read(reader, self._frame_s)) is not None:
                 await self._handler(connection, message)
-        except (OSError, ValueError) as error:
+        except BROKEN as error:
             if not self._closing:
-                event(LOG, logging.WARNING, "control connection broken", reason=str(error))
+                reason = f"{type(error).__name__}: {error}"
+                event(LOG, logging.WARNING, "control connection broken", reason=reason)
         finally:
+            writer.close()
             if connection is not None:
                 self._connections.discard(connection)
                 connection.closed.set()
-                await self._handler(connection, {"type": "gone"})
-            writer.close()
+                await self._say_gone(connection)
+
+    async def _hello(self, reader: asyncio.StreamReader) -> Message | None:
+        """The first message; None when there is none. Raises what `_read` does, and TimeoutError."""
+        if self._strangers >= STRANGERS_MAX:
+            raise ValueError(f"{self._strangers} connections have not introduced themselves yet")
+        self._strangers += 1
+        try:
+            async with asyncio.timeout(self._hello_s):
+                hello = await _read(reader, self._hello_s, HELLO_MAX)
+        finally:
+            self._strangers -= 1
+        if hello is not None and hello["type"] != "hello":
+            raise ValueError("the first control message is no hello")
+        return hello
+
+    async def _say_gone(self, connection: Connection) -> None:
+        try:
+            await self._handler(connection, {"type": "gone"})
+        except BROKEN as error:  # a hello that names no changefeed, for one
+            event(LOG, logging.WARNING, "end of a control connection not told", reason=str(error))
 
 
-async def _read(reader: asyncio.StreamReader) -> Message | None:
-    """The next message, None at the end of the stream; ValueError when it is not a frame."""
-    try:
-        (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        if length > MAX_FRAME:
-            raise ValueError(f"a control message of {length} bytes exceeds {MAX_FRAME}")
-        body = await reader.readexactly(length)
-    except asyncio.IncompleteReadError:
+BROKEN: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, TidegateError)
+"""What a message that is none raises: where it is read, or where its members are used."""
+
+
+async def _read(reader: asyncio.StreamReader, frame_s: float, longest: int = MAX_FRAME) -> Message | None:
+    """The next message, None at the end of the stream. Waits for its first byte however long it takes.
+
+    Raises ValueError when it is not a frame, or ends within one; TimeoutError when the rest does not come.
+    """
+    first = await reader.read(1)
+    if not first:
         return None
-    message = json.loads(body)
-    if not isinstance(message, dict):
-        raise ValueError("a control message is not an object")
-    return message
+    try:
+        async with asyncio.timeout(frame_s):
+            (length,) = HEADER.unpack(first + await reader.readexactly(HEADER.size - 1))
+            if length > longest:
+                raise ValueError(f"a control message of {length} bytes exceeds {longest}")
+            body = await reader.readexactly(length)
+    except asyncio.IncompleteReadError as error:
+        raise ValueError("the connection ended within a message") from error
+    except TimeoutError as error:
+        raise TimeoutError(f"a control message is not whole after {frame_s:.0f} s") from error
+    return parsed(body)
