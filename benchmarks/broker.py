@@ -82,15 +82,18 @@ def committed_values(bootstrap: str, topic: str, count: int = SAMPLE) -> list[by
 
 
 def fetch_tool() -> Path:
-    """The performance tool's jar."""
+    """The performance tool's jar; one that is damaged is fetched anew."""
     jar = ROOT / ".cache" / f"kafka-tools-{TOOLS_VERSION}.jar"
-    if not jar.exists():
+    if not jar.exists() or _digest(jar) != TOOLS_SHA256:
         _fetch(jar)
-    digest = hashlib.sha256(jar.read_bytes()).hexdigest()
-    if digest != TOOLS_SHA256:
+    if (digest := _digest(jar)) != TOOLS_SHA256:
         jar.unlink()
         raise RuntimeError(f"{jar.name} has digest {digest}, expected {TOOLS_SHA256}")
     return jar
+
+
+def _digest(jar: Path) -> str:
+    return hashlib.sha256(jar.read_bytes()).hexdigest()
 
 
 def _fetch(jar: Path) -> None:

@@ -1,14 +1,18 @@
-"""`tools/services --owner`: what a test run has started ends with it, however it ends."""
+"""`tools/services`: what a test run has started ends with it, and no jar is used that is not as pinned."""
 
 from __future__ import annotations
 
+import hashlib
 import runpy
 import signal
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.fixtures.kafka import SERVICES
+from tidegate.errors import InvalidInput
 
 
 def test_a_service_ends_when_its_owner_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,3 +26,56 @@ def test_a_service_ends_when_its_owner_is_killed(monkeypatch: pytest.MonkeyPatch
     late = subprocess.Popen(["sleep", "300"], start_new_session=True)
     end_with(owner.pid, late.pid)
     assert late.wait(60) == -signal.SIGKILL, "its owner was gone before it was there"
+
+
+class Jars:
+    """`fetch_kafka` on a folder of its own, with two jars; a fetch takes `served`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fetch_kafka = runpy.run_path(str(SERVICES), run_name="services")["fetch_kafka"]
+        self.libs, self.served, self.fetches = folder / "cache/kafka", {"a-1.jar": b"aa", "b-2.jar": b"bb"}, 0
+        (folder / "tools").mkdir()
+        (folder / "tools/kafka.jars").write_text("org.a a 1\norg.b b 2\n")
+        lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in self.served.items()]
+        (folder / "tools/kafka.sha256").write_text("".join(lines))
+        moved = {
+            "ROOT": folder,
+            "CACHE": folder / "cache",
+            "KAFKA_LIBS": self.libs,
+            "retrieve": self.retrieve,
+        }
+        self.fetch_kafka.__globals__.update(moved)
+
+    def retrieve(self, wanted: list[Any], work: Path) -> None:
+        self.fetches += 1
+        (work / "libs").mkdir()
+        for name, data in self.served.items():
+            (work / "libs" / name).write_bytes(data)
+
+    def held(self) -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in self.libs.iterdir()}
+
+
+def test_cached_jars_are_compared_at_every_use_and_damaged_ones_fetched_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIDEGATE_SERVICES_INSIDE", "1")
+    jars = Jars(tmp_path)
+    for _ in range(2):
+        assert jars.fetch_kafka() == jars.libs
+        assert (jars.held(), jars.fetches) == (jars.served, 1)
+    damages = [
+        lambda: (jars.libs / "a-1.jar").write_bytes(b"ab"),
+        lambda: (jars.libs / "a-1.jar").write_bytes(b""),
+        lambda: (jars.libs / "b-2.jar").unlink(),
+        lambda: (jars.libs / "0-planted.jar").write_bytes(b"first on the class path"),
+    ]
+    for number, damage in enumerate(damages, 2):
+        damage()
+        jars.fetch_kafka()
+        assert (jars.held(), jars.fetches) == (jars.served, number)
+    (jars.libs / "a-1.jar").write_bytes(b"ab")
+    jars.served = {"a-1.jar": b"??", "b-2.jar": b"bb"}
+    with pytest.raises(InvalidInput, match=r"differ from tools/kafka\.sha256"):
+        jars.fetch_kafka()
+    assert sorted(file.name for file in (tmp_path / "cache").iterdir()) == ["kafka", "kafka.lock"]
