@@ -138,7 +138,7 @@ def _scan_usual_row(at: int, end: int, rows: int, n: int) -> bool:
     key_size, value_size, old_size = zero, zero, zero
     if load_u8(at) == 0x08:
         start, at = _wide_varint(at + 1)
-    if load_u8(at) == 0x10 and at != 0:
+    if at != 0 and load_u8(at) == 0x10:
         commit, at = _wide_varint(at + 1)
     if at == 0 or at > end:
         return False
