@@ -1,11 +1,13 @@
 import pytest
 
-from tidegate.errors import Retryable
+from tidegate.errors import Fatal, Retryable
 from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.pages import pages
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span
+from tidegate.tikv.server import EmbeddedUpstream
 
 KEYS = [bytes([first]) + b"%03d" % n for first in range(0, 256, 16) for n in range(20)]
 ALL = Span(b"", b"")
@@ -29,6 +31,24 @@ def test_a_scan_stops_at_the_end_of_its_span_and_at_its_limit(pd: PdClient) -> N
     assert [k for k, _ in snapshot.scan(Span(b"\x10", b"\xb0005"), page_rows=16)] == inside
     assert [k for k, _ in snapshot.scan(ALL, 50, page_rows=16)] == KEYS[:50]
     assert list(snapshot.scan(ALL, 0)) == []
+
+
+def test_a_page_too_large_for_a_message_is_asked_for_by_halves(
+    upstream: EmbeddedUpstream, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,024 definitions of wide tables do not fit into one answer; without halves no feed would start."""
+    ts = fill(pd, bytes(1000))
+    small = [("grpc.max_receive_message_length", 10_000)]
+    monkeypatch.setattr("tidegate.kvclient.channel._OPTIONS", small)
+    with PdClient(upstream.pd_addr) as narrow:
+        assert [k for k, _ in Snapshot(narrow, ts).scan(ALL)] == KEYS
+        read = list(pages(narrow, Snapshot(narrow, ts), ALL))
+        assert [k.as_py() for page in read for k in page.column(0)] == KEYS
+        ts = fill(pd, bytes(20_000))
+        with pytest.raises(Fatal) as caught:
+            list(Snapshot(narrow, ts).scan(Span(KEYS[3], b"")))
+    assert "larger than a message" in caught.value.what
+    assert KEYS[3].hex() in caught.value.where
 
 
 def test_a_read_does_not_see_what_is_committed_later(pd: PdClient) -> None:

@@ -193,6 +193,15 @@ TRANSIENT: Final = frozenset(
 """Status codes after which the same call may succeed. The calls of this client are all idempotent."""
 
 
+def is_too_large(error: grpc.RpcError) -> bool:
+    """Whether an answer has more bytes than a message may have: the same call cannot succeed.
+
+    gRPC has no code of its own for it; client and server say it in these words.
+    """
+    exhausted = isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    return exhausted and "message larger than max" in (error.details() or "")
+
+
 def is_transient(error: grpc.RpcError) -> bool:
     """Whether the same call may succeed later."""
     return isinstance(error, grpc.Call) and error.code() in TRANSIENT

@@ -15,7 +15,7 @@ import grpc
 
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.kvclient.backoff import Backoff, Cause
-from tidegate.kvclient.channel import beginning, is_transient, unavailable
+from tidegate.kvclient.channel import beginning, is_too_large, is_transient, unavailable
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.kvclient.stores import StoreGone
@@ -30,6 +30,10 @@ STORE_TIMEOUT_S: Final = 10.0
 
 class RegionMoved(Exception):
     """Locate the keys again and repeat; the cache is mended and the wait is over."""
+
+
+class TooLarge(Retryable):
+    """An answer has more bytes than a message may: ask for less."""
 
 
 class RegionRequester:
@@ -54,6 +58,9 @@ class RegionRequester:
             with beginning(address):
                 response = getattr(stub, method)(request, timeout=STORE_TIMEOUT_S)
         except grpc.RpcError as error:
+            if is_too_large(error):
+                why = str(error.details()) if isinstance(error, grpc.Call) else ""
+                raise TooLarge(f"an answer to {method} is too large", where=address, why=why) from error
             self._store_failed(region, method, address, error, backoff)
         if response.HasField("region_error"):
             self._region_failed(region, method, response.region_error, backoff)

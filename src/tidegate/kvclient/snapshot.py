@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from tidegate.errors import Retryable
+from tidegate.errors import Fatal, Retryable
 from tidegate.kvclient.backoff import DEFAULT_BUDGET_MS, Backoff, Cause
 from tidegate.kvclient.lock_resolver import LockResolver
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
-from tidegate.kvclient.region_request import RegionMoved, RegionRequester
+from tidegate.kvclient.region_request import RegionMoved, RegionRequester, TooLarge
 from tidegate.model.span import Span
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
 from tidegate.tidb.memcomparable import decode_bytes
@@ -23,6 +23,8 @@ PAGE_ROWS: Final = 1024
 LARGE_PAGE_BYTES: Final = 4 << 20
 """From this size on a page is not taken for the whole of what is left: a store may have cut it short."""
 BATCH_KEYS: Final = 1024
+PAGE_MAX: Final = 1 << 20
+"""Pairs of a page; half as many when they do not fit into a message, twice as many after a page that did."""
 IGNORED_MAX: Final = 1024
 """Start ts of pushed transactions remembered in one snapshot; above it they are asked again."""
 
@@ -43,6 +45,7 @@ class Snapshot:
         self._resolver = LockResolver(self._requester)
         self._ignored: list[int] = []
         self._budget_ms = budget_ms
+        self._page_max = PAGE_MAX
 
     def get(self, key: bytes) -> bytes | None:
         """The value of a key; None when there is none."""
@@ -80,11 +83,18 @@ class Snapshot:
     def page(self, start: bytes, end: bytes, limit: int) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
         """One page from one region, and the key to go on from (None: the span is done)."""
         backoff = Backoff(self._budget_ms)
+        most = limit
         while True:
+            limit = min(most, self._page_max)
             region, request = self.scan_request(start, end, limit)
             try:
                 response = self._requester.send(region, "KvScan", request, backoff)
             except RegionMoved:
+                continue
+            except TooLarge as error:
+                if limit == 1:
+                    raise _one_too_large(start, error) from error
+                self._page_max = limit // 2
                 continue
             errors = [p.error for p in response.pairs if p.HasField("error")]
             if response.HasField("error"):
@@ -92,6 +102,7 @@ class Snapshot:
             if errors:
                 self._settle(errors, backoff)
                 continue
+            self._page_max = min(2 * self._page_max, PAGE_MAX)
             pairs = [(bytes(p.key), bytes(p.value)) for p in response.pairs]
             size = sum(len(key) + len(value) for key, value in pairs)
             last = pairs[-1][0] if pairs else b""
@@ -139,6 +150,15 @@ class Snapshot:
 
     def _context(self) -> kvrpcpb.Context:
         return kvrpcpb.Context(resolved_locks=self._ignored)
+
+
+def _one_too_large(start: bytes, error: TooLarge) -> Fatal:
+    return Fatal(
+        "A single key and its value are larger than a message may be.",
+        where=f"the first key from {start.hex()} on; {error.where}",
+        why=error.why,
+        fix="look at the value upstream: TiDB writes none above its txn-entry-size-limit",
+    )
 
 
 def following(last: bytes, pairs: int, size: int, limit: int, stop: bytes, end: bytes) -> bytes | None:
