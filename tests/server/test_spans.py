@@ -43,6 +43,16 @@ def connected() -> tuple[SpanRegistry, Heard]:
     return registry, puller
 
 
+def test_each_puller_is_told_what_is_held_of_each_keyspace() -> None:
+    registry, puller = connected()
+    registry.keep_above(70, 5)
+    registry.keep_above(70, 5)
+    assert [(m["ts"], m["keyspace"]) for m in puller.messages] == [(70, 5)]
+    again = Heard()
+    registry.connect(again)  # type: ignore[arg-type]
+    assert [(m["ts"], m["keyspace"]) for m in again.messages] == [(20, -1), (70, 5)]
+
+
 def test_a_span_is_followed_from_the_least_start_until_nobody_holds_it() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 50)

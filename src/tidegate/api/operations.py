@@ -110,7 +110,8 @@ async def delete_gc_safepoint(request: Request) -> Response:
     """
     await body_of(request)
     capture = capture_of(request)
-    service = service_id(capture.cluster, capture.node.identity)
-    await asyncio.to_thread(capture.pd.update_service_gc_safepoint, service, 0, 0)
-    event(LOG, logging.WARNING, "service GC safepoint deleted by request", service=service)
+    for scope in {-1, *capture.node.histories}:
+        service = service_id(capture.cluster, capture.node.identity, scope)
+        await asyncio.to_thread(capture.pd.hold_history, service, 0, 0, scope)
+    event(LOG, logging.WARNING, "service GC safepoint deleted by request")
     return JSONResponse({})

@@ -26,9 +26,12 @@ HELD: Final = frozenset({State.NORMAL, State.WARNING, State.PENDING, State.STOPP
 """States whose history is kept; a failed feed can be resumed."""
 
 
-def service_id(cluster: int, identity: str) -> str:
-    """Under which PD knows us. `identity`: the metadata store's; another capture's holds are not ours."""
-    return f"tidegate-{cluster}-{identity}"
+def service_id(cluster: int, identity: str, keyspace: int = -1) -> str:
+    """Under which PD knows us. `identity`: the metadata store's; another capture's holds are not ours.
+
+    A keyspace has a hold of its own: its GC may be its own, too.
+    """
+    return f"tidegate-{cluster}-{identity}" + (f"-keyspace-{keyspace}" if keyspace >= 0 else "")
 
 
 def creating_id(cluster: int, identity: str, feed: FeedId) -> str:

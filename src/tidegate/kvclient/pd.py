@@ -38,6 +38,8 @@ from tidegate.tls import Tls
 
 T = TypeVar("T")
 
+TSO_GROUP: Final = "tso_keyspace_group_id"
+"""Of a keyspace's configuration."""
 CALL_TIMEOUT_S: Final = 3.0
 READER_S: Final = 1.0
 """How long the end of a timestamp stream waits for its reader."""
@@ -73,6 +75,16 @@ class PeerInfo:
     store_id: int
     role: str
     leads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """A keyspace of API V2, as PD keeps it."""
+
+    id: int
+    name: str
+    tso_group: int
+    """Which group of TSO servers gives it timestamps; 0: the one that PD itself speaks for."""
 
 
 class PdClient:
@@ -257,12 +269,50 @@ class PdClient:
         )
         return int(self._unary("UpdateServiceGCSafePoint", request).min_safe_point)
 
+    def hold_history(self, service_id: str, ttl_s: int, safe_point: int, keyspace_id: int = -1) -> int:
+        """The same of a keyspace, in whose scope its barriers are if its GC is its own.
+
+        Elsewhere GC is that of the whole cluster, as is that of what is in no keyspace (-1).
+        """
+        if keyspace_id < 0:
+            return self.update_service_gc_safepoint(service_id, ttl_s, safe_point)
+        scope = pdpb.KeyspaceScope(keyspace_id=keyspace_id)
+        if not self._collects_itself(scope):
+            return self.update_service_gc_safepoint(service_id, ttl_s, safe_point)
+        if ttl_s <= 0:
+            self._unary(
+                "DeleteGCBarrier", pdpb.DeleteGCBarrierRequest(keyspace_scope=scope, barrier_id=service_id)
+            )
+            return 0
+        barrier = pdpb.SetGCBarrierRequest(
+            keyspace_scope=scope, barrier_id=service_id, barrier_ts=safe_point, ttl_seconds=ttl_s
+        )
+        try:
+            self._unary("SetGCBarrier", barrier)
+        except TidegateError:
+            # It says by words alone that the barrier comes too late.
+            passed = self._gc_state(scope).txn_safe_point
+            if passed > safe_point:
+                return int(passed)
+            raise
+        return safe_point
+
+    def _collects_itself(self, scope: Any) -> bool:
+        state = self._gc_state(scope)
+        return state is not None and bool(state.is_keyspace_level_gc)
+
+    def _gc_state(self, scope: Any) -> Any:
+        """The state of a scope's GC; None of an older PD, which has one GC."""
+        request = pdpb.GetGCStateRequest(keyspace_scope=scope, exclude_gc_barriers=True)
+        response = self._unary_if_known("GetGCState", request)
+        return None if response is None else response.gc_state
+
     def gc_safe_point(self) -> int:
         """Versions below it may be gone."""
         return int(self._unary("GetGCSafePoint", pdpb.GetGCSafePointRequest()).safe_point)
 
-    def keyspace_id(self, name: str) -> int:
-        """The id of a keyspace of API V2; InvalidInput when PD has none of that name, or it is shut."""
+    def keyspace(self, name: str) -> Keyspace:
+        """A keyspace of API V2; InvalidInput when PD has none of that name, or it is shut."""
         request = keyspacepb.LoadKeyspaceRequest(name=name)
 
         def attempt(address: str) -> Any:
@@ -286,7 +336,26 @@ class PdClient:
                 where=f"PD at {self.address}",
                 fix="enable it, or choose another keyspace",
             )
-        return int(found.id)
+        return _keyspace(found)
+
+    def keyspace_of_id(self, keyspace_id: int) -> Keyspace | None:
+        """A keyspace by its id; None when PD has none, or knows no keyspaces."""
+        request = keyspacepb.GetAllKeyspacesRequest(start_id=keyspace_id, limit=1)
+
+        def attempt(address: str) -> Any:
+            request.header.cluster_id = self._cluster_id
+            stub = self.channels.stub(address, keyspacepb_pb2_grpc.KeyspaceStub)
+            try:
+                response = stub.GetAllKeyspaces(request, timeout=CALL_TIMEOUT_S)
+            except grpc.RpcError as error:
+                if isinstance(error, grpc.Call) and error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    return keyspacepb.GetAllKeyspacesResponse()
+                raise
+            _raise_pd_error("GetAllKeyspaces", address, response.header)
+            return response
+
+        found = self._call("GetAllKeyspaces", attempt).keyspaces
+        return next((_keyspace(each) for each in found if each.id == keyspace_id), None)
 
     # --- the embedded upstream only ------------------------------------------------------------------
 
@@ -541,3 +610,8 @@ def _region_info(region: Any, leader: Any) -> RegionInfo:
         leader_peer_id=leader.id,
         leader_store_id=leader.store_id if leader.id else 0,
     )
+
+
+def _keyspace(found: Any) -> Keyspace:
+    group = found.config.get(TSO_GROUP, "")
+    return Keyspace(int(found.id), found.name, int(group) if group.isdigit() else 0)

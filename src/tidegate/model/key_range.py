@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.config import RAW_MODE, ReplicaConfig
+from tidegate.config import RAW_MODE, TXN_MODE, ReplicaConfig
 from tidegate.model.span import Span
 
 DEFAULT_KEYSPACE: Final = 0
@@ -46,6 +46,13 @@ def keyspace_of(span: Span) -> int:
     front = span.start[:4]
     whole = len(front) == 4 and front[:1] == b"x" and span.end != b"" and span.end <= after_all(front)
     return int.from_bytes(front[1:], "big") if whole else -1
+
+
+def scope_of(span: Span, kv_mode: str) -> int:
+    """The keyspace whose history is that of a span in a kv mode; -1: that of the whole cluster."""
+    if kv_mode == RAW_MODE:
+        return int.from_bytes(span.start[1:4], "big") if span.start[:1] == b"r" else -1
+    return keyspace_of(span) if kv_mode == TXN_MODE else -1
 
 
 def after_all(prefix: bytes) -> bytes:

@@ -38,6 +38,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.region_cache import RegionInfo
 from tidegate.log import event
 from tidegate.model import timestamp
+from tidegate.model.key_range import scope_of
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 from tidegate.proto import cdcpb_pb2 as cdcpb
@@ -103,7 +104,7 @@ class Puller:
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
         self._on_failure, self._on_refused = on_failure, on_refused
-        self._safe_point: Timestamp = 0
+        self._safe_points: dict[int, Timestamp] = {}  # by keyspace, -1: all the others
         self._refused: list[Locate] = []  # coordinator only
         self.failure: TidegateError | None = None
         self._inbox = Inbox(self._clock)
@@ -153,7 +154,11 @@ class Puller:
         if known is not None and known.sink.complete_from <= start_ts:
             return
         sink = known.sink if known is not None else self._store.open_span(span)
-        if guarded and start_ts < self._safe_point and not sink.complete_from <= start_ts <= sink.resolved:
+        if (
+            guarded
+            and start_ts < self._safe_point(span)
+            and not sink.complete_from <= start_ts <= sink.resolved
+        ):
             self._tell_refused(span, start_ts)
             return
         self.unwatch(span)
@@ -171,11 +176,19 @@ class Puller:
         self._sealer.moved()
         self._inbox.put(lambda: self._locate(Locate(watched, span, History())))
 
-    def keep_above(self, safe_point: Timestamp) -> None:
-        """Register nothing below but what is not guarded: upstream keeps its history from there."""
-        lowered, self._safe_point = safe_point < self._safe_point, safe_point
-        if lowered:
+    def keep_above(self, safe_point: Timestamp, keyspace_id: int = -1) -> None:
+        """Register nothing below but what is not guarded: upstream keeps its history from there.
+
+        It goes for the spans of one keyspace, or (-1) for those of all that are not named.
+        """
+        before = self._safe_points.get(keyspace_id, 0)
+        self._safe_points[keyspace_id] = safe_point
+        if safe_point < before:
             self._inbox.put(self._try_refused)
+
+    def _safe_point(self, span: Span) -> Timestamp:
+        known = self._safe_points
+        return known.get(scope_of(span, self._kv_mode), known.get(-1, 0))
 
     def unwatch(self, span: Span) -> None:
         """Stop pulling; what was sealed stays in the store. Unknown spans are ignored."""
@@ -291,7 +304,7 @@ class Puller:
     def _admit(self, store_id: int) -> None:
         """Send what may be scanned now."""
         while (held := self._admission.next(store_id)) is not None:
-            if held.watched.guarded and held.resolved < self._safe_point:
+            if held.watched.guarded and held.resolved < self._safe_point(held.watched.span):
                 self._refuse(held)
                 continue
             watched = held.watched
@@ -305,20 +318,22 @@ class Puller:
         self._give_back(held)
         self._admission.done(held.stream.store_id, held)
         self._refused.append(Locate(held.watched, held.feed.bounds, History(), fresh=True))
-        held.watched.refused = f"a safe point at or below {held.resolved}: it is {self._safe_point}"
+        safe_point = self._safe_point(held.watched.span)
+        held.watched.refused = f"a safe point at or below {held.resolved}: it is {safe_point}"
         self._tell_refused(held.watched.span, held.resolved)
 
     def _tell_refused(self, span: Span, start_ts: Timestamp) -> None:
+        safe_point = self._safe_point(span)
         event(
             LOG,
             logging.ERROR,
             "not registered: below the safe point",
             span=span_id(span, self._kv_mode),
             start_ts=start_ts,
-            safe_point=self._safe_point,
+            safe_point=safe_point,
         )
         if self._on_refused is not None:
-            self._on_refused(span, start_ts, self._safe_point)
+            self._on_refused(span, start_ts, safe_point)
 
     def _try_refused(self) -> None:
         """The safe point is lower than before, or something is guarded no longer."""

@@ -19,6 +19,7 @@ from typing import Any, Final
 from tidegate import metrics
 from tidegate.control.barrier import Barrier, SpanTask
 from tidegate.control.changefeed import Life, State
+from tidegate.control.gc import History
 from tidegate.control.load import LoadPlan, LoadState
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Grant, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
@@ -141,6 +142,16 @@ class Feed(FeedLife):
             self.persisted, self._catalogue_to
         ) if self.config.has_tables else self.persisted
 
+    @property
+    def scope(self) -> int:
+        """The keyspace whose history it needs; -1: that of the cluster."""
+        return self.config.tidegate.keyspace_id
+
+    @property
+    def history(self) -> History:
+        """What PD keeps for us of what the feed follows."""
+        return self.node.histories.get(self.scope, History())
+
     async def _settle(self) -> None:
         while beside := [job for job in (*self._jobs, self._saving) if job is not None and not job.done()]:
             await asyncio.wait(beside)
@@ -218,7 +229,7 @@ class Feed(FeedLife):
 
     def _check_held(self) -> None:
         """Raises Retryable until PD has been asked to hold what the feed needs: nothing is read before."""
-        needed, history = min(self.needs), self.node.history
+        needed, history = min(self.needs), self.history
         if self.config.check_gc_safe_point and needed < history.needed:
             held = f"from {history.needed} on" if history.needed < MAX else "nothing"
             raise Retryable(
@@ -261,7 +272,7 @@ class Feed(FeedLife):
         snapshot = self.plan.folder / SNAPSHOT
         self.waiting_for = "catalogue from upstream"
         if not snapshot.exists():
-            safe_point = self.node.history.safe_point
+            safe_point = self.history.safe_point
             if self.config.check_gc_safe_point and self.persisted < safe_point:
                 raise self._history_gone(self.persisted, safe_point, "the catalogue")
             await asyncio.to_thread(save_catalogue, self.node.pd, self.persisted, snapshot)
@@ -679,7 +690,7 @@ class Feed(FeedLife):
 
     def _words_of_history(self) -> str:
         """Whether a feed that does not run can go on later."""
-        needed, safe_point = min(self.needs), self.node.history.safe_point
+        needed, safe_point = min(self.needs), self.history.safe_point
         if self.lost:
             return ""  # its error says so
         if self.released:

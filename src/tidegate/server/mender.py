@@ -24,6 +24,7 @@ from tidegate.eventstore.span_store import Damage, SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
+from tidegate.model.key_range import scope_of
 from tidegate.model.timestamp import Timestamp, readable
 from tidegate.puller.budget import StreamMemory
 from tidegate.puller.repull import repull
@@ -80,7 +81,8 @@ class Mender:
 
     def _mend(self, span: SpanStore, report: Report, found: Damage) -> None:
         service = f"tidegate-{self._pd.cluster_id}-mending-{span.id}-{self._word}"
-        least = self._pd.update_service_gc_safepoint(service, HELD_S, found.after)
+        scope = scope_of(span.span, self._store.kv_mode)
+        least = self._pd.hold_history(service, HELD_S, found.after, scope)
         try:
             if least > found.after:
                 self._give_up(
@@ -89,7 +91,7 @@ class Mender:
                 return
             missing = self._pull(span, found)
         finally:
-            self._pd.update_service_gc_safepoint(service, 0, 0)
+            self._pd.hold_history(service, 0, 0, scope)
         if missing:
             self._give_up(report, found, f"TiKV no longer has {missing} of the changes")
             return

@@ -15,7 +15,7 @@ from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
 from tidegate.filter.tables import why_ineligible
-from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.pd import Keyspace, PdClient
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 
@@ -109,3 +109,15 @@ def named_code() -> Iterator[None]:
         if code is None:
             raise
         raise Refused(code[1], error.what, where=error.where, why=error.why, fix=error.fix) from None
+
+
+def check_keyspace(keyspace: Keyspace | None) -> None:
+    """Raises Refused for one whose timestamps come from other servers: the capture's would not be in step."""
+    if keyspace is not None and keyspace.tso_group:
+        raise Refused(
+            "CDC:ErrAPIInvalidParam",
+            f"Keyspace '{keyspace.name}' has timestamps of its own.",
+            where=f"TSO group {keyspace.tso_group}",
+            why="the capture takes its time from PD, that is from group 0; the two are not in step",
+            fix="move the keyspace to TSO group 0: other groups cannot be followed",
+        )

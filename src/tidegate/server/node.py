@@ -54,8 +54,8 @@ class Node:
     next_grant: int = 1
     gc_ttl_s: int = TTL_S
     """How long upstream's history is kept for a feed that is stopped or has failed."""
-    history: History = field(default_factory=History)
-    """What PD keeps for us."""
+    histories: dict[int, History] = field(default_factory=dict)
+    """What PD keeps for us, by keyspace; -1: of what is in none."""
     upstream_ms: Callable[[], int] | None = None
     """PD's physical time, once somebody asks PD for it."""
     manifests: dict[str, tuple[tuple[int, int], Manifest]] = field(default_factory=dict)

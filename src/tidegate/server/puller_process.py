@@ -5,11 +5,11 @@
 There is one for each kv mode that feeds have, each with an event store of its own.
 
 Told by the control process over its socket: `watch {start, end, start_ts, guarded}`, `unwatch {start, end}`,
-`drop_below {start, end, ts}`, `remove {start, end}` (keys in hex), and `safe_point {ts}`, below which nothing
-that is guarded may be registered. Tells `refused {start, end, start_ts, safe_point}` when something is not
-for that reason, `status {spans}` every 200 ms, and `error` when something fails, and every 10 s while there
-is no room. A command that the disk has no room for is carried out as soon as there is. Ends when the socket
-closes; every file it leaves is whole.
+`drop_below {start, end, ts}`, `remove {start, end}` (keys in hex), and `safe_point {ts, keyspace}`, below
+which nothing that is guarded may be registered. Tells `refused {start, end, start_ts, safe_point}` when
+something is not for that reason, `status {spans}` every 200 ms, and `error` when something fails, and every
+10 s while there is no room. A command that the disk has no room for is carried out as soon as there is. Ends
+when the socket closes; every file it leaves is whole.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _
     try:
         while (message := control.receive()) is not None:
             if message["type"] == "safe_point":
-                puller.keep_above(int(message["ts"]))
+                puller.keep_above(int(message["ts"]), int(message["keyspace"]))
             else:
                 orders.take(message)
     finally:

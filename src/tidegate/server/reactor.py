@@ -44,6 +44,7 @@ from tidegate.server.kept_password import elsewhere
 from tidegate.server.new_feed import (
     NewFeed,
     Refused,
+    check_keyspace,
     check_new,
     check_tables,
     is_embedded,
@@ -73,7 +74,7 @@ class Reactor:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.feeds: dict[FeedId, Feed] = {}
-        self._gc = GcGuard(node.gc_ttl_s)
+        self._gcs = {-1: GcGuard(node.gc_ttl_s)}
         self._gc_now = asyncio.Event()
         self._creating: set[FeedId] = set()
         self._resuming: set[FeedId] = set()
@@ -170,9 +171,10 @@ class Reactor:
         new = await self._in_keyspace(new)
         start_ts = await self._start_ts(new)
         held = creating_id(node.cluster, node.identity, new.feed)
+        scope = new.config.tidegate.keyspace_id
         guarded = new.config.check_gc_safe_point or new.config.tidegate.initial_load
         if guarded:
-            await self._hold(held, start_ts)
+            await self._hold(held, start_ts, scope)
         lasting = True
         try:
             catalogue = await self._catalogue(new, start_ts)
@@ -182,23 +184,26 @@ class Reactor:
             feed.start()
         finally:
             if guarded and lasting:  # else it stays until it expires: the lasting one is taken before
-                await self._let_go(held)
+                await self._let_go(held, scope)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
 
     async def _in_keyspace(self, new: NewFeed) -> NewFeed:
         """With the id of the keyspace that it names; for life, whatever PD calls by that name later."""
-        own = new.config.tidegate
+        own, pd = new.config.tidegate, self.node.pd
         if not own.keyspace:
+            if own.keyspace_id >= 0:
+                check_keyspace(await asyncio.to_thread(pd.keyspace_of_id, own.keyspace_id))
             return new
-        found = await asyncio.to_thread(self.node.pd.keyspace_id, own.keyspace)
-        if own.keyspace_id not in (-1, found):
+        found = await asyncio.to_thread(pd.keyspace, own.keyspace)
+        if own.keyspace_id not in (-1, found.id):
             raise InvalidInput(
-                f"Keyspace '{own.keyspace}' has id {found}, not {own.keyspace_id}.",
+                f"Keyspace '{own.keyspace}' has id {found.id}, not {own.keyspace_id}.",
                 where="changefeed configuration",
                 fix="give keyspace or keyspace-id alone",
             )
-        return replace(new, config=replace(new.config, tidegate=replace(own, keyspace_id=found)))
+        check_keyspace(found)
+        return replace(new, config=replace(new.config, tidegate=replace(own, keyspace_id=found.id)))
 
     async def _catalogue(self, new: NewFeed, ts: int) -> SchemaStore | None:
         """Upstream's tables at `ts`, checked to suit the feed; None for a feed of keys."""
@@ -235,12 +240,12 @@ class Reactor:
             )
         return start_ts
 
-    async def _hold(self, service: str, start_ts: int) -> None:
+    async def _hold(self, service: str, start_ts: int, scope: int) -> None:
         """Hold upstream's history from `start_ts` on, or refuse it with the least that is possible."""
         pd = self.node.pd
-        least = await asyncio.to_thread(pd.update_service_gc_safepoint, service, CREATING_TTL_S, start_ts - 1)
+        least = await asyncio.to_thread(pd.hold_history, service, CREATING_TTL_S, start_ts - 1, scope)
         if least > start_ts - 1:
-            await self._let_go(service)
+            await self._let_go(service, scope)
             possible = earliest_start(least)
             raise Refused(
                 "CDC:ErrStartTsBeforeGC",
@@ -249,9 +254,9 @@ class Reactor:
                 fix=f"use a start-ts of at least {possible} ({readable(possible)})",
             )
 
-    async def _let_go(self, service: str) -> None:
+    async def _let_go(self, service: str, scope: int) -> None:
         try:
-            await asyncio.to_thread(self.node.pd.update_service_gc_safepoint, service, 0, 0)
+            await asyncio.to_thread(self.node.pd.hold_history, service, 0, 0, scope)
         except TidegateError as error:
             event(LOG, logging.WARNING, "temporary safepoint stays until it expires", error=str(error))
 
@@ -328,7 +333,7 @@ class Reactor:
         new = check_new(feed, info.sink_uri, info.config, ts, info.target_ts)
         await self._start_ts(new)
         held = creating_id(node.cluster, node.identity, feed)
-        await self._hold(held, ts)
+        await self._hold(held, ts, found.scope)
         lasting = True
         try:
             await self._catalogue(new, ts)
@@ -352,7 +357,7 @@ class Reactor:
             lasting = await self._tend_gc(force=True)
         finally:
             if lasting:
-                await self._let_go(held)
+                await self._let_go(held, found.scope)
         event(
             LOG, logging.INFO, "checkpoint overwritten", changefeed=str(feed), ts=ts, before=found.persisted
         )
@@ -422,10 +427,10 @@ class Reactor:
                 f"target-ts {target_ts} is not above the checkpoint {found.checkpoint}.",
                 fix="choose a later target-ts",
             )
-        if found.config.check_gc_safe_point and found.persisted < self.node.history.safe_point:
+        if found.config.check_gc_safe_point and found.persisted < found.history.safe_point:
             raise Refused(
                 "CDC:ErrSnapshotLostByGC",
-                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {self.node.history.safe_point} has passed "
+                f"[CDC:ErrSnapshotLostByGC]upstream's GC safepoint {found.history.safe_point} has passed "
                 f"the checkpoint {found.persisted}.",
                 why="the tables there were at the checkpoint cannot be looked up any more",
                 fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
@@ -558,43 +563,50 @@ class Reactor:
         return [self.node.captured(mode) for mode in sorted(modes)]
 
     async def _tend_gc(self, *, force: bool = False) -> bool:
-        """Renew the safepoint when due. False: PD is away."""
+        """Renew the safepoints when due, that of each keyspace in its own scope. False: PD is away."""
+        self._note_released()
+        for scope in {f.scope for f in self.feeds.values()} - self._gcs.keys():
+            self._gcs[scope] = GcGuard(self.node.gc_ttl_s)
+        self.gc_error, all_taken = "", True
+        for scope, guard in list(self._gcs.items()):
+            all_taken = await self._tend_scope(scope, guard, force=force) and all_taken
+        return all_taken
+
+    async def _tend_scope(self, scope: int, guard: GcGuard, *, force: bool) -> bool:
         taken = False
         while not taken:
-            hold = self._gc.tick(self._needs(), self.node.clock.monotonic(), force=force)
+            hold = guard.tick(self._needs(scope), self.node.clock.monotonic(), force=force)
             if hold is None:
                 return True
-            if hold.safe_point > self.node.history.safe_point:
+            if hold.safe_point > self.node.histories.get(scope, History()).safe_point:
                 # Before PD is asked: from then on what lies below may go at any moment.
                 self._tell_needs()
-                self._keep_above(History(hold.needed, hold.safe_point))
+                self._keep_above(scope, History(hold.needed, hold.safe_point))
             try:
-                least = await asyncio.to_thread(self._update, hold)
-                self.gc_error = ""
+                least = await asyncio.to_thread(self._update, scope, hold)
             except TidegateError as error:
-                self._gc.failed()
+                guard.failed()
                 self.gc_error = error.what
                 return False
-            taken, force = self._gc.answered(hold, least), True
+            taken, force = guard.answered(hold, least), True
             if taken:
-                self._keep_above(History(hold.needed, hold.safe_point) if hold.ttl_s else History())
+                self._keep_above(scope, History(hold.needed, hold.safe_point) if hold.ttl_s else History())
         return True
 
-    def _keep_above(self, history: History) -> None:
+    def _keep_above(self, scope: int, history: History) -> None:
         """Let nothing be registered or read below what PD keeps for us."""
-        self.node.history = history
+        self.node.histories[scope] = history
         for captured in self._captured():
-            captured.spans.keep_above(history.safe_point)
+            captured.spans.keep_above(history.safe_point, scope)
 
     def _tell_needs(self) -> None:
         needs = {f.id: f.needs for f in self.feeds.values()}
         for captured in self._captured():
             captured.spans.needed(needs)
 
-    def _needs(self) -> dict[FeedId, int]:
-        """From where on each feed may still read of upstream: those whose history is held."""
-        self._note_released()
-        return {f.id: min(f.needs) for f in self.feeds.values() if self._is_held(f)}
+    def _needs(self, scope: int) -> dict[FeedId, int]:
+        """From where on each feed of a keyspace may still read: those whose history is held."""
+        return {f.id: min(f.needs) for f in self.feeds.values() if f.scope == scope and self._is_held(f)}
 
     def _is_held(self, feed: Feed) -> bool:
         """Whether history is kept for a feed: not if it is finished, or stopped for longer than gc-ttl."""
@@ -606,9 +618,9 @@ class Reactor:
             event(LOG, logging.WARNING, "history released", changefeed=str(name), gc_ttl_s=self.node.gc_ttl_s)
         self._released = set(released)
 
-    def _update(self, hold: Hold) -> int:
-        service = service_id(self.node.cluster, self.node.identity)
-        return int(self.node.pd.update_service_gc_safepoint(service, hold.ttl_s, hold.safe_point))
+    def _update(self, scope: int, hold: Hold) -> int:
+        service = service_id(self.node.cluster, self.node.identity, scope)
+        return self.node.pd.hold_history(service, hold.ttl_s, hold.safe_point, scope)
 
     def _measure(self) -> None:
         now_ms = self.clock_watch.now_ms()

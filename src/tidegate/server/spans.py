@@ -5,8 +5,8 @@ A span is followed while any feed holds it, from the least ts that any of them s
 to begin, or what it has made durable since. A feed that comes later and needs more, because it begins
 earlier or goes on after a pause, has the span pulled anew from there; the others wait for that.
 
-The puller registers nothing below `safe_point`, which PD holds for us: the scan could lack what GC has taken.
-It says what it has refused, and the feed that needs it cannot go on.
+The puller registers nothing below `safe_points`, which PD holds for us: the scan could lack what GC has
+taken. It says what it has refused, and the feed that needs it cannot go on.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class SpanRegistry:
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, Refusal] = {}
         self._unguarded: set[FeedId] = set()
-        self.safe_point = MAX
-        """Below it the puller registers nothing that is guarded."""
+        self.safe_points = {-1: MAX}
+        """Below it the puller registers nothing that is guarded; by keyspace, -1: all that are not named."""
         self.status: list[dict[str, Any]] = []
         """What the puller last said about its spans."""
         self._saying: list[dict[str, Any]] = []
@@ -53,7 +53,8 @@ class SpanRegistry:
         """A puller has introduced itself: tell it everything."""
         self._puller = puller
         self._dropped.clear()
-        puller.send({"type": "safe_point", "ts": self.safe_point})
+        for keyspace, ts in self.safe_points.items():
+            puller.send({"type": "safe_point", "ts": ts, "keyspace": keyspace})
         for name, span in self._spans.items():
             self._watch(name, span)
 
@@ -62,11 +63,12 @@ class SpanRegistry:
         if self._puller is puller:
             self._puller = None
 
-    def keep_above(self, safe_point: int) -> None:
-        """PD holds upstream's history for us from here on."""
-        before, self.safe_point = self.safe_point, safe_point
+    def keep_above(self, safe_point: int, keyspace: int = -1) -> None:
+        """PD holds upstream's history for us from here on: that of a keyspace, or (-1) of the cluster."""
+        before = self.safe_points.get(keyspace)
+        self.safe_points[keyspace] = safe_point
         if self._puller is not None and safe_point != before:
-            self._puller.send({"type": "safe_point", "ts": safe_point})
+            self._puller.send({"type": "safe_point", "ts": safe_point, "keyspace": keyspace})
 
     def hear_status(self, message: Mapping[str, Any]) -> None:
         """A part of what the puller says about its spans; known once it is whole."""

@@ -38,13 +38,15 @@ class ServiceSafePoint:
 class SafePoints:
     """The table of service safepoints and the cluster's own. Thread-safe."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, scope: bytes = b"") -> None:
+        """`scope`: that of a keyspace which collects by itself; empty for all the others."""
         self._engine = engine
         self._mutex = threading.Lock()
-        stored = json.loads(engine.get(META, SERVICES_KEY) or b"[]")
+        self._services_key, self._point_key = SERVICES_KEY + scope, SAFE_POINT_KEY + scope
+        stored = json.loads(engine.get(META, self._services_key) or b"[]")
         self._services = {each["service_id"]: ServiceSafePoint(**each) for each in stored}
         self._services.setdefault(GC_WORKER, ServiceSafePoint(GC_WORKER, 0, _FOREVER_MS))
-        self._safe_point = int.from_bytes(engine.get(META, SAFE_POINT_KEY) or b"", "big")
+        self._safe_point = int.from_bytes(engine.get(META, self._point_key) or b"", "big")
 
     @property
     def safe_point(self) -> int:
@@ -122,5 +124,5 @@ class SafePoints:
     def _store(self) -> None:
         services = json.dumps([asdict(each) for each in self._services.values()]).encode()
         point = self._safe_point.to_bytes(8, "big")
-        self._engine.write([(META, SERVICES_KEY, services), (META, SAFE_POINT_KEY, point)])
+        self._engine.write([(META, self._services_key, services), (META, self._point_key, point)])
         self._engine.sync()

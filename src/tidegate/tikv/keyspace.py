@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tidegate.clock import Clock
@@ -18,12 +18,21 @@ from tidegate.tikv.engine import META, Engine
 
 KEYSPACES_KEY: Final = b"pd/keyspaces"
 DEFAULT: Final = "DEFAULT"
+GC_TYPE: Final = "gc_management_type"
+GC_OF_KEYSPACE: Final = "keyspace_level"
 
 
 class Keyspaces:
     """The keyspaces of a cluster. Fixed after the start, so any thread may ask."""
 
-    def __init__(self, engine: Engine, clock: Clock, wanted: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Clock,
+        wanted: Sequence[str] = (),
+        configs: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        """`configs`: by name, as PD keeps them, from `gc_management_type` to `tso_keyspace_group_id`."""
         rows = json.loads(engine.get(META, KEYSPACES_KEY) or b"[]")
         now_s = clock.now_ms() // 1000
         names = {row[1] for row in rows}
@@ -40,13 +49,23 @@ class Keyspaces:
             engine.write([(META, KEYSPACES_KEY, json.dumps(rows).encode())])
             engine.sync()
         self._all = [
-            KeyspaceMeta(id=number, name=name, created_at=since, state_changed_at=since)
+            KeyspaceMeta(
+                id=number,
+                name=name,
+                created_at=since,
+                state_changed_at=since,
+                config=(configs or {}).get(name, {}),
+            )
             for number, name, since in rows
         ]
 
     def all(self) -> Sequence[KeyspaceMeta]:
         """Every keyspace, by id."""
         return self._all
+
+    def collecting(self) -> list[int]:
+        """The ids of those whose GC is their own, with barriers and a safepoint in their own scope."""
+        return [each.id for each in self._all if each.config.get(GC_TYPE) == GC_OF_KEYSPACE]
 
     def by_name(self, name: str) -> KeyspaceMeta | None:
         """The keyspace of a name."""

@@ -7,7 +7,7 @@ in the engine's meta column family, so that a restarted upstream is the same clu
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tidegate.errors import InvalidInput
@@ -69,6 +69,7 @@ class PlacementDriver:
         header: pb.ResponseHeader,
         tso: Tso,
         safe_points: SafePoints,
+        own_points: Mapping[int, SafePoints],
         members: PdMembers,
         scheme: str,
         keyspaces: Keyspaces,
@@ -80,7 +81,7 @@ class PlacementDriver:
         self.regions = regions
         self.stores = stores
         self.tso = tso
-        self.safe_points = safe_points
+        self.safe_points, self._own_points = safe_points, own_points
         self._keyspaces = keyspaces
         self._members, self._scheme = members, scheme
         self._faults = faults
@@ -203,38 +204,50 @@ class PlacementDriver:
             min_safe_point=least.safe_point,
         )
 
-    def gc_state(self, barriers: bool = True) -> pb.GetGCStateResponse:
+    def points_of(self, keyspace_id: int) -> SafePoints:
+        """The safepoints of a keyspace that collects by itself, else those of the cluster."""
+        return self._own_points.get(keyspace_id, self.safe_points)
+
+    def gc_state(self, barriers: bool = True, keyspace_id: int = NO_KEYSPACE) -> pb.GetGCStateResponse:
         """The safepoint, and the services' as `barriers`, in the form newer clients ask for."""
+        points = self.points_of(keyspace_id)
+        own = points is not self.safe_points
         state = pb.GCState(
-            keyspace_scope=pb.KeyspaceScope(keyspace_id=NO_KEYSPACE),
-            txn_safe_point=self.safe_points.txn_safe_point,
-            gc_safe_point=self.safe_points.safe_point,
+            keyspace_scope=pb.KeyspaceScope(keyspace_id=keyspace_id if own else NO_KEYSPACE),
+            is_keyspace_level_gc=own,
+            txn_safe_point=points.txn_safe_point,
+            gc_safe_point=points.safe_point,
         )
         if barriers:
             now_ts = self.tso.present()
-            services = self.safe_points.services(now_ts)
+            services = points.services(now_ts)
             state.gc_barriers.extend(
                 _barrier(each, now_ts) for each in services if each.service_id != GC_WORKER
             )
         return pb.GetGCStateResponse(header=self._header, gc_state=state)
 
-    def set_gc_barrier(self, barrier_id: str, ts: int, ttl_s: int) -> pb.SetGCBarrierResponse:
+    def set_gc_barrier(
+        self, barrier_id: str, ts: int, ttl_s: int, keyspace_id: int = NO_KEYSPACE
+    ) -> pb.SetGCBarrierResponse:
         """Hold a service's safepoint, as newer clients ask for it: refused below what may be gone."""
         if not barrier_id or barrier_id == GC_WORKER or ttl_s <= 0 or ts <= 0:
             text = f"a barrier needs a name of its own, a ts and a ttl, not '{barrier_id}', {ts}, {ttl_s}"
             return pb.SetGCBarrierResponse(header=self._failure(pb.INVALID_VALUE, text))
         now_ts = self.tso.get(1)
-        held = self.safe_points.set_barrier(barrier_id, ttl_s, ts, now_ts)
+        points = self.points_of(keyspace_id)
+        held = points.set_barrier(barrier_id, ttl_s, ts, now_ts)
         if held is None:
-            point = self.safe_points.txn_safe_point
+            point = points.txn_safe_point
             text = f"trying to set a GC barrier on ts {ts} which is already behind the txn safe point {point}"
             return pb.SetGCBarrierResponse(header=self._failure(pb.UNKNOWN, text))
         return pb.SetGCBarrierResponse(header=self._header, new_barrier_info=_barrier(held, now_ts))
 
-    def delete_gc_barrier(self, barrier_id: str) -> pb.DeleteGCBarrierResponse:
+    def delete_gc_barrier(
+        self, barrier_id: str, keyspace_id: int = NO_KEYSPACE
+    ) -> pb.DeleteGCBarrierResponse:
         """Give it up; answers with what there was."""
         now_ts = self.tso.get(1)
-        held = self.safe_points.delete_barrier(barrier_id, now_ts)
+        held = self.points_of(keyspace_id).delete_barrier(barrier_id, now_ts)
         gone = None if held is None else _barrier(held, now_ts)
         return pb.DeleteGCBarrierResponse(header=self._header, deleted_barrier_info=gone)
 

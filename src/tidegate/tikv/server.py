@@ -6,7 +6,7 @@ The only network edge of this folder. `EmbeddedUpstream` puts the parts together
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +103,7 @@ class EmbeddedUpstream:
         clock: Clock | None = None,
         api_version: int | None = None,
         keyspaces: Sequence[str] = (),
+        keyspace_configs: Mapping[str, Mapping[str, str]] | None = None,
         stores: int | None = None,
         store_port: int = 0,
         split_bytes: int = 0,
@@ -122,7 +123,7 @@ class EmbeddedUpstream:
         self._engine = Engine(Path(data_dir))
         try:
             self.api_version = load_api_version(self._engine, api_version)
-            self._keyspaces = Keyspaces(self._engine, self._clock, keyspaces)
+            self._keyspaces = Keyspaces(self._engine, self._clock, keyspaces, keyspace_configs)
             self.stores = Stores(self._engine, self._clock, stores)
         except InvalidInput:
             self._engine.close()
@@ -135,6 +136,10 @@ class EmbeddedUpstream:
         self.operators = Operators(self._raftstore, self.stores, ids.new)
         self.tso = Tso(self._engine, self._clock, TsoMode(tso))
         self._safe_points = SafePoints(self._engine)
+        self.keyspace_points = {
+            number: SafePoints(self._engine, b"/%d" % number) for number in self._keyspaces.collecting()
+        }
+        """Of the keyspaces whose GC is their own; what the collector takes does not follow them."""
         self._pool = ThreadPoolExecutor(SCHEDULER_THREADS, thread_name_prefix="scheduler")
         self.cluster_id = load_cluster_id(self._engine)
         self._header = pdpb_pb2.ResponseHeader(cluster_id=self.cluster_id)
@@ -177,6 +182,7 @@ class EmbeddedUpstream:
             self._header,
             self.tso,
             self._safe_points,
+            self.keyspace_points,
             self.pd_members,
             "http" if self._tls is None else "https",
             self._keyspaces,

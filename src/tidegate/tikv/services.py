@@ -20,7 +20,7 @@ from tidegate.errors import InvalidInput, Retryable
 from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, meta_storagepb_pb2, tikvpb_pb2
 from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.service import FEATURES_KEY, Connection, parse_features
-from tidegate.tikv.pd import PlacementDriver
+from tidegate.tikv.pd import NO_KEYSPACE, PlacementDriver
 from tidegate.tikv.region_table import server_is_busy
 from tidegate.tikv.scheduler import Answer
 from tidegate.tikv.store import Store
@@ -214,15 +214,21 @@ class PdService:
 
     def GetGCState(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.gc_state(not request.exclude_gc_barriers)
+        return self._pd.gc_state(not request.exclude_gc_barriers, _scope(request))
 
     def SetGCBarrier(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.set_gc_barrier(request.barrier_id, request.barrier_ts, request.ttl_seconds)
+        return self._pd.set_gc_barrier(
+            request.barrier_id, request.barrier_ts, request.ttl_seconds, _scope(request)
+        )
 
     def DeleteGCBarrier(self, request: Any, context: grpc.ServicerContext) -> Any:
         self._check(request, context)
-        return self._pd.delete_gc_barrier(request.barrier_id)
+        return self._pd.delete_gc_barrier(request.barrier_id, _scope(request))
+
+
+def _scope(request: Any) -> int:
+    return int(request.keyspace_scope.keyspace_id) if request.HasField("keyspace_scope") else NO_KEYSPACE
 
 
 class KeyspaceService:
