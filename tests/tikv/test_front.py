@@ -18,9 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.kvclient.pd import PdClient
+from tidegate.tikv import http_pages
 from tidegate.tikv.relay import HELLO_MAX, PREFACE, is_grpc, protocols
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.tls import CA, CERT, KEY, Tls
+
+WAIT_S = 120
 
 
 def hello(*offered: str) -> bytes:
@@ -115,3 +118,27 @@ def test_under_tls_both_ask_for_a_certificate(tmp_path: Path, monkeypatch: pytes
         assert page(url, known)["version"].startswith("v")
         known.set_alpn_protocols(["h2", "http/1.1"])  # as Go's client offers
         assert page(url, known)["version"].startswith("v")
+
+
+def test_pages_are_answered_by_so_many_threads_and_one_more_connection_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_pages, "REQUESTS_MAX", 3)
+    server = http_pages.StatusServer("127.0.0.1:0")
+    server.start(lambda path: {"path": path})
+    host, port = server.address.split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(3)]
+    with socket.create_connection((host, int(port))) as late:
+        late.settimeout(WAIT_S)
+        assert late.recv(1) == b""
+    silent.pop().close()
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            assert page(f"http://{server.address}/a") == {"path": "/a"}
+            break
+        except OSError:  # the thread of the one that left comes free a moment later
+            assert time.monotonic() < deadline
+    for one in silent:
+        one.close()
+    server.stop()

@@ -18,6 +18,30 @@ Page = Callable[[str], Any]
 """The content at a path: str for text, else to be JSON; None when there is no such page."""
 REQUEST_S: Final = 30.0
 """A client that says nothing for so long is let go."""
+REQUESTS_MAX: Final = 64
+"""Connections that are answered at once, each by a thread; one more is closed unanswered."""
+
+
+class _Pages(ThreadingHTTPServer):
+    """An HTTP server with so many threads and no more."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._free = threading.Semaphore(REQUESTS_MAX)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
 
 class StatusServer:
@@ -28,7 +52,7 @@ class StatusServer:
         host, _, port = address.rpartition(":")
         self._page: Page | None = None
         try:
-            self._server = ThreadingHTTPServer((host, int(port)), self._handler())
+            self._server = _Pages((host, int(port)), self._handler())
         except OSError as error:
             raise InvalidInput(
                 "the upstream's status port cannot listen",
@@ -36,7 +60,6 @@ class StatusServer:
                 why=error.strerror or str(error),
                 fix="choose a free --status-port",
             ) from error
-        self._server.daemon_threads = True
         self.address = f"{host}:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, name="status", daemon=True)
 
@@ -60,7 +83,7 @@ class PageServer:
     """Serves the pages at a Unix socket of the abstract namespace, under TLS if `tls`. `stop` once."""
 
     def __init__(self, name: str, page: Page, tls: Tls | None) -> None:
-        self._server = _UnixServer("\0" + name, _handler(page))  # type: ignore[arg-type]  # it takes any address
+        self._server = _UnixServer("\0" + name, _handler(page))  # it takes any address
         self._server.tls = None if tls is None else tls.http()
         self._thread = threading.Thread(target=self._server.serve_forever, name="pd pages", daemon=True)
         self._thread.start()
@@ -72,9 +95,8 @@ class PageServer:
         self._server.server_close()
 
 
-class _UnixServer(ThreadingHTTPServer):
+class _UnixServer(_Pages):
     address_family = socket.AF_UNIX
-    daemon_threads = True
     tls: ssl.SSLContext | None = None
 
     def server_bind(self) -> None:

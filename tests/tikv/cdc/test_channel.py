@@ -7,7 +7,7 @@ import threading
 from tests.tikv.support import taken
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.tikv.cdc import wire
-from tidegate.tikv.cdc.channel import MESSAGE_BYTES_MAX, SCAN_BYTES_MAX, Channel, Subscription
+from tidegate.tikv.cdc.channel import MESSAGE_BYTES_MAX, SCAN_BYTES_MAX, Budget, Channel, Subscription
 
 
 def event(request_id: int, size: int = 10) -> bytes:
@@ -104,6 +104,35 @@ def test_a_full_channel_that_sends_nothing_is_stuck_and_cancelled_with_the_reaso
     other.sent()
     now[0] = 1300.0
     assert not other.is_stuck(300.0)
+
+
+def test_clients_that_do_not_read_hold_no_more_than_one_budget_and_are_stuck_then() -> None:
+    """Each below its own quota: a thousand of them would fill any machine."""
+    now, budget = [0.0], Budget(100_000)
+    silent, other = (Channel(80_000, lambda: now[0], budget) for _ in range(2))
+    one, two = Subscription(), Subscription()
+    assert silent.put_observed(one, event(1, 70_000))
+    assert not other.put_observed(two, event(2, 50_000)), "congested: its client asks again"
+    assert other.put_scanned(two, event(2, 500))
+    assert silent.put_scanned(one, event(1, 29_900))
+    assert not budget.has_room()
+    now[0] = 301.0
+    assert silent.is_stuck(300.0)
+    assert len(taken(other) or []) == 1
+    other.sent()
+    now[0] = 602.0
+    assert not other.is_stuck(300.0), "nothing waits for its client"
+    assert other.put_scanned(two, event(3, 500)), "one event at a time goes on"
+    thread = threading.Thread(target=lambda: other.put_scanned(two, event(4, 500)))
+    thread.start()
+    assert len(taken(other) or []) == 1
+    thread.join(20)
+    assert not thread.is_alive()
+    silent.cancel("connection cancelled")
+    assert other.take()
+    assert budget.has_room(100_000), "all of it came back"
+    assert not budget.has_room(100_001)
+    assert other.put_observed(two, event(2, 50_000))
 
 
 def test_a_closed_channel_ends_takers_and_waiting_scans() -> None:

@@ -249,6 +249,26 @@ def test_a_client_that_does_not_read_is_congested_and_may_ask_again(make: Callab
     client.close()
 
 
+def test_too_many_registrations_server_is_busy_until_some_have_ended(
+    make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One region under any number of request ids: each costs memory for as long as its stream lasts."""
+    monkeypatch.setattr(endpoint, "REGISTRATIONS_MAX", 3)
+    cluster = make()
+    (region,) = cluster.regions.all
+    client, other = Client(cluster), Client(cluster)
+    feeds = [client.register(number, region) for number in range(3)]
+    client.until(lambda: all(feed.initialized for feed in feeds))
+    refused = other.register(1, region)
+    other.until(lambda: refused.error is not None)
+    assert refused.error is not None
+    assert refused.error.server_is_busy.reason == "too many registrations"
+    client.close()
+    again = other.register(2, region)
+    other.until(lambda: again.initialized)
+    other.close()
+
+
 def test_an_unreadable_record_ends_the_subscription_and_not_the_module(make: Callable[..., Cluster]) -> None:
     cluster = make(b"m")
     low, high = cluster.regions.all

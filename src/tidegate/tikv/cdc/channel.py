@@ -6,6 +6,9 @@ event does not fit the quota fails with `Congested` and its client asks again la
 do not fit are left out: the next tick repeats them. After a subscription's error nothing of it follows:
 putting and failing look at the same flag under the same mutex.
 
+All channels of a store share a `Budget`: when it is used up, live events are refused as if the channel's
+own quota were, and a scan has one event waiting at a time.
+
 A client that reads nothing pins what waits for it, and its scans hold threads that others wait for:
 `is_stuck` tells of it, and `cancel` ends the connection (TiKV's watchdog of a stream, cdc/src/service.rs).
 """
@@ -28,6 +31,8 @@ REQUESTS_MAX: Final = 1024
 """Requests of one connection that may wait for the endpoint."""
 ERRORS_MAX: Final = 4096
 """Refusals that may wait to be sent: of a client that does not read them no more requests are read."""
+UNREAD_BYTES_MAX: Final = 1 << 30
+"""What may wait to be sent on all connections of a store together."""
 FULL: Final = 0.999
 """The share of the quota from which on a channel is full."""
 EVENT_OVERHEAD: Final = 64
@@ -43,6 +48,23 @@ class Subscription:
         self.stopped = False
 
 
+class Budget:
+    """Bytes that several channels hold together. Thread-safe."""
+
+    def __init__(self, limit: int = UNREAD_BYTES_MAX) -> None:
+        self._limit, self._used = limit, 0
+        self._lock = threading.Lock()
+
+    def add(self, size: int) -> None:
+        """Count bytes that came, or went if `size` is negative."""
+        with self._lock:
+            self._used += size
+
+    def has_room(self, size: int = 0) -> bool:
+        """Whether so much more would fit."""
+        return self._used + size <= self._limit
+
+
 class _Item(NamedTuple):
     """An event in its wire form (`wire.event`), or a message that goes alone."""
 
@@ -56,9 +78,13 @@ class Channel:
     """Thread-safe: put from the endpoint and the scan threads, taken by the stream's own thread."""
 
     def __init__(
-        self, quota_bytes: int = QUOTA_BYTES, monotonic: Callable[[], float] = time.monotonic
+        self,
+        quota_bytes: int = QUOTA_BYTES,
+        monotonic: Callable[[], float] = time.monotonic,
+        budget: Budget | None = None,
     ) -> None:
         self._quota = quota_bytes
+        self._budget = budget or Budget()
         self._monotonic = monotonic
         self._sent_at = monotonic()
         self._scans_waiting = 0
@@ -82,7 +108,7 @@ class Channel:
         with self._changed:
             if of.stopped or self._closed:
                 return True
-            if self._bytes + size > self._quota:
+            if self._bytes + size > self._quota or not self._budget.has_room(size):
                 self._is_refusing = True
                 return False
             self._push(event, size)
@@ -93,7 +119,7 @@ class Channel:
         size = len(event) + EVENT_OVERHEAD
         with self._changed:
             self._scans_waiting += 1
-            while self._bytes > SCAN_BYTES_MAX and not (of.stopped or self._closed):
+            while self._holds_up_scans() and not (of.stopped or self._closed):
                 self._changed.wait()
             self._scans_waiting -= 1
             if of.stopped or self._closed:
@@ -101,11 +127,15 @@ class Channel:
             self._push(event, size)
             return True
 
+    def _holds_up_scans(self) -> bool:
+        # Without room in the budget it waits for this channel's own client, whose reading wakes it up.
+        return self._bytes > SCAN_BYTES_MAX or (self._bytes > 0 and not self._budget.has_room())
+
     def put_resolved(self, mark: bytes, alone: bool = True) -> None:
         """Queue a resolved mark unless the quota is used up; `alone`: it is a message of its own."""
         with self._changed:
             size = len(mark) + EVENT_OVERHEAD
-            if not self._closed and self._bytes + size <= self._quota:
+            if not self._closed and self._bytes + size <= self._quota and self._budget.has_room(size):
                 self._push(mark, size, alone)
 
     def begin_request(self) -> bool:
@@ -145,6 +175,7 @@ class Channel:
         with self._changed:
             self._closed = True
             self._items.clear()
+            self._budget.add(-self._bytes)
             self._bytes = 0
             self._changed.notify_all()
 
@@ -154,10 +185,15 @@ class Channel:
         self._is_refusing = False
 
     def is_stuck(self, idle_s: float) -> bool:
-        """Whether nothing was sent for so long, and no more can be put: live events, or a scan's."""
+        """Whether nothing was sent for so long, and no more can be put: live events, or a scan's.
+
+        Without room in the budget whoever leaves anything unread is stuck: others wait for it.
+        """
         if self._monotonic() - self._sent_at < idle_s:
             return False
         with self._changed:
+            if self._bytes > 0 and not self._budget.has_room(EVENT_OVERHEAD):
+                return True
             is_full = self._is_refusing or self._bytes >= FULL * self._quota
             return is_full or (self._scans_waiting > 0 and self._bytes > SCAN_BYTES_MAX)
 
@@ -175,7 +211,9 @@ class Channel:
                 return None
             self._sent_at = self._monotonic()
             taken = [self._items.popleft() for _ in range(min(len(self._items), DRAIN_MAX))]
-            self._bytes -= sum(item.size for item in taken)
+            size = sum(item.size for item in taken)
+            self._bytes -= size
+            self._budget.add(-size)
             self._errors -= sum(item.is_error for item in taken)
             self._changed.notify_all()
         return _pack(taken)
@@ -183,6 +221,7 @@ class Channel:
     def _push(self, data: bytes, size: int, alone: bool = False, is_error: bool = False) -> None:
         self._items.append(_Item(data, size, alone, is_error))
         self._bytes += size
+        self._budget.add(size)
         self._changed.notify_all()
 
 

@@ -7,7 +7,8 @@ timestamp was taken. Scans run on threads of their own.
 
 Bounds: the queue holds at most `BACKLOG_CHANGES_MAX` applied changes (the apply thread waits; the endpoint
 itself never waits for a client) and `REQUESTS_MAX` requests of a connection (its stream waits), each channel
-its quota, at most `SCANS_MAX` scans wait or run, and these send so many bytes a second (`limiter`).
+its quota and all of them a budget, there are at most `REGISTRATIONS_MAX` registrations, at most `SCANS_MAX`
+scans wait or run, and these send so many bytes a second (`limiter`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.proto import errorpb_pb2
 from tidegate.tikv import keys
 from tidegate.tikv.cdc import initializer, wire
-from tidegate.tikv.cdc.channel import QUOTA_BYTES, Channel
+from tidegate.tikv.cdc.channel import QUOTA_BYTES, Budget, Channel
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S, Limiter
 from tidegate.tikv.cdc.observer import CdcObserver
@@ -52,6 +53,8 @@ REPEAT_S: Final = 1.0
 BACKLOG_CHANGES_MAX: Final = 1 << 19
 SCAN_THREADS: Final = 4
 SCANS_MAX: Final = 10000
+REGISTRATIONS_MAX: Final = 1 << 18
+"""Of all streams of a store: one takes some KB, whether or not anything happens to its region."""
 CAPTURE_POLL_S: Final = 0.2
 """How often a scan that waits for its snapshot looks whether it is still wanted."""
 RAW_KV_VERSION: Final = "6.2.0"
@@ -90,6 +93,7 @@ class Endpoint:
     ) -> None:
         self._watchdog = watchdog
         self._limiter = Limiter(scan_bytes_s)
+        self._unread = Budget()
         self._store_id = store_id
         self._faults = faults or Faults()
         self.old_values = Counts()
@@ -143,7 +147,7 @@ class Endpoint:
 
     def new_channel(self) -> Channel:
         """For a stream that begins."""
-        return Channel(self._faults.quota_bytes or QUOTA_BYTES)
+        return Channel(self._faults.quota_bytes or QUOTA_BYTES, budget=self._unread)
 
     def open(self, connection: Connection) -> None:
         """A stream began; at a store that stops it ends at once."""
@@ -293,6 +297,8 @@ class Endpoint:
             return pb.Error(
                 server_is_busy=errorpb_pb2.ServerIsBusy(reason="too many pending incremental scans")
             )
+        if sum(len(one.downstreams) for one in self._connections.values()) >= REGISTRATIONS_MAX:
+            return pb.Error(server_is_busy=errorpb_pb2.ServerIsBusy(reason="too many registrations"))
         if (request.request_id, request.region_id) in connection.downstreams:
             return pb.Error(duplicate_request=pb.DuplicateRequest(region_id=request.region_id))
         injected = self._faults.capture_error(request.region_id)
