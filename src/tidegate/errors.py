@@ -6,6 +6,14 @@ hold a secret: pass URIs through `tidegate.log.redact` first.
 
 from __future__ import annotations
 
+PART_MAX = 2_000
+"""Whoever sends a value of megabytes does not get it back, nor into the log."""
+
+
+def cut(text: str) -> str:
+    """At most PART_MAX characters of a text, and how many there were."""
+    return text if len(text) <= PART_MAX else f"{text[:PART_MAX]}... ({len(text):,} characters)"
+
 
 class TidegateError(Exception):
     """Base of all errors raised on purpose.
@@ -21,11 +29,11 @@ class TidegateError(Exception):
         super().__init__(self.render())
 
     def render(self) -> str:
-        """The message as a person reads it, one line per part."""
-        parts = [self.what]
-        parts += [f"  where: {self.where}"] if self.where else []
-        parts += [f"  why:   {self.why}"] if self.why else []
-        parts += [f"  to do: {self.fix}"] if self.fix else []
+        """The message as a person reads it, one line per part, each cut to PART_MAX characters."""
+        parts = [cut(self.what)]
+        parts += [f"  where: {cut(self.where)}"] if self.where else []
+        parts += [f"  why:   {cut(self.why)}"] if self.why else []
+        parts += [f"  to do: {cut(self.fix)}"] if self.fix else []
         return "\n".join(parts)
 
 

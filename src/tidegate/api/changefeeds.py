@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tidegate import __version__
+from tidegate.api.bounds import check_bounds
 from tidegate.api.status import capture_of
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.changefeed import Command, State
@@ -41,6 +42,7 @@ async def body_of(request: Request) -> dict[str, Any]:
         raise InvalidInput("The request body is not JSON.", why=str(error)[:200]) from error
     if not isinstance(body, dict):
         raise InvalidInput("The request body is not a JSON object.")
+    check_bounds(body)
     return body
 
 

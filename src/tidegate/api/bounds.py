@@ -1,0 +1,50 @@
+"""How much a request may hold, beyond what its bytes allow: what is small to send can be large to carry out.
+
+150,000 table rules fit into 2 MB and took a minute and a half to read; one rule of 3 MB took RE2 longer. What
+people write by hand or with a program is far below these bounds: names have 64 characters, and a rule names
+one or some of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tidegate.errors import InvalidInput
+
+TEXT_MAX: Final = 64 << 10
+"""Characters of the longest text: a sink URI with many brokers and a certificate in it."""
+RULE_MAX: Final = 8 << 10
+"""Characters of a text inside a list: a rule, a pattern, an expression, a name."""
+ITEMS_MAX: Final = 5_000
+"""Members of a list or an object."""
+VALUES_MAX: Final = 50_000
+"""Values in all."""
+
+
+def check_bounds(body: dict[str, Any]) -> None:
+    """Raises InvalidInput that names the member which is too large. Time is bounded by VALUES_MAX."""
+    values = 0
+    left: list[tuple[str, Any]] = [("", body)]
+    while left:
+        name, value = left.pop()
+        values += 1
+        if isinstance(value, str):
+            most = RULE_MAX if name.endswith("]") else TEXT_MAX
+            if len(value) > most:
+                raise _too_large(name, f"{len(value):,} characters", f"{most:,}")
+        elif isinstance(value, dict | list):
+            if len(value) > ITEMS_MAX or values + len(left) + len(value) > VALUES_MAX:
+                raise _too_large(name, f"{len(value):,} members", f"{ITEMS_MAX:,}, and {VALUES_MAX:,} in all")
+            if isinstance(value, dict):
+                left += [(f"{name}.{key[:64]}" if name else key[:64], one) for key, one in value.items()]
+            else:
+                left += [(f"{name}[{at}]", one) for at, one in enumerate(value)]
+
+
+def _too_large(name: str, found: str, most: str) -> InvalidInput:
+    return InvalidInput(
+        f"'{name[-200:]}' is too large.",
+        where="request body",
+        why=f"it has {found}; the most is {most}",
+        fix="say it in fewer words: wildcards and regular expressions stand for many names",
+    )
