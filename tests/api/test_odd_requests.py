@@ -89,7 +89,7 @@ def test_a_configuration_with_anything_anywhere_is_taken_or_refused(data: st.Dat
     config = copy.deepcopy(CONFIG)
     for _ in range(data.draw(st.integers(1, 3))):
         container, at = data.draw(st.sampled_from(places(config)))
-        container[at] = data.draw(st.sampled_from(ODD))
+        container[at] = copy.deepcopy(data.draw(st.sampled_from(ODD)))
     try:
         check_new(FeedId("default", "one"), URI, config, 0, 0)
     except InvalidInput as error:
