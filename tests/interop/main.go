@@ -58,6 +58,7 @@ type Report struct {
 	Committed    map[string]int `json:"committed"`
 	Modes        map[string]int `json:"modes"`
 	Retried      int            `json:"retried"`
+	RolledBack   int            `json:"rolled_back"`
 	Undetermined int            `json:"undetermined"`
 	Deadlock     bool           `json:"deadlock"`
 	Exists       bool           `json:"exists"`
@@ -106,6 +107,12 @@ func passing(err error) bool {
 		strings.Contains(err.Error(), "TxnLockNotFound") || strings.Contains(err.Error(), "retryable")
 }
 
+// rolledBack tells whether somebody else has ended a transaction that was alive.
+func rolledBack(err error) bool {
+	return strings.Contains(err.Error(), "TxnLockNotFound") || strings.Contains(err.Error(), "SelfRolledBack") ||
+		strings.Contains(err.Error(), "has been rolled back")
+}
+
 // transfer moves one between two accounts and leaves a note of it, in a transaction of the kind.
 func (b *bank) transfer(ctx context.Context, kind string, chance *rand.Rand, done int) error {
 	txn, err := b.client.Begin()
@@ -146,6 +153,7 @@ func (b *bank) transfer(ctx context.Context, kind string, chance *rand.Rand, don
 			return err
 		}
 		read = func(key []byte) ([]byte, error) { return held.Values[string(key)].Value, nil }
+		time.Sleep(time.Duration(chance.Intn(60)) * time.Millisecond) // others, and the cleaner, meet the claims
 	}
 	from, err := read(account(one))
 	if err != nil {
@@ -176,7 +184,12 @@ func (b *bank) work(ctx context.Context, kind string, worker int, until time.Tim
 		case err == nil || tikverr.IsErrorUndetermined(err):
 			done++
 		case passing(err):
-			b.note(func(r *Report) { r.Retried++ })
+			b.note(func(r *Report) {
+				r.Retried++
+				if rolledBack(err) {
+					r.RolledBack++
+				}
+			})
 		default:
 			check(err, kind)
 		}
