@@ -29,9 +29,10 @@ check: setup ## format, lint, types, imports, spelling
 golden: setup ## rows, keys, DDL and filters recorded from TiDB: make golden GOLDEN=DIR, default tests/golden
 	@$(PY) -m pytest $(GOLDEN_TESTS) --golden $(GOLDEN) $(PYTEST_ARGS)
 
-fuzz: setup ## a million damaged rows and a million definitions, decoded at the end of readable memory
+fuzz: setup ## a million damaged rows and definitions, decoded at the end of readable memory; 200,000 damaged DDL jobs
 	@$(PY) -m tests.tidb.row_fuzz $(FUZZ_ARGS)
 	@$(PY) -m tests.tidb.definition_fuzz
+	@$(PY) -m tests.mounter.job_fuzz
 
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)

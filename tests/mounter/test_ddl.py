@@ -7,6 +7,7 @@ import orjson
 import pytest
 
 from tests.golden_folder import count, lines, plain_name
+from tests.mounter import job_fuzz
 from tests.mounter.golden_ddl import Forgotten, chained, described, recorded, renames_as_ticdc, unescaped
 from tests.mounter.jobs import DDL_CASES, OURS, base_store, entries, finished, written
 from tidegate.errors import InvalidInput, TidegateError, Undecodable
@@ -668,3 +669,10 @@ def test_a_job_in_progress_of_any_other_kind_changes_nothing() -> None:
         if not job.is_done and job.action not in ddl.COLUMN_CHANGES:
             assert applied == Applied(job.finished_ts)
             assert orjson.dumps([t.valid_from for t in store.entries(job.finished_ts)]) == before
+
+
+def test_damaged_jobs_are_refused_or_taken_whatever_follows_them() -> None:
+    """`make fuzz` tries 200,000."""
+    found = job_fuzz.fuzz(seed=20261123, number=1500)
+    assert min(found["taken"], found["refused"], found["stops who it concerns"], found["cannot be told"]) > 0
+    assert found.total() > 2500

@@ -52,6 +52,8 @@ KEY_FLAGS: Final = 2 | 4 | 8
 TOLD_BY: Final = "tidegate_told_by"
 """Member of a TableInfo that a job gave the table before it was done: the job's id."""
 
+_NOT_AS_WRITTEN: Final = (LookupError, TypeError, ValueError, AttributeError, StopIteration, ArithmeticError)
+"""What reading a job raises whose parts are not those that TiDB writes."""
 _NO_ROWS: Final = "views and sequences hold no rows"
 
 
@@ -158,10 +160,21 @@ def transition(job: DdlJob, catalog: Catalog) -> Transition:
         return Transition(refusal=_refusal(job, rule.name, rule.note))
     try:
         if not job.is_done:
-            return _early(job, catalog, schema)
-        return _HANDLERS[rule.handling](job, catalog, schema)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            return _with_names(_early(job, catalog, schema))
+        return _with_names(_HANDLERS[rule.handling](job, catalog, schema))
+    except _NOT_AS_WRITTEN as error:
         raise _odd(job, rule, f"{type(error).__name__}: {error}") from None
+
+
+def _with_names(found: Transition) -> Transition:
+    """The same; raises TypeError for a name that is no text: filters and targets read them."""
+    names = [name for name in found.schemas.values() if name is not None]
+    for event in (told.event for told in found.told):
+        names += [event.schema, event.table, event.old_schema, event.old_table, event.query]
+    odd = [name for name in names if not isinstance(name, str)]
+    if odd:
+        raise TypeError(f"{odd[0]!r:.50} is no name")
+    return found
 
 
 def _odd(job: DdlJob, rule: Rule, why: str) -> Undecodable:

@@ -98,32 +98,64 @@ class DdlJob:
         return mode if isinstance(mode, int) else 0
 
 
+def _number(within: dict[str, Any], name: str, missing: int | None = None) -> int:
+    found = within.get(name)
+    if not found and missing is not None:
+        return missing
+    if type(found) is not int or not 0 <= found < 1 << 63:
+        raise ValueError(f"{name} is no number that TiDB writes")
+    return found
+
+
+def _object(within: dict[str, Any], name: str) -> dict[str, Any] | None:
+    found = within.get(name)
+    if found is not None and not isinstance(found, dict):
+        raise TypeError(f"{name} is no object")
+    return found
+
+
+def _objects(within: dict[str, Any], name: str) -> tuple[dict[str, Any], ...]:
+    found = within.get(name) or []
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise TypeError(f"{name} is no list of objects")
+    return tuple(found)
+
+
+def _multi(meta: dict[str, Any]) -> dict[str, Any] | None:
+    """The parts of a multi-schema change, each with a kind and how far it has come."""
+    multi = _object(meta, "multi_schema_info")
+    for part in _objects(multi or {}, "sub_jobs"):
+        if type(part["type"]) is not int or type(part["schema_state"]) is not int:
+            raise TypeError("a part of a multi-schema change has no kind or state")
+    return multi
+
+
 def parse(job_meta: bytes, start_ts: int, commit_ts: int) -> DdlJob:
     """The job of its JSON, as written by the transaction (start_ts, commit_ts)."""
     try:
         meta = orjson.loads(job_meta)
         binlog = meta.get("binlog") or {}
         return DdlJob(
-            id=int(meta["id"]),
-            action=int(meta["type"]),
-            state=int(meta["state"]),
+            id=_number(meta, "id"),
+            action=_number(meta, "type"),
+            state=_number(meta, "state"),
             start_ts=start_ts,
             finished_ts=commit_ts,
-            job_start_ts=int(meta.get("start_ts") or start_ts),
-            schema_id=int(meta.get("schema_id") or 0),
-            table_id=int(meta.get("table_id") or 0),
+            job_start_ts=_number(meta, "start_ts", start_ts),
+            schema_id=_number(meta, "schema_id", 0),
+            table_id=_number(meta, "table_id", 0),
             schema_name=str(meta.get("schema_name") or ""),
             table_name=str(meta.get("table_name") or ""),
             query=str(meta.get("query") or ""),
-            schema_version=int(binlog.get("SchemaVersion") or 0),
-            version=int(meta.get("version") or 1),
-            table_info=binlog.get("TableInfo"),
-            db_info=binlog.get("DBInfo"),
-            table_infos=tuple(binlog.get("MultipleTableInfos") or ()),
+            schema_version=_number(binlog, "SchemaVersion", 0),
+            version=_number(meta, "version", 1),
+            table_info=_object(binlog, "TableInfo"),
+            db_info=_object(binlog, "DBInfo"),
+            table_infos=_objects(binlog, "MultipleTableInfos"),
             args=meta.get("raw_args"),
-            multi=meta.get("multi_schema_info"),
+            multi=_multi(meta),
             meta=meta,
-            schema_state=int(meta.get("schema_state") or 0),
+            schema_state=_number(meta, "schema_state", 0),
         )
     except (
         orjson.JSONDecodeError,
