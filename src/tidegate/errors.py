@@ -12,6 +12,7 @@ PART_MAX = 2_000
 
 def cut(text: str) -> str:
     """At most PART_MAX characters of a text, and how many there were."""
+    text = str(text)  # one that hides itself stays hidden
     return text if len(text) <= PART_MAX else f"{text[:PART_MAX]}... ({len(text):,} characters)"
 
 

@@ -89,7 +89,9 @@ def _parts(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
     fields = dict(getattr(record, "fields", {}))
     if record.exc_info and record.exc_info[1] is not None:
         fields["error"] = logging.Formatter().formatException(record.exc_info)
-    return redact(record.getMessage()), {k: redact(v) if isinstance(v, str) else v for k, v in fields.items()}
+    return redact(record.getMessage()), {
+        k: redact(str(v)) if isinstance(v, str) else v for k, v in fields.items()
+    }
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -114,4 +116,13 @@ class _Human(logging.Formatter):
 
 def redact_json(body: dict[str, Any]) -> str:
     """One JSON line; what JSON does not know is written as text."""
-    return json.dumps(body, default=lambda value: redact(str(value)), ensure_ascii=False)
+    return json.dumps(_as_printed(body), default=lambda value: redact(str(value)), ensure_ascii=False)
+
+
+def _as_printed(value: Any) -> Any:
+    """The same with each text as it prints itself: JSON would take what a `Secret` hides."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(name): _as_printed(one) for name, one in value.items()}
+    return [_as_printed(one) for one in value] if isinstance(value, list | tuple) else value

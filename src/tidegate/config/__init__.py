@@ -27,7 +27,17 @@ from tidegate.config.settings import (
     ReplicaConfig,
 )
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
-from tidegate.config.values import KEY_PROTOCOL, KV_MODES, RAW_MODE, REDACTED, TABLE_MODE, TXN_MODE, nearest
+from tidegate.config.values import (
+    KEY_PROTOCOL,
+    KV_MODES,
+    RAW_MODE,
+    REDACTED,
+    TABLE_MODE,
+    TXN_MODE,
+    Secret,
+    nearest,
+    revealed,
+)
 
 __all__ = [
     "KEY_PROTOCOL",
@@ -42,6 +52,7 @@ __all__ = [
     "FilterConfig",
     "KafkaConfig",
     "ReplicaConfig",
+    "Secret",
     "SinkUri",
     "config_from_json",
     "laid_over",
@@ -50,5 +61,6 @@ __all__ = [
     "nearest",
     "parse_sink_uri",
     "read_toml",
+    "revealed",
     "with_secrets_of",
 ]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final, get_args, get_type_hints
 
 from tidegate.config.ticdc import TO_COME, TUNING
-from tidegate.config.values import REDACTED, nearest
+from tidegate.config.values import REDACTED, Secret, nearest, revealed
 from tidegate.errors import InvalidInput
 
 DURATION_UNITS: Final = MappingProxyType(
@@ -25,7 +25,8 @@ def setting(default: Any, kind: str = "", key: str = "", older: str = "") -> Any
     Kinds: `secret`; `duration`, which answers show as nanoseconds; `duration text`, which they show as Go
     writes it. TiCDC's client parses the one as a number and the other as a string, and refuses anything else.
     """
-    return field(default=default, metadata={"kind": kind, "key": key, "older": older})
+    metadata = {"kind": kind, "key": key, "older": older}
+    return field(default=default, repr=kind != "secret", metadata=metadata)
 
 
 def load(owner: type, data: Mapping[str, Any], where: str) -> Any:
@@ -83,6 +84,8 @@ def _value(hint: Any, f: dataclasses.Field[Any], value: Any, path: str) -> Any:
         return load(hint, value, path)
     if f.metadata.get("kind") in ("duration", "duration text"):
         return _duration(value, path)
+    if f.metadata.get("kind") == "secret":
+        return Secret(revealed(value)) if isinstance(value, str) else _refuse_type(path, value, "str")
     if hint is bool or hint is int or hint is str:
         return value if type(value) is hint else _refuse_type(path, value, hint.__name__)
     if not isinstance(value, list | tuple):
@@ -106,7 +109,7 @@ def from_text(hint: Any, f: dataclasses.Field[Any], text: str, name: str) -> Any
     readers: dict[Any, Callable[[str], Any]] = {
         bool: _bool,
         int: int,
-        str: str,
+        str: lambda given: given,  # as it is: also a Secret
         float: str,
     }
     if name == "required-acks" and text == "all":
@@ -174,8 +177,8 @@ def dump(config: Any, redact: bool) -> dict[str, Any]:
             value = round(value * 1e9)
         elif kind == "duration text":
             value = duration_text(value)
-        elif kind == "secret" and redact and value:
-            value = REDACTED
+        elif kind == "secret":
+            value = REDACTED if redact and value else revealed(value)
         elif isinstance(value, tuple):
             value = [dump(v, redact) if dataclasses.is_dataclass(v) else v for v in value]
         out[_key(f)] = value

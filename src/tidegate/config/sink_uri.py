@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tidegate.config.settings import KafkaConfig
 from tidegate.config.ticdc import URI_TO_COME, URI_TUNING
-from tidegate.config.values import REDACTED, nearest
+from tidegate.config.values import Secret, nearest, revealed
 from tidegate.errors import InvalidInput
 
 SCHEMES: Final = ("kafka", "kafka+ssl")
@@ -72,7 +72,7 @@ class SinkUri:
     """`host:port` each."""
     topic: str
     options: tuple[tuple[str, str], ...]
-    """As given, in order, checked against `URI_OPTIONS`."""
+    """As given, in order, checked against `URI_OPTIONS`; those that are secret as Secret."""
 
     @property
     def bootstrap(self) -> str:
@@ -85,7 +85,7 @@ class SinkUri:
 
     def render(self, *, redact: bool = True) -> str:
         """The URI again, by default with secrets hidden."""
-        pairs = ((k, REDACTED if redact and k in SECRET_OPTIONS else v) for k, v in self.options)
+        pairs = ((k, str(v) if redact else revealed(v)) for k, v in self.options)
         query = "&".join(f"{k}={quote(v, safe='')}" for k, v in pairs)
         return f"{self.scheme}://{self.bootstrap}/{quote(self.topic, safe='')}" + (
             f"?{query}" if query else ""
@@ -118,7 +118,8 @@ def parse_sink_uri(uri: str) -> SinkUri:
             where="sink URI",
             fix=f"{URI_FORM}; a topic has 1 to 249 of A-Z a-z 0-9 . _ -",
         )
-    options = tuple((k, v) for k, v in parse_qsl(parts.query, keep_blank_values=True))
+    given = parse_qsl(parts.query, keep_blank_values=True)
+    options = tuple((k, Secret(v) if k in SECRET_OPTIONS else v) for k, v in given)
     for name, _ in options:
         _check_uri_option(name)
     return SinkUri(scheme, hosts, topic, options)

@@ -10,6 +10,31 @@ from typing import Final
 REDACTED: Final = "xxxxx"
 """What stands in the place of a secret, as TiCDC writes it."""
 
+
+class Secret(str):
+    """A text that prints as REDACTED, whatever prints it; who must send or store it has it from `revealed`.
+
+    It is taken apart like any other (compared, encoded, pickled), and as a part of a value that is printed
+    (a tuple, a dataclass, an exception) it stays hidden.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(str(self))
+
+    def __str__(self) -> str:
+        return REDACTED if self else ""
+
+    def __format__(self, spec: str) -> str:
+        return format(str(self), spec)
+
+
+def revealed(text: str) -> str:
+    """The text itself, also of a Secret."""
+    return str.__str__(text) if isinstance(text, Secret) else text
+
+
 PROTOCOLS: Final = ("open-protocol", "canal-json")
 PROTOCOL_ALIASES: Final = MappingProxyType({"default": "open-protocol", "open": "open-protocol"})
 PROTOCOLS_TO_COME: Final = frozenset(

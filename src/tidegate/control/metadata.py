@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
 from tidegate.errors import InvalidInput
@@ -39,7 +39,8 @@ class KeyValue:
     """One key as stored."""
 
     key: str
-    value: bytes
+    value: bytes = field(repr=False)
+    """A feed's has its secrets."""
     create_revision: int
     mod_revision: int
 
@@ -58,7 +59,7 @@ class Put:
     """Write a key."""
 
     key: str
-    value: bytes
+    value: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +222,10 @@ class FeedError:
 class FeedInfo:
     """What the user asked for, and where the feed's life stands."""
 
-    sink_uri: str
-    """With its secrets; never logged or shown unredacted."""
-    config: dict[str, Any]
-    """`ReplicaConfig.to_json()`."""
+    sink_uri: str = field(repr=False)
+    """With its secrets, as it is stored."""
+    config: dict[str, Any] = field(repr=False)
+    """`ReplicaConfig.to_json()`, with its secrets."""
     start_ts: int
     target_ts: int
     """0: none."""

@@ -36,7 +36,6 @@ class NewFeed:
     """A checked request to create a feed."""
 
     feed: FeedId
-    sink_uri: str
     uri: SinkUri
     config: ReplicaConfig
     start_ts: int
@@ -60,7 +59,7 @@ def check_new(
             f"target-ts {target_ts} is not above start-ts {start_ts}.",
             fix="choose a later target-ts",
         )
-    return NewFeed(feed, sink_uri, uri, checked, start_ts, target_ts)
+    return NewFeed(feed, uri, checked, start_ts, target_ts)
 
 
 def check_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> None:

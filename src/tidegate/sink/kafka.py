@@ -24,7 +24,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
-from tidegate.config import KafkaConfig, SinkUri
+from tidegate.config import KafkaConfig, SinkUri, revealed
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.model.position import Position
 
@@ -71,7 +71,7 @@ def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
         settings["enable.ssl.certificate.verification"] = not kafka.insecure_skip_verify
     if kafka.sasl_user:
         settings["sasl.mechanism"] = kafka.sasl_mechanism or "PLAIN"
-        settings |= {"sasl.username": kafka.sasl_user, "sasl.password": kafka.sasl_password}
+        settings |= {"sasl.username": kafka.sasl_user, "sasl.password": revealed(kafka.sasl_password)}
     secure = ("SASL_" if kafka.sasl_user else "") + ("SSL" if kafka.enable_tls else "PLAINTEXT")
     return settings | {"security.protocol": secure}
 
