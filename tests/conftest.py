@@ -1,11 +1,17 @@
 """Plugins and options only: one plugin per resource."""
 
+import faulthandler
+import sys
+
 import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure.
 settings.register_profile("tidegate", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tidegate")
+
+END_S = 120
+"""For the process to end after the last test."""
 
 pytest_plugins = [
     "tests.fixtures.golden",
@@ -41,3 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The whole product first: with several workers, what is long must not begin last."""
     items.sort(key=lambda item: "tests/integration/" not in item.nodeid)
+
+
+def pytest_unconfigure() -> None:
+    """A thread that a test has left must not keep the process: it is shown, and the run has failed."""
+    faulthandler.dump_traceback_later(END_S, exit=True, file=sys.__stderr__)

@@ -52,13 +52,19 @@ type Reading struct {
 	RawLen int    `json:"raw_keys"`
 }
 
+// Ended is a transaction that somebody else has rolled back: how, and how old it was when it was told.
+type Ended struct {
+	Why   string `json:"why"`
+	AgeMs int64  `json:"age_ms"`
+}
+
 // Report is what the program prints.
 type Report struct {
 	Reading      Reading        `json:"reading"`
 	Committed    map[string]int `json:"committed"`
 	Modes        map[string]int `json:"modes"`
 	Retried      int            `json:"retried"`
-	RolledBack   int            `json:"rolled_back"`
+	RolledBack   []Ended        `json:"rolled_back"`
 	Undetermined int            `json:"undetermined"`
 	Deadlock     bool           `json:"deadlock"`
 	Exists       bool           `json:"exists"`
@@ -103,14 +109,13 @@ func (b *bank) note(change func(*Report)) {
 
 func passing(err error) bool {
 	return tikverr.IsErrWriteConflict(err) || strings.Contains(err.Error(), "try again later") ||
-		strings.Contains(err.Error(), "Deadlock") || strings.Contains(err.Error(), "Lock wait timeout") ||
-		strings.Contains(err.Error(), "TxnLockNotFound") || strings.Contains(err.Error(), "retryable")
+		strings.Contains(err.Error(), "Deadlock") || strings.Contains(err.Error(), "ock wait timeout") ||
+		rolledBack(err) || strings.Contains(err.Error(), "retryable")
 }
 
 // rolledBack tells whether somebody else has ended a transaction that was alive.
 func rolledBack(err error) bool {
-	return strings.Contains(err.Error(), "TxnLockNotFound") || strings.Contains(err.Error(), "SelfRolledBack") ||
-		strings.Contains(err.Error(), "has been rolled back")
+	return strings.Contains(err.Error(), "SelfRolledBack") || strings.Contains(err.Error(), "rolled back")
 }
 
 // transfer moves one between two accounts and leaves a note of it, in a transaction of the kind.
@@ -179,6 +184,7 @@ func (b *bank) transfer(ctx context.Context, kind string, chance *rand.Rand, don
 func (b *bank) work(ctx context.Context, kind string, worker int, until time.Time) {
 	chance := rand.New(rand.NewSource(int64(worker)))
 	for done := 0; time.Now().Before(until); {
+		begun := time.Now()
 		err := b.transfer(ctx, kind, chance, worker*1000000+done)
 		switch {
 		case err == nil || tikverr.IsErrorUndetermined(err):
@@ -187,7 +193,7 @@ func (b *bank) work(ctx context.Context, kind string, worker int, until time.Tim
 			b.note(func(r *Report) {
 				r.Retried++
 				if rolledBack(err) {
-					r.RolledBack++
+					r.RolledBack = append(r.RolledBack, Ended{err.Error(), time.Since(begun).Milliseconds()})
 				}
 			})
 		default:
@@ -362,7 +368,7 @@ func rawWrites(ctx context.Context, raw *rawkv.Client, version kvrpcpb.APIVersio
 }
 
 func write(ctx context.Context, client *txnkv.Client, raw *rawkv.Client, version kvrpcpb.APIVersion, long float64) Report {
-	b := &bank{client: client, report: Report{Committed: map[string]int{}, Modes: map[string]int{}}}
+	b := &bank{client: client, report: Report{Committed: map[string]int{}, Modes: map[string]int{}, RolledBack: []Ended{}}}
 	b.set(ctx, "opening", func(txn *transaction.KVTxn) {
 		for i := 0; i < accounts; i++ {
 			check(txn.Set(account(i), []byte(strconv.Itoa(opening))), "set")
