@@ -18,17 +18,16 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from tests.integration.chaos_writers import Contrary, SelfTimed
 from tests.integration.garbage import POLL_S, Garbage, registrations_checked
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import Entry, entries_of, order_key
 from tidegate.eventstore.store import EventStore
-from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.region_request import RegionRequester
 from tidegate.model.block import DELETE, PUT
 from tidegate.model.span import Span, span_id
-from tidegate.proto import kvrpcpb_pb2 as pb
+from tidegate.proto import metapb_pb2
 from tidegate.puller.puller import Puller
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv import keys, mvcc
@@ -44,9 +43,11 @@ SPANS: Final = (Span(b"m", b"n"), Span(b"t", b"u"), Span(b"t\x80\x00\x00\x00\x00
 FORGOTTEN: Final = Span(b"t\x80\x00\x00\x00\x00\x00\x00\x70", b"t\x80\x00\x00\x00\x00\x00\x00\x78")
 """Asked for from the run's start again and again, without anything being held for it."""
 STORES: Final = 4
+NOBODY: Final = "127.0.0.1:1"
 PD_MEMBERS: Final = 3
 REGIONS_MAX: Final = 40
-SELF_TIMED: Final = 3
+TIFLASH: Final = 99
+"""The number of a store that has a learner of every region and answers nobody."""
 LOOK_S: Final = 0.002
 """How often the event store is read: a mark that comes before its rows must be seen before they come."""
 SETTLE_S: Final = 90.0
@@ -163,6 +164,9 @@ class Trouble:
                 "capture errors",
                 "stale pd",
                 "pd leader",
+                "older pd",
+                "no leader",
+                "removed store",
                 "calm",
             )
         )
@@ -207,58 +211,41 @@ class Trouble:
                 self._stale.hold()
                 self.stop.wait(last)
                 self._stale.let_go()
+            case "older pd":
+                faults.unknown_calls = frozenset({"BatchScanRegions"})
+                upstream.cut_streams()
+                self.stop.wait(last)
+            case "no leader":
+                self._hide_leaders(random)
+                upstream.cut_streams()
+                self.stop.wait(last)
+            case "removed store":
+                self._remove(random.randint(1, STORES), last)
             case _:
                 self.stop.wait(last)
         faults.clear()
         self.deeds[kind] += 1
 
+    def _hide_leaders(self, random: Random) -> None:
+        """PD does not know who leads some regions, and names a learner at TiFlash first."""
+        faults, regions = self.upstream.faults, self.upstream.regions.all
+        told = metapb_pb2.Store(id=TIFLASH, address=NOBODY, version="v8.5.0")
+        told.labels.add(key="engine", value="tiflash")
+        faults.stores, faults.first_learner = {TIFLASH: told}, TIFLASH
+        faults.leaderless = frozenset(each.id for each in random.sample(regions, 1 + len(regions) // 3))
 
-class SelfTimed:
-    """Transactions of one key that choose their own commit_ts, as the bank's never do; a few side by side."""
-
-    def __init__(self, pd: PdClient, seed: int, stop: threading.Event) -> None:
-        self._pd, self._stop = pd, stop
-        self._threads = [
-            threading.Thread(target=self._run, args=(Random(10 * seed + number),), daemon=True)
-            for number in range(SELF_TIMED)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def join(self) -> None:
-        for thread in self._threads:
-            thread.join(60)
-
-    def _run(self, random: Random) -> None:
-        requester = RegionRequester(self._pd)
-        while not self._stop.is_set():
-            table = (random.randrange(145, 165) + (1 << 63)).to_bytes(8, "big")
-            key = b"t" + table + b"_r%03d" % random.randrange(40)
-            try:
-                self._write(requester, key, random)
-            except TidegateError:
-                continue
-
-    def _write(self, requester: RegionRequester, key: bytes, random: Random) -> None:
-        start_ts = self._pd.tso()
-        one_pc, deleting = random.random() < 0.5, random.random() < 0.2
-        mutation = pb.Mutation(
-            op=pb.Del if deleting else pb.Put, key=key, value=b"" if deleting else b"%d" % start_ts
-        )
-        request = pb.PrewriteRequest(
-            mutations=[mutation],
-            primary_lock=key,
-            start_version=start_ts,
-            lock_ttl=500,
-            use_async_commit=True,
-            try_one_pc=one_pc,
-        )
-        response = requester.at_key(key, "KvPrewrite", request, Backoff(3000))
-        if response.errors:
-            self._stop.wait(0.02)
-        elif not response.one_pc_commit_ts and response.min_commit_ts:
-            done = pb.CommitRequest(start_version=start_ts, keys=[key], commit_version=response.min_commit_ts)
-            requester.at_key(key, "KvCommit", done, Backoff(3000))
+    def _remove(self, store: int, last: float) -> None:
+        """A store goes for good, as far as PD says, which still names it where it led; then it is back."""
+        upstream = self.upstream
+        self._stale.hold()
+        upstream.stop_store(store)
+        upstream.faults.stores = {
+            store: metapb_pb2.Store(id=store, address=NOBODY, state=metapb_pb2.Tombstone)
+        }
+        self.stop.wait(last)
+        self._stale.let_go()
+        upstream.faults.clear()
+        upstream.start_store(store)
 
 
 class Witness:
@@ -390,6 +377,7 @@ def _run(
     trouble = Trouble(upstream, pd, seed, stop)
     trouble.start()
     self_timed = SelfTimed(pd, seed, stop)
+    contrary = Contrary(pd, seed, stop)
     garbage = Garbage(upstream, past.step)
     timer = threading.Timer(seconds, stop.set)
     timer.start()
@@ -400,7 +388,7 @@ def _run(
     finally:
         stop.set()
         timer.cancel()
-        for each in (trouble, self_timed, seeing):
+        for each in (trouble, self_timed, contrary, seeing):
             each.join()
     _settle(pd, puller, witness, outcome)
     garbage.join()
@@ -409,15 +397,19 @@ def _run(
     puller.close()
     store.close()
     bank.close()
-    outcome.deeds, outcome.marks = trouble.deeds, witness.marks
+    outcome.deeds, outcome.marks = trouble.deeds + contrary.done, witness.marks
     outcome.moves, outcome.refused = garbage.moves, len(refused)
     outcome.collected = garbage.collected > start
     unexpected = trouble.unexpected + garbage.unexpected
     outcome.findings += witness.findings + [repr(error) for error in unexpected]
+    outcome.findings += contrary.findings
     outcome.findings += [error.render() for error in failures]
     outcome.findings += [f"{span_id(span)} was refused" for span in set(refused) - {FORGOTTEN}]
     for span in SPANS:
         wanted = [e for e in past.of(span) if e.commit_ts <= witness.upto[span]]
+        outcome.findings += [
+            f"abandoned, and committed: {e}" for e in wanted if e.start_ts in contrary.abandoned
+        ]
         outcome.findings += compare(span, wanted, witness.seen[span])
         outcome.changes += len(wanted)
 
