@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import random
 import socket
 import threading
@@ -21,7 +22,7 @@ from tests.tikv.test_server import Wire
 from tidegate.proto import cdcpb_pb2 as cdc
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.proto import pdpb_pb2, tikvpb_pb2
-from tidegate.tikv import services
+from tidegate.tikv import services, store
 from tidegate.tikv.cdc import channel, endpoint
 from tidegate.tikv.cdc.channel import Channel, Subscription
 from tidegate.tikv.server import EmbeddedUpstream
@@ -276,6 +277,36 @@ def test_commands_beyond_those_that_may_be_under_way_find_the_server_busy(
     text = "too many commands of one stream"
     assert all(each.PessimisticLock.region_error.server_is_busy.reason == text for each in busy.values())
     closing.set()
+    cluster.waiting.stop()
+
+
+def test_requests_beyond_the_bytes_that_may_wait_find_the_server_busy_until_some_are_answered(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "REQUESTS_BYTES_MAX", 250_000)
+    cluster = make()
+    start_ts = cluster.tso.get()
+    cluster.call(prewrite(start_ts, put(b"k"), lock_ttl=60_000), b"k")
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask(number: int) -> None:
+        ts = cluster.tso.get()
+        wait = pessimistic_lock(ts, ts, b"k", wait_timeout=60_000)
+        wait.mutations[0].value = bytes(100_000)
+        (region,) = cluster.regions.all
+        wait.context.region_id, wait.context.region_epoch.version = region.id, region.version
+        cluster.store.submit(wait, lambda response, error: answers.put((number, response)))
+
+    for number in range(3):
+        ask(number)
+    number, response = answers.get(timeout=WAIT_S)
+    assert number == 2
+    assert response.region_error.server_is_busy.reason == "too many bytes of requests wait"
+    cluster.call(commit(start_ts, cluster.tso.get(), b"k"), b"k")
+    assert answers.get(timeout=WAIT_S)[0] in (0, 1)
+    ask(3)
+    while not answers.empty():  # a refusal would be there at once
+        assert not answers.get()[1].region_error.HasField("server_is_busy")
     cluster.waiting.stop()
 
 

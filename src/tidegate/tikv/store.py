@@ -16,6 +16,7 @@ from tidegate.model import timestamp
 from tidegate.proto import errorpb_pb2
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import api_version, keys, mvcc, percolator, snapshot
+from tidegate.tikv.budget import Budget
 from tidegate.tikv.call import (
     Call,
     RefusalError,
@@ -39,12 +40,21 @@ from tidegate.tikv.reader import Reader
 from tidegate.tikv.region import STORE_ID, Region
 from tidegate.tikv.region_change import NewId, RegionChange
 from tidegate.tikv.region_change import split as split_region
-from tidegate.tikv.region_table import RegionError, RegionTable, key_not_in_region, max_ts_not_synced
+from tidegate.tikv.region_table import (
+    RegionError,
+    RegionTable,
+    key_not_in_region,
+    max_ts_not_synced,
+    server_is_busy,
+)
 from tidegate.tikv.scheduler import Answer, Patience, Scheduler, Task
 from tidegate.tikv.txn_status import TxnStatusCache
 
 MAX_TS_DRIFT_MS: Final = 60_000
 """A request may not name a ts further ahead of PD than this (TiKV's storage.max-ts.max-drift)."""
+REQUESTS_BYTES_MAX: Final = 1 << 30
+"""Requests that wait for their answers hold no more together; TiKV has a bound for writes alone
+(storage.scheduler-pending-write-threshold)."""
 RESOLVE_LOCKS_MAX: Final = 4096
 """Locks that one round of a ResolveLock over a whole region takes; rounds follow until none is left."""
 
@@ -102,6 +112,7 @@ class Store:
         self._pd_ts = parts.pd_ts
         self._ts_limit = 0
         self._flashback = Flashback(parts.raftstore, parts.announced, parts.scheduler.later)
+        self._unanswered = Budget(REQUESTS_BYTES_MAX)
         self._calls = self._table()
 
     def submit(self, request: Any, answer: Answer) -> None:
@@ -113,8 +124,14 @@ class Store:
         if isinstance(region, errorpb_pb2.Error):
             answer(call.response(region_error=region), None)
             return
+        size = request.ByteSize()
+        if not self._unanswered.has_room(size):
+            self.refuse(request, server_is_busy("too many bytes of requests wait"), answer)
+            return
+        self._unanswered.add(size)
 
         def served(response: Any, error: Exception | None) -> None:
+            self._unanswered.add(-size)
             if isinstance(error, RegionError):
                 response, error = call.response(region_error=error.error), None
             answer(response, error)

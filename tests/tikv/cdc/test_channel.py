@@ -6,8 +6,9 @@ import threading
 
 from tests.tikv.support import taken
 from tidegate.proto import cdcpb_pb2 as pb
+from tidegate.tikv.budget import Budget
 from tidegate.tikv.cdc import wire
-from tidegate.tikv.cdc.channel import MESSAGE_BYTES_MAX, SCAN_BYTES_MAX, Budget, Channel, Subscription
+from tidegate.tikv.cdc.channel import MESSAGE_BYTES_MAX, SCAN_BYTES_MAX, Channel, Subscription
 
 
 def event(request_id: int, size: int = 10) -> bytes:

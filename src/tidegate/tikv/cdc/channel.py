@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from tidegate.tikv.budget import Budget
+
 QUOTA_BYTES: Final = 256 << 20
 """Observed events of one connection that may wait to be sent."""
 SCAN_BYTES_MAX: Final = 4 << 20
@@ -48,23 +50,6 @@ class Subscription:
         self.stopped = False
 
 
-class Budget:
-    """Bytes that several channels hold together. Thread-safe."""
-
-    def __init__(self, limit: int = UNREAD_BYTES_MAX) -> None:
-        self._limit, self._used = limit, 0
-        self._lock = threading.Lock()
-
-    def add(self, size: int) -> None:
-        """Count bytes that came, or went if `size` is negative."""
-        with self._lock:
-            self._used += size
-
-    def has_room(self, size: int = 0) -> bool:
-        """Whether so much more would fit."""
-        return self._used + size <= self._limit
-
-
 class _Item(NamedTuple):
     """An event in its wire form (`wire.event`), or a message that goes alone."""
 
@@ -84,7 +69,7 @@ class Channel:
         budget: Budget | None = None,
     ) -> None:
         self._quota = quota_bytes
-        self._budget = budget or Budget()
+        self._budget = budget or Budget(UNREAD_BYTES_MAX)
         self._monotonic = monotonic
         self._sent_at = monotonic()
         self._scans_waiting = 0

@@ -28,8 +28,9 @@ from tidegate.errors import Retryable, Undecodable
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.proto import errorpb_pb2
 from tidegate.tikv import keys
+from tidegate.tikv.budget import Budget
 from tidegate.tikv.cdc import initializer, wire
-from tidegate.tikv.cdc.channel import QUOTA_BYTES, Budget, Channel
+from tidegate.tikv.cdc.channel import QUOTA_BYTES, UNREAD_BYTES_MAX, Channel
 from tidegate.tikv.cdc.delegate import Announced, Delegate, Downstream, State
 from tidegate.tikv.cdc.limiter import SCAN_BYTES_S, Limiter
 from tidegate.tikv.cdc.observer import CdcObserver
@@ -93,7 +94,7 @@ class Endpoint:
     ) -> None:
         self._watchdog = watchdog
         self._limiter = Limiter(scan_bytes_s)
-        self._unread = Budget()
+        self._unread = Budget(UNREAD_BYTES_MAX)
         self._store_id = store_id
         self._faults = faults or Faults()
         self.old_values = Counts()
