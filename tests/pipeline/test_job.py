@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.integration.validators import read_topic, validate
 from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 from tests.sink.slots import deliver
+from tools.processes import descendants
 
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
@@ -27,11 +29,14 @@ pytestmark = pytest.mark.integration
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
 UPTO = 470612974612512768
 """The second snapshot line of the log."""
+SECRET = "q7Zsecret"
+"""Given, and of no use to this broker: without a user there is no SASL."""
 
 
 @pytest.fixture
 def feed(tmp_path: Path, kafka: str, new_topic: Callable[..., str]) -> RecordedFeed:
-    return RecordedFeed(tmp_path, BANK, f"kafka://{kafka}/{new_topic(3)}?protocol=open-protocol", UPTO)
+    uri = f"kafka://{kafka}/{new_topic(3)}?protocol=open-protocol&sasl-password={SECRET}"
+    return RecordedFeed(tmp_path, BANK, uri, UPTO)
 
 
 @pytest.fixture
@@ -45,6 +50,15 @@ def start(spec: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", "tidegate.pipeline.job", str(spec)], stdout=log, stderr=log
     )
+
+
+def seen_by_others(pid: int) -> list[bytes]:
+    """Command line and environment of a process and of all that it started."""
+    found = []
+    for each in (pid, *(child for child, _ in descendants(pid))):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            found += [Path(f"/proc/{each}/{name}").read_bytes() for name in ("cmdline", "environ")]
+    return found
 
 
 def expected(feed: RecordedFeed) -> Counter[int]:
@@ -67,9 +81,13 @@ def test_every_row_of_a_recorded_log_is_on_the_topic_once_and_in_order(
     job = start(feed.write())
     try:
         control.wait_spans(feed.last_ts)
+        shown = seen_by_others(job.pid)
     finally:
         job.send_signal(signal.SIGTERM)
     assert job.wait(PATIENCE_S) == 0
+    assert len(shown) >= 6, "the driver, Spark's JVM and its Python processes"
+    assert not [line for line in shown if SECRET.encode() in line]
+    assert SECRET not in (feed.feed_dir / "log").read_text()
     keys = {"bank.accounts": ("id",), "bank.transfers": ("region", "id"), "bank.orders": ("id",)}
     report = validate(feed.sink_uri, keys)
     assert report.faults == []
