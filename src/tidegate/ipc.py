@@ -1,9 +1,8 @@
 """The socket between the processes of one capture: length-prefixed JSON over a Unix socket.
 
-Frame: u32 BE length, then that many bytes of JSON (an object with a `type`). A frame over 16 MiB is
-refused. The control process listens; the puller and pipeline processes connect and introduce themselves
-with `hello`. The control process uses asyncio on the same frames; this file holds the frame and the
-blocking client.
+Frame: u32 BE length, then that many bytes of JSON, a message of `model.reports`. A frame over 16 MiB is
+refused. The control process listens; the puller and pipeline processes connect and introduce themselves.
+The control process uses asyncio on the same frames; this file holds the frame and the blocking client.
 """
 
 from __future__ import annotations
@@ -16,34 +15,35 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.errors import Retryable
+from tidegate.model.reports import TO_PULLER, Hello, Report, ToPuller, parse, to_json
 
 MAX_FRAME: Final = 16 << 20
 HEADER: Final = struct.Struct(">I")
 
 
-def frame(message: dict[str, Any]) -> bytes:
+def frame(report: Report) -> bytes:
     """A message as bytes on the socket."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(to_json(report), separators=(",", ":")).encode()
     if len(body) > MAX_FRAME:
         raise ValueError(f"a control message of {len(body)} bytes exceeds {MAX_FRAME}")
     return HEADER.pack(len(body)) + body
 
 
 def parsed(body: bytes) -> dict[str, Any]:
-    """The message in a frame; ValueError when it is none."""
+    """The object in a frame; ValueError when it is none."""
     try:
         message = json.loads(body)
     except RecursionError as error:
         raise ValueError("a control message is nested too deeply") from error
-    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
-        raise ValueError("a control message is not an object with a type")
+    if not isinstance(message, dict):
+        raise ValueError("a control message is no object")
     return message
 
 
 class ControlClient:
     """A blocking connection to the control process; `send` may be called from several threads."""
 
-    def __init__(self, path: Path, hello: dict[str, Any]) -> None:
+    def __init__(self, path: Path, hello: Hello) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._lock = threading.Lock()
         try:
@@ -52,19 +52,19 @@ class ControlClient:
             raise Retryable(
                 "The control process does not answer.", where=str(path), why=str(error)
             ) from error
-        self.send({"type": "hello", **hello})
+        self.send(hello)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, report: Report) -> None:
         """Send one message; raises Retryable when the control process is gone."""
-        data = frame(message)
+        data = frame(report)
         try:
             with self._lock:
                 self._socket.sendall(data)
         except OSError as error:
             raise Retryable("The control process is gone.", why=str(error)) from error
 
-    def receive(self) -> dict[str, Any] | None:
-        """The next message, or None when the control process has closed the socket. Blocks.
+    def receive(self) -> ToPuller | None:
+        """The next message to a puller, or None when the control process has closed the socket. Blocks.
 
         Raises Retryable for what is no message: the connection is of no use any more.
         """
@@ -78,7 +78,7 @@ class ControlClient:
         if body is None:
             return None
         try:
-            return parsed(body)
+            return parse(parsed(body), TO_PULLER)
         except ValueError as error:
             raise Retryable("The control process sent what is no message.", why=str(error)) from error
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tidegate.cli.changefeed_load import clock, follow, line_of, load_of
-from tidegate.control.load import LoadState
 from tidegate.errors import Fatal, InvalidInput
+from tidegate.model.reports import LoadState
 from tidegate.server.initial_load import shown
 
 

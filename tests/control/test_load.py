@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
-from tidegate.control.load import SHARE_MAX, LoadPlan, LoadQueue, LoadRange, LoadState, Pace
+from tidegate.control.load import SHARE_MAX, LoadPlan, LoadQueue, LoadRange, Pace
 from tidegate.control.owner import Owner, SendDdl, SendResolved
 from tidegate.errors import Fatal, Undecodable
+from tidegate.model.reports import LoadState
 from tidegate.model.span import Span, span_id
 
 

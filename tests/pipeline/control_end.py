@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tidegate.ipc import HEADER
+from tidegate.ipc import HEADER, parsed
+from tidegate.model.reports import (
+    HELLOS,
+    SAID_BY,
+    Durable,
+    Failed,
+    Hello,
+    PipelineHello,
+    Report,
+    Started,
+    parse,
+)
 
 PATIENCE_S = 240.0
 
@@ -22,7 +31,9 @@ class ControlEnd:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[Report] = []
+        self.started: set[int] = set()
+        """Incarnations."""
         self._new = threading.Condition()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -32,9 +43,7 @@ class ControlEnd:
     def __exit__(self, *_: object) -> None:
         self._listener.close()
 
-    def wait_message(
-        self, wanted: Callable[[dict[str, Any]], bool], patience_s: float = PATIENCE_S
-    ) -> dict[str, Any]:
+    def wait_message(self, wanted: Callable[[Report], bool], patience_s: float = PATIENCE_S) -> Report:
         """The first message that fits."""
         deadline = time.monotonic() + patience_s
         with self._new:
@@ -44,9 +53,22 @@ class ControlEnd:
                         return message
                 assert self._new.wait(max(0.0, deadline - time.monotonic())), f"got only {self.messages}"
 
-    def wait_any_checkpoint(self) -> dict[str, Any]:
-        """The first checkpoint report."""
-        return self.wait_message(lambda m: m["type"] == "checkpoint")
+    def wait_any_checkpoint(self) -> Report:
+        """The first that says what is durable."""
+        return self.wait_message(lambda report: isinstance(report, Durable))
+
+    def wait_failure(self) -> Failed:
+        """The first failure."""
+        found = self.wait_message(lambda report: isinstance(report, Failed))
+        assert isinstance(found, Failed)
+        return found
+
+    def wait_started(self, incarnation: int) -> None:
+        """That an incarnation delivers."""
+        deadline = time.monotonic() + PATIENCE_S
+        with self._new:
+            while incarnation not in self.started:
+                assert self._new.wait(max(0.0, deadline - time.monotonic())), self.started
 
     def wait_spans(self, ts: int, patience_s: float = PATIENCE_S) -> None:
         """Wait until every span that was ever reported has reached `ts`."""
@@ -59,8 +81,8 @@ class ControlEnd:
     def _reached(self) -> dict[str, int]:
         reached: dict[str, int] = {}
         for message in self.messages:
-            if message["type"] == "checkpoint":
-                reached |= message["spans"]
+            if isinstance(message, Durable):
+                reached |= message.spans
         return reached
 
     def _accept(self) -> None:
@@ -73,8 +95,16 @@ class ControlEnd:
 
     def _read(self, connection: socket.socket) -> None:
         stream = connection.makefile("rb")
+        hello: Hello | None = None
         while header := stream.read(HEADER.size):
-            message = json.loads(stream.read(HEADER.unpack(header)[0]))
+            message = parsed(stream.read(HEADER.unpack(header)[0]))
+            if hello is None:
+                hello = parse(message, HELLOS)
+                assert isinstance(hello, PipelineHello)
+                continue
+            report = parse(message, SAID_BY[PipelineHello])
             with self._new:
-                self.messages.append(message)
+                self.messages.append(report)
+                if isinstance(report, Started):
+                    self.started.add(hello.incarnation)
                 self._new.notify_all()

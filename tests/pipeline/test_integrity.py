@@ -169,13 +169,13 @@ def test_the_job_tells_the_control_process_why_it_stopped(
                 str(feed.write(settings=checked("error"))),
             ]
             job = subprocess.Popen(command, stdout=log, stderr=log)
-        error = control.wait_message(lambda m: m["type"] == "error")
+        error = control.wait_failure()
         assert job.wait(PATIENCE_S) != 0
-    assert error["what"].startswith("[CDC:ErrCorruptedDataMutation]changefeed default/recorded-")
-    assert error["retry"] is False
-    assert "quarantine.jsonl" in error["where"]
-    assert "carries checksum" in error["why"]
-    assert error["fix"].startswith("repair the rows upstream")
+    assert error.what.startswith("[CDC:ErrCorruptedDataMutation]changefeed default/recorded-")
+    assert error.retry is False
+    assert "quarantine.jsonl" in error.where
+    assert "carries checksum" in error.why
+    assert error.fix.startswith("repair the rows upstream")
 
 
 def test_what_spark_makes_of_an_error_is_taken_apart_again() -> None:

@@ -141,6 +141,6 @@ def test_a_job_that_is_no_longer_granted_says_so_and_ends(feed: RecordedFeed, co
         first_offset(FeedSpec.load(spec))
     job = start(spec)
     assert job.wait(PATIENCE_S) != 0
-    error = control.wait_message(lambda m: m["type"] == "error")
-    assert "Another incarnation" in error["what"]
+    error = control.wait_failure()
+    assert "Another incarnation" in error.what
     assert found(feed.sink_uri) == Counter()

@@ -82,7 +82,7 @@ def test_a_zombie_writes_nothing(feed: RecordedFeed, control: ControlEnd, whole:
     stopped = stop_while_delivering(feed, zombie.pid, whole)
     rightful = start(feed.write(incarnation=2))
     try:
-        control.wait_message(lambda m: m["type"] == "started" and m["incarnation"] == 2)
+        control.wait_started(2)
         control.wait_spans(feed.last_ts)
         wanted = expected(feed)
         assert found(feed.sink_uri) == wanted

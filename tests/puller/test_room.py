@@ -26,6 +26,7 @@ from tidegate.ipc import HEADER, frame
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.model.reports import ToPuller, Watch
 from tidegate.model.span import Span, span_id
 from tidegate.puller import block_matcher
 from tidegate.puller.budget import StreamMemory
@@ -237,17 +238,17 @@ class Control:
         self._connection, _ = self._listener.accept()
         self.errors: list[dict[str, Any]] = []
         self.spans: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=self._listen)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
-    def tell(self, **message: Any) -> None:
-        self._connection.sendall(frame(message))
+    def tell(self, report: ToPuller) -> None:
+        self._connection.sendall(frame(report))
 
     def _listen(self) -> None:
         stream = self._connection.makefile("rb")
         while header := stream.read(HEADER.size):
             message = json.loads(stream.read(HEADER.unpack(header)[0]))
-            if message["type"] == "error":
+            if message["type"] == "failed":
                 self.errors.append(message)
             elif message["type"] == "status":
                 self.spans = message["spans"]
@@ -271,11 +272,10 @@ def test_a_full_disk_is_waited_for_at_every_kind_of_file(world: World, tmp_path:
     start = world.pd.tso()
     world.folder = store_dir(tmp_path / "data", world.pd.cluster_id)
     control = Control(tmp_path / "data", world.upstream.pd_addr)
-    bounds = {"start": SPAN.start.hex(), "end": SPAN.end.hex()}
     reserve = world.folder / RESERVE
     eventually(lambda: reserve.exists() and reserve.stat().st_size == RESERVE_BYTES, "the store, whole")
     control.limit_files(0)
-    control.tell(type="watch", start_ts=start, guarded=True, **bounds)
+    control.tell(Watch(SPAN, start, True))
     eventually(lambda: bool(control.errors), "the refused order")
     assert control.errors[0]["what"] == "the disk is full"
     assert control.errors[0]["why"] == os.strerror(27)

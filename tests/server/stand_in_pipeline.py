@@ -19,6 +19,7 @@ from tidegate.errors import InvalidInput, Retryable
 from tidegate.eventstore import outlook, reader
 from tidegate.ipc import ControlClient
 from tidegate.model.ddl import DdlEvent
+from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
@@ -105,8 +106,9 @@ def table_of(schemas: SchemaStore, key: bytes, commit_ts: int) -> str:
 
 def main(out: Path, spec_path: Path) -> None:
     spec = json.loads(spec_path.read_text())
-    feed, grant = f"{spec['namespace']}/{spec['id']}", {k: spec[k] for k in ("token", "incarnation")}
-    control = ControlClient(Path(spec["socket_path"]), {"role": "pipeline", "changefeed": feed, **grant})
+    first, second = spec["token"]
+    hello = PipelineHello(f"{spec['namespace']}/{spec['id']}", spec["incarnation"], os.getpid())
+    control = ControlClient(Path(spec["socket_path"]), hello)
     path = out / f"{spec['sink_uri'].partition('?')[0].rpartition('/')[2]}.jsonl"
     store, barrier_path = Path(spec["store_dir"]), spec_path.parent / "barrier.json"
     schemas = SchemaReader(FeedSpec.load(spec_path))
@@ -116,7 +118,7 @@ def main(out: Path, spec_path: Path) -> None:
         for name, ts in line.get("progress", {}).items():
             done[name] = max(ts, done.get(name, 0))
     beats = Beats(FeedSpec.load(spec_path).beats_dir)
-    control.send({"type": "started", "changefeed": feed, **grant, "spans": done})
+    control.send(Started(done))
     while True:
         frontier = outlook.read_frontier(store)
         barrier = json.loads(barrier_path.read_text())
@@ -142,15 +144,7 @@ def main(out: Path, spec_path: Path) -> None:
             append(path, [*rows, {"progress": moved, "instance": spec["instance"]}])
             beats.beat()
             done |= moved
-            control.send(
-                {
-                    "type": "checkpoint",
-                    "changefeed": feed,
-                    **grant,
-                    "spans": moved,
-                    "stats": {"rows": len(rows)},
-                }
-            )
+            control.send(Durable((first, second), moved, {"rows": len(rows)}))
         time.sleep(0.02)
 
 

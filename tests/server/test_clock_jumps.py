@@ -17,6 +17,7 @@ from tests.puller.test_room import Control
 from tests.server.test_capture import Running, check_order, wait_for, work
 
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.reports import Watch
 from tidegate.model.timestamp import physical_ms
 from tidegate.server.puller_process import store_dir
 from tidegate.tikv.server import EmbeddedUpstream
@@ -58,7 +59,7 @@ def test_a_puller_process_loses_nothing_through_jumps_of_its_clock_and_of_tikvs(
     start = world.pd.tso()
     world.run(10)
     control = Control(tmp_path / "data", world.upstream.pd_addr)
-    control.tell(type="watch", start_ts=start, start=SPAN.start.hex(), end=SPAN.end.hex(), guarded=True)
+    control.tell(Watch(SPAN, start, True))
     world.check(SPAN, start)
     for hours in HOURS:
         wall_clock.jump(hours)

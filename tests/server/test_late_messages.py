@@ -11,6 +11,7 @@ from tests.server.test_capture import Running, bank, capture, wait_for, work
 from tidegate.control.metadata import Grant, grant_key
 from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.reports import Durable, Failed, PipelineHello, Started
 from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
@@ -31,15 +32,13 @@ def test_what_an_earlier_incarnation_says_changes_nothing(
     wait_for(lambda: feed.totals.starts == 2 and not feed.waiting_for, "the next incarnation")
     rows, beyond = feed.totals.rows, pd.tso() + (1 << 40)
 
-    named = {"changefeed": "default/one", "incarnation": earlier.incarnation}
-    late = ControlClient(capture.data_dir / "control.sock", {"role": "pipeline", **named})
-    spans = dict.fromkeys(capture.capture.spans.held, beyond)
-    late.send(named | {"type": "started", "spans": spans})
-    late.send(
-        named
-        | {"type": "checkpoint", "token": list(earlier.token), "spans": spans, "stats": {"rows": 1_000_000}}
+    late = ControlClient(
+        capture.data_dir / "control.sock", PipelineHello("default/one", earlier.incarnation, os.getpid())
     )
-    late.send(named | {"type": "error", "retry": False, "what": "an earlier incarnation failed"})
+    spans = dict.fromkeys(capture.capture.spans.held, beyond)
+    late.send(Started(spans))
+    late.send(Durable(earlier.token, spans, {"rows": 1_000_000}))
+    late.send(Failed("an earlier incarnation failed", "", "", "", retry=False))
     late.close()
 
     work(bank, 50)

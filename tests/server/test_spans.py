@@ -6,11 +6,12 @@ from typing import Any
 
 from tidegate.control.metadata import FeedId
 from tidegate.ipc import MAX_FRAME, frame
+from tidegate.model.reports import Refused, SafePoint, ToPuller, Watch, to_json
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
-from tidegate.server.puller_process import status_messages
-from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID, span_message
+from tidegate.server.puller_process import status_reports
+from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.spans import SpanRegistry
 from tidegate.tidb import keys
 
@@ -23,16 +24,16 @@ class Heard:
     """The puller's end of the socket."""
 
     def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[Any] = []
 
-    def send(self, message: dict[str, Any]) -> None:
-        self.messages.append(message)
+    def send(self, report: ToPuller) -> None:
+        self.messages.append(report)
 
     def take(self) -> list[tuple[str, int | None]]:
-        found = [(m["type"], m.get("start_ts", m.get("ts"))) for m in self.messages]
-        assert all(m["start"] == SPAN.start.hex() for m in self.messages if m["type"] != "safe_point")
+        told = [to_json(m) for m in self.messages]
+        assert all(m.span == SPAN for m in self.messages if not isinstance(m, SafePoint))
         self.messages = []
-        return found
+        return [(m["type"], m.get("start_ts", m.get("ts"))) for m in told]
 
 
 def connected() -> tuple[SpanRegistry, Heard]:
@@ -47,10 +48,10 @@ def test_each_puller_is_told_what_is_held_of_each_keyspace() -> None:
     registry, puller = connected()
     registry.keep_above(70, 5)
     registry.keep_above(70, 5)
-    assert [(m["ts"], m["keyspace"]) for m in puller.messages] == [(70, 5)]
+    assert [(m.ts, m.keyspace) for m in puller.messages] == [(70, 5)]
     again = Heard()
     registry.connect(again)  # type: ignore[arg-type]
-    assert [(m["ts"], m["keyspace"]) for m in again.messages] == [(20, -1), (70, 5)]
+    assert [(m.ts, m.keyspace) for m in again.messages] == [(20, -1), (70, 5)]
 
 
 def test_a_span_is_followed_from_the_least_start_until_nobody_holds_it() -> None:
@@ -141,10 +142,6 @@ def test_the_files_of_the_ddl_span_go_with_the_last_feed_only() -> None:
     assert registry.sweep(stored, MAX) == [DDL_SPAN_ID]
 
 
-def refused(start_ts: int, safe_point: int) -> dict[str, Any]:
-    return span_message("refused", SPAN, start_ts=start_ts, safe_point=safe_point)
-
-
 def test_a_puller_knows_what_pd_holds_before_it_is_told_of_any_span() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 50)
@@ -160,17 +157,17 @@ def test_a_refusal_concerns_the_feeds_that_need_what_is_refused_until_it_is_aske
     registry, _ = connected()
     registry.hold(ONE, SPAN, 50)
     registry.hold(TWO, SPAN, 80)
-    registry.hear_refused(refused(50, 60))
+    registry.hear_refused(Refused(SPAN, 50, 60))
     found = registry.refusal(ONE)
     assert found is not None
-    assert (found.span, found.start_ts, found.safe_point) == (NAME, 50, 60)
+    assert found == Refused(SPAN, 50, 60)
     assert registry.refusal(TWO) is None
     registry.release(ONE)
     registry.hold(ONE, SPAN, 55)
     assert registry.refusal(ONE) is None
     registry.release(ONE)
     registry.release(TWO)
-    registry.hear_refused(refused(50, 60))
+    registry.hear_refused(Refused(SPAN, 50, 60))
     registry.hold(TWO, SPAN, 40)
     assert registry.refusal(TWO) is None
 
@@ -178,14 +175,14 @@ def test_a_refusal_concerns_the_feeds_that_need_what_is_refused_until_it_is_aske
 def test_a_feed_that_asked_not_to_be_guarded_is_followed_from_anywhere() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10, guarded=False)
-    assert [message["guarded"] for message in puller.messages] == [False]
+    assert [message.guarded for message in puller.messages] == [False]
     assert puller.take() == [("watch", 10)]
     again = Heard()
     registry.connect(again)  # type: ignore[arg-type]
-    assert [message.get("guarded") for message in again.messages] == [None, False]
+    assert again.messages == [SafePoint(20, -1), Watch(SPAN, 10, False)]
     registry.release(ONE)
     registry.hold(ONE, SPAN, 50)
-    assert again.messages[-1]["guarded"], "not for ever"
+    assert again.messages[-1].guarded, "not for ever"
 
 
 def test_spans_of_other_feeds_stay_guarded_and_a_shared_one_is_again_when_the_other_is_gone() -> None:
@@ -193,22 +190,19 @@ def test_spans_of_other_feeds_stay_guarded_and_a_shared_one_is_again_when_the_ot
     other = keys.record_span(101)
     registry.hold(TWO, SPAN, 50)
     registry.hold(ONE, other, 10, guarded=False)
-    assert [message["guarded"] for message in puller.messages] == [True, False]
+    assert [message.guarded for message in puller.messages] == [True, False]
     puller.messages = []
     registry.hold(ONE, SPAN, 60, guarded=False)
     registry.release(ONE)
-    told = [m for m in puller.messages if m["start"] == SPAN.start.hex()]
-    assert [(m["type"], m["start_ts"], m["guarded"]) for m in told] == [
-        ("watch", 50, False),
-        ("watch", 50, True),
-    ]
+    told = [m for m in puller.messages if m.span == SPAN]
+    assert told == [Watch(SPAN, 50, False), Watch(SPAN, 50, True)]
 
 
 def test_a_span_that_was_refused_for_one_feed_is_asked_for_by_the_others_when_that_is_gone() -> None:
     registry, puller = connected()
     registry.hold(ONE, SPAN, 10)
     registry.hold(TWO, SPAN, 80)
-    registry.hear_refused(refused(10, 20))
+    registry.hear_refused(Refused(SPAN, 10, 20))
     puller.take()
     registry.release(ONE)
     assert puller.take() == [("watch", 80)]
@@ -218,13 +212,13 @@ def test_a_span_that_was_refused_for_one_feed_is_asked_for_by_the_others_when_th
 def test_the_status_of_any_number_of_spans_fits_into_frames() -> None:
     line = {"span": NAME, "waiting_for": "x" * 300, "errors": {str(reason): 1 << 40 for reason in Reason}}
     lines = [line | {"resolved": number} for number in range(100_000)]
-    registry, told = SpanRegistry(), status_messages(lines)
+    registry, told = SpanRegistry(), status_reports(lines)
     assert max(len(frame(message)) for message in told) < MAX_FRAME // 2
     for message in told[:-1]:
         registry.hear_status(message)
     assert registry.status == [], "half of it is not taken for all there is"
     registry.hear_status(told[-1])
     assert registry.status == lines
-    for message in status_messages([]):
+    for message in status_reports([]):
         registry.hear_status(message)
     assert registry.status == []

@@ -13,9 +13,11 @@ import pytest
 
 from tidegate.errors import Retryable
 from tidegate.ipc import ControlClient, frame
+from tidegate.model.reports import Gone, PipelineHello, PullerHello, Report, Started, Status, Watch
+from tidegate.model.span import Span
 from tidegate.server import supervisor
 from tidegate.server.processes import described
-from tidegate.server.supervisor import Connection, ControlSocket, Message, spawn
+from tidegate.server.supervisor import Connection, ControlSocket, spawn
 
 SLEEPER = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -27,6 +29,10 @@ STUBBORN = [
     "print(child.pid, flush=True)\n"
     "time.sleep(600)\n",
 ]
+
+WATCH = Watch(Span(b"a", b"b"), 7, True)
+STARTED = Started({"span": 100})
+PIPELINE = PipelineHello("default/one", 1, 1)
 
 
 CORRALLED = [
@@ -131,25 +137,25 @@ def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
 
 
 def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
-    heard: list[Message] = []
+    heard: list[Report] = []
 
-    async def scenario() -> Message | None:
+    async def scenario() -> Report | None:
         done = asyncio.Event()
 
-        async def hear(connection: Connection, message: Message) -> None:
-            heard.append(message)
-            if message["type"] == "hello":
-                connection.send({"type": "watch", "start": "61"})
-            if message["type"] == "gone":
+        async def hear(connection: Connection, report: Report) -> None:
+            heard.append(report)
+            if isinstance(report, PullerHello):
+                connection.send(WATCH)
+            if isinstance(report, Gone):
                 done.set()
 
         server = ControlSocket(tmp_path / "control.sock", hear)
         await server.open()
 
-        def child() -> Message | None:
-            client = ControlClient(tmp_path / "control.sock", {"role": "puller", "pid": os.getpid()})
+        def child() -> Report | None:
+            client = ControlClient(tmp_path / "control.sock", PullerHello("tidb", os.getpid()))
             told = client.receive()
-            client.send({"type": "status", "spans": [{"text": "x" * 100_000}]})
+            client.send(Status([{"span": "x" * 100_000}]))
             client.close()
             return told
 
@@ -159,17 +165,17 @@ def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
         await server.close()
         return told
 
-    assert asyncio.run(scenario()) == {"type": "watch", "start": "61"}
-    assert [m["type"] for m in heard] == ["hello", "status", "gone"]
+    assert asyncio.run(scenario()) == WATCH
+    assert [type(each) for each in heard] == [PullerHello, Status, Gone]
     assert not (tmp_path / "control.sock").exists()
 
 
 def test_bytes_that_are_no_frame_end_that_connection_only(tmp_path: Path) -> None:
-    async def scenario() -> list[str]:
-        heard: list[str] = []
+    async def scenario() -> list[type]:
+        heard: list[type] = []
 
-        async def hear(connection: Connection, message: Message) -> None:
-            heard.append(message["type"])
+        async def hear(connection: Connection, report: Report) -> None:
+            heard.append(type(report))
 
         server = ControlSocket(tmp_path / "control.sock", hear)
         await server.open()
@@ -177,19 +183,19 @@ def test_bytes_that_are_no_frame_end_that_connection_only(tmp_path: Path) -> Non
         writer.write(b"\xff\xff\xff\xff garbage")
         assert await reader.read() == b""
         writer.close()
-        client = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", {"role": "pipeline"})
-        while heard != ["hello"]:
+        client = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", PIPELINE)
+        while heard != [PipelineHello]:
             await asyncio.sleep(0.01)
         client.close()
-        while heard[-1] != "gone":
+        while heard[-1] is not Gone:
             await asyncio.sleep(0.01)
         await server.close()
         return heard
 
-    assert asyncio.run(scenario()) == ["hello", "gone"]
+    assert asyncio.run(scenario()) == [PipelineHello, Gone]
 
 
-HELLO = frame({"type": "hello", "role": "pipeline"})
+HELLO = frame(PIPELINE)
 HALF = struct.pack(">I", 100) + b'{"type": '
 
 
@@ -200,7 +206,7 @@ HALF = struct.pack(">I", 100) + b'{"type": '
         HALF,
         b"\0\0",
         struct.pack(">I", 15 << 20),
-        frame({"type": "status"}),
+        frame(Status([])),
         b"\x00\x00\x00\x02[]",
         b"\x00\x00\x00\x04\xff\xfe\x00{",
         struct.pack(">I", 60_000) + b"[" * 60_000,
@@ -209,33 +215,33 @@ HALF = struct.pack(">I", 100) + b'{"type": '
         HELLO + b"\xff\xff\xff\xff",
         HELLO + struct.pack(">I", 1 << 20) + b"[" * (1 << 20),
         HELLO + b'\x00\x00\x00\x0a{"type":1}',
-        HELLO + frame({"type": "status"}),
-        HELLO + frame({"type": "fatal"}),
-        frame({"type": "hello", "role": "other"}),
+        HELLO + frame(Status([])),
+        HELLO + frame(WATCH),
+        HELLO + frame(STARTED).replace(b"100", b'"x"'),
+        HELLO + frame(Started({"refused": 1})),
+        frame(PipelineHello("other", 1, 1)),
     ],
 )
 def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
     tmp_path: Path, sent: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing, half a message and silence, huge lengths, random bytes, members that are missing or wrong."""
-    told: list[str] = []
+    """Nothing, half a message and silence, huge lengths, random bytes, members that are missing or wrong,
+    what only others may say, and what the handler does not take."""
+    told: list[type] = []
 
-    async def hear(connection: Connection, message: Message) -> None:
-        if connection.hello["role"] == "good":
-            told.append(message["type"])
-        elif connection.hello["role"] == "other" or message["type"] == "gone":
+    async def hear(connection: Connection, report: Report) -> None:
+        assert isinstance(connection.hello, PipelineHello)
+        if connection.hello.changefeed == "good":
+            told.append(type(report))
+        elif connection.hello.changefeed == "other" or isinstance(report, Started | Gone):
             raise Retryable("no such changefeed")
-        elif message["type"] == "status":
-            message["spans"]
-        elif message["type"] == "fatal":
-            int(message)  # type: ignore[call-overload]
 
     async def scenario() -> None:
         uncaught: list[object] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: uncaught.append(context))
         server = ControlSocket(tmp_path / "control.sock", hear, hello_s=0.2, frame_s=0.2)
         await server.open()
-        good = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", {"role": "good"})
+        good = await asyncio.to_thread(ControlClient, tmp_path / "control.sock", PipelineHello("good", 1, 1))
         reader, writer = await asyncio.open_unix_connection(tmp_path / "control.sock")
         writer.write(sent)
         try:
@@ -244,9 +250,9 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
         except ConnectionError:
             assert len(sent) > 60_000, "reset, with bytes on the way that nobody reads"
         writer.close()
-        good.send({"type": "status"})
+        good.send(STARTED)
         good.close()
-        while told != ["hello", "status", "gone"]:
+        while told != [PipelineHello, Started, Gone]:
             await asyncio.sleep(0.01)
         await server.close()
         assert not uncaught
@@ -258,8 +264,8 @@ def test_a_peer_that_misbehaves_loses_its_connection_and_costs_nobody_else(
 def test_so_many_may_be_silent_at_once_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STRANGERS_MAX", 3)
 
-    async def hear(connection: Connection, message: Message) -> None:
-        connection.send({"type": "seen"})
+    async def hear(connection: Connection, report: Report) -> None:
+        connection.send(WATCH)
 
     async def scenario() -> None:
         server = ControlSocket(tmp_path / "control.sock", hear, hello_s=600)
@@ -284,7 +290,7 @@ def test_a_peer_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(supervisor, "UNREAD_MAX", 1 << 20)
     kept: list[Connection] = []
 
-    async def hear(connection: Connection, message: Message) -> None:
+    async def hear(connection: Connection, report: Report) -> None:
         kept.append(connection)
 
     async def scenario() -> None:
@@ -296,7 +302,7 @@ def test_a_peer_that_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytes
         while not kept:
             await asyncio.sleep(0.01)
         for _ in range(100):
-            kept[0].send({"type": "watch", "start": "6" * 100_000})
+            kept[0].send(Watch(Span(b"a" * 50_000, b"b"), 1, True))
         assert kept[0].closed.is_set()
         assert kept[0].writer.transport.get_write_buffer_size() < 2 << 20
         while len(kept) < 2:
@@ -311,7 +317,7 @@ def test_a_child_that_is_sent_no_message_says_so(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(tmp_path / "control.sock"))
         listener.listen()
-        client = ControlClient(tmp_path / "control.sock", {"role": "puller"})
+        client = ControlClient(tmp_path / "control.sock", PullerHello("tidb", 1))
         peer, _ = listener.accept()
         peer.sendall(b"\0\0\0\4\xff\xff\0{")
         with pytest.raises(Retryable, match="no message"):

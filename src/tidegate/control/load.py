@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tidegate.errors import Fatal, Undecodable
+from tidegate.model.reports import LoadState
 from tidegate.model.span import Span, span_id
 
 SHARE_MAX: Final = 64
@@ -72,41 +73,6 @@ class Left:
     span: Span
     rows: int
     """Entries read before."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadState:
-    """How far a load is."""
-
-    ranges: int = 0
-    done: int = 0
-    """Ranges whose rows are all durable."""
-    rows: int = 0
-    rows_per_second: float = 0.0
-    """Since this process began to load."""
-    rows_expected: int = 0
-    """By the size of the ranges that are done; 0: none is."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether nothing is left."""
-        return self.done == self.ranges
-
-    @property
-    def fraction(self) -> float:
-        """Between 0 and 1."""
-        if self.finished:
-            return 1.0
-        return min(self.rows / self.rows_expected, 0.99) if self.rows_expected else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """None while it cannot be told."""
-        if self.finished:
-            return 0.0
-        if not self.rows_expected or not self.rows_per_second:
-            return None
-        return max(0, self.rows_expected - self.rows) / self.rows_per_second
 
 
 class LoadQueue:

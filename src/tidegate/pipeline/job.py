@@ -25,10 +25,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -37,6 +38,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.metrics import INTEGRITY_OUTCOMES
+from tidegate.model.reports import Durable, Failed, PipelineHello, Started
 from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.load import InitialLoad
@@ -86,7 +88,7 @@ def start_query(
         began = time.monotonic()
         reports = descriptors.mapInArrow(partial(task, str(path)), REPORT).collect()
         if reports:
-            control.send(checkpoint(spec, [row.asDict() for row in reports], time.monotonic() - began))
+            control.send(durable(spec, [row.asDict() for row in reports], time.monotonic() - began))
 
     return (
         events.load()
@@ -103,37 +105,18 @@ def tasks(spark: SparkSession) -> int:
     return max(1, int(spark.sparkContext.defaultParallelism))
 
 
-def checkpoint(spec: FeedSpec, reports: list[dict[str, int]], batch_s: float) -> dict[str, object]:
-    """The message that tells the control process what has become durable."""
-    return {
-        "type": "checkpoint",
-        "changefeed": spec.changefeed,
-        "token": list(spec.token),
-        "incarnation": spec.incarnation,
-        "spans": {report["span"]: report["ts"] for report in reports},
-        "stats": {
-            name: sum(r[name] for r in reports)
-            for name in ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES)
-        }
-        | {"batch_ms": round(batch_s * 1000), "lag_ms": max(r["lag_ms"] for r in reports)},
-    }
-
-
-def durable_now(spec: FeedSpec, spans: dict[str, int]) -> dict[str, object]:
-    """The message that tells the same in the middle of a task, which counts what it did at its end."""
-    return {
-        "type": "checkpoint",
-        "changefeed": spec.changefeed,
-        "token": list(spec.token),
-        "incarnation": spec.incarnation,
-        "spans": spans,
-    }
+def durable(spec: FeedSpec, reports: list[dict[str, Any]], batch_s: float) -> Durable:
+    """What a micro-batch tells the control process: what has become durable, and what it did."""
+    names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES)
+    stats = {name: sum(r[name] for r in reports) for name in names}
+    times = {"batch_ms": round(batch_s * 1000), "lag_ms": max(r["lag_ms"] for r in reports)}
+    return Durable(spec.token, {report["span"]: report["ts"] for report in reports}, stats | times)
 
 
 def run(path: Path, spark_master: str = "local[*]") -> None:
     """Run until the process is told to end or something fails."""
     spec = FeedSpec.load(path)
-    control = ControlClient(spec.socket_path, hello(spec))
+    control = ControlClient(spec.socket_path, PipelineHello(spec.changefeed, spec.incarnation, os.getpid()))
     try:
         # The JVM takes seconds to start: fence meanwhile.
         found: list[Offset | TidegateError] = []
@@ -145,20 +128,14 @@ def run(path: Path, spark_master: str = "local[*]") -> None:
             raise found[0]
         spec.start_file.write_text(json.dumps(found[0].to_json()))
         signal.signal(signal.SIGTERM, _stop)
-        control.send(
-            {
-                "type": "started",
-                "changefeed": spec.changefeed,
-                "incarnation": spec.incarnation,
-                "spans": found[0].spans,
-            }
-        )
+        control.send(Started(found[0].spans))
         if spec.loads:
             InitialLoad(spark, spec, str(path), control).run()
-        herald(spec.reached_dir, lambda spans: control.send(durable_now(spec, spans)))
+        # In the midst of a task, which counts what it did at its end.
+        herald(spec.reached_dir, lambda spans: control.send(Durable(spec.token, spans)))
         start_query(spark, spec, path, control).awaitTermination()
     except Exception as error:
-        control.send(failure(spec, error))
+        control.send(failure(error))
         raise
 
 
@@ -173,16 +150,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
     # Leave the interpreter at once: stopping Spark in order takes seconds, and nothing needs it. What was
     # not committed is written again by the next incarnation.
     os._exit(0)
-
-
-def hello(spec: FeedSpec) -> dict[str, object]:
-    """How this process introduces itself."""
-    return {
-        "role": "pipeline",
-        "changefeed": spec.changefeed,
-        "incarnation": spec.incarnation,
-        "pid": os.getpid(),
-    }
 
 
 def rendered(text: str) -> dict[str, str]:
@@ -200,23 +167,13 @@ def rendered(text: str) -> dict[str, str]:
 KINDS = {kind.__name__: kind for kind in (Fatal, Fenced, Retryable)}
 
 
-def failure(spec: FeedSpec, error: Exception) -> dict[str, object]:
+def failure(error: Exception) -> Failed:
     """The error as the control process wants it; a task's error comes as text through Spark."""
     if isinstance(error, TidegateError):
-        parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
-        retry = isinstance(error, Retryable | Fenced)
-    else:
-        text = str(error)
-        named = next((name for name in KINDS if f"tidegate.errors.{name}" in text), None)
-        parts = rendered(text)
-        retry = named != "Fatal"
-    return {
-        "type": "error",
-        "changefeed": spec.changefeed,
-        "incarnation": spec.incarnation,
-        "retry": retry,
-        **parts,
-    }
+        return replace(Failed.of(error), retry=isinstance(error, Retryable | Fenced))
+    text = str(error)
+    named = next((name for name in KINDS if f"tidegate.errors.{name}" in text), None)
+    return Failed(**rendered(text), retry=named != "Fatal")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -18,6 +17,7 @@ from pyspark.sql import SparkSession
 from tidegate.control.load import Left, LoadPlan, LoadQueue, Pace
 from tidegate.ipc import ControlClient
 from tidegate.metrics import INTEGRITY_OUTCOMES
+from tidegate.model.reports import Loaded
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
 from tidegate.pipeline.load_task import LoadReport, LoadTask, load
@@ -97,12 +97,4 @@ class InitialLoad:
         state = self._queue.state(time.monotonic() - self._began)
         names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES)
         stats = {name: sum(getattr(r.report, name) for r in reports) for name in names}
-        self._control.send(
-            {
-                "type": "load",
-                "changefeed": self._spec.changefeed,
-                "incarnation": self._spec.incarnation,
-                "state": asdict(state),
-                "stats": stats | {"batch_ms": round(task_s * 1000)},
-            }
-        )
+        self._control.send(Loaded(state, stats | {"batch_ms": round(task_s * 1000)}))

@@ -21,7 +21,7 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, assert_never, cast
 
 from tidegate import metrics
 from tidegate.clock import Clock, SystemClock
@@ -41,6 +41,17 @@ from tidegate.disk import Ballast, disk_bytes
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
+from tidegate.model.reports import (
+    Failed,
+    FromPipeline,
+    FromPuller,
+    Gone,
+    PipelineHello,
+    PullerHello,
+    Refused,
+    Report,
+    Status,
+)
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Captured, Node
 from tidegate.server.processes import described
@@ -48,7 +59,7 @@ from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_kaf
 from tidegate.server.puller_process import store_dir
 from tidegate.server.reactor import Reactor
 from tidegate.server.spans import SpanRegistry
-from tidegate.server.supervisor import Child, Connection, ControlSocket, Message, spawn
+from tidegate.server.supervisor import Child, Connection, ControlSocket, spawn
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -292,36 +303,45 @@ class Capture:
 
     # --- the socket ----------------------------------------------------------------------------------
 
-    async def _hear(self, connection: Connection, message: Message) -> None:
-        if connection.hello.get("role") == "puller":
-            self._hear_puller(connection, message)
-        elif connection.hello.get("role") == "pipeline":
-            feed = self.reactor.feeds.get(FeedId.parse(str(connection.hello.get("changefeed", ""))))
-            if feed is not None:
-                feed.hear({"incarnation": connection.hello.get("incarnation"), **message})
+    async def _hear(self, connection: Connection, report: Report) -> None:
+        """What a peer may say follows from its hello: the socket lets nothing else through."""
+        match connection.hello:
+            case PullerHello() as puller:
+                self._hear_puller(connection, puller, cast(FromPuller, report))
+            case PipelineHello() as pipeline:
+                feed = self.reactor.feeds.get(FeedId.parse(pipeline.changefeed))
+                if feed is not None:
+                    feed.hear(pipeline.incarnation, cast(FromPipeline, report))
 
-    def _hear_puller(self, connection: Connection, message: Message) -> None:
-        spans = self._captured(str(connection.hello.get("kv_mode", TABLE_MODE))).spans
-        if message["type"] in ("status", "error"):
-            pid = int(connection.hello.get("pid", 0))
-            self._said[pid] = self._said.get(pid, 0) + 1
-        match message["type"]:
-            case "hello":
+    def _hear_puller(self, connection: Connection, puller: PullerHello, report: FromPuller) -> None:
+        spans = self._captured(puller.kv_mode).spans
+        if isinstance(report, Status | Failed):
+            self._said[puller.pid] = self._said.get(puller.pid, 0) + 1
+        match report:
+            case PullerHello():
                 spans.connect(connection)
-            case "gone":
+            case Gone():
                 spans.disconnect(connection)
-            case "status":
-                spans.hear_status(message)
-            case "refused":
-                spans.hear_refused(message)
-            case "error":
-                said = {name: str(message.get(name, "")) for name in ("where", "why")}
-                event(LOG, logging.WARNING, "puller error", error=str(message.get("what")), **said)
-                self.reactor.puller_error(self._puller_error(message))
+            case Status():
+                spans.hear_status(report)
+            case Refused():
+                spans.hear_refused(report)
+            case Failed():
+                event(
+                    LOG,
+                    logging.WARNING,
+                    "puller error",
+                    error=report.what,
+                    where=report.where,
+                    why=report.why,
+                )
+                self.reactor.puller_error(self._puller_error(report))
+            case _:
+                assert_never(report)
 
-    def _puller_error(self, message: dict[str, Any]) -> FeedError:
+    def _puller_error(self, failed: Failed) -> FeedError:
         """The same words again carry the time of the first: since when it is so."""
-        text = redact("\n".join(str(message[k]) for k in ("what", "where", "why", "fix") if message.get(k)))
+        text = redact("\n".join(filter(None, (failed.what, failed.where, failed.why, failed.fix))))
         if text != self._puller_trouble[0]:
             self._puller_trouble = (text, self.options.clock.now_ms())
         return FeedError(text, "CDC:ErrPuller", self._puller_trouble[1], self.options.address)

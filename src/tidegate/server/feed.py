@@ -14,13 +14,13 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Mapping
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from tidegate import metrics
 from tidegate.control.barrier import Barrier, SpanTask
 from tidegate.control.changefeed import Life, State
 from tidegate.control.gc import History
-from tidegate.control.load import LoadPlan, LoadState
+from tidegate.control.load import LoadPlan
 from tidegate.control.metadata import FeedError, FeedId, FeedInfo, FeedStatus, Grant, Put, feed_key
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
 from tidegate.disk import DiskFull
@@ -31,6 +31,16 @@ from tidegate.filter.tables import why_ineligible
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.key_range import KeyRange
+from tidegate.model.reports import (
+    Durable,
+    Failed,
+    FromPipeline,
+    Gone,
+    Loaded,
+    LoadState,
+    PipelineHello,
+    Started,
+)
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX, compose, physical_ms
 from tidegate.mounter.schema_image import Image, saved_ts
@@ -243,7 +253,8 @@ class Feed(FeedLife):
         """Raises Fatal when neither upstream nor the event store has what the feed needs."""
         refusal = self.captured.spans.refusal(self.id)
         if refusal is not None:
-            raise self._history_gone(refusal.start_ts, refusal.safe_point, f"span {refusal.span}")
+            name = span_id(refusal.span, self.config.tidegate.kv_mode)
+            raise self._history_gone(refusal.start_ts, refusal.safe_point, f"span {name}")
 
     def _history_gone(self, ts: int, safe_point: int, what: str) -> Fatal:
         passed = "the checkpoint" if safe_point > self.persisted else "the saved catalogue"
@@ -409,37 +420,38 @@ class Feed(FeedLife):
 
     # --- what the pipeline says ----------------------------------------------------------------------
 
-    def hear(self, message: Mapping[str, Any]) -> None:
-        """A message of a pipeline process of this feed; one of an old incarnation changes nothing."""
-        owner, grant, incarnation = self.owner, self._grant, self._incarnation
-        if owner is None or grant is None or message.get("incarnation") != grant.incarnation:
+    def hear(self, incarnation: int, report: FromPipeline) -> None:
+        """What a pipeline process of this feed says; one of an old incarnation changes nothing."""
+        owner, grant, current = self.owner, self._grant, self._incarnation
+        if owner is None or grant is None or incarnation != grant.incarnation:
             return
         if self._watch is not None:
             self._watch.heard()
-        match message["type"]:
-            case "started":
-                if incarnation is not None:
+        match report:
+            case PipelineHello():
+                pass
+            case Started(spans):
+                if current is not None:
                     # Where it begins: the sink's own progress may be ahead of what was told.
-                    owner.report(grant.token, grant.incarnation, message["spans"])
-                    owner.sink_open(incarnation.resolved_journal)
+                    owner.report(grant.token, grant.incarnation, spans)
+                    owner.sink_open(current.resolved_journal)
                     self.waiting_for = ""
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
-            case "checkpoint":
-                first, second = message["token"]
-                owner.report((first, second), message["incarnation"], message["spans"])
-                if "stats" in message:  # a task that goes on counts at its end
-                    self.totals.count(self.id, message["stats"], self.plan.folder)
-                if message.get("stats", {}).get("rows"):
-                    self.last_synced_ts = max(self.last_synced_ts, *message["spans"].values())
-            case "load":
-                self.totals.count(self.id, message["stats"], self.plan.folder)
-                self._hear_load(owner, initial_load.told_state(message["state"]))
-            case "error":
-                kind = Retryable if message.get("retry", True) else Fatal
-                parts = {name: str(message.get(name, "")) for name in ("where", "why", "fix")}
-                self._fail(kind(str(message.get("what", "The pipeline failed.")), **parts))
-            case "gone":
+            case Durable(token, spans, stats):
+                owner.report(token, incarnation, spans)
+                if stats:  # a task that goes on counts at its end
+                    self.totals.count(self.id, stats, self.plan.folder)
+                if stats.get("rows"):
+                    self.last_synced_ts = max(self.last_synced_ts, *spans.values())
+            case Loaded(state, stats):
+                self.totals.count(self.id, stats, self.plan.folder)
+                self._hear_load(owner, state)
+            case Failed():
+                self._fail(report.error())
+            case Gone():
                 self._gone.set()
+            case _:
+                assert_never(report)
         self._wake.set()
 
     def _hear_load(self, owner: Owner, state: LoadState) -> None:

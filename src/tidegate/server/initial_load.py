@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.control.barrier import SpanTask
-from tidegate.control.load import LoadPlan, LoadRange, LoadState
+from tidegate.control.load import LoadPlan, LoadRange
 from tidegate.errors import Undecodable
 from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
+from tidegate.model.reports import LoadState
 from tidegate.mounter.ddl import Told
 from tidegate.mounter.table_version import TableVersion
 from tidegate.pipeline.feed import LOAD_FILE
@@ -80,11 +81,6 @@ def _creation(ts: int, action: int, query: str, schema: str, table: TableVersion
         added_ids=tuple(table.physical_ids) if table else (),
         removed_ids=(),
     )
-
-
-def told_state(message: dict[str, Any]) -> LoadState:
-    """The state in a pipeline's message."""
-    return LoadState(**message)
 
 
 def shown(state: LoadState, *, loading: bool) -> dict[str, Any]:

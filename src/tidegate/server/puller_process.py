@@ -4,11 +4,9 @@
 
 There is one for each kv mode that feeds have, each with an event store of its own.
 
-Told by the control process over its socket: `watch {start, end, start_ts, guarded}`, `unwatch {start, end}`,
-`drop_below {start, end, ts}`, `remove {start, end}` (keys in hex), and `safe_point {ts, keyspace}`, below
-which nothing that is guarded may be registered. Tells `refused {start, end, start_ts, safe_point}` when
-something is not for that reason, `status {spans}` every 200 ms, and `error` when something fails, and every
-10 s while there is no room. A command that the disk has no room for is carried out as soon as there is. Ends
+Told by the control process over its socket what to follow (`model.reports`), and what it tells: its status
+every 200 ms, what it does not register as it lies below the safepoint, errors when something fails, and every
+10 s while there is no room. An order that the disk has no room for is carried out as soon as there is. Ends
 when the socket closes; every file it leaves is whole.
 """
 
@@ -23,7 +21,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, assert_never
 
 from tidegate import log
 from tidegate.config import TABLE_MODE
@@ -31,15 +29,27 @@ from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore.store import EventStore
 from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.reports import (
+    DropBelow,
+    Failed,
+    PullerHello,
+    Refused,
+    Remove,
+    SafePoint,
+    Status,
+    Unwatch,
+    Watch,
+)
 from tidegate.model.span import Span
 from tidegate.puller.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.server.mender import Mender
-from tidegate.server.schema_tracker import span_message
 
 STATUS_S: Final = 0.2
 STATUS_LINES: Final = 4096
 """Spans in one message, of some 200 bytes each, 1 KiB at the most: well inside `ipc.MAX_FRAME`."""
+Order = Watch | Unwatch | DropBelow | Remove
+"""What concerns one span."""
 TROUBLE_S: Final = 10.0
 """How often a lasting want of room is told again."""
 
@@ -56,8 +66,7 @@ def run(
 
     `disk_bytes`: the event store's quota, 0 for none; `keep_free`: what it leaves of the disk.
     """
-    hello = {"role": "puller", "pid": os.getpid(), "kv_mode": kv_mode}
-    control = ControlClient(data_dir / "control.sock", hello)
+    control = ControlClient(data_dir / "control.sock", PullerHello(kv_mode, os.getpid()))
     signal.signal(signal.SIGTERM, lambda number, frame: _end(control, number, frame))
     try:
         with PdClient(pd_address) as pd:
@@ -111,11 +120,11 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _
     )
     teller.start()
     try:
-        while (message := control.receive()) is not None:
-            if message["type"] == "safe_point":
-                puller.keep_above(int(message["ts"]), int(message["keyspace"]))
+        while (report := control.receive()) is not None:
+            if isinstance(report, SafePoint):
+                puller.keep_above(report.ts, report.keyspace)
             else:
-                orders.take(message)
+                orders.take(report)
     finally:
         done.set()
         teller.join()
@@ -127,50 +136,47 @@ class _Orders:
     def __init__(self, control: ControlClient, store: EventStore, puller: Puller) -> None:
         self._control, self._store, self._puller = control, store, puller
         self._lock = threading.Lock()
-        self._waiting: list[dict[str, Any]] = []
+        self._waiting: list[Order] = []
 
-    def take(self, message: dict[str, Any]) -> None:
+    def take(self, order: Order) -> None:
         """Carry it out, after what waits for the same span."""
         with self._lock:
-            if any(_bounds(m) == _bounds(message) for m in self._waiting) or not self._do(message):
-                self._waiting.append(message)
+            if any(each.span == order.span for each in self._waiting) or not self._do(order):
+                self._waiting.append(order)
 
     def again(self) -> None:
         """Try what waits."""
         with self._lock:
-            stuck: set[tuple[str, str]] = set()
+            stuck: set[Span] = set()
             rest = []
-            for message in self._waiting:
-                if _bounds(message) in stuck or not self._do(message):
-                    stuck.add(_bounds(message))
-                    rest.append(message)
+            for order in self._waiting:
+                if order.span in stuck or not self._do(order):
+                    stuck.add(order.span)
+                    rest.append(order)
             self._waiting = rest
 
-    def _do(self, message: dict[str, Any]) -> bool:
+    def _do(self, order: Order) -> bool:
         try:
-            _obey(message, self._store, self._puller)
+            _obey(order, self._store, self._puller)
         except Retryable as error:
             _report(self._control, error)
             return False
         return True
 
 
-def _bounds(message: dict[str, Any]) -> tuple[str, str]:
-    return message["start"], message["end"]
-
-
-def _obey(message: dict[str, Any], store: EventStore, puller: Puller) -> None:
-    span = Span(bytes.fromhex(message["start"]), bytes.fromhex(message["end"]))
-    match message["type"]:
-        case "watch":
-            puller.watch(span, int(message["start_ts"]), guarded=bool(message["guarded"]))
-        case "unwatch":
+def _obey(order: Order, store: EventStore, puller: Puller) -> None:
+    match order:
+        case Watch(span, start_ts, guarded):
+            puller.watch(span, start_ts, guarded=guarded)
+        case Unwatch(span):
             puller.unwatch(span)
-        case "drop_below":
-            store.open_span(span).drop_below(int(message["ts"]))
-        case "remove":
+        case DropBelow(span, ts):
+            store.open_span(span).drop_below(ts)
+        case Remove(span):
             puller.unwatch(span)
             store.remove_span(span)
+        case _:
+            assert_never(order)
 
 
 class _Notices:
@@ -204,8 +210,8 @@ def _tell_status(
     said = float("-inf")
     while not done.wait(STATUS_S):
         try:
-            for message in status_messages(puller.status()):
-                control.send(message)
+            for report in status_reports(puller.status()):
+                control.send(report)
         except Retryable:
             return
         if (notice := notices.take()) is not None:
@@ -219,18 +225,10 @@ def _tell_status(
             orders.again()
 
 
-def status_messages(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def status_reports(lines: list[dict[str, Any]]) -> list[Status]:
     """The status of all spans in as many messages as it takes: a frame has a bound, spans have none."""
     cuts = range(0, max(1, len(lines)), STATUS_LINES)
-    return [
-        {
-            "type": "status",
-            "spans": lines[at : at + STATUS_LINES],
-            "first": at == 0,
-            "last": at + STATUS_LINES >= len(lines),
-        }
-        for at in cuts
-    ]
+    return [Status(lines[at : at + STATUS_LINES], at == 0, at + STATUS_LINES >= len(lines)) for at in cuts]
 
 
 def _no_room(why: str) -> Retryable:
@@ -243,21 +241,15 @@ def _no_room(why: str) -> Retryable:
 
 def _refused(control: ControlClient, span: Span, start_ts: int, safe_point: int) -> None:
     with suppress(Retryable):  # the control process is gone: this one ends as well
-        control.send(span_message("refused", span, start_ts=start_ts, safe_point=safe_point))
+        control.send(Refused(span, start_ts, safe_point))
 
 
 def _report(control: ControlClient, error: TidegateError) -> None:
     try:
-        control.send(error_message(error))
+        control.send(Failed.of(error))
     except Retryable:
         with suppress(OSError):
             print(error, file=sys.stderr)
-
-
-def error_message(error: TidegateError) -> dict[str, Any]:
-    """An error as it travels over the socket."""
-    parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
-    return {"type": "error", "retry": isinstance(error, Retryable), **parts}
 
 
 def _exit(code: int) -> NoReturn:

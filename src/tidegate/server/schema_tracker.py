@@ -23,7 +23,7 @@ from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.ddl import DdlEvent
-from tidegate.model.span import Span, span_id
+from tidegate.model.span import span_id
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.schema_image import Image, chunks, map_file
 from tidegate.mounter.schema_store import Applied, SchemaStore
@@ -253,11 +253,6 @@ def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:
         }
         for t in tasks
     }
-
-
-def span_message(kind: str, span: Span, **more: int) -> dict[str, object]:
-    """A message about a span to the puller."""
-    return {"type": kind, "start": span.start.hex(), "end": span.end.hex(), **more}
 
 
 def save_catalogue(pd: PdClient, ts: int, path: Path) -> None:

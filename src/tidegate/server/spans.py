@@ -12,24 +12,15 @@ taken. It says what it has refused, and the feed that needs it cannot go on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from tidegate.config import TABLE_MODE
 from tidegate.control.metadata import FeedId
+from tidegate.model.reports import DropBelow, Refused, Remove, SafePoint, Status, ToPuller, Unwatch, Watch
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
-from tidegate.server.schema_tracker import DDL_SPAN_ID, span_message
+from tidegate.server.schema_tracker import DDL_SPAN_ID
 from tidegate.server.supervisor import Connection
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A span that the puller does not register from `start_ts`, as that lies below `safe_point`."""
-
-    span: str
-    start_ts: int
-    safe_point: int
 
 
 class SpanRegistry:
@@ -41,20 +32,20 @@ class SpanRegistry:
         self._holders: dict[str, dict[FeedId, int]] = {}
         self._puller: Connection | None = None
         self._dropped: dict[str, int] = {}
-        self._refused: dict[str, Refusal] = {}
+        self._refused: dict[str, Refused] = {}
         self._unguarded: set[FeedId] = set()
         self.safe_points = {-1: MAX}
         """Below it the puller registers nothing that is guarded; by keyspace, -1: all that are not named."""
-        self.status: list[dict[str, Any]] = []
+        self.status: list[Mapping[str, Any]] = []
         """What the puller last said about its spans."""
-        self._saying: list[dict[str, Any]] = []
+        self._saying: list[Mapping[str, Any]] = []
 
     def connect(self, puller: Connection) -> None:
         """A puller has introduced itself: tell it everything."""
         self._puller = puller
         self._dropped.clear()
         for keyspace, ts in self.safe_points.items():
-            puller.send({"type": "safe_point", "ts": ts, "keyspace": keyspace})
+            puller.send(SafePoint(ts, keyspace))
         for name, span in self._spans.items():
             self._watch(name, span)
 
@@ -68,23 +59,23 @@ class SpanRegistry:
         before = self.safe_points.get(keyspace)
         self.safe_points[keyspace] = safe_point
         if self._puller is not None and safe_point != before:
-            self._puller.send({"type": "safe_point", "ts": safe_point, "keyspace": keyspace})
+            self._puller.send(SafePoint(safe_point, keyspace))
 
-    def hear_status(self, message: Mapping[str, Any]) -> None:
+    def hear_status(self, status: Status) -> None:
         """A part of what the puller says about its spans; known once it is whole."""
-        if message["first"]:
+        if status.first:
             self._saying = []
-        self._saying += message["spans"]
-        if message["last"]:
+        self._saying += status.spans
+        if status.last:
             self.status, self._saying = self._saying, []
 
-    def hear_refused(self, message: Mapping[str, Any]) -> None:
+    def hear_refused(self, refused: Refused) -> None:
         """The puller does not register a span."""
-        name = span_id(Span(bytes.fromhex(message["start"]), bytes.fromhex(message["end"])), self._kv_mode)
+        name = span_id(refused.span, self._kv_mode)
         if name in self._spans:
-            self._refused[name] = Refusal(name, message["start_ts"], message["safe_point"])
+            self._refused[name] = refused
 
-    def refusal(self, feed: FeedId) -> Refusal | None:
+    def refusal(self, feed: FeedId) -> Refused | None:
         """A span that the feed needs and cannot get any more."""
         for name, refusal in self._refused.items():
             if self._holders[name].get(feed, MAX) <= refusal.start_ts:
@@ -127,9 +118,9 @@ class SpanRegistry:
             del self._holders[name]
             self._dropped.pop(name, None)
             self._refused.pop(name, None)
-            self._tell("unwatch", span)
+            self._tell(Unwatch(span))
             if forget:
-                self._tell("remove", span)
+                self._tell(Remove(span))
 
     def release(self, feed: FeedId, *, forget: bool = False) -> None:
         """A feed needs nothing now; `forget`: nor later."""
@@ -155,7 +146,7 @@ class SpanRegistry:
             limit = min(done.values())
             if limit > self._dropped.get(name, 0):
                 self._dropped[name] = limit
-                self._tell("drop_below", self._spans[name], ts=limit)
+                self._tell(DropBelow(self._spans[name], limit))
 
     @property
     def held(self) -> frozenset[str]:
@@ -172,19 +163,18 @@ class SpanRegistry:
         kept = self._holders.keys() | ({DDL_SPAN_ID} if floor < MAX else set())
         gone = [name for name, (_, upto) in stored.items() if upto <= floor and name not in kept]
         for name in gone:
-            self._tell("remove", stored[name][0])
+            self._tell(Remove(stored[name][0]))
         return gone
 
     def _watch(self, name: str, span: Span) -> None:
         holders = self._holders[name]
-        self._tell("watch", span, start_ts=min(holders.values()), guarded=self._guarded(name))
+        self._refused.pop(name, None)
+        self._tell(Watch(span, min(holders.values()), self._guarded(name)))
 
     def _guarded(self, name: str) -> bool:
         """Whether all that hold a span asked for that."""
         return self._unguarded.isdisjoint(self._holders.get(name, ()))
 
-    def _tell(self, kind: str, span: Span, **more: int) -> None:
-        if kind == "watch":
-            self._refused.pop(span_id(span, self._kv_mode), None)
+    def _tell(self, report: ToPuller) -> None:
         if self._puller is not None:
-            self._puller.send(span_message(kind, span, **more))
+            self._puller.send(report)

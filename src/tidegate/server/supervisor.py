@@ -23,11 +23,12 @@ from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tidegate.errors import Fatal, TidegateError
 from tidegate.ipc import HEADER, MAX_FRAME, frame, parsed
 from tidegate.log import event
+from tidegate.model.reports import HELLOS, SAID_BY, Gone, Hello, Kind, Report, parse
 from tidegate.server.processes import kill_session
 
 LOG: Final = logging.getLogger(__name__)
@@ -55,8 +56,6 @@ STRANGERS_MAX: Final = 64
 """Connections that have not introduced themselves; one more is closed at once."""
 UNREAD_MAX: Final = 128 << 20
 """Bytes that wait for a peer to read them, some 600,000 spans; then its connection is closed."""
-
-Message = dict[str, Any]
 
 
 class Child:
@@ -118,29 +117,29 @@ async def spawn(
 class Connection:
     """One child's end of the socket, after its hello."""
 
-    hello: Message
+    hello: Hello
     writer: asyncio.StreamWriter
     closed: asyncio.Event
 
-    def send(self, message: Message) -> None:
+    def send(self, report: Report) -> None:
         """Queue a message; one to a closed connection is dropped, since its process is gone.
 
         A peer that leaves more than `UNREAD_MAX` bytes unread loses the connection.
         """
         if self.closed.is_set():
             return
-        self.writer.write(frame(message))
+        self.writer.write(frame(report))
         if self.writer.transport.get_write_buffer_size() > UNREAD_MAX:
             event(LOG, logging.WARNING, "control connection closed", reason="its messages are not read")
             self.closed.set()
             self.writer.transport.abort()
 
 
-Handler = Callable[[Connection, Message], Awaitable[None]]
+Handler = Callable[[Connection, Report], Awaitable[None]]
 
 
 class ControlSocket:
-    """Listens on a Unix socket; hands each message, hello first, `{"type": "gone"}` last, to the handler."""
+    """Listens on a Unix socket; hands each message, hello first, `Gone` last, to the handler."""
 
     def __init__(
         self, path: Path, handler: Handler, hello_s: float = HELLO_S, frame_s: float = FRAME_S
@@ -177,8 +176,8 @@ class ControlSocket:
             connection = Connection(hello, writer, asyncio.Event())
             self._connections.add(connection)
             await self._handler(connection, hello)
-            while (message := await _read(reader, self._frame_s)) is not None:
-                await self._handler(connection, message)
+            while (report := await _read(reader, self._frame_s, SAID_BY[type(hello)])) is not None:
+                await self._handler(connection, report)
         except BROKEN as error:
             if not self._closing:
                 reason = f"{type(error).__name__}: {error}"
@@ -190,23 +189,20 @@ class ControlSocket:
                 connection.closed.set()
                 await self._say_gone(connection)
 
-    async def _hello(self, reader: asyncio.StreamReader) -> Message | None:
+    async def _hello(self, reader: asyncio.StreamReader) -> Hello | None:
         """The first message; None when there is none. Raises what `_read` does, and TimeoutError."""
         if self._strangers >= STRANGERS_MAX:
             raise ValueError(f"{self._strangers} connections have not introduced themselves yet")
         self._strangers += 1
         try:
             async with asyncio.timeout(self._hello_s):
-                hello = await _read(reader, self._hello_s, HELLO_MAX)
+                return await _read(reader, self._hello_s, HELLOS, HELLO_MAX)
         finally:
             self._strangers -= 1
-        if hello is not None and hello["type"] != "hello":
-            raise ValueError("the first control message is no hello")
-        return hello
 
     async def _say_gone(self, connection: Connection) -> None:
         try:
-            await self._handler(connection, {"type": "gone"})
+            await self._handler(connection, Gone())
         except BROKEN as error:  # a hello that names no changefeed, for one
             event(LOG, logging.WARNING, "end of a control connection not told", reason=str(error))
 
@@ -215,10 +211,13 @@ BROKEN: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, Ti
 """What a message that is none raises: where it is read, or where its members are used."""
 
 
-async def _read(reader: asyncio.StreamReader, frame_s: float, longest: int = MAX_FRAME) -> Message | None:
-    """The next message, None at the end of the stream. Waits for its first byte however long it takes.
+async def _read(
+    reader: asyncio.StreamReader, frame_s: float, kinds: Sequence[type[Kind]], longest: int = MAX_FRAME
+) -> Kind | None:
+    """The next message, one of `kinds`; None at the end of the stream. Waits for its first byte for ever.
 
-    Raises ValueError when it is not a frame, or ends within one; TimeoutError when the rest does not come.
+    Raises ValueError when it is no frame, or none of them, or ends within; TimeoutError when the rest does
+    not come.
     """
     first = await reader.read(1)
     if not first:
@@ -233,4 +232,4 @@ async def _read(reader: asyncio.StreamReader, frame_s: float, longest: int = MAX
         raise ValueError("the connection ended within a message") from error
     except TimeoutError as error:
         raise TimeoutError(f"a control message is not whole after {frame_s:.0f} s") from error
-    return parsed(body)
+    return parse(parsed(body), kinds)
