@@ -196,19 +196,15 @@ def blocks(
     waiting = list(reversed(damage))
     for first in range(0, number, batch):
         size = min(batch, number - first)
-        entries = [(rows.key(i), *rows.images(i)) for i in range(first, first + size)]
+        images = {i: list(rows.images(i)) for i in range(first, first + size)}
         here: dict[int, Plant] = {}
         while waiting and waiting[-1].number < first + size:
             plant = waiting.pop()
-            at = plant.number - first
-            here[at] = plant
-            images = list(entries[at][1:])
-            other = (plant.number + rng.randrange(1, number)) % number
-            images[plant.image] = damaged(
-                images[plant.image], plant.kind, rows.sealed(other, plant.image), rng
-            )
-            entries[at] = (entries[at][0], images[0], images[1])
-        yield block_of(entries), here
+            here[plant.number - first] = plant
+            other = rows.sealed((plant.number + rng.randrange(1, number)) % number, plant.image)
+            pair = images[plant.number]
+            pair[plant.image] = damaged(pair[plant.image], plant.kind, other, rng)
+        yield block_of([(rows.key(i), value, old) for i, (value, old) in images.items()]), here
 
 
 def run(name: str, number: int, planted: int, batch: int, seed: int) -> Findings:

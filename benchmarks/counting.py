@@ -17,8 +17,9 @@ from benchmarks.stage_clock import StageClock
 
 from tidegate.eventstore import reader
 from tidegate.model.message import MessageBlock
-from tidegate.pipeline import deliver, slots, stages
+from tidegate.pipeline import deliver, stages
 from tidegate.pipeline.feed import FeedSpec
+from tidegate.sink.kafka_slot import SlotWriter
 
 PARTITIONS: Final = 3
 CLOCK: Final = StageClock()
@@ -72,7 +73,7 @@ def encode_and_count(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Itera
 def deliver_timed(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
     if not CLOCK.seconds:
-        writer: Any = slots.SlotWriter
+        writer: Any = SlotWriter
         CLOCK.wrap(writer, "produce", "send")
         CLOCK.wrap(writer, "commit", "send")
     install()

@@ -138,7 +138,7 @@ def blocks_of(entries: list[Entry], batch: int) -> list[pa.RecordBatch]:
     return made
 
 
-def best(prepare: Callable[[], tuple[Callable[[], None], int]], passes: int) -> float:
+def best(prepare: Callable[[], tuple[Callable[[], object], int]], passes: int) -> float:
     """Rows per CPU-second, the best of several passes; preparation not counted."""
     rates = []
     for _ in range(passes):
@@ -170,41 +170,42 @@ def json_as_bytes(table: TableSchema) -> TableSchema:
 
 def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, float]:
     """All figures for one table."""
-    store, options = OneTable(table), decode.MountOptions(force_replicate=True)
+    store: Any = OneTable(table)
+    options = decode.MountOptions(force_replicate=True)
     figures: dict[str, float] = {}
 
     def kernel_pass(
         batch: int, call_of: Callable[[TableSchema, pa.RecordBatch], Callable[[], int]] = _decode_call
-    ) -> Callable[[], tuple[Callable[[], None], int]]:
-        def prepare() -> tuple[Callable[[], None], int]:
+    ) -> Callable[[], tuple[Callable[[], object], int]]:
+        def prepare() -> tuple[Callable[[], object], int]:
             calls = [call_of(table, block) for block in blocks_of(entries, batch)]
-            return lambda: [call() for call in calls] and None, len(calls) * batch
+            return lambda: [call() for call in calls], len(calls) * batch
 
         return prepare
 
-    def mount_pass(batch: int) -> Callable[[], tuple[Callable[[], None], int]]:
-        def prepare() -> tuple[Callable[[], None], int]:
+    def mount_pass(batch: int) -> Callable[[], tuple[Callable[[], object], int]]:
+        def prepare() -> tuple[Callable[[], object], int]:
             blocks = blocks_of(entries, batch)
-            return lambda: [decode.mount(b, store, options) for b in blocks] and None, len(blocks) * batch
+            return lambda: [decode.mount(b, store, options) for b in blocks], len(blocks) * batch
 
         return prepare
 
-    def arrow_pass(batch: int) -> Callable[[], tuple[Callable[[], None], int]]:
+    def arrow_pass(batch: int) -> Callable[[], tuple[Callable[[], object], int]]:
         def run(blocks: list[pa.RecordBatch]) -> None:
             for block in blocks:
                 for group in decode.mount(block, store, options)[0]:
                     to_arrow(group, "new")
                     to_arrow(group, "old")
 
-        def prepare() -> tuple[Callable[[], None], int]:
+        def prepare() -> tuple[Callable[[], object], int]:
             blocks = blocks_of(entries, batch)
             return lambda: run(blocks), len(blocks) * batch
 
         return prepare
 
-    def plain_pass() -> tuple[Callable[[], None], int]:
+    def plain_pass() -> tuple[Callable[[], object], int]:
         some = random.sample(entries, min(2_000, len(entries)))
-        return lambda: [mount_row(entry, table) for entry in some] and None, len(some)
+        return lambda: [mount_row(entry, table) for entry in some], len(some)
 
     for batch in BATCHES:
         figures[f"decode, {batch} a batch"] = best(kernel_pass(batch), passes)
@@ -225,18 +226,19 @@ def measure(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, 
 
 def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> dict[str, float]:
     """The figures of verifying; without a number, in batches of 10,000."""
-    store, options = OneTable(table), decode.MountOptions(force_replicate=True)
+    store: Any = OneTable(table)
+    options = decode.MountOptions(force_replicate=True)
     rows = sealed(entries)
     batch = min(10_000, len(rows))
 
-    def kernel_pass(size: int, checked: bool) -> Callable[[], tuple[Callable[[], None], int]]:
-        def prepare() -> tuple[Callable[[], None], int]:
+    def kernel_pass(size: int, checked: bool) -> Callable[[], tuple[Callable[[], object], int]]:
+        def prepare() -> tuple[Callable[[], object], int]:
             calls = [_decode_call(table, block, checked) for block in blocks_of(rows, size)]
-            return lambda: [call() for call in calls] and None, len(calls) * size
+            return lambda: [call() for call in calls], len(calls) * size
 
         return prepare
 
-    def checked_pass() -> tuple[Callable[[], None], int]:
+    def checked_pass() -> tuple[Callable[[], object], int]:
         blocks = blocks_of(rows, batch)
 
         def run() -> None:
@@ -247,7 +249,7 @@ def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> 
 
         return run, len(blocks) * batch
 
-    def columns_pass() -> tuple[Callable[[], None], int]:
+    def columns_pass() -> tuple[Callable[[], object], int]:
         groups = [g for block in blocks_of(rows, batch) for g in decode.mount(block, store, options)[0]]
         every = [np.flatnonzero(group.op != 3) for group in groups]
 
@@ -257,7 +259,7 @@ def measure_checksums(table: TableSchema, entries: list[Entry], passes: int) -> 
 
         return run, sum(map(len, every))
 
-    def sums_pass() -> tuple[Callable[[], None], int]:
+    def sums_pass() -> tuple[Callable[[], object], int]:
         blocks = blocks_of(rows, batch)
         held = [(b, decode.binary_of(b, name)) for b in blocks for name in VALUES]
         images = sum(b.num_rows - b.column(n).to_pylist().count(b"") for b in blocks for n in VALUES)

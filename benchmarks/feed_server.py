@@ -255,8 +255,7 @@ def patched(page: Page, base: int, first_handle: int) -> list[bytes]:
     """The page's messages with new timestamps and handles."""
     data = page.data.copy()
     patch(data.ctypes.data, page.ts_at, page.ts_add, base, page.handle_at, page.handle_add, first_handle)
-    whole = memoryview(data)
-    return [bytes(whole[start:end]) for start, end in page.bounds]
+    return [data[start:end].tobytes() for start, end in page.bounds]
 
 
 # --- serving -----------------------------------------------------------------------------------------
@@ -356,7 +355,7 @@ def _initialized(region: int, request: int) -> bytes:
     event = cdcpb.ChangeDataEvent()
     entries = event.events.add(region_id=region, request_id=request).entries
     entries.entries.add(type=cdcpb.Event.INITIALIZED)
-    return event.SerializeToString()
+    return bytes(event.SerializeToString())
 
 
 def _resolved(known: dict[int, set[int]], ts: int) -> Iterator[bytes]:

@@ -36,13 +36,13 @@ def _message(kind: int, first: int) -> bytes:
     event = cdcpb.Event(region_id=1 + first // ROWS % REGIONS, request_id=7)
     for number in range(first, first + ROWS):
         start = 1000 + number // TRANSACTION
-        row = event.entries.entries.add(type=kind, start_ts=start, op_type=cdcpb.Event.Row.PUT)  # type: ignore[arg-type]
+        row = event.entries.entries.add(type=kind, start_ts=start, op_type=cdcpb.Event.Row.PUT)
         row.key = b"t%031d" % number
         if kind == cdcpb.Event.PREWRITE:
             row.value, row.old_value = b"v" * 140, b"o" * 28
         else:
             row.commit_ts = start + 1_000_000_000
-    return cdcpb.ChangeDataEvent(events=[event]).SerializeToString()
+    return bytes(cdcpb.ChangeDataEvent(events=[event]).SerializeToString())
 
 
 def measure(open_rows: int, events: int, clock: KernelClock) -> dict[str, float]:

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from tidegate.ipc import ControlClient
+from tidegate.model.reports import PipelineHello, Started
 from tidegate.pipeline import job
 from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -71,7 +72,7 @@ def start_in_source(
         found = reports.collect()
         if found:
             rows = [row.asDict() for row in found]
-            control.send(job.checkpoint(spec, rows, time.monotonic() - began))
+            control.send(job.durable(spec, rows, time.monotonic() - began))
 
     folder = spec.work_dir / "checkpoint"
     stream = events.option("tasks", job.tasks(spark)).load().writeStream.foreachBatch(run_batch)
@@ -82,7 +83,7 @@ def start_in_source(
 def run(path: Path, task: str, settings: dict[str, str]) -> None:
     """Run until SIGTERM."""
     spec = FeedSpec.load(path)
-    control = ControlClient(spec.socket_path, job.hello(spec))
+    control = ControlClient(spec.socket_path, PipelineHello(spec.changefeed, spec.incarnation, os.getpid()))
     try:
         spark = open_session(
             f"bench {spec.changefeed}",
@@ -100,11 +101,11 @@ def run(path: Path, task: str, settings: dict[str, str]) -> None:
             query = start_in_source(spark, spec, path, control)
         else:
             query = job.start_query(spark, spec, path, control, TASKS[task])
-        control.send({"type": "started", "changefeed": spec.changefeed, "incarnation": spec.incarnation})
+        control.send(Started(offset.spans))
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
         query.awaitTermination()
     except Exception as error:
-        control.send(job.failure(spec, error))
+        control.send(job.failure(error))
         raise
 
 

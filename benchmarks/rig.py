@@ -28,11 +28,25 @@ from tidegate.config import load_config, parse_sink_uri
 from tidegate.control.metadata import Grant, grant_key
 from tidegate.eventstore import outlook
 from tidegate.eventstore.store import EventStore
-from tidegate.ipc import HEADER, frame
+from tidegate.ipc import HEADER, frame, parsed
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.reports import (
+    HELLOS,
+    SAID_BY,
+    Durable,
+    Failed,
+    Hello,
+    PipelineHello,
+    PullerHello,
+    Report,
+    Started,
+    ToPuller,
+    Watch,
+    parse,
+)
 from tidegate.model.span import Span, span_id
-from tidegate.server.feed import save_catalogue
 from tidegate.server.puller_process import store_dir
+from tidegate.server.schema_tracker import save_catalogue
 from tidegate.tidb import keys
 
 ROOT: Final = Path(__file__).parents[1]
@@ -70,26 +84,26 @@ def eventually(
 
 
 class ControlStandIn:
-    """Listens on the capture's socket, keeps the connections by role, sums up what the pipeline reports."""
+    """Listens on the capture's socket, keeps the connections by hello, sums up what the pipeline reports."""
 
     def __init__(self, path: Path) -> None:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
-        self._peers: dict[str, socket.socket] = {}
+        self._peers: dict[type[Hello], socket.socket] = {}
         self._lock = threading.Lock()
         self.totals = dict.fromkeys(("rows", "messages", "bytes", "quarantined", "batches"), 0)
         self.started = False
         self.errors: list[str] = []
         threading.Thread(target=self._accept, name="stand-in", daemon=True).start()
 
-    def send(self, role: str, message: dict[str, Any]) -> None:
-        """To a process that has introduced itself."""
-        self._peers[role].sendall(frame(message))
+    def send(self, message: ToPuller) -> None:
+        """To the puller, once it has introduced itself."""
+        self._peers[PullerHello].sendall(frame(message))
 
-    def knows(self, role: str) -> bool:
+    def knows(self, hello: type[Hello]) -> bool:
         """Whether a process has introduced itself."""
-        return role in self._peers
+        return hello in self._peers
 
     def delivered(self) -> dict[str, int]:
         """Rows, messages, bytes and batches reported so far. Raises RuntimeError when a process failed."""
@@ -120,24 +134,26 @@ class ControlStandIn:
     def _read(self, peer: socket.socket) -> None:
         try:
             stream = peer.makefile("rb")
+            kinds: Sequence[type[Report]] = HELLOS
             while header := stream.read(HEADER.size):
-                self._take(json.loads(stream.read(HEADER.unpack(header)[0])), peer)
+                said = parse(parsed(stream.read(HEADER.unpack(header)[0])), kinds)
+                if isinstance(said, PullerHello | PipelineHello):
+                    self._peers[type(said)], kinds = peer, SAID_BY[type(said)]
+                self._take(said)
         except OSError:
             return  # the process ended; whoever waits for it sees its exit code and its log
 
-    def _take(self, message: dict[str, Any], peer: socket.socket) -> None:
-        match message["type"]:
-            case "hello":
-                self._peers[message["role"]] = peer
-            case "started":
+    def _take(self, said: Report) -> None:
+        match said:
+            case Started():
                 self.started = True
-            case "error":
-                self.errors.append(f"{message['what']} {message.get('why', '')} {message.get('where', '')}")
-            case "checkpoint":
+            case Failed(what, where, why):
+                self.errors.append(f"{what} {why} {where}")
+            case Durable(stats=stats) if stats:
                 with self._lock:
                     self.totals["batches"] += 1
                     for name in ("rows", "messages", "bytes", "quarantined"):
-                        self.totals[name] += message["stats"][name]
+                        self.totals[name] += stats[name]
 
 
 class Rig:
@@ -240,10 +256,8 @@ class Rig:
         return outlook.read_frontier(self.store) if self.store.exists() else {}
 
     def _watch(self, span: Span) -> None:
-        bounds = {"start": span.start.hex(), "end": span.end.hex()}
-        self._seen("the puller process", lambda: self.control.knows("puller"))
-        watch = {"type": "watch", **bounds, "start_ts": self.start_ts, "guarded": True}
-        self.control.send("puller", watch)
+        self._seen("the puller process", lambda: self.control.knows(PullerHello))
+        self.control.send(Watch(span, self.start_ts, True))
 
     def _store_warm_up(self) -> None:
         """Rows of the table in a span of their own, there before anything runs: some for each micro-batch."""

@@ -141,8 +141,8 @@ def apply(tables: int, log: str, path: Path) -> dict[str, Any]:
             "SchemaVersion": at + 1,
             "TableInfo": info | {"id": table_id, "name": {"O": name, "L": name}},
         }
-        job = {"id": at, "type": 5, "state": 4, "schema_id": FIRST_ID, "table_id": table_id, "binlog": binlog}
-        jobs.append(ddl_job.parse(orjson.dumps(job), TS + at, TS + at + 1))
+        sent = {"id": at, "type": 5, "state": 4, "schema_id": FIRST_ID, "table_id": table_id}
+        jobs.append(ddl_job.parse(orjson.dumps(sent | {"binlog": binlog}), TS + at, TS + at + 1))
     with _Measured() as measured:
         for job in jobs:
             assert store.apply(replace(job, query="alter table")).told

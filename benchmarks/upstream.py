@@ -31,6 +31,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -383,7 +384,7 @@ def _figures(arguments: argparse.Namespace) -> Iterator[Figure]:
                 continue
             upstream = Upstream(Path(folder) / mode.replace(" ", "-"), 1)
             try:
-                yield upstream.measure(mode, lambda mode=mode, of=upstream: _write(of, mode, arguments))
+                yield upstream.measure(mode, partial(_write, upstream, mode, arguments))
             finally:
                 upstream.close()
         if not arguments.only or "raw" in arguments.only:

@@ -207,7 +207,8 @@ class MainPath:
             raise subprocess.CalledProcessError(done.returncode, arguments, done.stdout, done.stderr)
 
     def _start_kafka(self) -> None:
-        command = [ROOT / "tools/services", "start", "kafka", "--dir", self.folder / "services", "--json"]
+        services, folder = str(ROOT / "tools/services"), str(self.folder / "services")
+        command = [services, "start", "kafka", "--dir", folder, "--json"]
         done = subprocess.run(command, capture_output=True, text=True)
         self._kafka_said = done.stderr
         if done.returncode == 0:
