@@ -7,7 +7,7 @@ it does with a block is `deliver`'s own code. CPU seconds per stage go to a file
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -16,10 +16,10 @@ import pyarrow as pa
 from benchmarks.stage_clock import StageClock
 
 from tidegate.eventstore import reader
-from tidegate.model.message import MessageBlock
 from tidegate.pipeline import deliver, stages
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.sink.kafka_slot import SlotWriter
+from tidegate.sink.base import Content
+from tidegate.sink.kafka.slot import SlotWriter
 
 PARTITIONS: Final = 3
 CLOCK: Final = StageClock()
@@ -31,11 +31,14 @@ class NoBroker:
     is_due = False
     room = deliver.PIECE_BYTES * 64
 
-    def produce(self, topic: str, block: MessageBlock) -> None:
+    def write(self, contents: Sequence[Content]) -> None:
         """Take the messages and drop them."""
 
-    def commit(self, progress_topic: str, progress: Mapping[str, bytes]) -> None:
+    def commit(self, progress: Mapping[str, bytes]) -> None:
         """Nothing waits."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
 
     @contextmanager
     def writer(self) -> Iterator[NoBroker]:
@@ -74,7 +77,7 @@ def deliver_timed(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator
     """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
     if not CLOCK.seconds:
         writer: Any = SlotWriter
-        CLOCK.wrap(writer, "produce", "send")
+        CLOCK.wrap(writer, "write", "send")
         CLOCK.wrap(writer, "commit", "send")
     install()
     found = deliver.deliver(spec_path, batches)

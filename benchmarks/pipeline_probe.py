@@ -95,7 +95,7 @@ def run(path: Path, task: str, settings: dict[str, str]) -> None:
         if task == "count":
             offset = Offset(spec.token, dict(Barrier.load(spec.feed_dir / "barrier.json").spans))
         else:
-            offset = job.first_offset(spec)
+            offset = job.begin(spec).offset
         spec.start_file.write_text(json.dumps(offset.to_json()))
         if task == "in-source":
             query = start_in_source(spark, spec, path, control)

@@ -22,7 +22,7 @@ from tidegate.control.metadata import FeedId, FeedInfo, Grant, KeyValue, feed_ke
 from tidegate.errors import Fatal
 from tidegate.server.new_feed import NewFeed
 from tidegate.server.processor import FeedPlan, Paths
-from tidegate.sink.kafka import client_settings
+from tidegate.sink.kafka.client import client_settings
 
 MARK = "q7Z"
 SIGNS = "abc012,;'\"{}[]()\\ /@%:#=&+?!$~`|<>\n\t\r\u00e9\u4e2d\U0001f511-----BEGIN KEY-----"

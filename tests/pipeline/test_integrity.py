@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fatal
-from tidegate.model.message import MessageBlock
 from tidegate.pipeline.deliver import Report, Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.job import rendered
 from tidegate.pipeline.offsets import Range
 from tidegate.sink import quarantine
+from tidegate.sink.base import Content
 from tidegate.tidb import checksum, keys, row
 from tidegate.workload.changelog import LogMutation, Txn
 
@@ -86,11 +86,14 @@ class Keeper:
     is_due = False
     room = 1 << 30
 
-    def produce(self, topic: str, block: MessageBlock) -> None:
-        self.waiting += len(block)
+    def write(self, contents: Sequence[Content]) -> None:
+        self.waiting += sum(len(one) for one in contents)
 
-    def commit(self, progress_topic: str, progress: Mapping[str, bytes]) -> None:
+    def commit(self, progress: Mapping[str, bytes]) -> None:
         self.rows, self.waiting = self.rows + self.waiting, 0
+
+    def abort(self) -> None:
+        self.waiting = 0
 
 
 def total(reports: list[Report], name: str) -> int:

@@ -20,10 +20,9 @@ from tools.processes import descendants
 
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
+from tidegate.model.progress import SpanProgress
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.job import first_offset
-from tidegate.sink.kafka import SpanProgress
-from tidegate.sink.kafka_slot import SlotWriter
+from tidegate.pipeline.job import begin
 
 pytestmark = pytest.mark.integration
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -98,24 +97,23 @@ def test_every_row_of_a_recorded_log_is_on_the_topic_once_and_in_order(
 
 def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: RecordedFeed) -> None:
     spec = FeedSpec.load(feed.write())
-    starts = first_offset(spec).spans
+    starts = begin(spec).offset.spans
     span = min(starts)
-    writer = SlotWriter(spec.sink_uri, spec.config, spec.transactional_id(0), spec.prove)
+    writer = spec.sink.writer(0, spec.prove)
     for instance, told in (("another", starts), (spec.instance, starts | {span: UPTO})):
         record = SpanProgress(instance, (9, 9), 1, UPTO).to_bytes()
-        deliver(writer, spec.sink_uri.topic, [], spec.progress_topic, {span: record})
-        assert first_offset(spec).spans == told
+        deliver(writer, [], {span: record})
+        assert begin(spec).offset.spans == told
 
 
 def test_a_new_incarnation_fences_every_slot_before_it_reads_what_is_durable(feed: RecordedFeed) -> None:
     spec = FeedSpec.load(feed.write(incarnation=1))
-    first_offset(spec)
-    slots = [spec.transactional_id(slot) for slot in (0, spec.slots - 1)]
-    old = [SlotWriter(spec.sink_uri, spec.config, slot, spec.prove) for slot in slots]
-    first_offset(FeedSpec.load(feed.write(incarnation=2)))
+    begin(spec)
+    old = [spec.sink.writer(slot, spec.prove) for slot in (0, spec.slots - 1)]
+    begin(FeedSpec.load(feed.write(incarnation=2)))
     for writer in old:
         with pytest.raises(Fenced):
-            deliver(writer, spec.sink_uri.topic, [], spec.progress_topic, {"late": b"{}"})
+            deliver(writer, [], {"late": b"{}"})
 
 
 def test_a_killed_driver_is_replaced_and_nothing_is_lost_or_doubled(
@@ -138,7 +136,7 @@ def test_a_job_that_is_no_longer_granted_says_so_and_ends(feed: RecordedFeed, co
     spec = feed.write(incarnation=1)
     feed.grant(incarnation=2)
     with pytest.raises(Fenced, match="Another incarnation"):
-        first_offset(FeedSpec.load(spec))
+        begin(FeedSpec.load(spec))
     job = start(spec)
     assert job.wait(PATIENCE_S) != 0
     error = control.wait_failure()

@@ -22,14 +22,14 @@ from tidegate.kvclient.transaction import PUT, Mutation, Transaction
 from tidegate.kvclient.upstream_control import UpstreamControl
 from tidegate.model import block
 from tidegate.model.key_range import KeyRange
+from tidegate.model.progress import load_progress
 from tidegate.model.span import Span
 from tidegate.pipeline import load_task
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.job import first_offset
+from tidegate.pipeline.job import begin
 from tidegate.pipeline.load_task import LoadReport, LoadTask, load
 from tidegate.server.initial_load import plan_load
 from tidegate.server.key_tracker import KeyTracker
-from tidegate.sink.load_progress import read_load_progress
 from tidegate.tidb.memcomparable import encode_bytes
 
 pytestmark = pytest.mark.integration
@@ -82,7 +82,7 @@ class KeyFeed:
         path = self.feed_dir / f"spec-{number}.json"
         path.write_text(json.dumps(told))
         spec = FeedSpec.load(path)
-        first_offset(spec)
+        begin(spec)
         return spec, str(path)
 
 
@@ -132,8 +132,7 @@ def test_a_load_of_keys_goes_on_with_the_ranges_that_are_not_done(
     spec, path = feed.incarnation(2)
     with pytest.raises(Fenced):
         run(old_path, pd, plan, old)
-    kafka_config = spec.config.sink.kafka_config
-    begun = read_load_progress(spec.sink_uri, kafka_config, spec.progress_topic, spec.instance, ts)
+    begun = load_progress(spec.sink.fence(spec.slots, spec.prove), spec.instance, ts)
     queue = LoadQueue(plan, {name: (one.rows, one.left_from) for name, one in begun.items()})
     assert (queue.state(1).done, queue.state(1).rows) == (1, 300 + part.rows)
     again = run(path, pd, plan, queue)

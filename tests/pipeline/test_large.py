@@ -17,12 +17,13 @@ from tests.integration.validators import read_topic, validate
 from tests.pipeline.large import Change, LargeFeed
 
 from tidegate.codec.base import describe
-from tidegate.pipeline.deliver import Worker, on_kafka
+from tidegate.model.progress import SpanProgress
+from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.job import first_offset
+from tidegate.pipeline.job import begin
 from tidegate.pipeline.offsets import Offset, ranges
 from tidegate.pipeline.reached import read_reached
-from tidegate.sink.kafka import SpanProgress
+from tidegate.sink.kafka.sink import KafkaSink
 
 pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,12 @@ def assert_delivered(feed: LargeFeed) -> None:
         assert at == sorted(at)
     report = validate(feed.sink_uri, KEYS)
     assert (report.faults, report.duplicates) == ([], 0)
+
+
+def progress_topic(spec: FeedSpec) -> str:
+    sink = spec.sink
+    assert isinstance(sink, KafkaSink)
+    return sink.progress_topic
 
 
 def progress(kafka: str, topic: str) -> list[SpanProgress]:
@@ -90,14 +97,14 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
     uri = f"kafka://{kafka}/{new_topic(2)}?protocol=canal-json&enable-tidb-extension=true"
     feed = LargeFeed(tmp_path, f"{uri}&kafka-client-id={client}", [300] * 22, 1000)
     spec = FeedSpec.load(feed.write())
-    start = first_offset(spec)
-    worker = on_kafka(spec)
+    start = begin(spec).offset
+    worker = open_worker(spec)
     (report,) = worker.deliver(
         ranges(start, Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts)), {})
     )
     assert report.ts == feed.last_ts
     assert report.rows == len(feed.entries)
-    records = progress(kafka, spec.progress_topic)
+    records = progress(kafka, progress_topic(spec))
     reached = [record.ts for record in records]
     assert reached == sorted(reached)
     assert len(set(reached)) > 2
@@ -109,21 +116,21 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
 CHILD = """
 import json, os, signal, sys
 from pathlib import Path
-from tidegate.pipeline import deliver, slots
+from tidegate.pipeline import deliver
 from tidegate.pipeline.offsets import Range
-from tidegate.sink import kafka_slot, pace
+from tidegate.sink.kafka import pace, sink, slot
 
 pace.TRANSACTION_BYTES, pace.WINDOW_MIN, pace.PIECE_MAX = 1 << 20, 256 << 10, 512 << 10
 spec, found, verb, count = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 left = [count]
 
-class Dying(kafka_slot.SlotWriter):
-    def produce(self, topic, block):
-        super().produce(topic, block)
-        self.strike("produce")
+class Dying(slot.SlotWriter):
+    def write(self, contents):
+        super().write(contents)
+        self.strike("write")
 
-    def commit(self, progress_topic, progress):
-        super().commit(progress_topic, progress)
+    def commit(self, progress):
+        super().commit(progress)
         self.strike("commit")
 
     def strike(self, now):
@@ -131,8 +138,8 @@ class Dying(kafka_slot.SlotWriter):
         if left[0] == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-slots.SlotWriter = Dying
-deliver.worker_of(spec, deliver.on_kafka).deliver([Range(*one) for one in found])
+sink.SlotWriter = Dying
+deliver.worker_of(spec, deliver.open_worker).deliver([Range(*one) for one in found])
 """
 
 
@@ -142,18 +149,18 @@ def test_a_large_transaction_goes_out_in_pieces_though_its_worker_is_killed_betw
     uri = f"kafka://{kafka}/{new_topic(3)}?protocol=open-protocol"
     feed = LargeFeed(tmp_path, uri, [20, 40_000, 30], 300)
     before, large = feed.start_ts + 100, feed.start_ts + 200
-    kills = [("commit", 4), ("produce", 17), ("commit", 9), ("commit", 6), ("produce", 3), ("never", -1)]
+    kills = [("commit", 4), ("write", 17), ("commit", 9), ("commit", 6), ("write", 3), ("never", -1)]
     at: list[SpanProgress] = []
     for incarnation, (verb, count) in enumerate(kills, 1):
         path = feed.write(incarnation)
         spec = FeedSpec.load(path)
-        start = first_offset(spec)
+        start = begin(spec).offset
         end = Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts))
         found = [(one.span, one.after, one.upto) for one in ranges(start, end, {})]
         command = [sys.executable, "-c", CHILD, str(path), json.dumps(found), verb, str(count)]
         code = subprocess.run(command, timeout=240).returncode
         assert code == (0 if verb == "never" else -9)
-        at += progress(kafka, spec.progress_topic)[-1:]
+        at += progress(kafka, progress_topic(spec))[-1:]
     assert at[-1].ts == feed.last_ts
     # Until its last piece is out the large transaction is not reported.
     assert {record.ts for record in at[:-1]} == {large - 1}
@@ -171,7 +178,7 @@ from tests.memory import taken_by
 from tidegate.pipeline import deliver
 from tidegate.pipeline.offsets import Range
 
-worker = deliver.worker_of(sys.argv[1], deliver.on_kafka)
+worker = deliver.worker_of(sys.argv[1], deliver.open_worker)
 small, large = ([Range(*one)] for one in json.loads(sys.argv[2]))
 worker.deliver(small)
 print(taken_by(lambda: worker.deliver(large)))
@@ -186,7 +193,7 @@ def test_a_worker_is_bounded_however_large_a_transaction_is(
     feed = LargeFeed(tmp_path, uri, [100, 44_000, 30], 4000, runs=10)
     path = feed.write()
     spec = FeedSpec.load(path)
-    start = first_offset(spec)
+    start = begin(spec).offset
     small, end = feed.start_ts + 100, feed.last_ts
     found = [[span, *r] for span in start.spans for r in ((start.spans[span], small), (small, end))]
     command = [sys.executable, "-c", WATCHED, str(path), json.dumps(found)]

@@ -13,8 +13,8 @@ from tidegate.dispatcher.split import Part
 from tidegate.eventstore.order import Entry, block_of, entries_of, op_class, sort_entries
 from tidegate.eventstore.seek import beyond, place_of
 from tidegate.model.position import Place, Position, Rank
+from tidegate.model.progress import SpanProgress
 from tidegate.pipeline.pieces import Cutter, Piece
-from tidegate.sink.kafka import SpanProgress
 
 Out = tuple[int, int, str, bytes]
 """What goes out of an entry: commit ts, start ts, operation, key."""

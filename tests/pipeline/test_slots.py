@@ -10,7 +10,7 @@ import pytest
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.slots import Slot
-from tidegate.sink.kafka_slot import SlotWriter
+from tidegate.sink.base import Writer
 
 pytestmark = pytest.mark.integration
 
@@ -30,15 +30,14 @@ class Opened(Slot):
 
     opened = 0
 
-    def _open(self, number: int) -> SlotWriter:
+    def _open(self, number: int) -> Writer:
         self.opened += 1
-        id = self._spec.transactional_id(number)
-        return SlotWriter(self._spec.sink_uri, self._spec.config, id, lambda: None)
+        return self._sink.writer(number, lambda: None)
 
 
 @pytest.mark.parametrize("left", [0, 3, -1], ids=["all", "most", "the last byte"])
 def test_a_slot_whose_file_was_cut_gets_a_new_producer(spec: FeedSpec, left: int) -> None:
-    slots = Opened(spec)
+    slots = Opened(spec, spec.sink)
     with slots.writer() as first:
         pass
     with slots.writer() as again:

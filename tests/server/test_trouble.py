@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.processor import open_kafka_sink
+from tidegate.server.processor import open_owner
 from tidegate.server.schema_tracker import DDL_SPAN_ID
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
@@ -119,7 +119,7 @@ class OnKafka(Running):
 
     def __init__(self, pd: str, data_dir: Path, out: Path, kafka: str) -> None:
         self.kafka = kafka
-        super().__init__(pd, data_dir, out, open_sink=open_kafka_sink)
+        super().__init__(pd, data_dir, out, open_sink=open_owner)
 
     def create(self, name: str, options: str = "", **more: Any) -> Any:
         uri = f"kafka://{self.kafka}/{name}?protocol=open-protocol{options}"
@@ -130,8 +130,8 @@ class OnKafka(Running):
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls to a broker that does not answer end after seconds, not after a quarter of a minute."""
-    monkeypatch.setattr("tidegate.sink.kafka.CALL_TIMEOUT_S", 2.0)
-    monkeypatch.setattr("tidegate.sink.kafka_owner.CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("tidegate.sink.kafka.client.CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("tidegate.sink.kafka.owner.CALL_TIMEOUT_S", 2.0)
 
 
 def test_a_broker_that_goes_away_is_a_warning_that_passes_and_never_keeps_a_capture_from_ending(

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tidegate.model.message import MessageBlock
-from tidegate.sink.kafka_slot import SlotTaken, SlotWriter
+from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.model.progress import JOURNAL_KEY, SpanProgress
+from tidegate.sink.base import Content, SlotTaken, Writer
+from tidegate.sink.kafka.client import read_records
 
 
-def deliver(
-    writer: SlotWriter,
-    topic: str,
-    blocks: Sequence[MessageBlock],
-    progress_topic: str,
-    progress: Mapping[str, bytes],
-) -> None:
+def deliver(writer: Writer, contents: Sequence[Content], progress: Mapping[str, bytes]) -> None:
     """Rows and progress in one transaction; once more when the slot was taken and has been taken back."""
     try:
-        _deliver(writer, topic, blocks, progress_topic, progress)
+        _deliver(writer, contents, progress)
     except SlotTaken:
-        _deliver(writer, topic, blocks, progress_topic, progress)
+        _deliver(writer, contents, progress)
 
 
-def _deliver(
-    writer: SlotWriter,
-    topic: str,
-    blocks: Sequence[MessageBlock],
-    progress_topic: str,
-    progress: Mapping[str, bytes],
-) -> None:
-    for block in blocks:
-        writer.produce(topic, block)
-    writer.commit(progress_topic, progress)
+def _deliver(writer: Writer, contents: Sequence[Content], progress: Mapping[str, bytes]) -> None:
+    writer.write(contents)
+    writer.commit(progress)
+
+
+def read_progress(uri: SinkUri, config: ReplicaConfig, topic: str) -> dict[str, SpanProgress]:
+    """The progress of spans in a progress topic of Kafka."""
+    records = read_records(uri, config.sink.kafka_config, topic)
+    return {key: SpanProgress.from_bytes(one) for key, one in records.items() if key != JOURNAL_KEY}

@@ -16,20 +16,19 @@ from tests.fixtures.kafka import Broker
 from tests.fixtures.topic import read_committed
 from tests.fixtures.wall_clock import WallClock
 from tests.integration.cluster import eventually
-from tests.sink.slots import deliver
+from tests.sink.slots import deliver, read_progress
 from tests.sink.test_kafka import block, sink
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.errors import Fenced, Retryable
-from tidegate.sink import kafka, kafka_owner
-from tidegate.sink.kafka import (
-    SpanProgress,
+from tidegate.model.progress import SpanProgress
+from tidegate.sink.kafka import client, owner
+from tidegate.sink.kafka.client import (
     ensure_progress_topic,
     ensure_topic,
-    read_progress,
     transactional_id,
 )
-from tidegate.sink.kafka_owner import OwnerSink
-from tidegate.sink.kafka_slot import SlotWriter, fence_slots
+from tidegate.sink.kafka.owner import KafkaOwnerSink
+from tidegate.sink.kafka.slot import SlotWriter, fence_slots
 
 pytestmark = pytest.mark.integration
 
@@ -49,18 +48,18 @@ class Sinks:
         ensure_progress_topic(self.uri, settings, self.progress)
         fence_slots(self.uri, self.config, [self.name])
         self.reached = {
-            span: one.ts for span, one in read_progress(self.uri, settings, self.progress).items()
+            span: one.ts for span, one in read_progress(self.uri, self.config, self.progress).items()
         }.get("s", 0)
-        self.writer = SlotWriter(self.uri, self.config, self.name, lambda: None)
+        self.writer = SlotWriter(self.uri, self.config, self.name, self.progress, lambda: None)
         marks = encoder(codec_options(self.config.codec_settings()))
-        self.owner = OwnerSink(
+        self.owner = KafkaOwnerSink(
             self.uri, self.config, f"{self.topic}.owner", self.progress, "i", marks, lambda: None
         )
 
     def send(self, ts: int) -> None:
         """A row and then its Resolved."""
         record = SpanProgress("i", (1, 1), 1, ts).to_bytes()
-        deliver(self.writer, self.topic, [block((0, None, b"%d" % ts))], self.progress, {"s": record})
+        deliver(self.writer, [block((0, None, b"%d" % ts))], {"s": record})
         self.owner.send_resolved(ts)
 
     def rows(self) -> list[int]:
@@ -164,8 +163,8 @@ def test_a_transaction_that_the_broker_ends_by_its_clock_is_written_once(
         world.clock.jump(-6)
 
     def drained_then_ended(producer: Producer) -> None:
-        kafka.drain(producer)
-        monkeypatch.setattr(kafka_owner, "drain", kafka.drain)
+        client.drain(producer)
+        monkeypatch.setattr(owner, "drain", client.drain)
         ended()
 
     late: Any = Late(sinks.writer._producer, ended)
@@ -175,7 +174,7 @@ def test_a_transaction_that_the_broker_ends_by_its_clock_is_written_once(
     sinks.open()
     assert sinks.reached == 1
     sinks.send(2)
-    monkeypatch.setattr(kafka_owner, "drain", drained_then_ended)
+    monkeypatch.setattr(owner, "drain", drained_then_ended)
     with pytest.raises(Fenced, match="too long by its clock"):
         sinks.owner.send_resolved(3)
     sinks.open()
@@ -187,13 +186,13 @@ def test_a_transaction_that_the_broker_ends_by_its_clock_is_written_once(
 WAITS = """
 import os, threading
 from confluent_kafka import Consumer, Producer
-from tidegate.sink import kafka
+from tidegate.sink.kafka import client
 
-kafka.CALL_TIMEOUT_S = 1.0
+client.CALL_TIMEOUT_S = 1.0
 nobody = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "error_cb": lambda error: None}
 reader, producer = Consumer(nobody | {"group.id": "g"}), Producer(nobody)
 producer.produce("t", b"row")
-waits = [lambda: kafka.take(reader, 10, 1.0), lambda: kafka.drain(producer)]
+waits = [lambda: client.take(reader, 10, 1.0), lambda: client.drain(producer)]
 threads = [threading.Thread(target=wait, daemon=True) for wait in waits]
 for thread in threads:
     thread.start()

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
 
-from tests.sink.slots import deliver
+from tests.sink.slots import deliver, read_progress
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.message import MessageBlock
-from tidegate.sink.kafka import (
-    SpanProgress,
-    ensure_progress_topic,
-    ensure_topic,
-    read_progress,
-    transactional_id,
-)
-from tidegate.sink.kafka_slot import SlotWriter, fence_slots
+from tidegate.model.progress import SpanProgress
+from tidegate.sink.kafka.client import ensure_progress_topic, ensure_topic, transactional_id
+from tidegate.sink.kafka.slot import SlotWriter
 
 pytestmark = pytest.mark.integration
 
@@ -68,97 +61,15 @@ def test_rows_and_progress_become_visible_together_and_in_order(
 ) -> None:
     topic, progress = new_topic(3), new_topic(1)
     uri, config = sink(kafka, topic)
-    writer = SlotWriter(uri, config, transactional_id(1, "default", topic, 0), Grants().prover(1))
+    writer = SlotWriter(uri, config, transactional_id(1, "default", topic, 0), progress, Grants().prover(1))
     rows = [(i % 3, b"k%d" % i, b"v%d" % i) for i in range(1000)]
     deliver(
         writer,
-        topic,
         [block(*rows[:500]), block(*rows[500:])],
-        progress,
         {"s1": SpanProgress("i", (1, 1), 1, 77).to_bytes()},
     )
     assert [m[1:] for m in committed(topic)] == [m[1:] for p in range(3) for m in rows if m[0] == p]
-    assert read_progress(uri, config.sink.kafka_config, progress) == {"s1": SpanProgress("i", (1, 1), 1, 77)}
-
-
-def test_a_writer_of_an_older_incarnation_writes_nothing_that_a_committed_reader_sees(
-    kafka: str, new_topic: Callable[..., str], committed: Committed
-) -> None:
-    topic, progress, grants = new_topic(1), new_topic(1), Grants()
-    uri, config = sink(kafka, topic)
-    name = transactional_id(1, "default", topic, 0)
-    zombie = SlotWriter(uri, config, name, grants.prover(1))
-    deliver(zombie, topic, [block((0, b"a", b"before"))], progress, {})
-    grants.current = 2
-    fence_slots(uri, config, [name])
-    with pytest.raises(Fenced):
-        deliver(zombie, topic, [block((0, b"a", b"after"))], progress, {"s": b"{}"})
-    assert committed(topic) == [(0, b"a", b"before")]
-    assert committed(progress) == []
-
-
-def test_a_zombie_that_wakes_before_it_took_its_slot_cannot_take_it(
-    kafka: str, new_topic: Callable[..., str]
-) -> None:
-    topic, grants = new_topic(1), Grants()
-    uri, config = sink(kafka, topic)
-    grants.current = 2
-    with pytest.raises(Fenced):
-        SlotWriter(uri, config, transactional_id(1, "default", topic, 0), grants.prover(1))
-
-
-def test_a_rightful_writer_fenced_by_a_waking_zombie_takes_its_slot_back(
-    kafka: str, new_topic: Callable[..., str], committed: Committed
-) -> None:
-    topic, progress, grants = new_topic(1), new_topic(1), Grants()
-    uri, config = sink(kafka, topic)
-    name = transactional_id(1, "default", topic, 0)
-    rightful = SlotWriter(uri, config, name, grants.prover(1))
-    fence_slots(uri, config, [name])
-    deliver(
-        rightful,
-        topic,
-        [block((0, None, b"row"))],
-        progress,
-        {"s": SpanProgress("i", (1, 1), 1, 5).to_bytes()},
-    )
-    assert committed(topic) == [(0, None, b"row")]
-
-
-class Interrupted:
-    """A producer that is fenced by `then` after its commit, and does not get the broker's answer to it."""
-
-    def __init__(self, producer: Producer, then: Callable[[], None]) -> None:
-        self._producer, self._then = producer, then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._producer, name)
-
-    def __len__(self) -> int:
-        return len(self._producer)
-
-    def commit_transaction(self, timeout: float) -> None:
-        self._producer.commit_transaction(timeout)
-        self._then()
-        raise KafkaException(KafkaError(KafkaError._FENCED))
-
-
-def test_a_transaction_that_may_have_been_committed_is_not_sent_again(
-    kafka: str, new_topic: Callable[..., str], committed: Committed
-) -> None:
-    topic, progress, grants = new_topic(1), new_topic(1), Grants()
-    uri, config = sink(kafka, topic)
-    name = transactional_id(1, "default", topic, 0)
-    rightful = SlotWriter(uri, config, name, grants.prover(1))
-    producer: Any = Interrupted(rightful._producer, lambda: fence_slots(uri, config, [name]))
-    rightful._producer = producer
-    with pytest.raises(Retryable, match="while its transaction was being committed") as caught:
-        deliver(rightful, topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
-    assert caught.value.where == name
-    assert committed(topic) == [(0, None, b"row")]
-    grants.current = 2
-    with pytest.raises(Fenced):
-        deliver(rightful, topic, [block((0, None, b"row"))], progress, {"s": b"{}"})
+    assert read_progress(uri, config, progress) == {"s1": SpanProgress("i", (1, 1), 1, 77)}
 
 
 def test_a_topic_with_too_few_partitions_is_refused(kafka: str, new_topic: Callable[..., str]) -> None:
@@ -177,11 +88,11 @@ def test_a_missing_topic_is_created_unless_the_settings_forbid_it(
     uri, config = sink(kafka, missing, "&partition-num=4")
     assert ensure_topic(uri, config.sink.kafka_config) == 4
     ensure_progress_topic(uri, config.sink.kafka_config, missing + "-progress")
-    assert read_progress(uri, config.sink.kafka_config, missing + "-progress") == {}
+    assert read_progress(uri, config, missing + "-progress") == {}
 
 
 def test_a_broker_that_is_down_is_a_retryable_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tidegate.sink.kafka.CALL_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("tidegate.sink.kafka.client.CALL_TIMEOUT_S", 2.0)
     uri, config = sink("127.0.0.1:1", "t", "&dial-timeout=1s&write-timeout=1s")
     with pytest.raises(Retryable, match=r"127\.0\.0\.1:1"):
         ensure_topic(uri, config.sink.kafka_config)

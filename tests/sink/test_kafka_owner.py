@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from tests.integration.validators import read_topic
-from tests.sink.slots import deliver
+from tests.sink.slots import deliver, read_progress
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import load_config, parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.ddl import DdlEvent
-from tidegate.sink.kafka import SpanProgress, read_progress, transactional_id
-from tidegate.sink.kafka_owner import OwnerSink
-from tidegate.sink.kafka_slot import SlotWriter
+from tidegate.model.progress import SpanProgress
+from tidegate.sink.kafka.client import transactional_id
+from tidegate.sink.kafka.owner import KafkaOwnerSink
+from tidegate.sink.kafka.slot import SlotWriter
 
 pytestmark = pytest.mark.integration
 
@@ -41,19 +42,19 @@ def event(finished_ts: int, seq: int = 0) -> DdlEvent:
 
 
 @pytest.fixture
-def open_sink(kafka: str, new_topic: Callable[..., str]) -> Callable[..., OwnerSink]:
+def open_sink(kafka: str, new_topic: Callable[..., str]) -> Callable[..., KafkaOwnerSink]:
     topic, journal = new_topic(3), new_topic(1)
 
     def open_one(
         protocol: str = "open-protocol",
         instance: str = "first",
         prove: Callable[[], None] = lambda: None,
-    ) -> OwnerSink:
+    ) -> KafkaOwnerSink:
         uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol={protocol}")
         config = load_config(None, uri)
         marks = encoder(codec_options(config.codec_settings()))
         name = transactional_id(1, "default", topic, "owner")
-        sink = OwnerSink(uri, config, name, journal, instance, marks, prove)
+        sink = KafkaOwnerSink(uri, config, name, journal, instance, marks, prove)
         sink.source = uri.render()  # type: ignore[attr-defined]
         return sink
 
@@ -69,7 +70,7 @@ def marks_of(sink: Any) -> dict[int, tuple[list[int], list[int]]]:
 
 
 def test_resolved_and_ddl_reach_every_partition_and_a_journalled_ddl_is_not_sent_again(
-    open_sink: Callable[..., OwnerSink],
+    open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
     first = open_sink()
     first.send_ddl(event(100))
@@ -82,7 +83,7 @@ def test_resolved_and_ddl_reach_every_partition_and_a_journalled_ddl_is_not_sent
     assert marks_of(second) == {p: ([100, 120], [100, 100]) for p in range(3)}
 
 
-def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., OwnerSink]) -> None:
+def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., KafkaOwnerSink]) -> None:
     old = open_sink()
     new = open_sink()
     with pytest.raises(Fenced):
@@ -92,7 +93,7 @@ def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., Ow
 
 
 def test_an_owner_whose_grant_was_replaced_before_it_opened_does_no_more_than_open(
-    open_sink: Callable[..., OwnerSink],
+    open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
     """It wakes up late and fences its successor, which opens anew; what it was about to send is not sent."""
     new = open_sink()
@@ -113,7 +114,7 @@ def test_an_owner_whose_grant_was_replaced_before_it_opened_does_no_more_than_op
 
 
 def test_the_journal_of_another_feed_of_the_same_name_does_not_count(
-    open_sink: Callable[..., OwnerSink],
+    open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
     open_sink().send_ddl(event(100))
     again = open_sink(instance="second")
@@ -122,25 +123,25 @@ def test_the_journal_of_another_feed_of_the_same_name_does_not_count(
     assert [ddls for _, ddls in marks_of(again).values()] == [[100, 90]] * 3
 
 
-def test_canal_json_sends_a_ddl_to_partition_zero_only(open_sink: Callable[..., OwnerSink]) -> None:
+def test_canal_json_sends_a_ddl_to_partition_zero_only(open_sink: Callable[..., KafkaOwnerSink]) -> None:
     sink = open_sink("canal-json&enable-tidb-extension=true")
     sink.send_ddl(event(100))
     assert [p for p, (_, ddls) in marks_of(sink).items() if ddls] == [0]
 
 
 def test_the_progress_of_ended_spans_is_deleted_and_that_of_others_stays(
-    open_sink: Callable[..., OwnerSink],
+    open_sink: Callable[..., KafkaOwnerSink],
 ) -> None:
     sink: Any = open_sink()
     uri = parse_sink_uri(sink.source)
     config = load_config(None, uri)
-    writer = SlotWriter(uri, config, transactional_id(1, "default", uri.topic, 0), lambda: None)
+    writer = SlotWriter(uri, config, transactional_id(1, "default", uri.topic, 0), sink._topic, lambda: None)
     progress = {
         name: SpanProgress("i", (1, 1), 1, ts).to_bytes() for name, ts in (("a", 5), ("b", 6), ("c", 7))
     }
-    deliver(writer, uri.topic, [], sink._topic, progress)
+    deliver(writer, [], progress)
     sink.forget(["a", "c"])
-    found = read_progress(uri, config.sink.kafka_config, sink._topic)
+    found = read_progress(uri, config, sink._topic)
     assert {name: one.ts for name, one in found.items()} == {"b": 6}
     sink.send_resolved(70)
     assert open_sink().journal.resolved_ts == 70

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.sink.pace import (
+from tidegate.sink.kafka.pace import (
     LOOK_S,
     PIECE_MAX,
     TRANSACTION_BYTES,

@@ -220,6 +220,11 @@ class ReplicaConfig:
         return self.sink.protocol != "canal-json" or extended
 
     @property
+    def splits_updates(self) -> bool:
+        """Whether an update of a unique key goes out as a delete and an insert."""
+        return not self.sink.kafka_config.output_raw_change_event
+
+    @property
     def has_tables(self) -> bool:
         """Whether the feed follows tables, not keys."""
         return self.tidegate.kv_mode == TABLE_MODE

@@ -13,7 +13,7 @@ from tidegate.codec import registry
 from tidegate.codec.base import describe
 from tidegate.consumer.source import Offsets, Topic
 from tidegate.errors import Retryable
-from tidegate.sink.kafka import take
+from tidegate.sink.kafka.client import take
 
 BATCH = 500
 SILENCE_S = 20.0

@@ -37,7 +37,7 @@ from tidegate.codec.base import (
 from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri
 from tidegate.consumer.assembler import Segment
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.sink.kafka import client_settings, take
+from tidegate.sink.kafka.client import client_settings, take
 
 MAX_BYTES: Final = 48 << 20
 CONSUME_MESSAGES: Final = 10_000

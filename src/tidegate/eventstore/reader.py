@@ -45,6 +45,17 @@ def read(
     return _reporting(Path(store), span_id, blocks if past is None else beyond(blocks, past))
 
 
+def read_together(
+    store: Path | str,
+    spans: Sequence[tuple[str, Timestamp, Timestamp]],
+    max_rows: int = MAX_BLOCK_ROWS,
+    past: Place | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The changes of several spans, each (id, after, upto), merged in the store's order. As `read`."""
+    sources = [read(store, *span, max_rows=max_rows, past=past) for span in spans]
+    return sources[0] if len(sources) == 1 else _merge(sources, max_rows)
+
+
 def _reporting(store: Path, span_id: str, blocks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     try:
         yield from blocks
@@ -101,10 +112,9 @@ def _pieces(
     segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int
 ) -> Iterator[pa.RecordBatch]:
     for group in _overlapping(segments):
-        if len(group) == 1:
-            parts: Iterable[pa.RecordBatch] = _ranged(group[0], after, upto)
-        else:
-            parts = _merge(group, after, upto, max_rows)
+        parts: Iterable[pa.RecordBatch] = _ranged(group[0], after, upto)
+        if len(group) > 1:
+            parts = _merge([_ranged(one, after, upto) for one in group], max_rows, group)
         for part in parts:
             for first in range(0, part.num_rows, max_rows):
                 yield part.slice(first, max_rows)
@@ -137,11 +147,14 @@ def _ranged(segment: Segment, after: Timestamp, upto: Timestamp) -> Iterator[pa.
 
 
 def _merge(
-    segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int
+    sources: Sequence[Iterator[pa.RecordBatch]], max_rows: int, segments: Sequence[Segment] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """Merge segments; a view of one batch of each is open, and only what one block is made of in memory."""
+    """Merge sorted sources, which may be of `segments`.
+
+    A view of one batch of each is open, and only what one block is made of is in memory.
+    """
     heads: list[tuple[Iterator[pa.RecordBatch], pa.RecordBatch]] = []
-    for source in [_ranged(segment, after, upto) for segment in segments]:
+    for source in sources:
         heads += [(source, batch) for batch in [next(source, None)] if batch is not None]
     cursors = np.zeros(len(heads), dtype=np.int64)
     while heads:

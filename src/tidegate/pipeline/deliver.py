@@ -1,17 +1,17 @@
-"""The task: ranges of spans in, durable rows in Kafka out.
+"""The task: ranges of spans in, durable rows downstream out.
 
-A task reads its segments itself, cuts them into pieces (`pieces`), runs the stages over each and hands the
-messages to the broker while the next piece is encoded. Rows and progress go out in one Kafka transaction; a
-long range in several, each as large as the broker takes in a few seconds. A transaction may end inside a
+A task reads its segments itself, cuts them into pieces (`pieces`), runs the stages over each and hands what
+comes out to the sink while the next piece is encoded. Rows and progress go out in one transaction; a long
+range in several, each as large as the sink takes in a few seconds. A transaction may end inside a
 commit ts: the progress then says up to which position. What was not committed when a task dies is written
 again by the next incarnation, which reads the progress first.
 
-State lives in the worker process, which Spark reuses: its slot and producer, the schemas, the plan.
+State lives in the worker process, which Spark reuses: its slot and writer, the schemas, the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,8 +26,8 @@ from tidegate.errors import Fatal
 from tidegate.eventstore import reader
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.key_range import KeyRange
-from tidegate.model.message import MessageBlock
 from tidegate.model.position import Place, Position
+from tidegate.model.progress import SpanProgress
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.decode import Quarantined
 from tidegate.mounter.integrity import Mismatch
@@ -40,8 +40,7 @@ from tidegate.pipeline.pieces import Cutter, slices, weight
 from tidegate.pipeline.reached import Reached
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
-from tidegate.sink.kafka import SpanProgress, ensure_topic
-from tidegate.sink.kafka_slot import SlotTaken
+from tidegate.sink.base import Description, Domain, SlotTaken, Writer
 from tidegate.sink.quarantine import Quarantine
 
 TAKE_BACKS: Final = 5
@@ -49,7 +48,7 @@ TAKE_BACKS: Final = 5
 PIECE_BYTES: Final = 16 << 20
 """Of entries that are encoded at once, however fast the broker is: a piece takes several times as much."""
 GROWTH: Final = 4.0
-"""Bytes of messages that a byte of entries is taken to become before it is known."""
+"""Bytes for the sink that a byte of entries is taken to become before it is known."""
 GROWTH_MIN: Final = 1.0
 """What becomes of entries that are filtered out says nothing about the next ones."""
 REPORT: Final = (
@@ -78,50 +77,57 @@ class Report:
 
 @dataclass(slots=True)
 class Stretch:
-    """A range under way: what of it went into transactions, and how much of that is durable."""
+    """Ranges that are merged, mostly one: what of them went into transactions, and how much is durable."""
 
-    one: Range
+    ranges: tuple[Range, ...]
     past: Position | None
-    """Everything up to here was produced; None: nothing."""
-    report: Report
-    durable: tuple[Position | None, Report]
+    """Everything up to here was written; None: nothing of the commit ts after that of the reports."""
+    reports: list[Report]
+    """One a range; the first also counts what was done for all."""
+    durable: tuple[Position | None, list[Report]]
     """Both as of the last commit."""
 
     @classmethod
-    def of(cls, one: Range, past: Position | None) -> Stretch:
-        """A range of which everything up to `past` is durable."""
-        report = Report(one.span, one.after)
-        return cls(one, past, report, (past, replace(report)))
+    def of(cls, ranges: Sequence[Range], past: Position | None) -> Stretch:
+        """Ranges of which everything up to `past` is durable."""
+        reports = [Report(one.span, one.after) for one in ranges]
+        return cls(tuple(ranges), past, reports, (past, [replace(one) for one in reports]))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left."""
+        return all(report.ts == one.upto for one, report in zip(self.ranges, self.reports, strict=True))
+
+    @property
+    def upto(self) -> int:
+        """The last commit ts of all."""
+        return max(one.upto for one in self.ranges)
+
+    @property
+    def name(self) -> str:
+        """Where its entries come from, for people."""
+        more = len(self.ranges) - 1
+        return self.ranges[0].span + (f" and {more} more" if more else "")
+
+    def spans(self, past: Place | None) -> list[tuple[str, int, int]]:
+        """(id, after, upto) of what is left behind a place, as the event store is asked for it."""
+        written = 0 if past is None else past[0] - 1
+        since = (max(report.ts, written) for report in self.reports)
+        left = zip(self.ranges, since, strict=True)
+        return [(one.span, after, one.upto) for one, after in left if after < one.upto]
+
+    def progress(self, ts: int) -> Iterator[tuple[Report, int]]:
+        """How far each range is when everything up to a ts is written."""
+        for one, report in zip(self.ranges, self.reports, strict=True):
+            yield report, min(max(report.ts, ts), one.upto)
 
     def keep(self) -> None:
-        """What was produced is durable."""
-        self.durable = self.past, replace(self.report)
+        """What was written is durable."""
+        self.durable = self.past, [replace(one) for one in self.reports]
 
     def take_back(self) -> None:
-        """What was produced since the last commit is lost."""
-        self.past, self.report = self.durable[0], replace(self.durable[1])
-
-
-class Writer(Protocol):
-    """Where a task's transactions go: `sink.kafka_slot.SlotWriter`, or what benchmarks put in its place."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether the transaction should be committed now."""
-        ...
-
-    @property
-    def room(self) -> int:
-        """Bytes of messages that may be produced before `is_due` is asked again."""
-        ...
-
-    def produce(self, topic: str, block: MessageBlock) -> None:
-        """Rows; nothing is kept of the block. Raises SlotTaken when all since the last commit is lost."""
-        ...
-
-    def commit(self, progress_topic: str, progress: Mapping[str, bytes]) -> None:
-        """Rows and progress, durable together on return. Raises as `produce`."""
-        ...
+        """What was written since the last commit is lost."""
+        self.past, self.reports = self.durable[0], [replace(one) for one in self.durable[1]]
 
 
 class WriterSource(Protocol):
@@ -136,11 +142,22 @@ class Worker:
     """Everything a worker process keeps between tasks of one incarnation."""
 
     def __init__(
-        self, spec: FeedSpec, partitions: int, slot: WriterSource, beats: Beats | None = None
+        self,
+        spec: FeedSpec,
+        partitions: int,
+        slot: WriterSource,
+        beats: Beats | None = None,
+        *,
+        sink: Description | None = None,
     ) -> None:
+        """`sink` is what it says of itself; by default what the spec's URI means."""
         self.spec, self.slot = spec, slot
         self.partitions = partitions
-        self.plan = stages.plan(spec.config, spec.sink_uri.topic, partitions)
+        sink = sink or spec.sink.describe()
+        self._merges = sink.domain is not Domain.ROW
+        self._pieces = sink.pieces and not self._merges
+        """Whether a transaction may end inside a commit ts."""
+        self.plan = stages.plan(spec.config, spec.sink_uri.topic, partitions, sink.form)
         self.schemas = SchemaReader(spec) if spec.config.has_tables else None
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
         self.quarantine = Quarantine(spec.feed_dir / "quarantine.jsonl")
@@ -153,14 +170,15 @@ class Worker:
 
     def deliver(self, ranges: list[Range]) -> list[Report]:
         """Deliver some ranges; durable on return."""
-        stretches = [Stretch.of(one, self._begun(one)) for one in ranges]
+        groups = [ranges] if self._merges else [[one] for one in ranges]
+        stretches = [Stretch.of(group, self._begun(group)) for group in groups]
         misses = 0
         while True:
             before = [one.durable for one in stretches]
             try:
                 with self.slot.writer() as writer:
                     self._deliver(stretches, Transaction(self, writer))
-                return [one.report for one in stretches]
+                return [report for one in stretches for report in one.reports]
             except SlotTaken:
                 misses = misses + 1 if [one.durable for one in stretches] == before else 1
                 if misses == TAKE_BACKS:
@@ -168,19 +186,19 @@ class Worker:
                 for one in stretches:
                     one.take_back()
 
-    def _begun(self, one: Range) -> Position | None:
-        """How much of the commit ts after `one.after` an earlier incarnation has delivered."""
-        begun = self.positions.get(one.span)
-        return begun if begun is not None and begun.commit_ts == one.after + 1 else None
+    def _begun(self, ranges: Sequence[Range]) -> Position | None:
+        """How much of the commit ts after that of a range an earlier incarnation has delivered."""
+        begun = self.positions.get(ranges[0].span) if self._pieces else None
+        return begun if begun is not None and begun.commit_ts == ranges[0].after + 1 else None
 
     def _deliver(self, stretches: list[Stretch], batch: Transaction) -> None:
         for one in stretches:
-            if one.report.ts == one.one.upto:
+            if one.is_done:
                 continue
-            for _ in self._deliver_range(one, batch):
+            for _ in self._deliver_stretch(one, batch):
                 if batch.is_due:
                     self._commit(batch, stretches)
-                    self.reached.tell({other.one.span: other.report.ts for other in stretches})
+                    self.reached.tell({told.span: told.ts for other in stretches for told in other.reports})
         self._commit(batch, stretches)
 
     def _commit(self, batch: Transaction, stretches: list[Stretch]) -> None:
@@ -188,27 +206,35 @@ class Worker:
         for one in stretches:
             one.keep()
 
-    def _deliver_range(self, stretch: Stretch, batch: Transaction) -> Iterator[None]:
-        """Produce what is left of a range; after each piece the transaction may be committed."""
-        one, report = stretch.one, stretch.report
-        schemas = None if self.schemas is None else self.schemas.upto(one.upto)
+    def _deliver_stretch(self, stretch: Stretch, batch: Transaction) -> Iterator[None]:
+        """Write what is left of a stretch; at each yield the transaction may be committed."""
+        schemas = None if self.schemas is None else self.schemas.upto(stretch.upto)
         splits = self.schemas is not None and self.plan.split_updates
-        cutter = Cutter(partial(self._read, one), lambda: self._budget(batch.room), splits=splits)
+        cutter = Cutter(partial(self._read, stretch), lambda: self._budget(batch.room), splits=splits)
         for piece in cutter.run(stretch.past):
+            if not self._pieces and stretch.past is not None:
+                before = piece.block.column(0)[0].as_py() - 1
+                if before >= stretch.past.commit_ts:  # else in the midst of a commit ts
+                    for report, ts in stretch.progress(before):
+                        batch.progress(report, ts)
+                    stretch.past = None
+                    yield
             encoded = self.encode(piece.block, schemas, part=piece.part)
             cutter.met += encoded.split
             self._note_growth(piece.block, encoded)
             if not piece.again:
-                self.set_aside(one.span, encoded)
-            batch.add(encoded, report, again=piece.again)
+                self.set_aside(stretch.name, encoded)
+            batch.add(encoded, stretch.reports[0], again=piece.again)
             stretch.past = piece.end
-            batch.progress(report, piece.end.commit_ts - 1, piece.end)
-            yield
-        batch.progress(report, one.upto)
+            if self._pieces:
+                for report, ts in stretch.progress(piece.end.commit_ts - 1):
+                    batch.progress(report, ts, piece.end)
+                yield
+        for report, ts in stretch.progress(stretch.upto):
+            batch.progress(report, ts)
 
-    def _read(self, one: Range, past: Place | None) -> Iterator[pa.RecordBatch]:
-        after = one.after if past is None else max(one.after, past[0] - 1)
-        return reader.read(self.spec.store_dir, one.span, after, one.upto, past=past)
+    def _read(self, stretch: Stretch, past: Place | None) -> Iterator[pa.RecordBatch]:
+        return reader.read_together(self.spec.store_dir, stretch.spans(past), past=past)
 
     def _budget(self, room: int) -> int:
         """Bytes of entries that become about so many bytes of messages."""
@@ -232,7 +258,7 @@ class Worker:
         """All stages over entries; `schemas` is None for a feed of keys. The rest as `stages.run`."""
         if schemas is None:
             assert self.keys is not None
-            encoded = stages.run_keys(block, self.keys, self.partitions)
+            encoded = stages.run_keys(block, self.keys, self.plan)
         else:
             encoded = stages.run(block, schemas, self.plan, self.clock.now_ms(), at=at, part=part)
         self.beats.beat()
@@ -306,16 +332,15 @@ class Transaction:
 
     @property
     def room(self) -> int:
-        """Bytes of messages that may be added before `is_due` is asked again."""
+        """Bytes that may be added before `is_due` is asked again."""
         return self._writer.room
 
     def add(self, encoded: stages.Encoded, report: Report, *, again: bool = False) -> None:
         """Rows of one piece. `again`: only its messages count, not its entries."""
-        for messages in encoded.messages:
-            if len(messages):
-                self._writer.produce(self._worker.spec.sink_uri.topic, messages)
-        report.bytes += sum(int(b.value_length.sum()) for b in encoded.messages)
-        report.messages += sum(len(b) for b in encoded.messages)
+        if encoded.content:
+            self._writer.write(encoded.content)
+        report.bytes += encoded.bytes
+        report.messages += encoded.messages
         report.lag_ms = self._worker.clock.now_ms() - physical_ms(encoded.last_ts)
         if again:
             return
@@ -339,7 +364,7 @@ class Transaction:
         """Make it durable; an empty one costs nothing."""
         if not self._reached:
             return
-        self._writer.commit(self._worker.spec.progress_topic, self._reached)
+        self._writer.commit(self._reached)
         self._worker.beats.beat()
         self._reached = {}
 
@@ -350,25 +375,24 @@ WORKERS: dict[tuple[str, int], Worker] = {}
 
 def deliver(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """`mapInArrow` function: descriptors in, one `REPORT` row a range out."""
-    return run_tasks(spec_path, batches, on_kafka)
+    return run_tasks(spec_path, batches, open_worker)
 
 
 def run_tasks(
-    spec_path: str, batches: Iterator[pa.RecordBatch], open_worker: Callable[[FeedSpec], Worker]
+    spec_path: str, batches: Iterator[pa.RecordBatch], opened: Callable[[FeedSpec], Worker]
 ) -> Iterator[pa.RecordBatch]:
-    """Deliver each batch of descriptors with this process's worker; `open_worker` makes it if need be."""
+    """Deliver each batch of descriptors with this process's worker; `opened` makes it if need be."""
     for batch in batches:
         ranges = [Range(**row) for row in batch.to_pylist()]
         if ranges:
-            reports = worker_of(spec_path, open_worker).deliver(ranges)
+            reports = worker_of(spec_path, opened).deliver(ranges)
             yield pa.RecordBatch.from_pylist([_row(report) for report in reports], schema=REPORT_SCHEMA)
 
 
-def on_kafka(spec: FeedSpec) -> Worker:
-    """The worker of a feed whose sink is Kafka."""
-    partitions = ensure_topic(spec.sink_uri, spec.config.sink.kafka_config)
-    beats = Beats(spec.beats_dir)
-    return Worker(spec, partitions, Slot(spec, beats.beat), beats)
+def open_worker(spec: FeedSpec) -> Worker:
+    """The worker of a feed, with its sink as the URI says."""
+    sink, beats = spec.sink, Beats(spec.beats_dir)
+    return Worker(spec, sink.check(), Slot(spec, sink, beats.beat), beats, sink=sink.describe())
 
 
 REPORT_SCHEMA: Final = pa.schema(
@@ -381,11 +405,11 @@ def _row(report: Report) -> dict[str, Any]:
     return {name: getattr(report, name) for name in REPORT_SCHEMA.names}
 
 
-def worker_of(spec_path: str, open_worker: Callable[[FeedSpec], Worker]) -> Worker:
+def worker_of(spec_path: str, opened: Callable[[FeedSpec], Worker]) -> Worker:
     """This process's worker for a feed's incarnation, made if need be."""
     spec = FeedSpec.load(Path(spec_path))
     key = (spec_path, spec.incarnation)
     if key not in WORKERS:
         WORKERS.clear()
-        WORKERS[key] = open_worker(spec)
+        WORKERS[key] = opened(spec)
     return WORKERS[key]

@@ -19,7 +19,8 @@ from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink
 from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.position import Position
-from tidegate.sink.kafka import progress_topic, transactional_id
+from tidegate.sink.base import Sink, SinkFeed
+from tidegate.sink.registry import sink_of
 
 GRANT_READ_S = 10.0
 LOAD_FILE = "load.json"
@@ -120,13 +121,11 @@ class FeedSpec:
         return self.work_dir / BEATS
 
     @property
-    def progress_topic(self) -> str:
-        """Where this feed's progress lies in Kafka."""
-        return progress_topic(self.cluster_id, self.namespace, self.name)
-
-    def transactional_id(self, slot: int) -> str:
-        """The identity of one of this feed's slots."""
-        return transactional_id(self.cluster_id, self.namespace, self.name, slot)
+    def sink(self) -> Sink:
+        """Where the feed's rows go."""
+        grant = (*self.token, self.incarnation)
+        who = self.cluster_id, self.namespace, self.name, self.instance
+        return sink_of(SinkFeed(*who, self.sink_uri, self.config, grant))
 
     def prove(self) -> None:
         """Return if this incarnation is the current one by the metadata store, else raise Fenced."""

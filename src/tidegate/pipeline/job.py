@@ -1,17 +1,17 @@
-"""One changefeed from event store to Kafka: start reading here.
+"""One changefeed from event store to sink: start reading here.
 
     python -m tidegate.pipeline.job SPEC_JSON
 
 One Structured Streaming query. Spark schedules descriptors of key ranges; the tasks open the segments,
 decode, dispatch, encode and deliver. Nothing here handles a single row.
 
-    EventSource (span, after, upto)  ->  deliver: read > mount > split > dispatch > encode > Kafka
+    EventSource (span, after, upto)  ->  deliver: read > mount > split > dispatch > encode > sink
                                                                    -> reports -> control process
 
 A feed that begins with an initial load delivers that first, as Spark tasks of its own (`pipeline.load`).
 
-Exactly-once: a new incarnation first fences every transactional id that any incarnation has used, then
-reads the progress that was committed with the rows, and starts there. Spark's own checkpoint is
+Exactly-once: a new incarnation first fences every writer that any incarnation has had, then reads the
+progress that was committed with the rows, and starts there. Spark's own checkpoint is
 disposable and fresh for each incarnation. Any failure ends the process; the supervisor starts the next.
 """
 
@@ -24,8 +24,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -38,6 +38,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.metrics import INTEGRITY_OUTCOMES
+from tidegate.model.progress import span_progress
 from tidegate.model.reports import Durable, Failed, PipelineHello, Started
 from tidegate.pipeline.deliver import REPORT, deliver
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -45,8 +46,6 @@ from tidegate.pipeline.load import InitialLoad
 from tidegate.pipeline.offsets import Offset
 from tidegate.pipeline.reached import herald
 from tidegate.pipeline.source import EventSource
-from tidegate.sink.kafka import ensure_progress_topic, read_progress
-from tidegate.sink.kafka_slot import fence_slots
 from tidegate.spark.session import open_session
 
 Task = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -56,23 +55,28 @@ Task = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 DAEMON: Final = "tidegate.pipeline.daemon"
 
 
-def first_offset(spec: FeedSpec) -> Offset:
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What an incarnation found durable when it had fenced those before it."""
+
+    offset: Offset
+    records: Mapping[str, bytes]
+    """All that the sink keeps, by key (`model.progress`)."""
+
+
+def begin(spec: FeedSpec) -> Begin:
     """Fence every older writer, then read what is durable: it cannot grow any more.
 
     What of a commit ts is durable, where one is in pieces, is noted for the workers (`positions_file`).
     """
-    kafka = spec.config.sink.kafka_config
-    ensure_progress_topic(spec.sink_uri, kafka, spec.progress_topic)
-    fence_slots(spec.sink_uri, spec.config, [spec.transactional_id(slot) for slot in range(spec.slots)])
-    spec.prove()
-    durable = read_progress(spec.sink_uri, kafka, spec.progress_topic)
+    records = spec.sink.fence(spec.slots, spec.prove)
     starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
-    ours = {span: progress for span, progress in durable.items() if progress.instance == spec.instance}
+    ours = span_progress(records, spec.instance)
     for span, progress in ours.items():
         starts[span] = max(starts.get(span, 0), progress.ts)
     begun = {span: p.position.to_json() for span, p in ours.items() if p.position and p.ts == starts[span]}
     spec.positions_file.write_text(json.dumps(begun))
-    return Offset(spec.token, starts)
+    return Begin(Offset(spec.token, starts), records)
 
 
 def start_query(
@@ -119,18 +123,19 @@ def run(path: Path, spark_master: str = "local[*]") -> None:
     control = ControlClient(spec.socket_path, PipelineHello(spec.changefeed, spec.incarnation, os.getpid()))
     try:
         # The JVM takes seconds to start: fence meanwhile.
-        found: list[Offset | TidegateError] = []
+        found: list[Begin | TidegateError] = []
         fencing = threading.Thread(target=_note, args=(found, spec))
         fencing.start()
         spark = open_session(f"tidegate {spec.changefeed}", spark_master, spec.work_dir, DAEMON)
         fencing.join()
-        if isinstance(found[0], TidegateError):
-            raise found[0]
-        spec.start_file.write_text(json.dumps(found[0].to_json()))
+        begun = found[0]
+        if isinstance(begun, TidegateError):
+            raise begun
+        spec.start_file.write_text(json.dumps(begun.offset.to_json()))
         signal.signal(signal.SIGTERM, _stop)
-        control.send(Started(found[0].spans))
+        control.send(Started(begun.offset.spans))
         if spec.loads:
-            InitialLoad(spark, spec, str(path), control).run()
+            InitialLoad(spark, spec, str(path), control).run(begun.records)
         # In the midst of a task, which counts what it did at its end.
         herald(spec.reached_dir, lambda spans: control.send(Durable(spec.token, spans)))
         start_query(spark, spec, path, control).awaitTermination()
@@ -139,9 +144,9 @@ def run(path: Path, spark_master: str = "local[*]") -> None:
         raise
 
 
-def _note(found: list[Offset | TidegateError], spec: FeedSpec) -> None:
+def _note(found: list[Begin | TidegateError], spec: FeedSpec) -> None:
     try:
-        found.append(first_offset(spec))
+        found.append(begin(spec))
     except TidegateError as error:
         found.append(error)
 
@@ -155,7 +160,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def rendered(text: str) -> dict[str, str]:
     """The parts of the error that a task raised, from the trace that Spark made of it; else its end."""
     found = re.search(
-        r"tidegate\.errors\.\w+: (?P<what>.+)(?:\n  where: (?P<where>.+))?(?:\n  why:   (?P<why>.+))?"
+        r"tidegate(?:\.\w+)+: (?P<what>.+)(?:\n  where: (?P<where>.+))?(?:\n  why:   (?P<why>.+))?"
         r"(?:\n  to do: (?P<fix>.+))?",
         text,
     )

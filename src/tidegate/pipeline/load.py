@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -17,11 +18,11 @@ from pyspark.sql import SparkSession
 from tidegate.control.load import Left, LoadPlan, LoadQueue, Pace
 from tidegate.ipc import ControlClient
 from tidegate.metrics import INTEGRITY_OUTCOMES
+from tidegate.model.progress import load_progress
 from tidegate.model.reports import Loaded
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
 from tidegate.pipeline.load_task import LoadReport, LoadTask, load
-from tidegate.sink.load_progress import read_load_progress
 
 PAUSE_S: Final = 1.0
 """The longest wait for the pace without a sign of life."""
@@ -37,14 +38,12 @@ class InitialLoad:
         self._pace = Pace(own.load_rows_per_second, own.load_bytes_per_second)
         self._changed = threading.Condition()
         self._failed = False
-        self._tasks = max(1, int(self._context.defaultParallelism))
+        self._tasks = spec.sink.describe().at_once(max(1, int(self._context.defaultParallelism)))
         self._beats = Beats(spec.beats_dir)
 
-    def run(self) -> None:
-        """Load what is not durable yet; all is on return. The slots must have been fenced before."""
-        spec = self._spec
-        kafka = spec.config.sink.kafka_config
-        begun = read_load_progress(spec.sink_uri, kafka, spec.progress_topic, spec.instance, self._plan.ts)
+    def run(self, records: Mapping[str, bytes]) -> None:
+        """Load what is not durable yet by the sink's records, read after the fence; all is on return."""
+        begun = load_progress(records, self._spec.instance, self._plan.ts)
         self._queue = LoadQueue(self._plan, {name: (p.rows, p.left_from) for name, p in begun.items()})
         self._began = time.monotonic()
         self._tell([], 0.0)

@@ -1,4 +1,4 @@
-"""The task of an initial load: ranges of the snapshot in, durable rows in Kafka out.
+"""The task of an initial load: ranges of the snapshot in, durable rows downstream out.
 
 Pages of keys and values at the load's ts become entries, and go through the stages and the slot of the stream
 as inserts with the load's ts as commit ts; keys of a feed without tables as puts, likewise. Each
@@ -21,10 +21,10 @@ from tidegate.kvclient.pages import pages
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, PUT
-from tidegate.pipeline.deliver import Report, Transaction, Worker, on_kafka, worker_of
+from tidegate.model.progress import LoadProgress, load_key
+from tidegate.pipeline.deliver import Report, Transaction, Worker, open_worker, worker_of
 from tidegate.pipeline.pieces import weight
-from tidegate.sink.kafka_slot import SlotTaken
-from tidegate.sink.load_progress import LoadProgress, load_key
+from tidegate.sink.base import SlotTaken
 
 TASK_S: Final = 4.0
 """How long a task begins new pages; then the driver hears of it."""
@@ -64,7 +64,7 @@ def load(task: LoadTask) -> list[LoadReport]:
 
     When the slot is taken meanwhile, by a zombie that wakes or by the broker's clock, the task ends there.
     """
-    worker = worker_of(task.spec_path, on_kafka)
+    worker = worker_of(task.spec_path, open_worker)
     client = CLIENTS.get(task.pd) or CLIENTS.setdefault(task.pd, PdClient(task.pd))
     loader = None
     try:

@@ -1,4 +1,4 @@
-"""A feed's transactional ids, shared by the worker processes of one machine through files."""
+"""A feed's slots at its sink, shared by the worker processes of one machine through files."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import IO
 
 from tidegate.errors import Retryable, TidegateError
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.sink.kafka_slot import SlotWriter
+from tidegate.sink.base import Sink, Writer
 
 
 class Slot:
-    """One of the feed's transactional ids: locked for a task, its producer kept between tasks.
+    """One of the feed's slots: locked for a task, its writer kept between tasks.
 
-    The lock file holds the name of the process that used the slot last. As long as that is us, our producer
-    is still the rightful one; else another process has initialised it since, and we must do so again.
+    The lock file holds the name of the process that used the slot last. As long as that is us, our writer
+    is still the rightful one; else another process has taken it since, and we must do so again.
     """
 
-    def __init__(self, spec: FeedSpec, alive: Callable[[], None] = lambda: None) -> None:
-        """`alive` is called when the broker has acknowledged something."""
-        self._spec, self._alive = spec, alive
+    def __init__(self, spec: FeedSpec, sink: Sink, alive: Callable[[], None] = lambda: None) -> None:
+        """`alive` is called when the sink has taken something."""
+        self._spec, self._sink, self._alive = spec, sink, alive
         self._folder = spec.feed_dir / "slots"
         self._folder.mkdir(exist_ok=True)
         self._me = f"{spec.token[0]}.{spec.token[1]}.{spec.incarnation}.{os.getpid()}"
-        self._writers: dict[int, SlotWriter] = {}
+        self._writers: dict[int, Writer] = {}
 
     @contextmanager
-    def writer(self) -> Iterator[SlotWriter]:
+    def writer(self) -> Iterator[Writer]:
         """The writer of a slot, ours until the block ends: our last one, else an unused, else a free one."""
         number, file = self._take()
         with file:
@@ -43,7 +43,7 @@ class Slot:
             try:
                 yield writer
             except BaseException:
-                # Committed readers would wait for the rest of the transaction until the broker gives it up.
+                # Committed readers would wait for the rest of the transaction until the sink gives it up.
                 with suppress(TidegateError):
                     writer.abort()
                 raise
@@ -61,10 +61,8 @@ class Slot:
             f"All {self._spec.slots} slots of {self._spec.changefeed} are taken.", where=str(self._folder)
         )
 
-    def _open(self, number: int) -> SlotWriter:
-        spec = self._spec
-        id = spec.transactional_id(number)
-        return SlotWriter(spec.sink_uri, spec.config, id, spec.prove, self._alive)
+    def _open(self, number: int) -> Writer:
+        return self._sink.writer(number, self._spec.prove, self._alive)
 
     def _path(self, number: int) -> Path:
         return self._folder / str(number)

@@ -56,7 +56,8 @@ class EventReader(DataSourceStreamReader):
     """Offsets and partitions of one changefeed."""
 
     def __init__(self, spec: Path, tasks: int) -> None:
-        self._spec, self._tasks = FeedSpec.load(spec), tasks
+        self._spec = FeedSpec.load(spec)
+        self._tasks = self._spec.sink.describe().at_once(tasks)
         self._batch_began = 0.0
 
     def initialOffset(self) -> dict[str, Any]:

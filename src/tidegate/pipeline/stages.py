@@ -2,11 +2,13 @@
 
     block of entries -> mount -> verify -> filter -> select columns -> split -> dispatch -> encode -> messages
 
-Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel.
+Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel. A
+plan ends in what the sink takes (`sink.base.Form`): messages; rows or Arrow behind `split`; entries at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,12 +25,15 @@ from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import Part, part_of
 from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter
+from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.key_range import KeyRange
 from tidegate.model.message import MessageBlock
 from tidegate.model.slots import RowBlock
+from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
 from tidegate.mounter.integrity import Mismatch, Tally, verify
 from tidegate.mounter.schema_store import SchemaStore
+from tidegate.sink.base import Content, Form
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +50,23 @@ class Plan:
     rows: EventFilter | None
     """Which rows are left out; None: no rule speaks of rows."""
     columns: ColumnSelectors
+    form: Form
+    """What all this ends in."""
 
 
-def plan(config: ReplicaConfig, topic: str, partitions: int) -> Plan:
-    """The plan of a changefeed whose topic has that many partitions."""
+def plan(config: ReplicaConfig, topic: str, partitions: int, form: Form = Form.MESSAGES) -> Plan:
+    """The plan of a changefeed whose topic has that many partitions, for a sink that takes `form`."""
     verdicts = FeedFilter.of(config)
     return Plan(
         codec=codec_options(config.codec_settings()),
         router=Router(config.sink.dispatchers, topic, case_sensitive=config.case_sensitive),
         partitions=partitions,
-        split_updates=not config.sink.kafka_config.output_raw_change_event,
+        split_updates=config.splits_updates and form is not Form.ENTRIES,
         mount=MountOptions(config.tidegate.time_zone, config.force_replicate),
         verify=config.integrity.checks,
         rows=verdicts.events if verdicts.events.concerns_rows else None,
         columns=verdicts.columns,
+        form=form,
     )
 
 
@@ -66,7 +74,14 @@ def plan(config: ReplicaConfig, topic: str, partitions: int) -> Plan:
 class Encoded:
     """A block of entries on its way out."""
 
-    messages: tuple[MessageBlock, ...]
+    content: tuple[Content, ...]
+    """In the plan's form; none is empty."""
+    messages: int
+    """How many messages these are; of another form, how many changes."""
+    bytes: int
+    """Of the messages' values; of another form, of the entries they come from."""
+    size: int
+    """Bytes of all of it, keys too."""
     bad: tuple[Quarantined, ...]
     damaged: tuple[Mismatch, ...]
     """Rows that go on though they are not what their checksum says."""
@@ -75,11 +90,6 @@ class Encoded:
     last_ts: int
     split: int = 0
     """Updates of unique keys that were met."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all messages."""
-        return sum(int(b.value_length.sum() + np.maximum(b.key_length, 0).sum()) for b in self.messages)
 
 
 def run(
@@ -96,6 +106,8 @@ def run(
     `at`: decode with the schemas valid then, instead of before each row's commit ts. `part`: what of the
     block goes out; in a feed that splits no update SPLIT is WHOLE.
     """
+    if plan.form is Form.ENTRIES:
+        return _encoded(block, [block], tally=Tally())
     if part is Part.SPLIT and not plan.split_updates:
         part = Part.WHOLE
     checks = Checks.of(block) if plan.verify else None
@@ -103,22 +115,44 @@ def run(
     tally, damaged = Tally(), list[Mismatch]()
     if checks is not None:
         damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
-    messages, split = _messages(tables, plan, build_ms, part)
-    last_ts = block.column(0)[-1].as_py()
-    return Encoded(tuple(messages), tuple(bad), tuple(damaged), tally, block.num_rows, last_ts, split)
+    content, split = _content(tables, plan, build_ms, part)
+    return _encoded(block, content, bad=tuple(bad), damaged=tuple(damaged), tally=tally, split=split)
 
 
-def run_keys(block: pa.RecordBatch, keys: KeyRange, partitions: int) -> Encoded:
+def run_keys(block: pa.RecordBatch, keys: KeyRange, plan: Plan) -> Encoded:
     """The stages of a feed without tables: encode, by the hash of the key."""
-    messages = encode_keys(block, keys.strip, partitions)
-    return Encoded((messages,), (), (), Tally(), block.num_rows, block.column(0)[-1].as_py())
+    if plan.form is Form.ENTRIES:
+        return _encoded(block, [block], tally=Tally())
+    return _encoded(block, [encode_keys(block, keys.strip, plan.partitions)], tally=Tally())
 
 
-def _messages(
-    tables: list[RowBlock], plan: Plan, build_ms: int, part: Part
-) -> tuple[list[MessageBlock], int]:
-    """The messages of each table, and how many updates change a unique key."""
-    found, split = [], 0
+def _encoded(
+    block: pa.RecordBatch,
+    content: Sequence[Content],
+    *,
+    tally: Tally,
+    bad: tuple[Quarantined, ...] = (),
+    damaged: tuple[Mismatch, ...] = (),
+    split: int = 0,
+) -> Encoded:
+    """What becomes of a block of entries, measured."""
+    kept = tuple(one for one in content if len(one))
+    count, values, size = sum(len(one) for one in kept), 0, 0
+    for one in kept:
+        if isinstance(one, MessageBlock):
+            values += int(one.value_length.sum())
+            size += int(one.value_length.sum() + np.maximum(one.key_length, 0).sum())
+        else:
+            values += block.nbytes * len(one) // block.num_rows
+            size += block.nbytes * len(one) // block.num_rows
+    last_ts = block.column(0)[-1].as_py()
+    return Encoded(kept, count, values, size, bad, damaged, tally, block.num_rows, last_ts, split)
+
+
+def _content(tables: list[RowBlock], plan: Plan, build_ms: int, part: Part) -> tuple[list[Content], int]:
+    """What goes out of each table, and how many updates change a unique key."""
+    found: list[Content] = []
+    split = 0
     for mounted in tables:
         kept = mounted if plan.rows is None else plan.rows.remaining(mounted)
         if len(kept) == 0:
@@ -126,7 +160,12 @@ def _messages(
         rows = plan.columns.of_block(kept) if plan.columns else kept
         routed, changed = part_of(rows, part)
         split += changed
-        if len(routed) == 0:
+        if len(routed) == 0 or plan.form is Form.ROWS:
+            found.append(routed)
+            continue
+        if plan.form is Form.ARROW:
+            images = to_arrow(routed, "new"), to_arrow(routed, "old")
+            found.append(ArrowRows(routed.table, routed.op, routed.commit_ts, routed.position, *images))
             continue
         rule = plan.router.rule(rows.table)
         partition = partition_block(routed, rule, plan.partitions, plan.mount.time_zone)

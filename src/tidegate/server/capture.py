@@ -55,7 +55,7 @@ from tidegate.model.reports import (
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Captured, Node
 from tidegate.server.processes import described
-from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_kafka_sink
+from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_owner
 from tidegate.server.puller_process import store_dir
 from tidegate.server.reactor import Reactor
 from tidegate.server.spans import SpanRegistry
@@ -99,7 +99,7 @@ class Options:
     gc_ttl_s: int = TTL_S
     """How long upstream's history is kept for a feed that is stopped or has failed, and by PD without us."""
     pipeline_command: PipelineCommand = pipeline_command
-    open_sink: OpenSink = open_kafka_sink
+    open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
 

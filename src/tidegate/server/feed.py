@@ -31,6 +31,7 @@ from tidegate.filter.tables import why_ineligible
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.key_range import KeyRange
+from tidegate.model.progress import load_key
 from tidegate.model.reports import (
     Durable,
     Failed,
@@ -53,7 +54,6 @@ from tidegate.server.node import Node
 from tidegate.server.processor import BarrierFile, FeedPlan, Incarnation, SinkThread
 from tidegate.server.schema_tracker import DDL_SPAN, SNAPSHOT, SchemaTracker, save_catalogue, save_image
 from tidegate.server.totals import Totals
-from tidegate.sink.load_progress import load_key
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from tidegate.codec.kv_json import KvMarks
 from tidegate.codec.registry import codec_options, encoder
@@ -30,8 +30,8 @@ from tidegate.model.path_part import path_part
 from tidegate.pipeline.feed import prove
 from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
 from tidegate.server.supervisor import Child, spawn
-from tidegate.sink.kafka import progress_topic, transactional_id
-from tidegate.sink.kafka_owner import OwnerSink
+from tidegate.sink.base import OwnerSink, Sink, SinkFeed
+from tidegate.sink.registry import sink_of
 
 T = TypeVar("T")
 
@@ -43,28 +43,6 @@ OF_INCARNATIONS: Final = ("spec*.json", "start*.json", "spark*")
 
 PipelineCommand = Callable[[Path], Sequence[str]]
 """The command line of a pipeline process, given its incarnation's spec."""
-
-
-class JournalView(Protocol):
-    """What the owner's sink knows to be out."""
-
-    @property
-    def resolved_ts(self) -> int: ...
-
-
-class FeedSink(Protocol):
-    """The owner's side of a sink, like `kafka_owner.OwnerSink`: blocking, one thread, durable on return."""
-
-    @property
-    def journal(self) -> JournalView: ...
-
-    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None: ...
-
-    def send_resolved(self, ts: int, build_ms: int = 0) -> None: ...
-
-    def forget(self, spans: Iterable[str]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +130,7 @@ class SinkThread:
         """Do it after all earlier calls."""
         return asyncio.get_running_loop().run_in_executor(self._pool, self._run, what, work)
 
-    def send(self, sink: FeedSink, events: Iterable[DdlEvent]) -> asyncio.Future[None]:
+    def send(self, sink: OwnerSink, events: Iterable[DdlEvent]) -> asyncio.Future[None]:
         """Deliver in order those that the journal does not hold already."""
 
         def work() -> None:
@@ -179,7 +157,7 @@ class SinkThread:
 class Incarnation:
     """A running pipeline process and its owner's sink. Made by `start`, ended by `stop`, never reused."""
 
-    def __init__(self, grant: Grant, child: Child, sink: FeedSink, thread: SinkThread) -> None:
+    def __init__(self, grant: Grant, child: Child, sink: OwnerSink, thread: SinkThread) -> None:
         self.grant, self.child = grant, child
         self._sink, self._thread = sink, thread
         self.ended = asyncio.create_task(child.wait())
@@ -239,9 +217,17 @@ class FeedPlan:
 
     @property
     def slots(self) -> int:
-        """Transactional producers the pipeline may use at once."""
+        """Writers the pipeline may use at once."""
         # Twice the cores: Spark keeps a worker for reading descriptors and one for delivering per task.
-        return self.config.tidegate.slots or 2 * (os.cpu_count() or 1)
+        asked = self.config.tidegate.slots or 2 * (os.cpu_count() or 1)
+        return self.sink.describe().at_once(asked)
+
+    @property
+    def sink(self) -> Sink:
+        """Where the feed goes."""
+        grant = (0, 0, 0) if self.grant is None else (*self.grant.token, self.grant.incarnation)
+        who = self.cluster, self.feed.namespace, self.feed.name, self.instance
+        return sink_of(SinkFeed(*who, self.uri, self.config, grant))
 
     def spec(self, grant: Grant) -> dict[str, Any]:
         """What an incarnation is told, in its `Grant.spec_file`."""
@@ -262,23 +248,18 @@ class FeedPlan:
         }
 
 
-OpenSink = Callable[[FeedPlan], FeedSink]
-"""Opens the owner's sink of a feed; blocks; raises TidegateError."""
+OpenSink = Callable[[FeedPlan], OwnerSink]
+"""Opens the owner's side of a feed's sink; blocks; raises TidegateError."""
 
 
-def open_kafka_sink(plan: FeedPlan) -> FeedSink:
-    """The owner's sink on Kafka. Raises Fenced when the plan's grant is not the current one."""
+def open_owner(plan: FeedPlan) -> OwnerSink:
+    """The owner's side of the sink that the feed's URI names. Raises Fenced when the plan's grant is not the
+    current one.
+    """
     feed, grant = plan.feed, plan.grant
     assert grant is not None
-    return OwnerSink(
-        plan.uri,
-        plan.config,
-        transactional_id(plan.cluster, feed.namespace, feed.name, "owner"),
-        progress_topic(plan.cluster, feed.namespace, feed.name),
-        plan.instance,
-        encoder(codec_options(plan.config.codec_settings())) if plan.config.has_tables else KvMarks(),
-        lambda: prove(plan.paths.metadata, plan.cluster, feed, grant),
-    )
+    marks = encoder(codec_options(plan.config.codec_settings())) if plan.config.has_tables else KvMarks()
+    return plan.sink.open_owner(marks, lambda: prove(plan.paths.metadata, plan.cluster, feed, grant))
 
 
 async def start(
@@ -322,7 +303,7 @@ def write_spec(plan: FeedPlan, grant: Grant) -> Path:
     return path
 
 
-def _close_opened(opening: asyncio.Future[FeedSink]) -> None:
+def _close_opened(opening: asyncio.Future[OwnerSink]) -> None:
     """A sink whose incarnation never came to be is closed as soon as it is open."""
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()

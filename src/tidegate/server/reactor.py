@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from tidegate import metrics
 from tidegate.config import TABLE_MODE, ReplicaConfig, with_secrets_of
+from tidegate.config.kept_password import elsewhere
 from tidegate.control.changefeed import Command, State
 from tidegate.control.gc import HELD, GcGuard, History, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (
@@ -40,7 +41,6 @@ from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.clock_watch import ClockWatch
 from tidegate.server.feed import Feed
-from tidegate.server.kept_password import elsewhere
 from tidegate.server.new_feed import (
     NewFeed,
     Refused,
@@ -53,7 +53,7 @@ from tidegate.server.new_feed import (
 )
 from tidegate.server.node import Captured, Node
 from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
-from tidegate.sink.kafka import cluster_id, delete_topic, progress_topic
+from tidegate.sink.registry import same_place
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -449,27 +449,22 @@ class Reactor:
         )
 
     async def _is_elsewhere(self, found: Feed, new: NewFeed) -> bool:
-        """Whether another topic is meant: of another name, or of another cluster, as its brokers say.
+        """Whether another place is meant than where the feed has written so far.
 
-        Where they do not say, another one is taken for granted: rows above the checkpoint go out again.
+        Where that cannot be told, another one is taken for granted: rows above the checkpoint go out again.
         """
-        if new.uri.topic != found.uri.topic:
-            return True
-        if new.uri.hosts == found.uri.hosts:
-            return False
-        sides = ((found.uri, found.config.sink.kafka_config), (new.uri, new.config.sink.kafka_config))
+        after = replace(found.plan, uri=new.uri, config=new.config).sink
         try:
-            before, after = await asyncio.gather(*(asyncio.to_thread(cluster_id, *side) for side in sides))
+            return not await asyncio.to_thread(same_place, found.plan.sink, after)
         except TidegateError as error:
             event(
                 LOG,
                 logging.WARNING,
-                "brokers taken for another cluster's",
+                "sink taken for another one",
                 changefeed=str(found.id),
                 error=str(error),
             )
             return True
-        return bool(before != after)
 
     async def remove(self, feed: FeedId) -> None:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
@@ -487,12 +482,11 @@ class Reactor:
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
 
     async def _forget_progress(self, feed: Feed) -> None:
-        topic = progress_topic(self.node.cluster, feed.id.namespace, feed.id.name)
         try:
             async with asyncio.timeout(TOPIC_GONE_S):
-                await asyncio.to_thread(delete_topic, feed.uri, feed.config.sink.kafka_config, topic)
+                await asyncio.to_thread(feed.plan.sink.forget)
         except (TidegateError, TimeoutError) as error:
-            event(LOG, logging.WARNING, "progress topic stays", topic=topic, error=str(error))
+            event(LOG, logging.WARNING, "progress stays", changefeed=str(feed.id), error=str(error))
 
     async def tables(self, config: ReplicaConfig, ts: int) -> tuple[list[TableVersion], list[TableVersion]]:
         """Eligible and ineligible tables that pass the filter at `ts`; a feed of keys has none."""

@@ -1,5 +1,5 @@
-"""Delivery: batches in, durable downstream out; one downstream per file.
+"""Delivery: batches in, durable downstream out.
 
-Reading order: kafka (settings, topics, the transactional writer of a slot), kafka_owner (Resolved and
-DDL), lakehouse. Every file here is an edge.
+Reading order: base (what a sink must be able to do), kafka (one room with all of it), registry, lakehouse.
+Every file but base is an edge.
 """

@@ -3,11 +3,11 @@
 A *slot* is a transactional id, `tidegate.{cluster}.{namespace}.{changefeed}.{slot}`; a worker process
 holds one for its life. The fence is Kafka's own: the last caller of `init_transactions` wins. So a slot is
 initialised only under a proof that the caller's incarnation is the current one, read *after* the
-initialisation; see `kafka_slot`. Progress is a record per span in a compacted topic, written in the same
+initialisation; see `slot`. Progress is a record per span in a compacted topic, written in the same
 transaction as the rows it speaks of: there is no instant at which one is durable and the other is not.
 
 Bounds: what waits for the broker's acknowledgement is bounded by what it has acknowledged lately
-(`sink.pace`); a transaction is aborted by the broker after `TRANSACTION_TIMEOUT_MS`, so that a dead slot
+(`pace`); a transaction is aborted by the broker after `TRANSACTION_TIMEOUT_MS`, so that a dead slot
 never holds read_committed readers longer.
 
 Waits: librdkafka counts its own by the wall clock; one in which that clock is set back lasts as much longer
@@ -16,9 +16,7 @@ Waits: librdkafka counts its own by the wall clock; one in which that clock is s
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -26,7 +24,6 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, Resourc
 
 from tidegate.config import KafkaConfig, SinkUri, revealed
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.model.position import Position
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 CALL_TIMEOUT_S: Final = 15.0
@@ -42,10 +39,6 @@ its own, and its retention would delete at once what comes from one that is far 
 REFUSED: Final = (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD)
 PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
-JOURNAL_KEY: Final = "owner"
-"""Key of the owner's journal record in the progress topic."""
-LOAD_PREFIX: Final = "load/"
-"""Begins the keys of an initial load's records (`sink.load_progress`); all others are span ids."""
 
 
 def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
@@ -88,7 +81,7 @@ def producer_settings(uri: SinkUri, kafka: KafkaConfig, transactional_id: str) -
         "linger.ms": 5,
         "batch.size": 1_000_000,
         "batch.num.messages": 100_000,
-        # Never reached: `sink.pace` bounds what is under way. A full queue would drop out of the order.
+        # Never reached: `pace` bounds what is under way. A full queue would drop out of the order.
         "queue.buffering.max.messages": 10_000_000,
         "queue.buffering.max.kbytes": 2_000_000,
         "delivery.report.only.error": True,
@@ -246,39 +239,6 @@ def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig) -
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SpanProgress:
-    """How far one span's rows are in Kafka, and under which grant that was written."""
-
-    instance: str
-    """`FeedInfo.instance`; the record of another feed says nothing about this one."""
-    token: tuple[int, int]
-    incarnation: int
-    ts: int
-    """All rows up to here."""
-    position: Position | None = None
-    """And of the commit ts after it, what comes up to this position; None: nothing."""
-
-    def to_bytes(self) -> bytes:
-        """The value of the progress record."""
-        known = {
-            "instance": self.instance,
-            "token": self.token,
-            "incarnation": self.incarnation,
-            "ts": self.ts,
-        }
-        place = {} if self.position is None else {"position": self.position.to_json()}
-        return json.dumps(known | place).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> SpanProgress:
-        """The inverse of `to_bytes`; a record of former versions has no position."""
-        found = json.loads(data)
-        first, second = found["token"]
-        place = Position.from_json(found["position"]) if found.get("position") else None
-        return cls(found["instance"], (first, second), found["incarnation"], found["ts"], place)
-
-
 def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:
     """The last committed record of every key of a progress topic; {} when the topic does not exist.
 
@@ -312,15 +272,6 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
     raise Retryable(
         f"Progress in '{topic}' was not read within {PROGRESS_READ_S:.0f} s.", where=uri.bootstrap
     )
-
-
-def read_progress(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, SpanProgress]:
-    """Every span's last committed progress, by span id."""
-    return {
-        key: SpanProgress.from_bytes(value)
-        for key, value in read_records(uri, kafka, topic).items()
-        if key != JOURNAL_KEY and not key.startswith(LOAD_PREFIX)
-    }
 
 
 def transactional_id(cluster: int, namespace: str, changefeed: str, slot: int | str) -> str:

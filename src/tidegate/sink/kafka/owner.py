@@ -5,17 +5,15 @@ reads the journal knows whether the DDL is out. The owner has a transactional id
 becomes owner later initialises it and thereby fences the one before.
 
 Not thread-safe: one thread calls it. Every call blocks until the broker has answered, or raises Fenced
-(another owner has taken over) or Retryable. After Retryable build a new OwnerSink: only the journal it
+(another owner has taken over) or Retryable. After Retryable open a new one: only the journal it
 reads tells whether the interrupted call took effect.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -23,10 +21,11 @@ from tidegate.config import ReplicaConfig, SinkUri
 from tidegate.errors import Fenced
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
-from tidegate.sink.kafka import (
+from tidegate.model.progress import JOURNAL_KEY, Journal, journal
+from tidegate.sink.base import Marks, Prove
+from tidegate.sink.kafka.client import (
     CALL_TIMEOUT_S,
     FENCED,
-    JOURNAL_KEY,
     drain,
     ensure_progress_topic,
     ensure_topic,
@@ -37,44 +36,7 @@ from tidegate.sink.kafka import (
 )
 
 
-class MarkEncoder(Protocol):
-    """The part of a protocol's encoder that the owner needs; `codec.registry.encoder` gives one."""
-
-    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message: ...
-
-    def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None: ...
-
-    def ddl_to_all_partitions(self) -> bool: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Journal:
-    """The last things the owner has told Kafka."""
-
-    ddl_ts: int = 0
-    """FinishedTS of the last DDL event delivered, 0: none."""
-    ddl_seq: int = -1
-    """That event's number among those of the same FinishedTS."""
-    resolved_ts: int = 0
-    instance: str = ""
-    """`FeedInfo.instance`: the journal of an earlier feed of the same name does not count."""
-
-    def to_bytes(self) -> bytes:
-        """The value of the journal record."""
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Journal:
-        """The inverse of `to_bytes`."""
-        found = json.loads(data)
-        return cls(found["ddl_ts"], found["ddl_seq"], found["resolved_ts"], found["instance"])
-
-    def holds(self, event: DdlEvent) -> bool:
-        """Whether the event is out already."""
-        return (event.finished_ts, event.seq) <= (self.ddl_ts, self.ddl_seq)
-
-
-class OwnerSink:
+class KafkaOwnerSink:
     """Sends the DDL and Resolved messages of one changefeed; `journal` says what is out."""
 
     def __init__(
@@ -84,8 +46,8 @@ class OwnerSink:
         transactional_id: str,
         journal_topic: str,
         instance: str,
-        marks: MarkEncoder,
-        prove: Callable[[], None],
+        marks: Marks,
+        prove: Prove,
     ) -> None:
         """Raises Retryable, and what `prove` raises: Fenced unless this is still the feed's owner.
 
@@ -103,9 +65,7 @@ class OwnerSink:
             raise unreachable(uri, error) from error
         prove()
         # Read after the initialisation: an older owner can add nothing any more.
-        found = read_records(uri, kafka, journal_topic).get(JOURNAL_KEY)
-        journal = Journal.from_bytes(found) if found else Journal()
-        self.journal = journal if journal.instance == instance else Journal(instance=instance)
+        self.journal = journal(read_records(uri, kafka, journal_topic), instance)
 
     def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
         """Send one DDL event unless the journal holds it; durable on return."""

@@ -1,6 +1,6 @@
 """The transactional producer of one slot: rows and the progress that speaks of them, durable together.
 
-A slot is a transactional id; a worker process holds one for its life. `sink.pace` says how large its
+A slot is a transactional id; a worker process holds one for its life. `pace` says how large its
 transactions become. Rows are handed to the client while the next ones are still being encoded; nothing of a
 transaction is kept but what the client holds until it is acknowledged.
 """
@@ -18,9 +18,9 @@ import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tidegate.config import ReplicaConfig, SinkUri
-from tidegate.errors import Retryable
 from tidegate.model.message import MessageBlock
-from tidegate.sink.kafka import (
+from tidegate.sink.base import Content, Prove, SlotTaken, Undecided
+from tidegate.sink.kafka.client import (
     CALL_TIMEOUT_S,
     FENCED,
     POLL_S,
@@ -29,17 +29,10 @@ from tidegate.sink.kafka import (
     unreachable,
     unwritten,
 )
-from tidegate.sink.pace import Pace
+from tidegate.sink.kafka.pace import Pace
 
 CHUNK_BYTES: Final = 256 << 10
 """What is handed to the client at once."""
-
-
-class SlotTaken(Retryable):
-    """The slot was taken before the commit and has been taken back: nothing of the transaction is visible.
-
-    Deliver again what came after the last commit.
-    """
 
 
 class SlotWriter:
@@ -51,7 +44,7 @@ class SlotWriter:
     came after, the grant was raised already and the proof fails. A rightful writer that a waking zombie
     has fenced proves itself and takes the slot back; the zombie cannot.
 
-    `produce` as often as need be, then `commit`; the first `produce` after a commit begins the next
+    `write` as often as need be, then `commit`; the first `write` after a commit begins the next
     transaction. Every call raises Fenced when another incarnation has taken over, and Retryable when the
     broker fails; nothing of the transaction is visible to read_committed readers then, but for a commit whose
     outcome is not known. `alive` is called when the broker has acknowledged something.
@@ -62,10 +55,12 @@ class SlotWriter:
         uri: SinkUri,
         config: ReplicaConfig,
         transactional_id: str,
-        prove: Callable[[], None],
+        progress_topic: str,
+        prove: Prove,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._uri, self._settings = uri, producer_settings(uri, config.sink.kafka_config, transactional_id)
+        self._topic, self._progress_topic = uri.topic, progress_topic
         self._id, self._prove, self._alive = transactional_id, prove, alive
         self._producer = self._initialise()
         self._errors: list[KafkaError] = []
@@ -83,24 +78,25 @@ class SlotWriter:
         """Bytes of messages that may be produced before `is_due` is asked again."""
         return self._pace.piece(time.monotonic())
 
-    def produce(self, topic: str, block: MessageBlock) -> None:
-        """Write a block's messages, those of each partition in order.
+    def write(self, contents: Sequence[Content]) -> None:
+        """Produce blocks of messages, those of each partition in order.
 
         Waits while the broker has much to acknowledge. Nothing is kept of the block.
         """
         with self._before_commit():
-            data = block.data.data
-            order = np.argsort(block.partition, kind="stable")
-            bounds = np.flatnonzero(np.diff(block.partition[order])) + 1
-            for part in np.split(order, bounds):
-                if len(part):
-                    self._produce_part(topic, data, block, part)
+            for block in contents:
+                assert isinstance(block, MessageBlock)
+                order = np.argsort(block.partition, kind="stable")
+                bounds = np.flatnonzero(np.diff(block.partition[order])) + 1
+                for part in np.split(order, bounds):
+                    if len(part):
+                        self._produce_part(block, part)
 
-    def commit(self, progress_topic: str, progress: Mapping[str, bytes]) -> None:
+    def commit(self, progress: Mapping[str, bytes]) -> None:
         """End the transaction with these records of progress; durable on return."""
         with self._before_commit():
             for key, value in progress.items():
-                self._producer.produce(progress_topic, value, key, 0, on_delivery=self._failed)
+                self._producer.produce(self._progress_topic, value, key, 0, on_delivery=self._failed)
                 self._under_way.add(1, len(value))
             # Who is fenced shall learn it here, where nothing can have been committed yet.
             self._wait(0)
@@ -111,11 +107,13 @@ class SlotWriter:
     def abort(self) -> None:
         """Give up what was produced since the last commit, if the broker can be told; else it times out."""
         if self._open:
-            self._forget()
             try:
                 self._producer.abort_transaction(CALL_TIMEOUT_S)
             except KafkaException as error:
                 raise unreachable(self._uri, error) from error
+            finally:
+                self._producer.poll(0)  # that they were purged is no error of the next transaction's
+                self._forget()
 
     def close(self) -> None:
         """Release the producer; an open transaction is left to the broker's timeout."""
@@ -152,7 +150,7 @@ class SlotWriter:
                 self._give_up(error)
             # The broker may have committed before it fenced us. The progress tells, but not while other slots
             # write: the next incarnation stops them all before it reads it.
-            raise Retryable(
+            raise Undecided(
                 "The slot was taken while its transaction was being committed.",
                 where=self._id,
                 why=f"whether it was committed is not known: {cause}",
@@ -189,23 +187,24 @@ class SlotWriter:
             self._producer.abort_transaction(CALL_TIMEOUT_S)
         raise unwritten(self._uri, error) from cause
 
-    def _produce_part(
-        self, topic: str, data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any]
-    ) -> None:
+    def _produce_part(self, block: MessageBlock, part: np.ndarray[Any, Any]) -> None:
         """Hand over one partition's messages, in order, as fast as the broker takes them."""
+        data = block.data.data
         weights = np.cumsum(block.value_length[part] + np.maximum(block.key_length[part], 0))
         first = done = 0
         while first < len(part):
             end = max(first + 1, int(np.searchsorted(weights, done + CHUNK_BYTES, side="right")))
             size, done = int(weights[end - 1]) - done, int(weights[end - 1])
             self._wait(self._pace.window(time.monotonic()) - size)
-            self._hand_over(topic, int(block.partition[part[0]]), _messages(data, block, part[first:end]))
+            self._hand_over(int(block.partition[part[0]]), _messages(data, block, part[first:end]))
             self._under_way.add(end - first, size)
             self._pace.sent(size)
             first = end
 
-    def _hand_over(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
-        done = self._producer.produce_batch(topic, messages, partition=partition, on_delivery=self._failed)
+    def _hand_over(self, partition: int, messages: list[dict[str, Any]]) -> None:
+        done = self._producer.produce_batch(
+            self._topic, messages, partition=partition, on_delivery=self._failed
+        )
         if done != len(messages):
             refused = next(m["_error"] for m in messages if m.get("_error") is not None)
             raise KafkaException(refused)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from tidegate.config import REDACTED, ReplicaConfig, SinkUri
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri
+from tidegate.config.values import REDACTED
 
 TLS: Final = ("enable_tls", "ca", "cert", "key", "insecure_skip_verify")
 """Settings of Kafka that decide who reads what is sent."""

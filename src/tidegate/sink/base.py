@@ -1,0 +1,217 @@
+"""What a sink must be able to do, and what it says of itself. Pure; `registry` finds one for a URI.
+
+    check        settings and downstream, when a feed is made and when a task begins
+    open_owner   Resolved and DDL, and the journal of what of them is out
+    fence        stop every earlier writer, then read what is durable
+    writer       rows and progress, durable together
+    forget       what belongs to the feed, and to nobody else, goes
+    describe     what it takes, promises and gives up
+
+The promise on which exactly-once rests: after `fence` no writer that was opened before it makes anything
+durable, and one that is opened later under an older grant is refused by its proof. So the records that
+`fence` returns cannot grow but by writers of the new grant. One suite of tests holds every sink to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol, Self, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.errors import Retryable
+from tidegate.model.arrow_rows import ArrowRows
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.message import Message, MessageBlock
+from tidegate.model.progress import Journal
+from tidegate.model.slots import RowBlock
+
+Content: TypeAlias = MessageBlock | RowBlock | ArrowRows | pa.RecordBatch
+"""What a plan ends in, by the sink's `Form`."""
+
+Prove: TypeAlias = Callable[[], None]
+"""Returns while the caller's grant is the current one by the metadata store, else raises Fenced."""
+
+
+class Form(StrEnum):
+    """What a sink takes of a feed's changes."""
+
+    MESSAGES = "messages"
+    """`MessageBlock`: encoded in the feed's protocol, each for a partition."""
+    ROWS = "rows"
+    """`RowBlock`: decoded rows of one table."""
+    ARROW = "arrow"
+    """`ArrowRows`: the same with a typed Arrow column per table column."""
+    ENTRIES = "entries"
+    """Arrow batches of `model.block.ENTRY_SCHEMA`: keys and values as TiKV has them."""
+
+
+class Domain(StrEnum):
+    """What must be written together, by one task and in the store's order.
+
+    A row's changes always are. For anything wider one task merges all that the feed follows.
+    """
+
+    ROW = "row"
+    TABLE = "table"
+    FEED = "feed"
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a sink takes, promises and gives up."""
+
+    form: Form
+    domain: Domain
+    pieces: bool
+    """Whether a transaction may become durable in pieces; else a commit comes only between commit ts."""
+    writers: int
+    """How many may write at once; 0: as many as there are slots."""
+    atomic: bool
+    """Whether rows and progress become durable in one step. Else rows come first, and writing them again
+    changes nothing: progress is never ahead of them."""
+    fenced_by: str
+    """What stops an earlier writer, in words; empty: nothing does but the end of its lease."""
+
+    def at_once(self, tasks: int) -> int:
+        """How many of so many tasks may write at the same time."""
+        return 1 if self.domain is not Domain.ROW else min(tasks, self.writers or tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class SinkFeed:
+    """A feed as its sink knows it."""
+
+    cluster: int
+    namespace: str
+    name: str
+    instance: str
+    """Another feed of the same name, earlier or elsewhere, has another."""
+    uri: SinkUri
+    config: ReplicaConfig
+    grant: tuple[int, int, int] = (0, 0, 0)
+    """Under which the caller acts: token and incarnation, compared in this order. Zeros: it only asks."""
+
+
+class Undecided(Retryable):
+    """Whether a commit took effect is not known, and it must not be made again: another would double it.
+
+    The next incarnation finds out: it fences, and reads what is durable.
+    """
+
+
+class SlotTaken(Retryable):
+    """The slot was taken before the commit and has been taken back: nothing of the transaction is visible.
+
+    Deliver again what came after the last commit.
+    """
+
+
+class Writer(Protocol):
+    """Rows of one task at a time. `write` as often as need be, then `commit`.
+
+    Each call raises Fenced when another incarnation has taken over, SlotTaken when all since the last commit
+    is lost and may be written again, Retryable when the sink fails, and `commit` Undecided.
+    """
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the transaction should be committed now."""
+        ...
+
+    @property
+    def room(self) -> int:
+        """Bytes that may be written before `is_due` is asked again."""
+        ...
+
+    def write(self, contents: Sequence[Content]) -> None:
+        """The changes that come next, each table's apart; their `position` tells the order across tables.
+
+        Nothing of the contents may be kept beyond the call: rows point into memory that goes.
+        """
+        ...
+
+    def commit(self, progress: Mapping[str, bytes]) -> None:
+        """All since the last commit and these records, durable together on return."""
+        ...
+
+    def abort(self) -> None:
+        """Give up what was written since the last commit."""
+        ...
+
+
+class Marks(Protocol):
+    """How a protocol says Resolved and DDL; `codec.registry.encoder` gives one. For sinks of messages."""
+
+    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message: ...
+
+    def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None: ...
+
+    def ddl_to_all_partitions(self) -> bool: ...
+
+
+class OwnerSink(Protocol):
+    """The owner's side: blocking, called from one thread, durable on return.
+
+    Raises Fenced when another owner has taken over; after Retryable a new one is opened, since only the
+    journal that it reads tells whether the call took effect.
+    """
+
+    @property
+    def journal(self) -> Journal:
+        """What is out."""
+        ...
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
+        """One DDL event, unless the journal holds it."""
+        ...
+
+    def send_resolved(self, ts: int, build_ms: int = 0) -> None:
+        """Everything up to `ts` is out; never below the last one."""
+        ...
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Delete records of progress that no incarnation can want any more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is held; nothing more is sent."""
+        ...
+
+
+class Sink(Protocol):
+    """One feed's place downstream. Cheap to make; nothing is asked of the downstream before a call."""
+
+    def describe(self) -> Description:
+        """What it takes, promises and gives up."""
+        ...
+
+    def check(self) -> int:
+        """Look at settings and downstream, make what the settings allow; the number of partitions, or 1.
+
+        Raises InvalidInput when they do not fit, and Retryable when the downstream does not answer.
+        """
+        ...
+
+    def open_owner(self, marks: Marks, prove: Prove) -> OwnerSink:
+        """The owner's side; every owner before this one is fenced. `prove` is asked after the fence."""
+        ...
+
+    def fence(self, slots: int, prove: Prove) -> dict[str, bytes]:
+        """Fence every writer of the feed in the slots below this number; then what is durable, by key."""
+        ...
+
+    def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> Writer:
+        """The writer of a slot; the one before it is fenced. `alive` is called when something is taken."""
+        ...
+
+    def same_place(self, other: Self) -> bool:
+        """Whether what one has written is there for the other. Raises Retryable when that cannot be told."""
+        ...
+
+    def forget(self) -> None:
+        """Delete all that is kept for the feed beside its rows; nothing there is no error."""
+        ...

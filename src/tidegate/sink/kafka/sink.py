@@ -1,0 +1,80 @@
+"""Kafka behind the contract of sinks: a feed's topic, its progress topic, its transactional ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tidegate.sink.base import Description, Domain, Form, Marks, Prove, SinkFeed
+from tidegate.sink.kafka.client import (
+    cluster_id,
+    delete_topic,
+    ensure_progress_topic,
+    ensure_topic,
+    progress_topic,
+    read_records,
+    transactional_id,
+)
+from tidegate.sink.kafka.owner import KafkaOwnerSink
+from tidegate.sink.kafka.slot import SlotWriter, fence_slots
+
+
+class KafkaSink:
+    """One feed at Kafka."""
+
+    def __init__(self, feed: SinkFeed) -> None:
+        self._feed, self._uri, self._config = feed, feed.uri, feed.config
+        self._kafka = feed.config.sink.kafka_config
+
+    @property
+    def progress_topic(self) -> str:
+        """Where the feed's records of progress lie."""
+        return progress_topic(self._feed.cluster, self._feed.namespace, self._feed.name)
+
+    def transactional_id(self, slot: int | str) -> str:
+        """The identity of one of the feed's slots."""
+        return transactional_id(self._feed.cluster, self._feed.namespace, self._feed.name, slot)
+
+    def describe(self) -> Description:
+        """Messages; a transaction of TiDB may go out in several of Kafka's."""
+        return Description(
+            form=Form.MESSAGES,
+            domain=Domain.ROW,
+            pieces=True,
+            writers=0,
+            atomic=True,
+            fenced_by="transactional ids: the last to initialise one is the only one who can commit under it",
+        )
+
+    def check(self) -> int:
+        """The number of the topic's partitions; as `ensure_topic`."""
+        return ensure_topic(self._uri, self._kafka)
+
+    def open_owner(self, marks: Marks, prove: Prove) -> KafkaOwnerSink:
+        """The producer of Resolved and DDL."""
+        name = self.transactional_id("owner")
+        feed = self._feed
+        return KafkaOwnerSink(self._uri, self._config, name, self.progress_topic, feed.instance, marks, prove)
+
+    def fence(self, slots: int, prove: Prove) -> dict[str, bytes]:
+        """Initialise all transactional ids, then read the progress topic."""
+        ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
+        fence_slots(self._uri, self._config, [self.transactional_id(slot) for slot in range(slots)])
+        prove()
+        return read_records(self._uri, self._kafka, self.progress_topic)
+
+    def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> SlotWriter:
+        """The transactional producer of a slot."""
+        name = self.transactional_id(slot)
+        return SlotWriter(self._uri, self._config, name, self.progress_topic, prove, alive)
+
+    def same_place(self, other: KafkaSink) -> bool:
+        """Whether both mean one topic of one cluster, as its brokers say."""
+        if self._uri.topic != other._uri.topic:
+            return False
+        if self._uri.hosts == other._uri.hosts:
+            return True
+        return cluster_id(self._uri, self._kafka) == cluster_id(other._uri, other._kafka)
+
+    def forget(self) -> None:
+        """Delete the progress topic."""
+        delete_topic(self._uri, self._kafka, self.progress_topic)

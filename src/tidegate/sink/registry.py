@@ -1,0 +1,22 @@
+"""Which sink a URI means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tidegate.sink.base import Sink, SinkFeed
+from tidegate.sink.kafka.sink import KafkaSink
+
+SINKS: Final[dict[str, Callable[[SinkFeed], Sink]]] = {"kafka": KafkaSink, "kafka+ssl": KafkaSink}
+"""By the scheme of the URI, which `config` has checked."""
+
+
+def same_place(before: Sink, after: Sink) -> bool:
+    """Whether what one has written is there for the other. Raises Retryable when that cannot be told."""
+    return type(before) is type(after) and after.same_place(before)
+
+
+def sink_of(feed: SinkFeed) -> Sink:
+    """The sink of a feed."""
+    return SINKS[feed.uri.scheme](feed)

@@ -1,0 +1,101 @@
+"""A recorded log through the pipeline into sinks that are not Kafka: each form and domain, and a kill."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.map_sink import MapSink, Versions
+from tests.contracts.sqlite_sink import SqliteSink, SqliteWriter
+from tests.pipeline.recorded import RecordedFeed
+from tidegate.model.block import PUT
+from tidegate.pipeline.deliver import open_worker
+from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.job import begin
+from tidegate.pipeline.offsets import Offset, ranges
+from tidegate.sink import registry
+from tidegate.sink.base import Domain, Form
+from tidegate.tidb import keys
+
+BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
+UPTO = 470612974612512768
+URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+def last_of_each(feed: RecordedFeed) -> dict[bytes, tuple[int, bool]]:
+    """Per record key the ts of its last change, and whether it is there then."""
+    users = [row for table, rows in feed.rows.items() if table < 1 << 40 for row in rows]
+    return {key: (ts, op == PUT) for ts, _, op, key, _, _ in sorted(users, key=lambda row: row[0])}
+
+
+def deliver(feed: RecordedFeed, incarnation: int) -> int:
+    """One incarnation delivers all that is left; how many entries that was."""
+    spec = FeedSpec.load(feed.write(incarnation))
+    start = begin(spec).offset
+    end = Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts))
+    found = ranges(start, end, {})
+    return sum(report.rows for report in open_worker(spec).deliver(found)) if found else 0
+
+
+@pytest.mark.parametrize("form", [Form.ARROW, Form.ROWS])
+@pytest.mark.parametrize("domain", list(Domain))
+def test_a_sql_sink_ends_as_upstream_though_its_process_is_killed_between_transactions(
+    domain: Domain, form: Form, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed, path = RecordedFeed(tmp_path, BANK, URI, UPTO), tmp_path / "sink.db"
+    monkeypatch.setitem(registry.SINKS, "kafka", lambda one: SqliteSink(one, path, domain, form))
+    left = [4]
+    commit: Any = SqliteWriter.commit
+
+    def counted(self: SqliteWriter, progress: dict[str, bytes]) -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            raise Killed
+        commit(self, progress)
+
+    monkeypatch.setattr(SqliteWriter, "commit", counted)
+    with pytest.raises(Killed):
+        deliver(feed, 1)
+    assert deliver(feed, 2) > 0
+    assert deliver(feed, 3) == 0
+    connection = SqliteSink(FeedSpec.load(feed.write(4)).sink.feed, path).connect()  # type: ignore[attr-defined]
+    state = Counter(ts for (ts,) in connection.execute("SELECT ts FROM state"))
+    assert state == Counter(ts for ts, lives in last_of_each(feed).values() if lives)
+    history = connection.execute("SELECT name, key, ts FROM history ORDER BY n").fetchall()
+    assert len(set(history)) > 1000
+    order: dict[Any, list[int]] = {}
+    for name, key, ts in history:
+        group = {Domain.ROW: (name, key), Domain.TABLE: name, Domain.FEED: ""}[domain]
+        order.setdefault(group, []).append(ts)
+    assert all(one == sorted(one) for one in order.values())
+    again = [change for change, times in Counter(history).items() if times > 2]
+    assert again == [], "an update of a key is a delete and an insert at most"
+
+
+def test_a_map_of_all_keys_is_upstream_at_every_ts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed, versions = RecordedFeed(tmp_path, BANK, URI, UPTO), Versions()
+    monkeypatch.setitem(registry.SINKS, "kafka", lambda one: MapSink(one, versions))
+    rows = deliver(feed, 1)
+    assert versions.written == rows == sum(len(one) for one in versions.keys.values())
+    assert deliver(feed, 2) == 0
+    users = [row for table, found in feed.rows.items() if table < 1 << 40 for row in found]
+    users.sort(key=lambda row: row[0])
+    assert rows == len(users)
+    now: dict[bytes, bytes] = {}
+    commits = sorted({row[0] for row in users})
+    some = set(commits[:: len(commits) // 20])
+    for at, (ts, _, op, key, value, _) in enumerate(users):
+        now[key] = value
+        if op != PUT:
+            del now[key]
+        if ts in some and (at + 1 == len(users) or users[at + 1][0] > ts):
+            assert versions.at(ts) == now
+    assert versions.at(feed.last_ts) == now
+    assert all(keys.is_record(key) for key in now)

@@ -1,0 +1,379 @@
+"""What every sink promises (`sink/base.py`): one suite over Kafka, SQLite and the map of all keys.
+
+Changes are puts of one key each; `seen` is what a reader finds who sees only what is durable.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from tests.contracts.map_sink import MapSink, Versions
+from tests.contracts.sqlite_sink import SqliteSink
+from tests.fixtures.topic import read_committed
+from tests.sink.test_kafka import block
+from tests.sink.test_kafka_owner import event
+from tidegate.codec.registry import codec_options, encoder
+from tidegate.config import load_config, parse_sink_uri
+from tidegate.errors import Fenced
+from tidegate.model.arrow_rows import ArrowRows
+from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.progress import SpanProgress, span_progress
+from tidegate.model.slots import INSERT
+from tidegate.sink.base import Content, Domain, Sink, SinkFeed, SlotTaken, Undecided, Writer
+from tidegate.sink.kafka.sink import KafkaSink
+from tidegate.sink.kafka.slot import fence_slots
+
+pytestmark = pytest.mark.integration
+
+SLOTS = 3
+
+
+class Grants:
+    """The metadata store: one grant is the current one."""
+
+    def __init__(self) -> None:
+        self.current = 1
+
+    def prover(self, incarnation: int) -> Callable[[], None]:
+        def prove() -> None:
+            if incarnation != self.current:
+                raise Fenced("an older incarnation")
+
+        return prove
+
+
+class Place(Protocol):
+    """A downstream, seen from outside."""
+
+    def sink(self, incarnation: int = 1, instance: str = "one") -> Sink: ...
+
+    def content(self, changes: Sequence[tuple[str, str]]) -> Content: ...
+
+    def seen(self) -> list[tuple[str, str]]:
+        """Changes that are durable, in the order in which they were made; the owner's are none."""
+        ...
+
+    def lose_answer(self, writer: Any) -> None:
+        """The writer's next commit takes effect as far as it may, and its answer never comes."""
+        ...
+
+    def elsewhere(self) -> Sink: ...
+
+
+class Feed:
+    """The feed that all places are given."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = parse_sink_uri(uri)
+        self.config = load_config(None, self.uri)
+
+    def at(self, incarnation: int, instance: str) -> SinkFeed:
+        return SinkFeed(1, "default", self.uri.topic, instance, self.uri, self.config, (1, 1, incarnation))
+
+
+class Interrupted:
+    """A producer that is fenced by `then` after its commit, and does not get the broker's answer to it."""
+
+    def __init__(self, producer: Producer, then: Callable[[], None]) -> None:
+        self._producer, self._then = producer, then
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def commit_transaction(self, timeout: float) -> None:
+        self._producer.commit_transaction(timeout)
+        self._then()
+        raise KafkaException(KafkaError(KafkaError._FENCED))
+
+
+class AtKafka(Feed):
+    """One partition: the order of a topic is its partitions'."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(f"kafka://{bootstrap}/{topic}?protocol=open-protocol")
+        self.bootstrap, self.topic = bootstrap, topic
+
+    def sink(self, incarnation: int = 1, instance: str = "one") -> KafkaSink:
+        return KafkaSink(self.at(incarnation, instance))
+
+    def content(self, changes: Sequence[tuple[str, str]]) -> Content:
+        return block(*((0, key.encode(), value.encode()) for key, value in changes))
+
+    def seen(self) -> list[tuple[str, str]]:
+        found = [message for one in read_committed(self.bootstrap, self.topic).values() for message in one]
+        rows = [message for message in found if message.key().isalnum()]  # marks have binary keys
+        return [(message.key().decode(), message.value().decode()) for message in rows]
+
+    def lose_answer(self, writer: Any) -> None:
+        ids = [self.sink().transactional_id(0)]
+        writer._producer = Interrupted(writer._producer, lambda: fence_slots(self.uri, self.config, ids))
+
+    def elsewhere(self) -> Sink:
+        other = AtKafka(self.bootstrap, self.topic + "-2")
+        return other.sink()
+
+
+class AtSqlite(Feed):
+    def __init__(self, path: Path) -> None:
+        super().__init__("kafka://127.0.0.1:1/feed?protocol=open-protocol")
+        self.path = path
+
+    def sink(self, incarnation: int = 1, instance: str = "one") -> SqliteSink:
+        return SqliteSink(self.at(incarnation, instance), self.path)
+
+    def content(self, changes: Sequence[tuple[str, str]]) -> Content:
+        new = pa.record_batch({"k": [key for key, _ in changes], "v": [value for _, value in changes]})
+        old = pa.record_batch({name: pa.nulls(len(changes), pa.string()) for name in ("k", "v")})
+        count, numbers = len(changes), np.arange(len(changes))
+        return ArrowRows(
+            TABLE, np.full(count, INSERT, np.uint8), numbers.astype(np.uint64), numbers, new, old
+        )
+
+    def seen(self) -> list[tuple[str, str]]:
+        connection = self.sink().connect()
+        found = connection.execute("SELECT key, image FROM state JOIN history USING (name, key) ORDER BY n")
+        return [(key[2:-2], image.split('"')[-2]) for key, image in found]
+
+    def lose_answer(self, writer: Any) -> None:
+        writer.connection = Deaf(writer.connection)
+
+    def elsewhere(self) -> Sink:
+        return AtSqlite(self.path.with_name("other")).sink()
+
+
+class Deaf:
+    """A connection that is gone when a commit is answered."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    def execute(self, statement: str, *values: Any) -> Any:
+        found = self._connection.execute(statement, *values)
+        if statement == "COMMIT":
+            raise sqlite3.OperationalError("disk I/O error")
+        return found
+
+
+class InMemory(Feed):
+    def __init__(self) -> None:
+        super().__init__("kafka://127.0.0.1:1/feed?protocol=open-protocol")
+        self.versions, self.ts = Versions(), dict[str, int]()
+
+    def sink(self, incarnation: int = 1, instance: str = "one") -> MapSink:
+        return MapSink(self.at(incarnation, instance), self.versions)
+
+    def content(self, changes: Sequence[tuple[str, str]]) -> Content:
+        ts = [self.ts.setdefault(key, 10 + len(self.ts)) for key, _ in changes]
+        none = [b""] * len(changes)
+        rows = [ts, ts, [PUT] * len(changes), [key.encode() for key, _ in changes]]
+        rows += [[value.encode() for _, value in changes], none]
+        columns = [pa.array(one, of.type) for one, of in zip(rows, ENTRY_SCHEMA, strict=True)]
+        return pa.RecordBatch.from_arrays(columns, schema=ENTRY_SCHEMA)
+
+    def seen(self) -> list[tuple[str, str]]:
+        found = [(ts, key, value) for key, one in self.versions.keys.items() for ts, value in one.items()]
+        return [(key.decode(), (value or b"").decode()) for _, key, value in sorted(found)]
+
+    def lose_answer(self, writer: Any) -> None:
+        writer.loses_answers = True
+
+    def elsewhere(self) -> Sink:
+        return InMemory().sink()
+
+
+TABLE: Any = SimpleNamespace(
+    name="s.t", columns=(SimpleNamespace(name="k"), SimpleNamespace(name="v")), handle_key=(0,)
+)
+
+
+@pytest.fixture(params=["kafka", "sqlite", "map"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "kafka":
+        topic = request.getfixturevalue("new_topic")(1)
+        yield AtKafka(request.getfixturevalue("kafka"), topic)
+    else:
+        yield AtSqlite(tmp_path / "sink.db") if request.param == "sqlite" else InMemory()
+
+
+def record(ts: int) -> bytes:
+    return SpanProgress("one", (1, 1), 1, ts).to_bytes()
+
+
+def send(place: Place, writer: Writer, changes: Sequence[tuple[str, str]], ts: int) -> None:
+    """In a transaction of their own; once more when the slot was taken and has been taken back."""
+    for left in (1, 0):
+        try:
+            writer.write([place.content(changes)])
+            writer.commit({"s": record(ts)})
+            return
+        except SlotTaken:
+            assert left
+
+
+def durable(sink: Sink, grants: Grants, incarnation: int) -> dict[str, int]:
+    records = sink.fence(SLOTS, grants.prover(incarnation))
+    return {span: one.ts for span, one in span_progress(records, "one").items()}
+
+
+def marks(place: Any) -> Any:
+    return encoder(codec_options(place.config.codec_settings()))
+
+
+def test_rows_and_progress_are_durable_together_and_in_order(place: Place) -> None:
+    grants, sink = Grants(), place.sink()
+    assert sink.check() == 1
+    assert durable(sink, grants, 1) == {}
+    writer = sink.writer(0, grants.prover(1))
+    rows = [(f"k{number:03}", f"v{number}") for number in range(300)]
+    for first in range(0, 300, 100):
+        writer.write([place.content(rows[first : first + 100])])
+    writer.commit({"s": record(7), "t": record(8)})
+    assert place.seen() == rows
+    writer.commit({"t": record(9)})
+    grants.current = 2
+    assert durable(place.sink(2), grants, 2) == {"s": 7, "t": 9}
+    assert place.seen() == rows
+
+
+def test_what_is_given_up_leaves_nothing(place: Place) -> None:
+    grants, sink = Grants(), place.sink()
+    sink.check()
+    sink.fence(SLOTS, grants.prover(1))
+    writer = sink.writer(0, grants.prover(1))
+    writer.write([place.content([("a", "1")])])
+    writer.abort()
+    send(place, writer, [("b", "2")], 5)
+    assert place.seen() == [("b", "2")]
+
+
+def test_after_the_fence_no_earlier_writer_makes_anything_durable(place: Place) -> None:
+    """With a transaction open, without one, and in a slot that was never used."""
+    grants, old = Grants(), place.sink()
+    old.check()
+    old.fence(SLOTS, grants.prover(1))
+    open_one, idle = old.writer(0, grants.prover(1)), old.writer(1, grants.prover(1))
+    send(place, open_one, [("a", "1")], 5)
+    open_one.write([place.content([("b", "2")])])
+    grants.current = 2
+    new = place.sink(2)
+    assert durable(new, grants, 2) == {"s": 5}
+    with pytest.raises(Fenced):
+        open_one.commit({"s": record(6)})
+    with pytest.raises(Fenced):
+        send(place, idle, [("c", "3")], 7)
+    with pytest.raises(Fenced):
+        send(place, old.writer(2, grants.prover(1)), [("d", "4")], 8)
+    assert place.seen() == [("a", "1")]
+    grants.current = 3
+    assert durable(place.sink(3), grants, 3) == {"s": 5}
+
+
+def test_a_rightful_writer_whose_slot_a_zombie_took_goes_on_without_a_gap(place: Place) -> None:
+    grants, zombie = Grants(), place.sink()
+    zombie.check()
+    zombie.fence(SLOTS, grants.prover(1))
+    grants.current = 2
+    rightful = place.sink(2)
+    rightful.fence(SLOTS, grants.prover(2))
+    writer = rightful.writer(0, grants.prover(2))
+    send(place, writer, [("a", "1")], 5)
+    with pytest.raises(Fenced):
+        zombie.writer(0, grants.prover(1))
+    send(place, writer, [("b", "2")], 6)
+    assert place.seen() == [("a", "1"), ("b", "2")]
+
+
+def test_a_commit_of_unknown_outcome_is_told_as_that_and_found_by_the_next(place: Place) -> None:
+    grants, sink = Grants(), place.sink()
+    sink.check()
+    sink.fence(SLOTS, grants.prover(1))
+    writer = sink.writer(0, grants.prover(1))
+    place.lose_answer(writer)
+    changes = [("a", "1"), ("b", "2")]
+    writer.write([place.content(changes)])
+    with pytest.raises(Undecided):
+        writer.commit({"s": record(5)})
+    grants.current = 2
+    again = place.sink(2)
+    reached = durable(again, grants, 2).get("s", 0)
+    assert reached == 5 or not sink.describe().atomic, "rows without their progress"
+    if reached < 5:
+        send(place, again.writer(0, grants.prover(2)), changes, 5)
+    assert place.seen() == changes
+
+
+def test_a_ddl_goes_out_once_and_a_replaced_owner_tells_nothing(place: Place) -> None:
+    grants, sink = Grants(), place.sink()
+    sink.check()
+    sink.fence(SLOTS, grants.prover(1))
+    first = sink.open_owner(marks(place), grants.prover(1))
+    first.send_ddl(event(10))
+    first.send_ddl(event(10, seq=1))
+    first.send_resolved(12)
+    grants.current = 2
+    second = place.sink(2).open_owner(marks(place), grants.prover(2))
+    assert (second.journal.ddl_ts, second.journal.ddl_seq, second.journal.resolved_ts) == (10, 1, 12)
+    second.send_ddl(event(10, seq=1))
+    second.send_ddl(event(11))
+    for tell in (
+        lambda: first.send_ddl(event(12)),
+        lambda: first.send_resolved(20),
+        lambda: first.forget(["s"]),
+    ):
+        with pytest.raises(Fenced):
+            tell()
+    with pytest.raises(Fenced):
+        sink.open_owner(marks(place), grants.prover(1))
+    second.close()
+    grants.current = 3
+    third = place.sink(3).open_owner(marks(place), grants.prover(3))
+    assert (third.journal.ddl_ts, third.journal.resolved_ts) == (11, 12)
+    grants.current = 4
+    assert place.sink(4, "another").open_owner(marks(place), grants.prover(4)).journal.ddl_ts == 0
+
+
+def test_progress_is_forgotten_by_key_and_as_a_whole(place: Place) -> None:
+    grants, sink = Grants(), place.sink()
+    sink.check()
+    sink.fence(SLOTS, grants.prover(1))
+    writer = sink.writer(0, grants.prover(1))
+    writer.write([place.content([("a", "1")])])
+    writer.commit({name: record(ts) for name, ts in (("a", 5), ("b", 6), ("c", 7))})
+    owner = sink.open_owner(marks(place), grants.prover(1))
+    owner.forget(["a", "c"])
+    owner.close()
+    grants.current = 2
+    assert durable(place.sink(2), grants, 2) == {"b": 6}
+    for _ in range(2):
+        place.sink(2).forget()
+    grants.current = 3
+    assert durable(place.sink(3), grants, 3) == {}
+    assert place.seen() == [("a", "1")]
+
+
+def test_a_sink_knows_whether_another_is_in_the_same_place(place: Place) -> None:
+    sink: Any = place.sink()
+    assert sink.same_place(place.sink(2))
+    assert not sink.same_place(place.elsewhere())
+
+
+@pytest.mark.parametrize(("domain", "writers"), [(Domain.ROW, 1), (Domain.TABLE, 1), (Domain.FEED, 1)])
+def test_a_sink_with_one_writer_is_given_one_task(domain: Domain, writers: int, tmp_path: Path) -> None:
+    feed = Feed("kafka://127.0.0.1:1/feed?protocol=open-protocol").at(1, "one")
+    assert SqliteSink(feed, tmp_path / "sink.db", domain).describe().at_once(8) == writers
+    assert MapSink(feed, Versions()).describe().at_once(8) == 8
