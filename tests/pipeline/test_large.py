@@ -107,7 +107,7 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
     records = progress(kafka, progress_topic(spec))
     reached = [record.ts for record in records]
     assert reached == sorted(reached)
-    assert len(set(reached)) > 2
+    assert len(set(reached)) > 1
     assert feed.start_ts < max(read_reached(spec.reached_dir).values()) < feed.last_ts
     assert_delivered(feed)
     assert uncommitted(kafka, spec.sink_uri.topic) == report.messages
@@ -212,6 +212,6 @@ def test_a_position_counts_only_where_the_ranges_begin(tmp_path: Path) -> None:
 
     worker = Worker(spec, 1, None)  # type: ignore[arg-type]
     (one,) = ranges(Offset(spec.token, {span: feed.last_ts - 1}), Offset(spec.token, {span: 1 << 40}), {})
-    assert worker._begun(one) is not None
+    assert worker._begun([one]) is not None
     (one,) = ranges(Offset(spec.token, {span: feed.last_ts}), Offset(spec.token, {span: 1 << 40}), {})
-    assert worker._begun(one) is None
+    assert worker._begun([one]) is None
