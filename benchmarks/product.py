@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import httpx
 from benchmarks.accounting import Ledger
@@ -38,7 +38,7 @@ class Product:
         self.children: dict[str, Child] = {}
         self.ledger: Ledger | None = None
 
-    def __enter__(self) -> Product:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -49,11 +49,20 @@ class Product:
         ready = self._child("feed", self.source).wait_line(lambda line: "pd" in line, READY_S)
         config = self.folder / "feed.toml"
         config.write_text(f"[filter]\nrules = ['{_table_name(ready['pd'], ready['table_id'])}']\n")
-        command = tidegate("server", "--pd", ready["pd"], "--data-dir", self.folder / "data", "--json")
+        self.options += ["--config", str(config)]
+        self.serve(ready["pd"])
+        self.create()
+
+    def serve(self, pd: str) -> None:
+        """Start the capture."""
+        command = tidegate("server", "--pd", pd, "--data-dir", self.folder / "data", "--json")
         server = self._child("server", [*command, "--addr", "127.0.0.1:0", "--log-level", "warn"])
         self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
         self.ledger = Ledger([server.pid])
-        create = tidegate("changefeed", "create", "--server", self.address, "-c", FEED, "--config", config)
+
+    def create(self) -> None:
+        """Create the changefeed."""
+        create = tidegate("changefeed", "create", "--server", self.address, "-c", FEED)
         create += ["--sink-uri", self.sink_uri, *self.options]
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
 

@@ -55,6 +55,10 @@ SLOTS: Final = 4
 FAR: Final = 1 << 62
 """A barrier beyond every ts."""
 WARM_BATCHES: Final = 80
+WARM_SMOKE: Final = 4
+"""Where nothing is to be measured."""
+SMOKE_ROWS: Final = 20_000
+"""So few rows are a trial."""
 WARM_ROWS: Final = 1_000
 """Rows of each micro-batch of the warm-up."""
 READY_S: Final = 120.0
@@ -267,7 +271,7 @@ class Rig:
         span = store.open_span(self._warm_span)
         span.begin(self.start_ts)
         self._warm_ts = [self.start_ts]
-        for number in range(WARM_BATCHES):
+        for number in range(WARM_SMOKE if self.rows <= SMOKE_ROWS else WARM_BATCHES):
             block = source.block(number * WARM_ROWS, WARM_ROWS, self._warm_ts[-1] + 2, updates=False)
             span.append(block)
             self._warm_ts.append(self._warm_ts[-1] + 2 * (WARM_ROWS // ROWS_A_TXN + 2))

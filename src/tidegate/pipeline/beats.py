@@ -2,10 +2,10 @@
 
     folder/PID      the number, in `WIDTH` digits, written in place
 
-A process calls `beat` whenever something was really done: the broker acknowledged messages, a block is ready
+A process calls `beat` whenever something was really done: the sink took something, a block is ready
 to be sent. The control process reads all files of an incarnation now and then and compares: any difference is
 progress. The files hold no time, so that neither clocks nor their jumps matter, and a long batch or a slow
-broker needs no message on the socket to be known as alive.
+sink needs no message on the socket to be known as alive.
 
 The folder belongs to one incarnation (`FeedSpec.beats_dir`), and goes with its other files.
 """

@@ -46,7 +46,7 @@ from tidegate.sink.quarantine import Quarantine
 TAKE_BACKS: Final = 5
 """How often one delivery takes its slot back without a commit in between, before it gives up."""
 PIECE_BYTES: Final = 16 << 20
-"""Of entries that are encoded at once, however fast the broker is: a piece takes several times as much."""
+"""Of entries that are encoded at once, however fast the sink is: a piece takes several times as much."""
 GROWTH: Final = 4.0
 """Bytes for the sink that a byte of entries is taken to become before it is known."""
 GROWTH_MIN: Final = 1.0

@@ -62,7 +62,7 @@ class LoadReport:
 def load(task: LoadTask) -> list[LoadReport]:
     """Load a share, or a part of it; durable on return. Ranges that were not begun are in no report.
 
-    When the slot is taken meanwhile, by a zombie that wakes or by the broker's clock, the task ends there.
+    When the slot is taken meanwhile, by a zombie that wakes or by the sink's clock, the task ends there.
     """
     worker = worker_of(task.spec_path, open_worker)
     client = CLIENTS.get(task.pd) or CLIENTS.setdefault(task.pd, PdClient(task.pd))

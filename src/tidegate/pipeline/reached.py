@@ -2,7 +2,7 @@
 
     folder/PID.json      {span id: ts}, replaced at most every `INTERVAL_S`
 
-Spark gives back what a task yields only when its whole job is over, which may be long for a slow broker or a
+Spark gives back what a task yields only when its whole job is over, which may be long for a slow sink or a
 large transaction. The driver looks at the folder now and then and reports what is new as checkpoints; the
 task's own report follows at its end. The folder belongs to one incarnation.
 """

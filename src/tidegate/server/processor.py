@@ -182,8 +182,8 @@ class Incarnation:
     async def stop(self, grace_s: float) -> None:
         """End the process, then the sink.
 
-        A sink call that waits for a broker may take its time: after `CLOSE_S` it is left behind, and whatever
-        it still does is fenced by the next sink.
+        A sink that does not answer may take its time: after `CLOSE_S` its call is left behind, and what that
+        still does is fenced by the next sink.
         """
         await self.child.stop(grace_s)
         with contextlib.suppress(TimeoutError):

@@ -60,7 +60,7 @@ LOG: Final = logging.getLogger(__name__)
 HOUSEKEEPING_S: Final = 1.0
 SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
-TOPIC_GONE_S: Final = 5.0
+FORGET_S: Final = 5.0
 CREATING_TTL_S: Final = 3600
 UPDATABLE: Final = (State.STOPPED, State.FAILED)
 FIXED: Final = ("initial_load", "kv_mode", "keyspace", "keyspace_id", "start_key", "end_key", "key_prefix")
@@ -443,7 +443,7 @@ class Reactor:
                 sink_uri=new.uri.render(redact=False),
                 config=new.config.to_json(),
                 target_ts=new.target_ts,
-                # Another topic has nothing of what the old one was sent above the checkpoint.
+                # Another place has nothing of what the old one was sent above the checkpoint.
                 instance=uuid.uuid4().hex if moved else info.instance,
             )
         )
@@ -476,14 +476,14 @@ class Reactor:
             )
             await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
             await self._forget_progress(found)
-            # Last: a feed of the same name has folder and topic in the same place.
+            # Last: a feed of the same name has folder and progress in the same place.
             del self.feeds[feed]
         await self._tend_gc(force=True)
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
 
     async def _forget_progress(self, feed: Feed) -> None:
         try:
-            async with asyncio.timeout(TOPIC_GONE_S):
+            async with asyncio.timeout(FORGET_S):
                 await asyncio.to_thread(feed.plan.sink.forget)
         except (TidegateError, TimeoutError) as error:
             event(LOG, logging.WARNING, "progress stays", changefeed=str(feed.id), error=str(error))
