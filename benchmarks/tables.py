@@ -10,7 +10,7 @@ a region a table).
 
 | figure | what it is |
 |---|---|
-| open s | from `changefeed create` until the checkpoint has passed the time of that call |
+| open s | from `changefeed create` until the pipeline runs and the checkpoint has passed that call |
 | idle % | of a core, by process and together, while no row comes |
 | active % | the same while `--active` tables get a row a second each |
 | memory | the most anonymous memory, of control process and puller |
@@ -56,6 +56,8 @@ from tidegate.workload.changelog import Txn, read_log
 BATCH: Final = 500
 """Keys of a transaction that loads the catalogue."""
 SETTLE_S: Final = 5.0
+SYSTEM_ID: Final = 1 << 40
+"""From here on the ids of TiDB's own tables."""
 OURS: Final = ("control", "puller", "driver", "JVM", "source", "workers", "planners")
 
 
@@ -168,9 +170,10 @@ class Many(Product):
 
     def open(self) -> float:
         """Create the feed and wait until its checkpoint has passed the time of the call; seconds."""
-        with PdClient(self.pd) as pd:
-            began, asked = time.monotonic(), pd.tso()
+        began = time.monotonic()
         self.create()
+        with PdClient(self.pd) as pd:
+            asked = pd.tso()
         url = f"http://{self.address}/api/v2/changefeeds/{FEED}"
 
         def passed() -> bool:
@@ -180,7 +183,8 @@ class Many(Product):
                 told = httpx.get(url, timeout=30).json()
                 if told.get("error"):
                     raise RuntimeError(str(told["error"]))
-                return int(told.get("checkpoint_ts", 0)) > asked
+                started = told.get("tidegate", {}).get("resolved_sent", 0) > asked
+                return bool(started) and int(told["checkpoint_ts"]) > asked
             return False
 
         eventually("the checkpoint", passed, 1800, pause_s=0.2)
@@ -194,8 +198,8 @@ class Many(Product):
 def _rows() -> Iterator[bytes]:
     for line in read_log(LOGS / "narrow.jsonl.gz"):
         if isinstance(line, Txn) and not line.is_base:
-            puts = (m for m in line.mutations if m.op in ("put", "insert"))
-            yield from (m.value for m in puts if keys.is_record(m.key))
+            puts = (m for m in line.mutations if m.op in ("put", "insert") and keys.is_record(m.key))
+            yield from (m.value for m in puts if keys.parse_record(m.key).table_id < SYSTEM_ID)
 
 
 def share(ledger: Ledger, seconds: float) -> dict[str, float]:

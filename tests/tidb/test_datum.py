@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tests.golden_folder import count, lines
 from tests.tidb.stored import key_datum, kind_of, known, stored_of
 from tidegate.errors import InvalidInput, Undecodable
+from tidegate.model.schema import Kind
 from tidegate.tidb import datum, row
 from tidegate.tidb.datum import Datum, Flag
 from tidegate.tidb.types import temporal
@@ -63,3 +64,11 @@ def test_a_value_that_does_not_fit_its_flag_is_refused() -> None:
             datum.encode(wrong)
     with pytest.raises(InvalidInput):
         datum.encode_key([Datum(Flag.VARINT, 1)])
+
+
+@pytest.mark.parametrize("flag", [Flag.BYTES, Flag.COMPACT_BYTES])
+@pytest.mark.parametrize("kind", [Kind.INT, Kind.UINT, Kind.DOUBLE, Kind.DATETIME, Kind.ENUM, Kind.BIT])
+def test_bytes_are_no_number(kind: Kind, flag: Flag) -> None:
+    """As another table's row under this one's id has them: it is damage, and no reason to stop."""
+    with pytest.raises(Undecodable, match="does not fit its column"):
+        row.from_datum(Datum(flag, b"{}"), kind)

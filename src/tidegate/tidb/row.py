@@ -189,7 +189,7 @@ def _bytes_flag_fits(flag: Flag, kind: Kind) -> bool:
         Kind.JSON: {Flag.JSON},
         Kind.VECTOR: {Flag.VECTOR},
     }
-    return flag in wanted.get(kind, {Flag.BYTES, Flag.COMPACT_BYTES})
+    return kind not in _NUMBERS and flag in wanted.get(kind, {Flag.BYTES, Flag.COMPACT_BYTES})
 
 
 def to_key_datum(stored: int | float | bytes, kind: Kind) -> Datum:
