@@ -250,7 +250,7 @@ def main() -> None:
             active = min(options.active, tables)
             found.append(measure(bootstrap, tables, regions, active, options.seconds, ticker))
             ticker.close()
-    Console().print(shown(found))
+    Console(width=100).print(shown(found))
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "sizes": found}, indent=1))
 

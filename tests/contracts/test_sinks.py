@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from tests.contracts.map_sink import MapSink, Versions
 from tests.contracts.sqlite_sink import SqliteSink
 from tests.fixtures.topic import read_committed
-from tests.sink.test_kafka import block
+from tests.sink.test_kafka import Grants, block
 from tests.sink.test_kafka_owner import event
 from tidegate.codec.registry import codec_options, encoder
 from tidegate.config import load_config, parse_sink_uri
@@ -35,20 +35,6 @@ from tidegate.sink.kafka.slot import fence_slots
 pytestmark = pytest.mark.integration
 
 SLOTS = 3
-
-
-class Grants:
-    """The metadata store: one grant is the current one."""
-
-    def __init__(self) -> None:
-        self.current = 1
-
-    def prover(self, incarnation: int) -> Callable[[], None]:
-        def prove() -> None:
-            if incarnation != self.current:
-                raise Fenced("an older incarnation")
-
-        return prove
 
 
 class Place(Protocol):
