@@ -29,8 +29,9 @@ check: setup ## format, lint, types, imports, spelling
 golden: setup ## rows, keys, DDL and filters recorded from TiDB: make golden GOLDEN=DIR, default tests/golden
 	@$(PY) -m pytest $(GOLDEN_TESTS) --golden $(GOLDEN) $(PYTEST_ARGS)
 
-fuzz: setup ## a million damaged rows and definitions, decoded at the end of readable memory; 200,000 damaged DDL jobs
+fuzz: setup ## a million damaged rows, definitions and messages of each protocol; 200,000 damaged DDL jobs
 	@$(PY) -m tests.tidb.row_fuzz $(FUZZ_ARGS)
+	@$(PY) -m tests.codec.message_fuzz
 	@$(PY) -m tests.tidb.definition_fuzz
 	@$(PY) -m tests.mounter.job_fuzz
 

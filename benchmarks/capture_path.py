@@ -19,6 +19,8 @@ from benchmarks.rig import Rig
 from benchmarks.show import Progress
 from benchmarks.stage_clock import read_stages
 
+from tidegate.codec import registry
+
 SLOWEST_ROWS_S = 10_000
 """A run that is slower than this is given up."""
 
@@ -34,8 +36,8 @@ class Case:
     @property
     def uri_options(self) -> str:
         """Options of the sink URI after the topic."""
-        extension = "&enable-tidb-extension=true" if self.protocol == "canal-json" else ""
-        return f"?protocol={self.protocol}{extension}"
+        unmarked = registry.codec(self.protocol).unmarked
+        return f"?protocol={self.protocol}" + (f"&{unmarked.option}" if unmarked is not None else "")
 
 
 def measure(case: Case, sink: str, task: str, progress: Progress) -> dict[str, Any]:

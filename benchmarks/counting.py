@@ -16,6 +16,7 @@ import pyarrow as pa
 from benchmarks.stage_clock import StageClock
 
 from tidegate.eventstore import reader
+from tidegate.model.span import Span
 from tidegate.pipeline import deliver, stages
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.sink.base import Content
@@ -30,6 +31,7 @@ class NoBroker:
 
     is_due = False
     room = deliver.PIECE_BYTES * 64
+    granted = (Span(b"", b""),)
 
     def write(self, contents: Sequence[Content]) -> None:
         """Take the messages and drop them."""

@@ -74,7 +74,9 @@ class OneTable:
     def __init__(self, table: TableSchema) -> None:
         self.table = table
 
-    def versions(self, physical_id: int, after: int, upto: int) -> list[tuple[int, TableSchema | None]]:
+    def versions(
+        self, physical_id: int, after: int, upto: int, follows: object = None
+    ) -> list[tuple[int, TableSchema | None]]:
         return [(0, self.table)]
 
 

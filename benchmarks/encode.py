@@ -1,10 +1,12 @@
-"""Encode and dispatch: rows per CPU-second of one core, from slots to message bytes.
+"""Encode and dispatch: rows per CPU-second of a core, from slots to messages. Back: `benchmarks/messages.py`.
 
     PYTHONPATH=src python benchmarks/encode.py [--rows 65536] [--passes 5] [--json]
 
 Three tables: `narrow` (5 columns, short strings), `sbtest` (5 columns, 180 characters) and `wide` (44
 columns of many types). A third of the rows are updates or deletes with old values. Rows are drawn anew
-for every pass, so that the branch predictor does not learn them. CPU time, best pass.
+for every pass, so that the branch predictor does not learn them. CPU time, best pass. The last column is
+against the peer, over the messages of that pass: orjson's `dumps` of the same texts, from objects that are
+there (`benchmarks/peers.py`); for Avro there is none.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import json
 import random
 import struct
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from benchmarks.peers import dump_seconds
 
-from tidegate.codec.base import CodecOptions
+from tidegate.codec.base import Batch, CodecOptions
 from tidegate.codec.blocks import encode_block
+from tidegate.codec.registry import CODECS, codec_of, codec_options, row_protocols
 from tidegate.config import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.kernel import PAD, address
@@ -43,6 +49,15 @@ TABLES = {
     "sbtest": {"k": INT, "c": (254, 0, "utf8mb4"), "pad": (254, 0, "utf8mb4"), "ver": BIGINT},
     "wide": WIDE,
 }
+
+
+def options_by_label() -> Iterator[tuple[str, CodecOptions]]:
+    """Every protocol with what its rows need to be read back, and simple in both of its encodings."""
+    for label in row_protocols():
+        unmarked = CODECS[label].unmarked
+        given = dict(one.split("=") for one in unmarked.option.split("&")) if unmarked is not None else {}
+        yield label, codec_options({"protocol": label, **given})
+    yield "simple (avro)", codec_options({"protocol": "simple", "encoding-format": "avro"})
 
 
 def make_table(name: str) -> TableSchema:
@@ -135,18 +150,42 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
     pool, owner = pool_of(table, 4096, random.Random(11))
     by_key = DispatchRule(matcher=("*.*",), partition="index-value")
     steps: dict[str, Any] = {"index-value": lambda block, zeros, room: partition_block(block, by_key, 16)}
-    for label, options in {
-        "open-protocol": CodecOptions("open-protocol"),
-        "canal-json": CodecOptions("canal-json", enable_tidb_extension=True),
-    }.items():
+    with_peer = set()
+    for label, options in options_by_label():
+        has_peer = codec_of(options).schemas is None and "(avro)" not in label
+        with_peer |= {label} if has_peer else set()
         steps[label] = lambda block, zeros, room, options=options: encode_block(
             block, zeros, options, 1_795_246_227_886, room
         )
-    return {label: best(step, table, pool, owner, rows, passes, rng) for label, step in steps.items()}
+    return {
+        label: best(step, table, pool, owner, rows, passes, rng, has_peer=label in with_peer)
+        for label, step in steps.items()
+    }
+
+
+def batch_of(block: MessageBlock) -> Batch:
+    """The messages as a reader gets them."""
+    data = block.data.tobytes()
+
+    def texts(starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
+        pairs = zip(starts.tolist(), lengths.tolist(), strict=True)
+        return pa.array([None if n < 0 else data[a : a + n] for a, n in pairs], pa.large_binary())
+
+    keys = texts(block.key_start, block.key_length)
+    values = texts(block.value_start, block.value_length)
+    return Batch(keys, values, np.arange(len(block), dtype=np.int64))
 
 
 def best(
-    step: Any, table: TableSchema, pool: Image, owner: np.ndarray, rows: int, passes: int, rng: Any
+    step: Any,
+    table: TableSchema,
+    pool: Image,
+    owner: np.ndarray,
+    rows: int,
+    passes: int,
+    rng: Any,
+    *,
+    has_peer: bool,
 ) -> dict[str, float]:
     """The fastest of several passes, each over new rows."""
     zeros, room, figures = np.zeros(rows, dtype=np.int32), None, {"rows_per_cpu_s": 0.0, "mb_per_cpu_s": 0.0}
@@ -156,9 +195,11 @@ def best(
         done = step(block, zeros, room)
         spent = time.process_time() - start
         room = done.data if isinstance(done, MessageBlock) else None
-        size = int(done.value_length.sum()) if isinstance(done, MessageBlock) else 0
+        size = int(np.maximum(done.value_length, 0).sum()) if isinstance(done, MessageBlock) else 0
         if rows / spent > figures["rows_per_cpu_s"]:
             figures = {"rows_per_cpu_s": rows / spent, "mb_per_cpu_s": size / spent / 1e6}
+            if isinstance(done, MessageBlock) and has_peer:
+                figures["against_peer"] = dump_seconds(batch_of(done)) / spent
     return figures
 
 
@@ -175,12 +216,12 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(found))
         return
-    print(f"{'table':8} {'step':14} {'M rows/CPU-s':>13} {'MB/CPU-s':>9}")
+    print(f"{'table':8} {'step':18} {'M rows/CPU-s':>13} {'MB/CPU-s':>9} {'x peer':>7}")
     for name, steps in found.items():
         for label, figures in steps.items():
-            print(
-                f"{name:8} {label:14} {figures['rows_per_cpu_s'] / 1e6:13.2f} {figures['mb_per_cpu_s']:9.0f}"
-            )
+            peer = f"{figures['against_peer']:7.1f}" if "against_peer" in figures else "      -"
+            rate, speed = figures["rows_per_cpu_s"] / 1e6, figures["mb_per_cpu_s"]
+            print(f"{name:8} {label:18} {rate:13.2f} {speed:9.0f} {peer}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from benchmarks.rig import Rig
 from benchmarks.show import Progress
 from confluent_kafka import Consumer, TopicPartition
 
+from tidegate.codec import registry
 from tidegate.model.timestamp import physical_ms
 
 WARM_UP_S: Final = 20.0
@@ -82,7 +83,8 @@ def measure(
     """
     topic = new_topic(bootstrap)
     rows = int(rate * (seconds + warm_up_s))
-    options = "&enable-tidb-extension=true" if protocol == "canal-json" else ""
+    unmarked = registry.codec(protocol).unmarked
+    options = f"&{unmarked.option}" if unmarked is not None else ""
     uri = f"kafka://{bootstrap}/{topic}?protocol={protocol}{options}"
     name = f"lag at {rate:,} rows/s, {protocol}"
     reader = Reader(bootstrap, topic)

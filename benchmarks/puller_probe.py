@@ -16,7 +16,9 @@ from typing import Any
 from benchmarks.stage_clock import WRITE_S, StageClock
 
 from tidegate import log
-from tidegate.eventstore import kernels, segment, span_store, store
+from tidegate.eventstore import kernels, segment
+from tidegate.eventstore.floors import FloorPage
+from tidegate.eventstore.manifest import ManifestFile
 from tidegate.puller import block_matcher
 from tidegate.puller.block_matcher import BlockMatcher
 from tidegate.server.puller_process import run
@@ -33,8 +35,8 @@ def install(clock: StageClock) -> None:
     clock.wrap(kernels, "order_rows", "sort")
     clock.wrap(kernels, "take", "sort")
     clock.wrap(segment, "write", "write")
-    clock.wrap(span_store, "write_manifest", "write")
-    clock.wrap(store, "write_frontier", "write")
+    clock.wrap(ManifestFile, "write", "write")
+    clock.wrap(FloorPage, "put", "write")
 
 
 def receive_seconds() -> float:

@@ -16,7 +16,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from benchmarks.rows import LOGS, ROWS_A_TXN, Source
 from tools.processes import Child
 
 from tidegate.config import load_config, parse_sink_uri
-from tidegate.control.metadata import Grant, grant_key
+from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
 from tidegate.eventstore import outlook
 from tidegate.eventstore.store import EventStore
 from tidegate.ipc import HEADER, frame, parsed
@@ -45,12 +45,15 @@ from tidegate.model.reports import (
     parse,
 )
 from tidegate.model.span import Span, span_id
+from tidegate.mounter import bases
+from tidegate.mounter.bases import Base
 from tidegate.server.puller_process import store_dir
-from tidegate.server.schema_tracker import save_catalogue
+from tidegate.server.schema_tracker import load_catalogue
 from tidegate.tidb import keys
 
 ROOT: Final = Path(__file__).parents[1]
 NAME: Final = "bench"
+CAPTURE: Final = "rig"
 SLOTS: Final = 4
 FAR: Final = 1 << 62
 """A barrier beyond every ts."""
@@ -192,7 +195,11 @@ class Rig:
             self.start_ts = pd.tso()
             self.store = store_dir(self.folder, pd.cluster_id)
             self.feed_dir = self.folder / "feeds" / "default" / NAME
-            save_catalogue(pd, self.start_ts, self.feed_dir / "schema.bin")
+            self.feed_dir.mkdir(parents=True)
+            folder = bases.folder_of(self.store)
+            folder.mkdir(parents=True)
+            catalogue = load_catalogue(pd, self.start_ts)
+            (folder / Base(self.start_ts, self.start_ts).name).write_bytes(catalogue.dump())
             self._store_warm_up()
             spec = self._write_files(pd.cluster_id)
         puller: list[str | Path] = ["-m", "tidegate.server.puller_process", self.folder, self.pd_address]
@@ -256,7 +263,7 @@ class Rig:
         self.control.delivered()
         return self.control.started
 
-    def _frontier(self) -> dict[str, int]:
+    def _frontier(self) -> Mapping[str, int]:
         return outlook.read_frontier(self.store) if self.store.exists() else {}
 
     def _watch(self, span: Span) -> None:
@@ -301,8 +308,10 @@ class Rig:
         metadata = self.folder / "metadata.db"
         with sqlite3.connect(metadata) as connection:
             connection.execute("CREATE TABLE kv (key TEXT PRIMARY KEY, value BLOB)")
-            value = Grant("rig", (1, 1), 1, SLOTS).to_bytes()
-            connection.execute("INSERT INTO kv VALUES (?, ?)", (grant_key(cluster, "default", NAME), value))
+            everything = GrantedRange(Span(b"", b""), (1, 1))
+            value = Grant("rig", (1, 1), 1, SLOTS, (everything,)).to_bytes()
+            key = grant_key(cluster, FeedId("default", NAME), CAPTURE)
+            connection.execute("INSERT INTO kv VALUES (?, ?)", (key, value))
         spec = {
             "cluster_id": cluster,
             "namespace": "default",
@@ -313,6 +322,9 @@ class Rig:
             "instance": "rig",
             "incarnation": 1,
             "slots": SLOTS,
+            "capture": CAPTURE,
+            "ranges": [["", ""]],
+            "givers": {},
             "store_dir": str(self.store),
             "metadata_path": str(metadata),
             "socket_path": str(self.folder / "control.sock"),

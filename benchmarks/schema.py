@@ -7,7 +7,7 @@ their own, in 100 schemas. Each part runs in a process of its own; memory is wha
 (the most resident, less what was resident before), so mapped files count as far as they were read.
 
     build   SchemaStore.from_meta over the pairs under `m`, as a feed's creation does
-    save    the image of it written as `schema.bin`
+    save    the image of it written as a base file
     load    that file, as the control process and each worker of a pipeline do
     ask     version_at and table for tables at random, after load
     apply   add column to tables at random, as DDL jobs
@@ -35,11 +35,12 @@ from typing import Any, Final
 
 import orjson
 
+from tidegate.disk import replace_file
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
-from tidegate.mounter.schema_image import map_file
+from tidegate.mounter.schema_image import chunks, map_file
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server.schema_tracker import load_catalogue, save_image
+from tidegate.server.schema_tracker import load_catalogue
 from tidegate.tidb import ddl_job, keys
 from tidegate.tidb.table_info import PUBLIC
 from tidegate.tikv.server import EmbeddedUpstream
@@ -96,7 +97,7 @@ def build(tables: int, log: str, path: Path) -> dict[str, Any]:
     with _Measured() as measured:
         store = SchemaStore.from_meta(pairs(tables, log), TS)
     assert len(store.entries(TS)) == tables
-    save_image(path, store.image(TS))
+    replace_file(path, chunks(store.image(TS)))
     return measured.figures(tables, less=making) | {"json_mb": round(size / 1e6, 1)}
 
 
@@ -104,7 +105,7 @@ def save(tables: int, log: str, path: Path) -> dict[str, Any]:
     """A loaded catalogue, as the control process saves it."""
     store = SchemaStore.load(map_file(path))
     with _Measured() as measured:
-        save_image(path, store.image(TS))
+        replace_file(path, chunks(store.image(TS)))
     return measured.figures(tables) | {"file_mb": round(path.stat().st_size / 1e6, 1)}
 
 
@@ -178,7 +179,7 @@ class _Measured:
     """Seconds and peak memory of a block, which must be the largest of its process so far."""
 
     def __enter__(self) -> _Measured:
-        self._before = _resident_mb()
+        self._before = resident_mb()
         self._wall, self._cpu = time.monotonic(), time.process_time()
         return self
 
@@ -198,7 +199,8 @@ class _Measured:
         }
 
 
-def _resident_mb() -> float:
+def resident_mb() -> float:
+    """Of this process, with what it has mapped."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
@@ -232,7 +234,7 @@ def main() -> None:
         found = {}
         for part in (*PARTS, "pull") if options.upstream else PARTS:
             command = [sys.executable, "-m", "benchmarks.schema", "--tables", str(options.tables)]
-            command += ["--columns", options.columns, "--part", part, "--file", f"{folder}/schema.bin"]
+            command += ["--columns", options.columns, "--part", part, "--file", f"{folder}/base.bin"]
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
             found[part] = json.loads(done.stdout)
             if not options.json:

@@ -1,7 +1,7 @@
 """What a capture costs by the number of tables it follows.
 
     python -m benchmarks.tables [--tables 1000 10000] [--regions 10 | --regions each] [--active 100]
-                                [--seconds 20] [--json FILE]
+                                [--seconds 20] [--ids-per-stripe 1] [--json FILE]
 
 One changefeed of all tables, on the whole product: `tidegate server`, its puller and its Spark application,
 over the embedded upstream and a real broker, all on this machine. Tables are copies of the narrow one of
@@ -16,7 +16,8 @@ a region a table).
 | memory | the most anonymous memory, of control process and puller |
 | files | in the capture's data folder |
 
-Nothing of it may grow with tables but what is said of them once. Ratios against another commit: run this with
+Nothing of it may grow with tables but what is said of them once. `--ids-per-stripe` is the changefeed's
+setting: with several widths each size is measured with each. Ratios against another commit: run this with
 `--json` on both in turns.
 """
 
@@ -123,19 +124,30 @@ class Writers:
 
 
 def measure(
-    bootstrap: str, tables: int, regions: int, active: int, seconds: float, progress: Callable[[str], None]
+    bootstrap: str,
+    tables: int,
+    regions: int,
+    width: int,
+    active: int,
+    seconds: float,
+    progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """One size."""
+    """One size, with stripes of one width."""
     topic = new_topic(bootstrap)
-    name = f"{tables:,} tables in {regions:,} regions"
+    name = f"{tables:,} tables in {regions:,} regions, {width} ids a stripe"
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
         folder = Path(temporary)
         upstream = Upstream(folder, tables, regions)
         with Many(folder, upstream, f"kafka://{bootstrap}/{topic}?protocol=open-protocol") as product:
+            if width > 1:
+                settings = folder / "feed.toml"
+                settings.write_text(f"[tidegate]\nids-per-stripe = {width}\n")
+                product.options = ["--config", str(settings)]
             progress(f"{name}: loading the catalogue")
             product.begin()
             progress(f"{name}: opening the feed")
-            found: dict[str, Any] = {"tables": tables, "regions": regions, "open_s": product.open()}
+            found: dict[str, Any] = {"tables": tables, "regions": regions, "width": width}
+            found["open_s"] = product.open()
             assert product.ledger is not None
             progress(f"{name}: idle")
             time.sleep(SETTLE_S)
@@ -215,13 +227,14 @@ def shown(found: list[dict[str, Any]]) -> Table:
     """The figures as a table."""
     table = Table(title="A changefeed of all tables")
     roles = ("control", "puller", "source")
-    for name in ("tables", "regions", "open s", "idle %", *roles, "active %", "MB", "files"):
+    for name in ("tables", "regions", "stripe", "open s", "idle %", *roles, "active %", "MB", "files"):
         table.add_column(name, justify="right")
     for one in found:
         idle, active, peaks = one["idle"], one["active"], one["peak_mb"]
         table.add_row(
             f"{one['tables']:,}",
             f"{one['regions']:,}",
+            f"{one['width']:,}",
             f"{one['open_s']:.0f}",
             f"{idle['all']:.0f}",
             *(f"{idle[role]:.1f}" for role in roles),
@@ -241,6 +254,7 @@ def main() -> None:
     parser.add_argument("--regions", default="10", help="a number, or `each`: a region a table")
     parser.add_argument("--active", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--ids-per-stripe", type=int, nargs="+", default=[1])
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     ticker, found = Ticker(), list[dict[str, Any]]()
@@ -248,8 +262,9 @@ def main() -> None:
         for tables in options.tables:
             regions = tables if options.regions == "each" else int(options.regions)
             active = min(options.active, tables)
-            found.append(measure(bootstrap, tables, regions, active, options.seconds, ticker))
-            ticker.close()
+            for width in options.ids_per_stripe:
+                found.append(measure(bootstrap, tables, regions, width, active, options.seconds, ticker))
+                ticker.close()
     Console(width=100).print(shown(found))
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "sizes": found}, indent=1))

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.codec.registry import settled
 from tidegate.config import (
     REDACTED,
     KafkaConfig,
@@ -18,7 +19,7 @@ PLAIN = "kafka://127.0.0.1:9092/topic?protocol=open-protocol"
 
 def refused(uri: str, data: dict[str, object] | None = None) -> str:
     with pytest.raises(InvalidInput) as error:
-        merge_config(data or {}, parse_sink_uri(uri))
+        settled(merge_config(data or {}, parse_sink_uri(uri)))
     return error.value.render()
 
 
@@ -83,7 +84,14 @@ def test_a_user_without_mechanism_means_plain() -> None:
         ("mysql://a/b", "not supported yet"),
         ("kafka://a/b?protcol=x", "did you mean 'protocol'?"),
         ("kafka://a/b?protocol=open-protocl", "did you mean 'open-protocol'?"),
-        ("kafka://a/b?protocol=avro", "'avro' is not supported yet"),
+        ("kafka://a/b?protocol=craft", "'craft' is not supported."),
+        ("kafka://a/b?protocol=avro", "schema-registry=http"),
+        ("kafka://a/b?protocol=avro&schema-registry=u%3Apw%40host", "scheme http or https"),
+        ("kafka://a/b?protocol=avro&schema-registry=http%3A%2F%2Fx&force-replicate=true", "Unknown option"),
+        (
+            "kafka://a/b?protocol=avro&schema-registry=http%3A%2F%2Fu%3Apw%40h&avro-decimal-handling-mode=x",
+            "precise or string",
+        ),
         ("kafka://a/b", "needs a protocol"),
         ("kafka:///b?protocol=open", "names no broker"),
         ("kafka://a:9x/b?protocol=open", "not a broker address"),
@@ -93,7 +101,7 @@ def test_a_user_without_mechanism_means_plain() -> None:
         ("kafka://a/b?protocol=open&max-batch-size=0", "at least 1"),
         ("kafka://a/b?protocol=open&enable-tls=maybe", "'enable-tls' must be bool"),
         ("kafka://a/b?protocol=open&required-acks=1", "required-acks = 1 would lose rows"),
-        ("kafka://a/b?protocol=open&schema-registry=http://x", "not supported here yet"),
+        ("kafka://a/b?protocol=open&safe-mode=true", "not supported here yet"),
         ("kafka://u:pw@a/b?protocol=open", "no user before the host"),
     ],
 )
@@ -115,6 +123,9 @@ def test_a_wrong_uri_is_refused_with_what_is_right(uri: str, words: str) -> None
         ({"consistent": {"level": "eventual"}}, "'consistent.level'"),
         ({"tidegate": {"retention": "10 m"}}, "not a duration"),
         ({"tidegate": {"flavour": "newer"}}, "did you mean 'new'?"),
+        ({"tidegate": {"ids-per-stripe": -1}}, "at least 0"),
+        ({"tidegate": {"ids-per-stripe": 4097}}, "4096 table ids at most"),
+        ({"tidegate": {"ids-per-stripe": 64, "kv-mode": "txnkv", "key-prefix": "6b"}}, "follows no tables"),
         ({"sink": 3}, "'sink' must be a table"),
     ],
 )

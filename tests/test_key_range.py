@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.codec.registry import codec_options, encoder
+from tidegate.codec.registry import encoder, options_of, settled
 from tidegate.config import config_from_json, merge_config, parse_sink_uri
 from tidegate.errors import InvalidInput
 from tidegate.model.key_range import KeyRange, after_all, keyspace_of
@@ -86,10 +86,10 @@ def test_what_makes_no_sense_is_refused(own: dict[str, Any], words: str) -> None
 @pytest.mark.parametrize("kv_mode", ["txnkv", "rawkv"])
 def test_what_tikv_cdc_takes_for_its_one_form_is_taken_here(kv_mode: str, protocol: str) -> None:
     uri = parse_sink_uri(f"kafka://127.0.0.1:9092/t?{TIKV_CDC}{protocol}")
-    config = merge_config({"tidegate": {"kv_mode": kv_mode}}, uri)
+    config = settled(merge_config({"tidegate": {"kv_mode": kv_mode}}, uri))
     assert config.sink.protocol == "kv-json"
     assert config_from_json(config.to_json()) == config
-    options = codec_options(config.codec_settings())
+    options = options_of(config)
     assert options.protocol == "kv-json"
     with pytest.raises(InvalidInput, match="it has keys, not rows"):
         encoder(options)
@@ -107,7 +107,7 @@ def test_what_tikv_cdc_takes_for_its_one_form_is_taken_here(kv_mode: str, protoc
 def test_other_forms_are_refused_with_what_to_do(kv_mode: str, protocol: str, words: str) -> None:
     uri = parse_sink_uri(f"kafka://127.0.0.1:9092/t?protocol={protocol}")
     with pytest.raises(InvalidInput, match=f"(?s){words}"):
-        merge_config({"tidegate": {"kv_mode": kv_mode}}, uri)
+        settled(merge_config({"tidegate": {"kv_mode": kv_mode}}, uri))
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from tidegate.api.operations import _shown
 from tidegate.config import ReplicaConfig, Secret, config_from_json, merge_config, parse_sink_uri, revealed
 from tidegate.control.metadata import FeedId, FeedInfo, Grant, KeyValue, feed_key
 from tidegate.errors import Fatal
+from tidegate.server.feed_plan import FeedPlan, Paths
 from tidegate.server.new_feed import NewFeed
-from tidegate.server.processor import FeedPlan, Paths
 from tidegate.sink.kafka.client import client_settings
 
 MARK = "q7Z"
@@ -63,7 +63,7 @@ def holders(secret: str) -> tuple[list[Any], ReplicaConfig]:
     assert config.sink.kafka_config == other.sink.kafka_config
     info = FeedInfo(uri.render(redact=False), config.to_json(), 1, 0, 0, "normal", "i")
     grant = Grant("i", (1, 1), 1, 1)
-    plan = FeedPlan(1, FEED, uri, config, "i", Paths(Path("d"), Path("s")), grant=grant)
+    plan = FeedPlan(1, FEED, uri, config, "i", Paths(Path("d"), Path("s")), "c", grant=grant)
     stored = KeyValue(feed_key(1, FEED, "info"), info.to_bytes(), 1, 1)
     found = [
         uri, uri.options, uri.option("sasl-password"), uri.render(), config, config.sink,

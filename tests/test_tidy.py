@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.codec.registry import CODECS
 from tidegate.kernel import KERNEL_MODULES
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +37,17 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
         if not target.startswith(("http:", "https:")):
             assert (page.parent / target).exists(), f"{target} does not exist"
+
+
+def test_no_code_compares_a_protocols_name() -> None:
+    """What depends on the protocol is asked of its entry in the registry."""
+    for path in SOURCES:
+        if "protocols" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Compare | ast.Dict | ast.Set | ast.Tuple | ast.List | ast.MatchValue):
+                texts = {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
+                assert not texts & CODECS.keys(), f"{path}:{node.lineno}"
 
 
 def test_no_file_names_a_package_registry_or_a_path_of_one_machine() -> None:

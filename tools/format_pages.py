@@ -7,11 +7,13 @@ Every block of bytes is a vector of tests/golden, whole: `taken_apart` refuses p
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Callable
 from typing import Final
 from zlib import crc32
 
+import orjson
 from tools.format_blocks import (
     ROOT,
     Cursor,
@@ -29,6 +31,7 @@ from tools.format_blocks import (
     varint_size,
     vector,
 )
+from tools.protocol_pages import mq_page, protocols_page, simple_page
 
 from tidegate.tidb import memcomparable
 from tidegate.tidb.types import decimal, temporal
@@ -351,7 +354,7 @@ def open_page() -> str:
 
 {NOTE}
 
-TiCDC's own: JSON with length prefixes, several rows in one Kafka message. Row by row: `codec/open_protocol.py`;
+TiCDC's own: JSON with length prefixes, several rows in one Kafka message. Row by row: `codec/protocols/open_protocol`;
 compiled: `codec/kernels.py`, `codec/decode_kernels.py`.
 
 ```
@@ -401,7 +404,7 @@ def canal_page() -> str:
 
 {NOTE}
 
-One Kafka message a row, without a key. Row by row: `codec/canal_json.py`; compiled: `codec/kernels.py`,
+One Kafka message a row, without a key. Row by row: `codec/protocols/canal_json`; compiled: `codec/kernels.py`,
 `codec/decode_kernels.py`. `es` is the commit's time, `ts` the encoder's clock, both in ms.
 
 ## A row
@@ -423,6 +426,74 @@ To partition 0 only:
 {document_of(mark["value"])}"""
 
 
+def debezium_page() -> str:
+    """Debezium."""
+    one, ddl = message("debezium_no_schema", "row"), message("debezium_no_schema", "ddl")
+    mark = message("debezium_extension", "checkpoint")
+    told = json.loads(bytes.fromhex(message("debezium_extension", "row")["key"]))["schema"]
+    return f"""# Debezium
+
+{NOTE}
+
+What Debezium's connector for MySQL writes, as TiCDC writes it: `protocol=debezium`. One Kafka message a row, key and value
+JSON with a `payload` and, unless `debezium-disable-schema=true`, the `schema` that Kafka Connect takes it by. Row by row:
+`codec/protocols/debezium`; compiled: `codec/kernels.py`, `codec/connect_kernels.py`, `codec/decode_kernels.py`.
+
+## A row
+
+The key has the columns of the handle key:
+
+{document_of(one["key"])}
+{document_of(one["value"])}
+`op` is `c`, `u` or `d`. An update has `before`, unless `[sink.debezium] output-old-value = false`; a delete has `after` null
+before `before`. `source.ts_ms` is the commit's time, the outer `ts_ms` the encoder's clock, both in ms.
+
+| column | schema | value |
+|---|---|---|
+| tinyint, smallint; mediumint, int | `int16`; `int32`; the next wider one for unsigned smallint and int | number |
+| bigint | `int64` | number; from 2^63 on the negative number of the same bits |
+| float, double, decimal | `float` (`double` with digits given), `double`, `double` | number; a decimal is the nearest double |
+| year | `int32`, `io.debezium.time.Year` | number |
+| bit(1); longer | `boolean`; `bytes`, `io.debezium.data.Bits` | true, false; Base64 of little-endian bytes |
+| char, varchar, text; binary, varbinary, blob | `string` | text; Base64 |
+| enum; set | `string`, `io.debezium.data.Enum`, `EnumSet` | names; empty for a number that has none |
+| date | `int32`, `io.debezium.time.Date` | days since 1970 |
+| datetime | `int64`, `io.debezium.time.Timestamp` up to 3 digits of a second, else `MicroTimestamp` | ms or us since 1970 |
+| timestamp | `string`, `io.debezium.time.ZonedTimestamp` | text in UTC, whatever the changefeed's zone |
+| time | `int64`, `io.debezium.time.MicroTime` | us |
+| json; vector | `string`, `io.debezium.data.Json`; `TiDBVectorFloat32` | TiDB's text |
+
+NULL is null, but in a column with a default it is the default: TiCDC does so. A date that is on no calendar is null, or 0 in
+a column that takes no NULL, and a timestamp of zero is `1970-01-01T00:00:00Z`. Classic TiCDC stops at a datetime like
+`2020-00-00`; the new one writes null or 0, and so do we.
+
+A table's virtual columns have fields in `schema`, behind all others, and no values.
+
+## The schema
+
+With `enable-tidb-extension=true` a field has `tidb_type`. Without it bytes cannot be told from text, decimals from doubles,
+nor unsigned numbers from signed ones. The schema of the key above:
+
+{document_of(orjson.dumps(told).hex())}
+Without a schema nothing tells the types at all, and a guess would make dates of numbers: such messages are written for
+other readers, and Tidegate's consumer refuses them. What else is lost: [protocols](protocols.md).
+
+## DDL
+
+To every partition; its key is the schema's name. `tableChanges` has the table's definition after it:
+
+{document_of(ddl["value"])}
+Two things are not TiCDC's: it sends nothing for RECOVER TABLE and for changes of TTL, where we do, since the event itself
+is in the message's header ([DDL](ddl.md)); and it parses the query once more, and takes comment, length of times and
+default of the columns that stand in it from there, where ours are always the table's own.
+
+## Watermark
+
+With `enable-tidb-extension=true`, to every partition. Its key is empty, its schema that of a row without images:
+
+{document_of(orjson.dumps({"payload": json.loads(bytes.fromhex(mark["value"]))["payload"]}).hex())}"""
+
+
 PAGES: Final[dict[str, Callable[[], str]]] = {
     "keys.md": keys_page,
     "rows.md": rows_page,
@@ -430,6 +501,10 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "checksums.md": checksums_page,
     "open-protocol.md": open_page,
     "canal-json.md": canal_page,
+    "simple.md": simple_page,
+    "debezium.md": debezium_page,
+    "ticdc-mq.md": mq_page,
+    "protocols.md": protocols_page,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -14,17 +13,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-PR_SET_PDEATHSIG = 1
-LIBC = ctypes.CDLL(None, use_errno=True)
+from tidegate.launcher import bound
+
 KEPT_LINES = 400
 
 
 class ChildError(Exception):
     """A child process ended or did not get ready; the message holds its last lines."""
-
-
-def _die_with_parent() -> None:
-    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class Child:
@@ -34,12 +29,11 @@ class Child:
         self.name, self._log_path = name, log
         self._log: IO[bytes] = log.open("ab")
         self._process = subprocess.Popen(
-            [str(part) for part in command],
+            bound(command, signal.SIGTERM),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
             start_new_session=True,
-            preexec_fn=_die_with_parent,
         )
         self.lines: deque[dict[str, Any]] = deque(maxlen=KEPT_LINES)
         self._listeners: list[Callable[[dict[str, Any]], None]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
@@ -48,6 +48,30 @@ def writing(path: Path, *, keep: bool = False) -> Iterator[None]:
             why=os.strerror(error.errno or 0),
             fix="make room; everything waits and goes on by itself",
         ) from error
+
+
+def replace_file(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
+    """Put `data` at `path`, durably: a reader finds the old bytes or the new. Raises DiskFull."""
+    partial = path.with_suffix(".tmp")
+    with writing(partial):
+        partial.touch(mode)
+        with partial.open("wb") as file:
+            for piece in [data] if isinstance(data, bytes) else data:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+    partial.replace(path)
+    # Its name, too: after a loss of power a plan of an initial load, for one, must still be there.
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def free_bytes(folder: Path) -> int:

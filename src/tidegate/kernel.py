@@ -273,9 +273,13 @@ KERNEL_MODULES: Final = (
     "tidegate.tidb.arrow_kernels",
     "tidegate.tidb.checksum_kernels",
     "tidegate.dispatcher.kernels",
+    "tidegate.codec.connect_kernels",
     "tidegate.codec.kernels",
     "tidegate.codec.kv_kernels",
+    "tidegate.codec.avro_kernels",
+    "tidegate.codec.match_kernels",
     "tidegate.codec.decode_kernels",
+    "tidegate.codec.avro_decode_kernels",
     "tidegate.verify.kernels",
 )
 """Modules with a `warm()` that calls each kernel once with its real argument types."""

@@ -22,7 +22,7 @@ _VALUE: Final = re.compile(
     r"(?<![\w.-])(?P<name>[\w.-]++)(?:\\*[\"'])?[ \t]*+[=:][ \t]*+(?P<quote>\\*[\"'])?"
 )
 _NAMES: Final = re.compile(
-    r"(?i)password|passwd|passphrase|pwd|secret|token|credential|authorization|sasl[-_.]?username"
+    r"(?i)password|passwd|passphrase|pwd|secret|token|credential|authorization|sasl[-_.]?username|schema[-_.]?registry"
     r"|(?:access|account|api|private|shared|sas)[-_.]?key|(?:^|[-_.])sig(?:nature)?$"
 )
 _PLAIN_END: Final = re.compile(r"[&\r\n]|$")

@@ -48,22 +48,31 @@ def test_what_delta_cannot_hold_is_left_out_and_counted() -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("log", "count", "tables"),
+    ("log", "count", "tables", "protocol", "stripe"),
     [
-        ("bank", 5, {"bank.accounts", "bank.transfers", "bank.orders"}),
-        ("keys", 3, {"k.nokey"}),
+        ("bank", 5, {"bank.accounts", "bank.transfers", "bank.orders"}, "open-protocol", 64),
+        ("keys", 3, {"k.nokey"}, "open-protocol", 1),
         # Columns converted while rows are written: varchar to integer, decimal to fewer digits, double, text.
-        ("onlineddl", 8, {"o.main", "o.ck", "o.part", "o.nk"}),
+        ("onlineddl", 8, {"o.main", "o.ck", "o.part", "o.nk"}, "open-protocol", 16),
+        # Rows that can be read only with the definition of their own version of the table.
+        ("onlineddl", 4, {"o.main", "o.ck", "o.part", "o.nk"}, "simple", 1),
     ],
 )
 def test_a_recorded_log_arrives_as_sql_saw_it(
-    log: str, count: int, tables: set[str], kafka: str, spark: SparkSession, tmp_path: Path
+    log: str,
+    count: int,
+    tables: set[str],
+    protocol: str,
+    stripe: int,
+    kafka: str,
+    spark: SparkSession,
+    tmp_path: Path,
 ) -> None:
     """Up to its `count`-th snapshot, judged there and at the first; the whole log takes minutes."""
     file = golden_folder.OURS / f"changelog/{log}.jsonl.gz"
     upto = [line.ts for line in read_log(file) if isinstance(line, SnapshotLine)][count - 1]
     target, every = f"delta://{tmp_path}/lake", count - 1
-    options = {"protocol": "open-protocol", "until": upto, "every": every, "spark": spark}
+    options = {"protocol": protocol, "until": upto, "every": every, "ids_per_stripe": stripe, "spark": spark}
     found = list(check_log(file, target, kafka, **options))  # type: ignore[arg-type]
     assert [verdict for verdict in found if verdict.findings] == []
     assert len({verdict.ts for verdict in found}) == 2

@@ -54,7 +54,7 @@ def test_help_of_every_command_imports_nothing_heavy() -> None:
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
-@pytest.mark.parametrize("words", ["", "upstream", "changefeed", "consumer"])
+@pytest.mark.parametrize("words", ["", "upstream", "changefeed", "consumer", "topic"])
 def test_a_group_alone_shows_its_commands(words: str) -> None:
     code, text = used(*words.split())
     assert code == 2
@@ -69,6 +69,7 @@ def test_a_group_alone_shows_its_commands(words: str) -> None:
         "changefeed create",
         "changefeed query",
         "peek",
+        "topic check",
         "consumer run",
         "compare",
         "server",

@@ -5,15 +5,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from tests.golden_folder import lines
 from tidegate.model.ddl import DdlEvent
-from tidegate.model.row import RowChange, Value
+from tidegate.model.row import RowChange, RowChecksum, Value
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.tidb.table_info import table_schema
 
-__all__ = ["Case", "case", "ddl_event", "lines", "same_images"]
+__all__ = ["Case", "case", "ddl_event", "lines"]
 
 
 def _value(column: Column, text: Any) -> Value:
@@ -61,6 +59,7 @@ class Case:
         record = self.records[seq]
         mounted = record["mounted"]
         table = self.tables[mounted["table_id"], mounted["table_version"]]
+        summed = mounted.get("checksum")
         shown = (mounted.get("zones") or {}).get(zone, mounted)
         return RowChange(
             table=table,
@@ -70,6 +69,7 @@ class Case:
             handle=mounted["row_id"] or 0,
             old=None if part == "insert" else _image(table, shown.get("pre_values")),
             new=None if part == "delete" else _image(table, shown.get("values")),
+            checksum=RowChecksum(**summed) if summed else None,
         )
 
 
@@ -98,27 +98,3 @@ def ddl_event(record: dict[str, Any], schema: str, table: str) -> DdlEvent:
         added_ids=(),
         removed_ids=(),
     )
-
-
-def same_images(row: RowChange, found: dict[str, Any]) -> bool:
-    """Whether a decoded row (`base.describe`) holds a row change's values; damaged UTF-8 is replaced."""
-    head = (row.commit_ts, row.table.schema, row.table.table)
-    if (found["commit_ts"], found["schema"], found["table"]) != head:
-        return False
-    return all(
-        (image is None and shown is None)
-        or (image is not None and shown is not None and _shown(row.table, image) == shown)
-        for image, shown in ((row.old, found["old"]), (row.new, found["new"]))
-    )
-
-
-def _shown(table: TableSchema, image: tuple[Value, ...]) -> dict[str, Any]:
-    return {column.name: _as_sent(column, cell) for column, cell in zip(table.columns, image, strict=True)}
-
-
-def _as_sent(column: Column, cell: Value) -> Any:
-    if isinstance(cell, bytes) and column.kind is Kind.STRING:
-        return cell.decode(errors="replace")
-    if isinstance(cell, float) and column.kind is Kind.FLOAT:
-        return float(np.float32(cell))
-    return cell

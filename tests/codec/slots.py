@@ -9,7 +9,7 @@ import numpy as np
 from tidegate.kernel import PAD, address
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind
-from tidegate.model.slots import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, stride_for
+from tidegate.model.slots import CHECKSUM, DELETE, INSERT, NULL, UPDATE, Image, RowBlock, stride_for
 from tidegate.tidb import value as values
 
 
@@ -42,7 +42,16 @@ def block_of(rows: list[RowChange]) -> RowBlock:
         new=images[0],
         old=images[1],
         owners=(data,),
+        checksums=_checksums(rows),
     )
+
+
+def _checksums(rows: list[RowChange]) -> np.ndarray | None:
+    found = np.zeros(len(rows), dtype=CHECKSUM)
+    for i, row in enumerate(rows):
+        if row.checksum is not None:
+            found[i] = (*row.checksum, True, 0)
+    return found if found["known"].any() else None
 
 
 def _slot(column: Column, cell: Value, pool: bytearray) -> tuple[int, int, bool]:

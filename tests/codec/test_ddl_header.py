@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.codec import ddl_header
-from tidegate.codec.base import CodecOptions
-from tidegate.codec.canal_json import CanalJsonEncoder
-from tidegate.codec.open_protocol import OpenProtocolDecoder, OpenProtocolEncoder
+from tidegate.codec.base import Batch
+from tidegate.codec.protocols.canal_json.plain import CanalJsonEncoder, CanalOptions
+from tidegate.codec.protocols.open_protocol.plain import OpenOptions, OpenProtocolDecoder, OpenProtocolEncoder
 from tidegate.errors import Undecodable
 from tidegate.model.ddl import DdlEvent
 
@@ -26,9 +26,9 @@ def test_an_event_comes_back_whole() -> None:
 
 
 def test_both_protocols_attach_it_and_the_decoder_hands_it_on() -> None:
-    message = OpenProtocolEncoder(CodecOptions("open-protocol")).encode_ddl(EVENT)
-    assert CanalJsonEncoder(CodecOptions("canal-json")).encode_ddl(EVENT).headers == message.headers
-    (ddl,) = OpenProtocolDecoder().decode([message.key], [message.value], [message.headers], [0]).ddls
+    message = OpenProtocolEncoder(OpenOptions()).encode_ddl(EVENT)
+    assert CanalJsonEncoder(CanalOptions()).encode_ddl(EVENT).headers == message.headers
+    (ddl,) = OpenProtocolDecoder().decode(Batch([message.key], [message.value], [0], [message.headers])).ddls
     assert ddl.header is not None
     assert ddl_header.decode(ddl.header) == EVENT
 

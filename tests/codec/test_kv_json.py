@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.codec.kv_json import (
+from tidegate.codec.keys import encode_keys
+from tidegate.codec.protocols.kv_json.plain import (
     KeyChange,
     KeyResolved,
     KvMarks,
+    KvOptions,
     decode,
     encode,
-    encode_block,
     partition_of,
 )
 from tidegate.errors import Undecodable
@@ -56,7 +57,7 @@ def test_a_message_has_tikv_cdcs_bytes() -> None:
     assert put.value is not None
     assert put.value[8:] == b'{"op":1,"v":"dg==","ex":1700000000}'
     assert encode(KeyChange(7, DELETE, b"a")).value == b"\0\0\0\0\0\0\0\x08" + b'{"op":2}'
-    resolved = KvMarks().encode_resolved(9)
+    resolved = KvMarks(KvOptions()).encode_resolved(9)
     assert (resolved.key, resolved.value) == (
         b"\0\0\0\0\0\0\0\1" + b'\0\0\0\0\0\0\0\x0e{"ts":9,"t":3}',
         bytes(8),
@@ -68,7 +69,7 @@ def test_what_is_encoded_is_decoded(changes: list[KeyChange]) -> None:
     for change in changes:
         message = encode(change)
         assert decode(message.key, message.value) == [change]
-    resolved = KvMarks().encode_resolved(5)
+    resolved = KvMarks(KvOptions()).encode_resolved(5)
     assert decode(resolved.key, resolved.value) == [KeyResolved(5)]
 
 
@@ -78,7 +79,10 @@ def test_the_compiled_encoder_writes_what_the_plain_one_writes(
     changes: list[KeyChange], partitions: int, first: int
 ) -> None:
     batch = block(changes, b"r\0\0\1").slice(first)
-    made, expected = encode_block(batch, 4, partitions), [encode(change) for change in changes[first:]]
+    made, expected = (
+        encode_keys(batch, 4, partitions, KvOptions()),
+        [encode(change) for change in changes[first:]],
+    )
     assert len(made) == len(expected)
     data = made.data.tobytes()
     for i, (message, change) in enumerate(zip(expected, changes[first:], strict=True)):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.consumer.memory_topic import MemoryTopic
 from tests.consumer.topics import events_of, messages_of
-from tidegate.codec.registry import codec_options
+from tidegate.codec.registry import CODECS, codec_options
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.sql_text import sql_rows
 from tidegate.workload.changelog import SnapshotLine, read_log, snapshot_diff
@@ -25,7 +25,8 @@ def snapshots() -> list[SnapshotLine]:
 @cache
 def bank_topic(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
     """The bank log up to one of its snapshots as a topic of three partitions."""
-    options = codec_options({"protocol": protocol, "enable-tidb-extension": protocol == "canal-json"})
+    extension = CODECS[protocol].unmarked is not None
+    options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
     events = events_of(BANK, until=snapshots()[last_snapshot].ts)
     return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
 

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
-from tidegate.codec.base import CANAL_JSON, CodecOptions
-from tidegate.codec.registry import decoder
+from tidegate.codec.base import Batch, CodecOptions
+from tidegate.codec.decode import decoder
+from tidegate.codec.entry import DdlTo
+from tidegate.codec.registry import codec_of
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.flow import Flow
@@ -31,12 +33,13 @@ class MemoryTopic:
     def fetch(self, partition: int, start: int, size: int, staging: Path, number: int) -> Fetched:
         """The next `size` messages of a partition, decoded and staged."""
         found = self.partitions[partition][start : start + size]
-        decoded = decoder(self.options).decode(
+        batch = Batch(
             [m.key for m in found],
             [m.value for m in found],
+            range(start, start + len(found)),
             [list(m.headers) for m in found],
-            list(range(start, start + len(found))),
         )
+        decoded = decoder(self.options).decode(batch)
         staging.mkdir(parents=True, exist_ok=True)
         return Fetched(
             partition,
@@ -60,12 +63,14 @@ def consume(
     applier: Applier | None = None,
 ) -> Position:
     """Run a consumer over the topic from the target's own position to the topic's end."""
-    writer = applier or Applier(target)
+    codec = codec_of(topic.options)
+    writer = applier or Applier(target, trust_inserts=not codec.lacks_old(topic.options))
     position = writer.recover()
     if position is None:
         begin = {p: PartitionPosition(0, 0, 0) for p in range(len(topic.partitions))}
         position = Position(0, "memory", topic.options.protocol, mode.value, begin)
-    flow = Flow(position, mode, 0 if topic.options.protocol == CANAL_JSON else None, until)
+    first = codec.ddl_to is DdlTo.FIRST
+    flow = Flow(position, mode, 0 if first else None, until)
     committer = Committer(flow, writer, position, rows, idle_s=0)
     numbers = count()
     while True:

@@ -80,7 +80,13 @@ def bank_sums(target: Path) -> list[object]:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "mode"), [("open-protocol", Mode.TRANSACTION), ("canal-json", Mode.ROW)]
+    ("protocol", "mode"),
+    [
+        ("open-protocol", Mode.TRANSACTION),
+        ("canal-json", Mode.ROW),
+        ("ticdc-mq", Mode.TRANSACTION),
+        ("debezium", Mode.TRANSACTION),
+    ],
 )
 def test_the_bank_log_ends_as_sql_saw_it(tmp_path: Path, protocol: str, mode: Mode) -> None:
     line = snapshots()[-1]

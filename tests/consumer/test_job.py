@@ -456,3 +456,19 @@ def test_what_happens_to_the_topic_while_it_is_read_stops_it_with_the_reason(
     assert "a row is not on the topic" in heard.error.what
     assert "a row of s.t was too large for a message" in heard.error.why
     assert not (tmp_path / "reduced/_tidegate/quarantine.jsonl").exists()
+
+
+def test_updates_without_old_values_are_applied_until_the_changefeed_changes_its_partitions(
+    kafka: str, new_topic: Callable[..., str], tmp_path: Path, spark: SparkSession
+) -> None:
+    topic, target, line = new_topic(3), tmp_path / "target", snapshots()[LINE]
+    publish(kafka, topic, bank_messages("ticdc-mq"))
+    source = f"kafka://{kafka}/{topic}?protocol=ticdc-mq"
+    heard = ended(spark, source, target, line.ts)
+    assert heard.error is None
+    assert differences(target, line) == {}
+    publish(kafka, topic, [(1, Message(b'{"type":"Admin"}', b'{"partition":5}'))])
+    heard = ended(spark, source, target, None)
+    assert isinstance(heard.error, Fatal)
+    assert "has changed the topic to 5 partitions" in heard.error.what
+    assert "partition 1, offset" in heard.error.where

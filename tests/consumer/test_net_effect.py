@@ -15,6 +15,7 @@ from tidegate.model.slots import DELETE, INSERT, UPDATE
 NAMES = ["a", "b", "v"]
 SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64())])
 Row = tuple[int, str, int]
+Event = tuple[int, int, Row | None, Row | None]
 
 
 def changes_of(events: list[tuple[int, int, Row | None, Row | None]], old_names: list[str]) -> Changes:
@@ -57,9 +58,21 @@ def histories(
     return start, events
 
 
-@given(histories(), st.randoms(use_true_random=False))
-@settings(max_examples=150, deadline=None)
-def test_the_net_effect_takes_the_start_to_the_end(history, random) -> None:  # type: ignore[no-untyped-def]
+def without_old_values(events: list[Event]) -> list[Event]:
+    """An update is an insert of its new values, behind a delete when the key changes."""
+    found: list[Event] = []
+    for ts, op, old, new in events:
+        if op == UPDATE and old is not None and new is not None:
+            found += [(ts, DELETE, old, None)] if old[:2] != new[:2] else []
+            found.append((ts, INSERT, None, new))
+        else:
+            found.append((ts, op, old, new))
+    return found
+
+
+@given(histories(), st.booleans(), st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_the_net_effect_takes_the_start_to_the_end(history, old_values, random) -> None:  # type: ignore[no-untyped-def]
     start, events = history
     end = dict(start)
     for _, _, old, new in events:
@@ -67,8 +80,9 @@ def test_the_net_effect_takes_the_start_to_the_end(history, random) -> None:  # 
             del end[old[:2]]
         if new is not None:
             end[new[:2]] = new
-    doubled = events + [event for event in events if random.random() < 0.4]
-    effect = net_effect(changes_of(doubled, ["a", "b"]), ["a", "b"])
+    sent = events if old_values else without_old_values(events)
+    doubled = sent + [event for event in sent if random.random() < 0.4]
+    effect = net_effect(changes_of(doubled, ["a", "b"]), ["a", "b"], trust_inserts=old_values)
     upserts = {(row["a"], row["b"]): tuple(row[n] for n in NAMES) for row in effect.upserts.to_pylist()}
     deletes = {(row["a"], row["b"]) for row in effect.deletes.to_pylist()}
     assert not upserts.keys() & deletes
@@ -85,6 +99,14 @@ def test_delete_and_insert_of_one_key_in_one_transaction_is_an_upsert() -> None:
     assert effect.upserts.to_pylist() == [{"a": 1, "b": "x", "v": 2}]
     assert effect.deletes.num_rows == 0
     assert not effect.only_inserts
+
+
+def test_a_row_that_an_update_without_old_values_touched_is_deleted() -> None:
+    sent = [(5, INSERT, None, (1, "x", 2)), (6, DELETE, (1, "x", 2), None)]
+    assert net_effect(changes_of(sent, ["a", "b"]), ["a", "b"]).deletes.num_rows == 0
+    doubted = net_effect(changes_of(sent, ["a", "b"]), ["a", "b"], trust_inserts=False)
+    assert doubted.deletes.to_pylist() == [{"a": 1, "b": "x"}]
+    assert not net_effect(changes_of(sent[:1], ["a", "b"]), ["a", "b"], trust_inserts=False).only_inserts
 
 
 def test_no_changes_have_no_effect() -> None:

@@ -44,7 +44,7 @@ def test_a_long_backlog_is_no_sign() -> None:
 
 def test_canal_json_without_the_extension_is_told_at_once_and_hopeless() -> None:
     found = suspicion("canal-json")
-    found.saw([Fetched(0, 5, 5, ROWS, plain=True)], [0, 1], 1.0)
+    found.saw([Fetched(0, 5, 5, ROWS, unmarked=True)], [0, 1], 1.0)
     assert kinds(found, 1.0) == ["no extension"]
     assert found.hopeless is not None
     assert "enable-tidb-extension=true" in found.hopeless.fix

@@ -15,11 +15,13 @@ import pyarrow as pa
 from confluent_kafka import Producer
 
 from tidegate.codec.base import CodecOptions
-from tidegate.codec.registry import encoder
+from tidegate.codec.registry import codec_of, encoder, marks
+from tidegate.dispatcher.split import split_rows
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
+from tidegate.model.schema import TableSchema
 from tidegate.mounter import ddl_jobs
 from tidegate.mounter.filter import is_system_schema
 from tidegate.mounter.mounter import Entry, mount_row
@@ -115,15 +117,31 @@ def partition_of(row: RowChange, partitions: int) -> int:
     return zlib.crc32(key.encode()) % partitions
 
 
+def split(events: Iterable[Event]) -> Iterator[Event]:
+    """Updates of a unique key as a delete and an insert."""
+    for event in events:
+        if isinstance(event, RowChange):
+            yield from split_rows([event])
+        else:
+            yield event
+
+
 def messages_of(
     events: Iterable[Event], options: CodecOptions, partitions: int
 ) -> Iterator[tuple[int, Message]]:
     """(partition, message) in sending order."""
-    encode = encoder(options)
+    codec, encode = codec_of(options), encoder(options)
+    if codec.splits_updates:
+        events = split(events)
     waiting: dict[int, list[RowChange]] = {}
+    told: set[tuple[int, TableSchema]] = set()
 
     def flush() -> Iterator[tuple[int, Message]]:
         for partition, rows in waiting.items():
+            for table in {row.table: None for row in rows} if codec.definitions is not None else ():
+                if (partition, table) not in told:
+                    told.add((partition, table))
+                    yield partition, codec.definitions.encode(table, options, 0)
             for message in encode.encode_rows(rows):
                 yield partition, message
         waiting.clear()
@@ -138,9 +156,9 @@ def messages_of(
             assert mark is not None
             yield from ((partition, mark) for partition in range(partitions))
         else:
-            told = range(partitions) if encode.ddl_to_all_partitions() else range(1)
+            everywhere = range(partitions) if marks(options).ddl_to_all_partitions() else range(1)
             message = encode.encode_ddl(event)
-            yield from ((partition, message) for partition in told)
+            yield from ((partition, message) for partition in everywhere)
     yield from flush()
 
 

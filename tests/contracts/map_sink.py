@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import RLock
+from typing import Final
 
 import pyarrow as pa
 
@@ -29,6 +30,8 @@ from tidegate.sink.base import (
     Undecided,
 )
 
+OWNER: Final = "owner"
+
 
 @dataclass
 class Versions:
@@ -39,8 +42,9 @@ class Versions:
     """By key and commit ts; None: deleted."""
     written: int = 0
     """Versions that were written, again or not."""
-    grants: dict[str, tuple[int, int, int]] = field(default_factory=dict)
-    holders: dict[tuple[str, int], object] = field(default_factory=dict)
+    grants: dict[tuple[str, str], tuple[int, int, int]] = field(default_factory=dict)
+    """By feed, and capture or owner."""
+    holders: dict[tuple[str, str, int], object] = field(default_factory=dict)
     progress: dict[str, dict[str, bytes]] = field(default_factory=dict)
     ddl: list[str] = field(default_factory=list)
 
@@ -76,12 +80,16 @@ class MapSink:
         return 1
 
     def open_owner(self, marks: Marks, prove: Prove) -> MapOwner:
-        self.take()
+        self.take(OWNER)
         prove()
         return MapOwner(self)
 
-    def fence(self, slots: int, prove: Prove) -> dict[str, bytes]:
-        self.take()
+    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
+        self.take(self.feed.capture)
+        with self.versions.lock:
+            for name, capture, slot in self.versions.holders:
+                if name == self.name and slot < writers.get(capture, 0):
+                    self.versions.holders[name, capture, slot] = None
         prove()
         with self.versions.lock:
             return dict(self.versions.progress.get(self.name, {}))
@@ -96,14 +104,14 @@ class MapSink:
         with self.versions.lock:
             self.versions.progress.pop(self.name, None)
 
-    def take(self) -> None:
+    def take(self, whose: str) -> None:
         with self.versions.lock:
-            self.check_fence(later=True)
-            self.versions.grants[self.name] = self.feed.grant
+            self.check_fence(whose, later=True)
+            self.versions.grants[self.name, whose] = self.feed.grant
 
-    def check_fence(self, *, later: bool = False) -> None:
+    def check_fence(self, whose: str, *, later: bool = False) -> None:
         """Raise Fenced unless this feed's grant holds; `later`: or is to hold."""
-        holds = self.versions.grants.get(self.name)
+        holds = self.versions.grants.get((self.name, whose))
         if holds is not None and (holds > self.feed.grant or (not later and holds != self.feed.grant)):
             raise Fenced("Another incarnation writes here.", why=f"{holds} holds")
 
@@ -112,7 +120,8 @@ class MapWriter:
     """Keeps what is written until the commit."""
 
     def __init__(self, sink: MapSink, slot: int, prove: Prove, alive: Callable[[], None]) -> None:
-        self._sink, self._slot, self._prove, self._alive = sink, (sink.name, slot), prove, alive
+        self._sink, self._prove, self._alive = sink, prove, alive
+        self._slot = sink.name, sink.feed.capture, slot
         self._held: list[tuple[int, bytes, bytes | None]] = []
         self.loses_answers = False
         self._hold()
@@ -152,7 +161,7 @@ class MapWriter:
 
     def _look(self) -> None:
         with self._sink.versions.lock:
-            self._sink.check_fence()
+            self._sink.check_fence(self._sink.feed.capture)
             if self._sink.versions.holders[self._slot] is not self:
                 self._held = []
                 self._prove()
@@ -185,7 +194,7 @@ class MapOwner:
     def forget(self, keys: Iterable[str]) -> None:
         downstream = self._sink.versions
         with downstream.lock:
-            self._sink.check_fence()
+            self._sink.check_fence(OWNER)
             for key in keys:
                 downstream.progress[self._sink.name].pop(key, None)
 
@@ -195,7 +204,7 @@ class MapOwner:
     def _tell(self, after: Journal, *said: str) -> None:
         downstream = self._sink.versions
         with downstream.lock:
-            self._sink.check_fence()
+            self._sink.check_fence(OWNER)
             downstream.ddl += said
             downstream.progress.setdefault(self._sink.name, {})[JOURNAL_KEY] = after.to_bytes()
         self.journal = after

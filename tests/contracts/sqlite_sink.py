@@ -36,10 +36,12 @@ from tidegate.sink.base import (
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS state (name TEXT, key TEXT, image TEXT, ts INTEGER, PRIMARY KEY (name, key));
 CREATE TABLE IF NOT EXISTS history (n INTEGER PRIMARY KEY, name TEXT, op INTEGER, key TEXT, ts INTEGER);
-CREATE TABLE IF NOT EXISTS fence (feed TEXT PRIMARY KEY, rev INTEGER, seq INTEGER, incarnation INTEGER);
+CREATE TABLE IF NOT EXISTS fence
+    (feed TEXT, whose TEXT, rev INTEGER, seq INTEGER, incarnation INTEGER, PRIMARY KEY (feed, whose));
 CREATE TABLE IF NOT EXISTS slots (feed TEXT, slot TEXT, holder TEXT, PRIMARY KEY (feed, slot));
 CREATE TABLE IF NOT EXISTS progress (feed TEXT, key TEXT, value BLOB, PRIMARY KEY (feed, key));
 """
+OWNER: Final = "owner"
 Change: TypeAlias = tuple[str, int, int, str, str, str]
 """Table, op, commit ts, key, old key, image."""
 DUE_ROWS: Final = 500
@@ -73,16 +75,22 @@ class SqliteSink:
     def open_owner(self, marks: Marks, prove: Prove) -> SqliteOwner:
         return SqliteOwner(self, prove)
 
-    def fence(self, slots: int, prove: Prove) -> dict[str, bytes]:
+    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
         with closing(self.connect()) as connection:
             with exclusive(connection):
-                self.take(connection)
+                self.take(connection, self.feed.capture)
+                for capture in writers:
+                    front = f"{capture}/"
+                    connection.execute(
+                        "UPDATE slots SET holder = '' WHERE feed = ? AND substr(slot, 1, ?) = ?",
+                        [self.name, len(front), front],
+                    )
             prove()
             found = connection.execute("SELECT key, value FROM progress WHERE feed = ?", [self.name])
             return dict(found.fetchall())
 
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> SqliteWriter:
-        return SqliteWriter(self, str(slot), prove, alive)
+        return SqliteWriter(self, f"{self.feed.capture}/{slot}", prove, alive)
 
     def same_place(self, other: SqliteSink) -> bool:
         return self.path == other.path
@@ -98,14 +106,18 @@ class SqliteSink:
         connection.executescript(SCHEMA)
         return connection
 
-    def take(self, connection: sqlite3.Connection) -> None:
-        """Make this feed's grant the one that holds. Raises Fenced when a later one does."""
-        self.check_fence(connection, later=True)
-        connection.execute("INSERT OR REPLACE INTO fence VALUES (?, ?, ?, ?)", [self.name, *self.feed.grant])
+    def take(self, connection: sqlite3.Connection, whose: str) -> None:
+        """Make this feed's grant the one that holds, for a capture or the owner. Raises Fenced when a later
+        one does.
+        """
+        self.check_fence(connection, whose, later=True)
+        row = [self.name, whose, *self.feed.grant]
+        connection.execute("INSERT OR REPLACE INTO fence VALUES (?, ?, ?, ?, ?)", row)
 
-    def check_fence(self, connection: sqlite3.Connection, *, later: bool = False) -> None:
+    def check_fence(self, connection: sqlite3.Connection, whose: str, *, later: bool = False) -> None:
         """Raise Fenced unless this feed's grant holds; `later`: or is to hold."""
-        found = connection.execute("SELECT rev, seq, incarnation FROM fence WHERE feed = ?", [self.name])
+        query = "SELECT rev, seq, incarnation FROM fence WHERE feed = ? AND whose = ?"
+        found = connection.execute(query, [self.name, whose])
         holds = found.fetchone()
         if holds is not None and (holds > self.feed.grant or (not later and holds != self.feed.grant)):
             raise Fenced("Another incarnation writes here.", where=str(self.path), why=f"{holds} holds")
@@ -147,7 +159,7 @@ class SqliteWriter:
         held, self._held = self._held, []
         self.connection.execute("BEGIN IMMEDIATE")
         try:
-            self._sink.check_fence(self.connection)
+            self._sink.check_fence(self.connection, self._sink.feed.capture)
             taken = self._held_by() != self._holder
             if taken:
                 self._hold()
@@ -195,7 +207,7 @@ class SqliteOwner:
     def __init__(self, sink: SqliteSink, prove: Prove) -> None:
         self._sink, self._connection = sink, sink.connect()
         with exclusive(self._connection):
-            sink.take(self._connection)
+            sink.take(self._connection, OWNER)
         prove()
         found = self._connection.execute("SELECT key, value FROM progress WHERE feed = ?", [sink.name])
         self.journal = journal(dict(found.fetchall()), sink.feed.instance)
@@ -229,7 +241,7 @@ class SqliteOwner:
     @contextmanager
     def _fenced(self) -> Iterator[sqlite3.Connection]:
         with exclusive(self._connection):
-            self._sink.check_fence(self._connection)
+            self._sink.check_fence(self._connection, OWNER)
             yield self._connection
 
 

@@ -21,7 +21,7 @@ from tests.contracts.sqlite_sink import SqliteSink
 from tests.fixtures.topic import read_committed
 from tests.sink.test_kafka import Grants, block
 from tests.sink.test_kafka_owner import event
-from tidegate.codec.registry import codec_options, encoder
+from tidegate.codec import registry
 from tidegate.config import load_config, parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.arrow_rows import ArrowRows
@@ -34,13 +34,13 @@ from tidegate.sink.kafka.slot import fence_slots
 
 pytestmark = pytest.mark.integration
 
-SLOTS = 3
+SLOTS, CAPTURE = 3, "here"
 
 
 class Place(Protocol):
     """A downstream, seen from outside."""
 
-    def sink(self, incarnation: int = 1, instance: str = "one") -> Sink: ...
+    def sink(self, incarnation: int = 1, instance: str = "one", capture: str = CAPTURE) -> Sink: ...
 
     def content(self, changes: Sequence[tuple[str, str]]) -> Content: ...
 
@@ -62,8 +62,9 @@ class Feed:
         self.uri = parse_sink_uri(uri)
         self.config = load_config(None, self.uri)
 
-    def at(self, incarnation: int, instance: str) -> SinkFeed:
-        return SinkFeed(1, "default", self.uri.topic, instance, self.uri, self.config, (1, 1, incarnation))
+    def at(self, incarnation: int, instance: str, capture: str) -> SinkFeed:
+        who = 1, "default", self.uri.topic, instance
+        return SinkFeed(*who, self.uri, self.config, (1, 1, incarnation), capture)
 
 
 class Interrupted:
@@ -91,8 +92,8 @@ class AtKafka(Feed):
         super().__init__(f"kafka://{bootstrap}/{topic}?protocol=open-protocol")
         self.bootstrap, self.topic = bootstrap, topic
 
-    def sink(self, incarnation: int = 1, instance: str = "one") -> KafkaSink:
-        return KafkaSink(self.at(incarnation, instance))
+    def sink(self, incarnation: int = 1, instance: str = "one", capture: str = CAPTURE) -> KafkaSink:
+        return KafkaSink(self.at(incarnation, instance, capture))
 
     def content(self, changes: Sequence[tuple[str, str]]) -> Content:
         return block(*((0, key.encode(), value.encode()) for key, value in changes))
@@ -116,8 +117,8 @@ class AtSqlite(Feed):
         super().__init__("kafka://127.0.0.1:1/feed?protocol=open-protocol")
         self.path = path
 
-    def sink(self, incarnation: int = 1, instance: str = "one") -> SqliteSink:
-        return SqliteSink(self.at(incarnation, instance), self.path)
+    def sink(self, incarnation: int = 1, instance: str = "one", capture: str = CAPTURE) -> SqliteSink:
+        return SqliteSink(self.at(incarnation, instance, capture), self.path)
 
     def content(self, changes: Sequence[tuple[str, str]]) -> Content:
         new = pa.record_batch({"k": [key for key, _ in changes], "v": [value for _, value in changes]})
@@ -160,8 +161,8 @@ class InMemory(Feed):
         super().__init__("kafka://127.0.0.1:1/feed?protocol=open-protocol")
         self.versions, self.ts = Versions(), dict[str, int]()
 
-    def sink(self, incarnation: int = 1, instance: str = "one") -> MapSink:
-        return MapSink(self.at(incarnation, instance), self.versions)
+    def sink(self, incarnation: int = 1, instance: str = "one", capture: str = CAPTURE) -> MapSink:
+        return MapSink(self.at(incarnation, instance, capture), self.versions)
 
     def content(self, changes: Sequence[tuple[str, str]]) -> Content:
         ts = [self.ts.setdefault(key, 10 + len(self.ts)) for key, _ in changes]
@@ -212,12 +213,12 @@ def send(place: Place, writer: Writer, changes: Sequence[tuple[str, str]], ts: i
 
 
 def durable(sink: Sink, grants: Grants, incarnation: int) -> dict[str, int]:
-    records = sink.fence(SLOTS, grants.prover(incarnation))
+    records = sink.fence({CAPTURE: SLOTS}, grants.prover(incarnation))
     return {span: one.ts for span, one in span_progress(records, "one").items()}
 
 
 def marks(place: Any) -> Any:
-    return encoder(codec_options(place.config.codec_settings()))
+    return registry.marks(registry.options_of(place.config))
 
 
 def test_rows_and_progress_are_durable_together_and_in_order(place: Place) -> None:
@@ -239,7 +240,7 @@ def test_rows_and_progress_are_durable_together_and_in_order(place: Place) -> No
 def test_what_is_given_up_leaves_nothing(place: Place) -> None:
     grants, sink = Grants(), place.sink()
     sink.check()
-    sink.fence(SLOTS, grants.prover(1))
+    sink.fence({CAPTURE: SLOTS}, grants.prover(1))
     writer = sink.writer(0, grants.prover(1))
     writer.write([place.content([("a", "1")])])
     writer.abort()
@@ -251,7 +252,7 @@ def test_after_the_fence_no_earlier_writer_makes_anything_durable(place: Place) 
     """With a transaction open, without one, and in a slot that was never used."""
     grants, old = Grants(), place.sink()
     old.check()
-    old.fence(SLOTS, grants.prover(1))
+    old.fence({CAPTURE: SLOTS}, grants.prover(1))
     open_one, idle = old.writer(0, grants.prover(1)), old.writer(1, grants.prover(1))
     send(place, open_one, [("a", "1")], 5)
     open_one.write([place.content([("b", "2")])])
@@ -272,10 +273,10 @@ def test_after_the_fence_no_earlier_writer_makes_anything_durable(place: Place) 
 def test_a_rightful_writer_whose_slot_a_zombie_took_goes_on_without_a_gap(place: Place) -> None:
     grants, zombie = Grants(), place.sink()
     zombie.check()
-    zombie.fence(SLOTS, grants.prover(1))
+    zombie.fence({CAPTURE: SLOTS}, grants.prover(1))
     grants.current = 2
     rightful = place.sink(2)
-    rightful.fence(SLOTS, grants.prover(2))
+    rightful.fence({CAPTURE: SLOTS}, grants.prover(2))
     writer = rightful.writer(0, grants.prover(2))
     send(place, writer, [("a", "1")], 5)
     with pytest.raises(Fenced):
@@ -284,10 +285,33 @@ def test_a_rightful_writer_whose_slot_a_zombie_took_goes_on_without_a_gap(place:
     assert place.seen() == [("a", "1"), ("b", "2")]
 
 
+def test_who_takes_ranges_fences_their_giver_which_goes_on_with_what_it_still_has(place: Place) -> None:
+    """Two captures write one feed, each in slots of its own; the giver hears of it by its next proof."""
+    proofs = list[str]()
+    giver, taker = place.sink(), place.sink(capture="there")
+    giver.check()
+    giver.fence({CAPTURE: SLOTS}, lambda: None)
+    theirs = giver.writer(0, lambda: proofs.append("giver"))
+    taker.fence({"there": SLOTS}, lambda: None)
+    ours = taker.writer(0, lambda: None)
+    send(place, theirs, [("a", "1")], 5)
+    send(place, ours, [("b", "2")], 5)
+    assert (place.seen(), proofs) == ([("a", "1"), ("b", "2")], ["giver"])
+
+    theirs.write([place.content([("c", "3")])])
+    records = taker.fence({"there": SLOTS, CAPTURE: SLOTS}, lambda: None)
+    assert {key: one.ts for key, one in span_progress(records, "one").items()} == {"s": 5}
+    with pytest.raises(SlotTaken):
+        theirs.commit({"s": record(6)})
+    assert len(proofs) > 1
+    send(place, theirs, [("d", "4")], 6)
+    assert [key for key, _ in place.seen()] == ["a", "b", "d"]
+
+
 def test_a_commit_of_unknown_outcome_is_told_as_that_and_found_by_the_next(place: Place) -> None:
     grants, sink = Grants(), place.sink()
     sink.check()
-    sink.fence(SLOTS, grants.prover(1))
+    sink.fence({CAPTURE: SLOTS}, grants.prover(1))
     writer = sink.writer(0, grants.prover(1))
     place.lose_answer(writer)
     changes = [("a", "1"), ("b", "2")]
@@ -306,7 +330,7 @@ def test_a_commit_of_unknown_outcome_is_told_as_that_and_found_by_the_next(place
 def test_a_ddl_goes_out_once_and_a_replaced_owner_tells_nothing(place: Place) -> None:
     grants, sink = Grants(), place.sink()
     sink.check()
-    sink.fence(SLOTS, grants.prover(1))
+    sink.fence({CAPTURE: SLOTS}, grants.prover(1))
     first = sink.open_owner(marks(place), grants.prover(1))
     first.send_ddl(event(10))
     first.send_ddl(event(10, seq=1))
@@ -336,7 +360,7 @@ def test_a_ddl_goes_out_once_and_a_replaced_owner_tells_nothing(place: Place) ->
 def test_progress_is_forgotten_by_key_and_as_a_whole(place: Place) -> None:
     grants, sink = Grants(), place.sink()
     sink.check()
-    sink.fence(SLOTS, grants.prover(1))
+    sink.fence({CAPTURE: SLOTS}, grants.prover(1))
     writer = sink.writer(0, grants.prover(1))
     writer.write([place.content([("a", "1")])])
     writer.commit({name: record(ts) for name, ts in (("a", 5), ("b", 6), ("c", 7))})
@@ -360,6 +384,6 @@ def test_a_sink_knows_whether_another_is_in_the_same_place(place: Place) -> None
 
 @pytest.mark.parametrize(("domain", "writers"), [(Domain.ROW, 1), (Domain.TABLE, 1), (Domain.FEED, 1)])
 def test_a_sink_with_one_writer_is_given_one_task(domain: Domain, writers: int, tmp_path: Path) -> None:
-    feed = Feed("kafka://127.0.0.1:1/feed?protocol=open-protocol").at(1, "one")
+    feed = Feed("kafka://127.0.0.1:1/feed?protocol=open-protocol").at(1, "one", CAPTURE)
     assert SqliteSink(feed, tmp_path / "sink.db", domain).describe().at_once(8) == writers
     assert MapSink(feed, Versions()).describe().at_once(8) == 8

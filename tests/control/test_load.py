@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
 from tidegate.control.load import SHARE_MAX, LoadPlan, LoadQueue, LoadRange, Pace
-from tidegate.control.owner import Owner, SendDdl, SendResolved
 from tidegate.errors import Fatal, Undecodable
 from tidegate.model.reports import LoadState
-from tidegate.model.span import Span, span_id
+from tidegate.model.span import Span
 
 
 def plan(ranges: int) -> LoadPlan:
@@ -118,23 +116,3 @@ def test_a_load_keeps_its_pace() -> None:
     free = Pace(0, 0)
     free.spent(10.0, 1 << 40, 1 << 50)
     assert (free.wait(10.0), free.share(2)) == (0, (0, 0))
-
-
-def test_nothing_leaves_while_the_load_is_under_way() -> None:
-    span = Span(b"t1", b"t2")
-    task = SpanTask(span_id(span), span, 1, 100)
-    barrier = Barrier(100, held_at=100)
-    owner = Owner(100, [task], barrier)
-    owner.granted((1, 1), 1)
-    owner.sink_open(0)
-    barrier.learn([DdlBatch(150, ())], 200)
-    owner.report((1, 1), 1, {task.id: 100})
-    assert (barrier.bound, barrier.cap) == (100, 100)
-    assert owner.idle_ranges({task.id: 500}) == []
-    assert owner.tick(10.0) == []
-    owner.load_done()
-    assert owner.tick(20.0) == [SendResolved(100)]
-    owner.resolved_done(100)
-    assert owner.idle_ranges({task.id: 500}) == [(task.id, 100, 150)]
-    owner.idle(task.id, 100, 150)
-    assert SendDdl(DdlBatch(150, ())) in owner.tick(30.0)

@@ -6,15 +6,19 @@ from tidegate.control.metadata import (
     FeedInfo,
     FeedStatus,
     Grant,
+    GrantedRange,
     feed_key,
     feed_of_key,
     grant_key,
+    raised,
 )
 from tidegate.errors import InvalidInput
+from tidegate.model.span import Span
 
 
 def test_values_survive_the_store() -> None:
-    grant = Grant("f00d", (7, 3), 12, 4)
+    ranges = (GrantedRange(Span(b"", b"t"), (7, 2)), GrantedRange(Span(b"t", b""), (7, 3)))
+    grant = Grant("f00d", (7, 3), 12, 4, ranges, {"c2": 6})
     assert Grant.from_bytes(grant.to_bytes()) == grant
     status = FeedStatus(5, 9)
     assert FeedStatus.from_bytes(status.to_bytes()) == status
@@ -25,8 +29,7 @@ def test_values_survive_the_store() -> None:
 
 def test_keys_name_their_feed() -> None:
     feed = FeedId("default", "one")
-    assert feed_key(42, feed, "grant") == "/tidegate/42/default/changefeed/grant/one"
-    assert grant_key(42, "default", "one") == feed_key(42, feed, "grant")
+    assert grant_key(42, feed, "c1") == "/tidegate/42/default/changefeed/grant/one/c1"
     assert feed_of_key(feed_key(42, feed, "info")) == (feed, "info")
     assert feed_of_key("/tidegate/42/owner") is None
 
@@ -41,3 +44,37 @@ def test_a_damaged_grant_is_refused(data: bytes) -> None:
 def test_names_ticdc_would_refuse_are_refused(name: str) -> None:
     with pytest.raises(InvalidInput):
         FeedId.checked("default", name)
+
+
+ALL, LOW, HIGH = Span(b"", b""), Span(b"", b"m"), Span(b"m", b"")
+
+
+def test_a_grant_takes_its_ranges_from_whoever_has_them_and_names_him_until_he_is_granted_anew() -> None:
+    stored: dict[str, Grant] = {}
+
+    def grant(capture: str, seq: int, *ranges: Span, slots: int = 4) -> None:
+        stored.update(raised(stored, capture, "i", (1, seq), ranges, slots))
+
+    def held(capture: str) -> list[tuple[Span, int]]:
+        return [(one.id, one.token[1]) for one in stored[capture].ranges]
+
+    grant("a", 1, ALL)
+    grant("b", 2, slots=2)
+    assert (held("a"), held("b"), stored["b"].givers) == ([(ALL, 1)], [], {})
+    grant("b", 3, HIGH)
+    assert (held("a"), held("b"), dict(stored["b"].givers)) == ([], [(HIGH, 3)], {"a": 4})
+    grant("a", 4, LOW, slots=2)
+    assert (held("a"), held("b")) == ([(LOW, 4)], [(HIGH, 3)])
+    assert (stored["a"].incarnation, stored["a"].slots) == (2, 4), "ids there ever were"
+    assert stored["b"].givers == {}, "its next incarnation has fenced all that was a's"
+    grant("b", 5, ALL)
+    assert (held("a"), dict(stored["b"].givers)) == ([], {"a": 4})
+    grant("b", 6, ALL)
+    assert dict(stored["b"].givers) == {"a": 4}, "the incarnation before may not have come to it"
+    assert stored["b"].incarnation == 4
+
+
+def test_a_part_of_a_range_that_is_taken_takes_all_of_it() -> None:
+    stored = {"a": Grant("i", (1, 1), 1, 4, (GrantedRange(LOW, (1, 1)), GrantedRange(HIGH, (1, 1))))}
+    changed = raised(stored, "b", "i", (1, 2), [Span(b"c", b"d")], 4)
+    assert [one.id for one in changed["a"].ranges] == [HIGH]

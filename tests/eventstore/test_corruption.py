@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.errors import Retryable
-from tidegate.eventstore import reader
+from tidegate.eventstore import damage, outlook, reader
+from tidegate.eventstore.floors import FLOORS
+from tidegate.eventstore.manifest import MANIFEST
 from tidegate.eventstore.order import Entry, block_of, entries_of
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span, span_id
@@ -77,16 +79,15 @@ def test_a_missing_segment_is_refused_after_the_manifest_was_read_again(tmp_path
         read(tmp_path)
 
 
-@pytest.mark.parametrize("name", [f"{ID}/manifest.json", "frontier.json"])
-def test_a_manifest_or_frontier_with_a_changed_digit_is_refused_by_readers_and_replaced_by_the_writer(
-    tmp_path: Path, name: str
+def test_a_manifest_with_a_changed_digit_is_refused_by_readers_and_replaced_by_the_writer(
+    tmp_path: Path,
 ) -> None:
     make(tmp_path)
-    path = tmp_path / name
+    path = tmp_path / ID / MANIFEST
     good = path.read_bytes()
-    assert good.count(b":100") >= 1
-    path.write_bytes(good.replace(b":100", b":900", 1))
-    with pytest.raises(Retryable, match=f"{path.name} of the event store is corrupt") as caught:
+    assert good.count(b"ranges") == 1
+    path.write_bytes(good.replace(b"ranges", b"Ranges", 1))
+    with pytest.raises(Retryable, match="manifest of the event store is corrupt") as caught:
         read(tmp_path)
     assert str(path) in caught.value.where
     assert caught.value.fix
@@ -94,8 +95,41 @@ def test_a_manifest_or_frontier_with_a_changed_digit_is_refused_by_readers_and_r
     store = EventStore(tmp_path, on_pulled_again=notices.append)
     assert str(path) in notices[0].where
     span = store.open_span(SPAN)
-    if path.name == "frontier.json":
-        assert read(tmp_path) == ROWS  # the manifest tells for itself
-    else:
-        assert (span.resolved, span.manifest.segments) == (0, ())
+    assert (span.resolved, span.manifest.segments) == (0, ())
+    store.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_manifest_or_page_with_any_changed_byte_never_makes_a_reader_miss_a_row(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    make(folder)
+    path = folder / data.draw(st.sampled_from([f"{ID}/{MANIFEST}", FLOORS]))
+    bad = bytearray(path.read_bytes())
+    bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(bytes(bad))
+    refusal: Retryable | None = None
+    try:
+        assert read(folder) == ROWS
+    except Retryable as error:
+        refusal = error
+    reported = any(report.file == MANIFEST for report in damage.reports(folder))
+    assert (refusal is not None) == reported == (path.name == MANIFEST)
+
+
+def test_a_page_with_a_changed_byte_is_said_and_the_manifest_tells_for_itself(tmp_path: Path) -> None:
+    make(tmp_path)
+    path = tmp_path / FLOORS
+    bad = bytearray(path.read_bytes())
+    bad[40] ^= 1
+    path.write_bytes(bytes(bad))
+    notices: list[Retryable] = []
+    store = EventStore(tmp_path, on_pulled_again=notices.append)
+    assert [notice.where for notice in notices] == [str(path)]
+    assert store.open_span(SPAN).resolved == 100
+    assert read(tmp_path) == ROWS
+    store.publish()
+    assert outlook.read_frontier(tmp_path) == {ID: 100}
     store.close()

@@ -18,8 +18,9 @@ import pytest
 
 from tests.eventstore.test_crash import SPAN, START, change
 from tidegate.errors import Retryable
-from tidegate.eventstore import damage, outlook, reader, segment, span_store, store
-from tidegate.eventstore.manifest import FRONTIER, MANIFEST
+from tidegate.eventstore import damage, outlook, reader, records, segment, store
+from tidegate.eventstore.floors import FLOORS, SLOT_BYTES, FloorPage
+from tidegate.eventstore.manifest import MANIFEST, ManifestFile
 from tidegate.eventstore.order import Entry, block_of, entries_of
 from tidegate.eventstore.span_store import MERGE_COUNT
 from tidegate.eventstore.store import EventStore
@@ -34,7 +35,7 @@ Files = dict[str, bytes]
 
 
 def source(after: int, upto: int) -> list[Entry]:
-    """Of every 80 ts the last 20 have no change: the span is idle, and moves in the frontier alone."""
+    """Of every 80 ts the last 20 have no change: the span is idle, and moves on the page of floors alone."""
     return [change(ts) for ts in range(after + 1, upto + 1) if ts % 80 < 60]
 
 
@@ -69,14 +70,17 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segment, "write", noted(segment.write))
-        patch.setattr(span_store, "write_manifest", noted(span_store.write_manifest))
-        patch.setattr(store, "write_frontier", noted(store.write_frontier))
+        patch.setattr(ManifestFile, "write", noted(ManifestFile.write))
+        patch.setattr(FloorPage, "put", noted(FloorPage.put))
+        patch.setattr(records, "TAIL_MIN", 500)
         live(found)
     return found
 
 
 def live(recording: Recording) -> None:
-    """Everything a store does: seals, idle moves, runs, ranges that are apart, merges, segments that go."""
+    """Everything a store does: seals, idle moves, runs, ranges that are apart, merges, segments that go; and
+    manifests that follow the page, and are written anew.
+    """
     generator = random.Random(11)
     running = EventStore(recording.folder, memory_bytes=4000)
     span = running.open_span(SPAN)
@@ -86,6 +90,7 @@ def live(recording: Recording) -> None:
         fresh = source(arrived, arrived := arrived + generator.randint(2, 12))
         generator.shuffle(fresh)
         span.append(block_of(fresh))
+        span._follow_ms = -1 if step % 4 == 0 else 1 << 60  # its ts are of one millisecond
         if generator.random() < 0.8:
             span.seal(max(span.resolved, arrived - generator.randint(0, 6)))
             running.publish()
@@ -98,10 +103,13 @@ def live(recording: Recording) -> None:
 
 
 def test_the_recording_has_all_that_a_store_does(recording: Recording) -> None:
-    frontiers = {files.get(FRONTIER) for files, _ in recording.states}
-    manifests = {files.get(f"{ID}/{MANIFEST}") for files, _ in recording.states}
-    assert len(frontiers) > MERGE_COUNT
+    pages = {files.get(FLOORS) for files, _ in recording.states}
+    manifests = {files.get(f"{ID}/{MANIFEST}", b"") for files, _ in recording.states}
+    assert len(pages) > MERGE_COUNT
     assert len(manifests) > MERGE_COUNT
+    assert len({manifest[:24] for manifest in manifests}) > 2, "bases"
+    assert any(manifest.count(b'"floor"') > 4 for manifest in manifests), "tails"
+    assert any(b"splice" not in manifest[-64:] and b"floor" in manifest[-64:] for manifest in manifests)
     names = {name for files, _ in recording.states for name in files if name.endswith(".arrow")}
     last = {name for name in recording.states[-1][0] if name.endswith(".arrow")}
     assert len(names) > 2 * len(last), "segments were merged and dropped"
@@ -121,10 +129,32 @@ def states(recording: Recording, rounds: int) -> Iterator[tuple[str, Files, int]
             name = generator.choice(sorted(files))
             older = generator.choice(past).get(name)
             yield f"write {at}, {name} is older", with_file(files, name, older), needed
+            if (at + round_) % 2:  # a hole in a segment is seen when it is read: `test_corruption`
+                name = generator.choice([name for name in sorted(files) if not name.endswith(".arrow")])
+                holey = {**files, name: holed(files[name], generator)}
+                yield f"write {at}, {name} has a hole", holey, needed
+            else:
+                slots = mixed_slots([f.get(FLOORS, b"") for f in past[-20:]], generator)
+                yield f"write {at}, each slot of its own age", {**files, FLOORS: slots}, needed
             mixed = dict(files)
             for name in names:
                 mixed = with_file(mixed, name, generator.choice(past[-8:]).get(name))
             yield f"write {at}, each file of its own age, {round_}", mixed, needed
+
+
+def holed(data: bytes, generator: random.Random) -> bytes:
+    """Of its own length, but some of it never came to the disk: mostly what was written last."""
+    low = generator.randrange(len(data))
+    high = len(data) if generator.random() < 0.7 else generator.randrange(low, len(data))
+    return data[:low] + bytes(high - low) + data[high:]
+
+
+def mixed_slots(pages: list[bytes], generator: random.Random) -> bytes:
+    """Words of a page that were written to disk each at its own time, so that most slots are torn."""
+    size = max(len(page) for page in pages)
+    pages = [page.ljust(size, b"\0") for page in pages]
+    words = [generator.choice(pages)[i : i + 8] for i in range(0, 8 * SLOT_BYTES, 8)]
+    return b"".join(words) + pages[-1][8 * SLOT_BYTES :] if size else b""
 
 
 def with_file(files: Files, name: str, data: bytes | None) -> Files:
@@ -175,7 +205,7 @@ def check_recovery(folder: Path, needed: int, last: int) -> bool:
         span.seal(last)
         again.publish()
         assert rows(folder, needed, last) == source(needed, last), "what it holds in the end"
-        assert all(ID in notice.where or FRONTIER in notice.where for notice in notices)
+        assert all(ID in notice.where or FLOORS in notice.where for notice in notices)
         return bool(notices)
     finally:
         again.close()
@@ -198,7 +228,7 @@ def test_whatever_a_loss_of_power_leaves_is_made_whole_from_the_source(
     assert 0 < said < count
 
 
-def test_an_older_manifest_beside_a_newer_frontier_is_pulled_again_from_its_own_ts(tmp_path: Path) -> None:
+def test_an_older_manifest_beside_a_newer_floor_is_pulled_again_from_its_own_ts(tmp_path: Path) -> None:
     running = EventStore(tmp_path)
     span = running.open_span(SPAN)
     span.begin(START)
@@ -221,19 +251,19 @@ def test_an_older_manifest_beside_a_newer_frontier_is_pulled_again_from_its_own_
     assert "older than what was published" in notice.why
 
 
-def test_an_older_frontier_beside_a_newer_manifest_costs_nothing(tmp_path: Path) -> None:
+def test_an_older_floor_beside_a_newer_manifest_costs_nothing(tmp_path: Path) -> None:
     running = EventStore(tmp_path)
     span = running.open_span(SPAN)
     span.begin(START)
     span.append(block_of(source(START, START + 5)))
     span.seal(START + 5)
     running.publish()
-    frontier = (tmp_path / FRONTIER).read_bytes()
+    page = (tmp_path / FLOORS).read_bytes()
     span.append(block_of(source(START + 5, START + 9)))
     span.seal(START + 9)
     running.publish()
     running.close()
-    (tmp_path / FRONTIER).write_bytes(frontier)
+    (tmp_path / FLOORS).write_bytes(page)
     notices: list[Retryable] = []
     span = EventStore(tmp_path, on_pulled_again=notices.append).open_span(SPAN)
     assert (span.resolved, notices) == (START + 9, [])
@@ -249,11 +279,31 @@ def test_a_torn_manifest_of_a_running_store_is_reported_and_written_again(tmp_pa
     path = tmp_path / ID / MANIFEST
     good = path.read_bytes()
     path.write_bytes(good[:50])
-    with pytest.raises(Retryable, match=r"manifest.json of the event store is corrupt"):
+    with pytest.raises(Retryable, match="manifest of the event store is corrupt"):
         rows(tmp_path, START, START + 5)
     [report] = damage.reports(tmp_path)
     assert (report.span_id, report.file, report.lost) == (ID, MANIFEST, False)
     span.rewrite()
-    assert path.read_bytes() == good
+    assert rows(tmp_path, START, START + 5) == source(START, START + 5)
+    running.close()
+
+
+def test_a_record_of_a_running_stores_manifest_that_is_damaged_at_its_end_is_written_again(
+    tmp_path: Path,
+) -> None:
+    """It looks like an append that was cut off; but it was told, so who waits for it would wait for ever."""
+    running = EventStore(tmp_path)
+    span = running.open_span(SPAN)
+    span.begin(START)
+    span.append(block_of(source(START, START + 5)))
+    span.seal(START + 5)
+    running.publish()
+    path = tmp_path / ID / MANIFEST
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(Retryable, match="a read reached beyond the resolved ts"):
+        rows(tmp_path, START, START + 5)
+    assert [(report.span_id, report.file) for report in damage.reports(tmp_path)] == [(ID, MANIFEST)]
+    span.rewrite()
+    running.publish()
     assert rows(tmp_path, START, START + 5) == source(START, START + 5)
     running.close()

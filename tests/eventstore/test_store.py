@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,15 @@ from hypothesis import strategies as st
 from tests.eventstore.entries import entries
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore import outlook, reader
-from tidegate.eventstore.manifest import Manifest, write_manifest
+from tidegate.eventstore import outlook, reader, span_store
+from tidegate.eventstore.floors import FLOORS
+from tidegate.eventstore.manifest import MANIFEST, Manifest, ManifestFile
 from tidegate.eventstore.order import Entry, block_of, entries_of, order_key, sort_entries
 from tidegate.eventstore.segment import SegmentInfo
-from tidegate.eventstore.span_store import MERGE_COUNT, SpanStore
+from tidegate.eventstore.span_store import FOLLOW_MS, MERGE_COUNT, SpanStore
 from tidegate.eventstore.store import EventStore
 from tidegate.model.span import Span
+from tidegate.model.timestamp import compose, physical_ms
 
 SPAN = Span(b"a", b"z")
 
@@ -82,16 +84,54 @@ def test_readers_see_nothing_before_it_is_published_and_all_of_it_then(tmp_path:
         read(store, span, 10, 15)
 
 
-def test_an_idle_span_moves_in_the_frontier_alone_and_keeps_its_ts_over_a_restart(tmp_path: Path) -> None:
+def test_an_idle_span_moves_on_the_page_alone_and_keeps_its_ts_over_a_restart(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
     span.begin(10)
-    manifest = (tmp_path / span.id / "manifest.json").read_bytes()
+    manifest = (tmp_path / span.id / MANIFEST).read_bytes()
     span.seal(500)
     store.publish()
-    assert (tmp_path / span.id / "manifest.json").read_bytes() == manifest
+    assert (tmp_path / span.id / MANIFEST).read_bytes() == manifest
+    assert read(store, span, 10, 500) == []
     store.close()
     assert EventStore(tmp_path).open_span(SPAN).resolved == 500
+
+
+def test_the_manifest_of_an_idle_span_follows_after_a_minute_or_two_of_upstreams_time(tmp_path: Path) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(compose(0))
+    written = (tmp_path / span.id / MANIFEST).stat().st_size
+    for passed in range(50, 5 * FOLLOW_MS, 50):  # 6,000 ticks
+        span.seal(compose(passed))
+        store.publish()
+        manifest = outlook.read_manifest(tmp_path, span.id)
+        assert passed - physical_ms(manifest.resolved) <= 2 * FOLLOW_MS
+    assert outlook.read_frontier(tmp_path)[span.id] == compose(passed)
+    fresh = (tmp_path / span.id / MANIFEST).stat().st_size - written
+    assert 0 < fresh < 6 * 64, "a short record each time"
+
+
+def test_one_more_segment_costs_a_record_and_a_base_now_and_then(tmp_path: Path) -> None:
+    """However many segments there are: so they are too large to be merged here."""
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(0)
+    path, bases, sizes = tmp_path / span.id / MANIFEST, set(), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(span_store, "MERGE_BELOW", 0)
+        for ts in range(2, 1200):
+            before = path.stat()
+            span.append(block_of([put(ts)]))
+            span.seal(ts)
+            after = path.stat()
+            if after.st_ino == before.st_ino and after.st_size > before.st_size:
+                sizes.append(after.st_size - before.st_size)
+            else:
+                bases.add(ts)
+    assert max(sizes) < 300
+    assert 0 < len(bases) < 10
+    assert len(outlook.read_manifest(tmp_path, span.id).segments) == 1198
 
 
 def test_a_row_at_or_below_the_resolved_ts_is_refused(tmp_path: Path) -> None:
@@ -143,14 +183,15 @@ def test_a_disk_that_is_full_at_a_merge_loses_nothing(
     sealed = []
     written = []
 
-    def full(folder: Path, manifest: Manifest, durable: bool) -> None:
+    def full(file: ManifestFile, manifest: Manifest) -> int:
         # Only a merge makes the list of segments shorter.
         if written and len(manifest.segments) < len(written[-1].segments):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         written.append(manifest)
-        write_manifest(folder, manifest, durable)
+        return write(file, manifest)
 
-    monkeypatch.setattr("tidegate.eventstore.span_store.write_manifest", full)
+    write = ManifestFile.write
+    monkeypatch.setattr(ManifestFile, "write", full)
 
     def fill() -> None:
         for row in rows:
@@ -181,6 +222,41 @@ def test_dropping_removes_whole_segments_and_says_what_is_gone(tmp_path: Path) -
     assert read(store, span, 25, 35) == [put(30), put(35)]
     with pytest.raises(Retryable, match="no longer has"):
         read(store, span, 20, 35)
+
+
+def test_a_manifest_that_is_written_for_another_reason_says_no_less_than_what_was_told(
+    tmp_path: Path,
+) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(0)
+    for ts in (10, 30):
+        span.append(block_of([put(ts)]))
+        span.seal(ts + 5)
+    span.seal(500)
+    store.publish()
+    assert read(store, span, 20, 500) == [put(30)]
+    span.drop_below(20)  # the page speaks of the manifest before this one
+    assert read(store, span, 20, 500) == [put(30)]
+    span.rewrite()
+    assert read(store, span, 20, 500) == [put(30)]
+
+
+def test_what_could_not_be_published_for_want_of_room_is_published_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(10)
+    span.seal(20)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda file, data, at: 0)
+        with pytest.raises(DiskFull):
+            store.publish()
+    assert store.pressure != ""
+    assert outlook.read_frontier(tmp_path) == {}
+    store.publish()
+    assert outlook.read_frontier(tmp_path) == {span.id: 20}
 
 
 def test_a_start_inside_what_is_held_changes_nothing_and_one_outside_starts_over(tmp_path: Path) -> None:
@@ -245,6 +321,33 @@ def test_a_span_that_is_begun_anew_is_not_announced_by_who_publishes_meanwhile(
     assert seen == [{}]
 
 
+def test_a_durable_store_forces_each_file_to_disk_before_the_one_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced = []
+
+    def noted(force: Callable[[int], None]) -> Callable[[int], None]:
+        def forcing(descriptor: int) -> None:
+            forced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+            force(descriptor)
+
+        return forcing
+
+    store = EventStore(tmp_path, durable="fsync")
+    span = store.open_span(SPAN)
+    span.begin(10)
+    store.publish()
+    monkeypatch.setattr(os, "fsync", noted(os.fsync))
+    monkeypatch.setattr(os, "fdatasync", noted(os.fdatasync))
+    span.append(block_of([put(11)]))
+    span.seal(12)
+    store.publish()
+    assert forced == [span.manifest.segments[0].file, MANIFEST, FLOORS]
+    forced.clear()
+    span.rewrite()
+    assert forced == [f"{MANIFEST}.tmp", span.id]
+
+
 def test_a_share_of_the_disk_is_left_to_others_and_writing_goes_on_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +367,20 @@ def test_a_share_of_the_disk_is_left_to_others_and_writing_goes_on_when_there_is
     span.seal(12)
     store.publish()
     assert read(store, span, 10, 12) == [put(11)]
+
+
+@pytest.mark.parametrize("name", ["frontier.json", "0123456789abcdef/manifest.json"])
+def test_a_store_of_the_old_form_is_refused_and_left_as_it_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{}")
+    for _ in range(2):  # also the lock is free again
+        with pytest.raises(Fatal, match="written by an earlier version") as caught:
+            EventStore(tmp_path)
+        assert caught.value.where == str(tmp_path)
+        assert str(path) in caught.value.why
+        assert "remove this folder" in caught.value.fix
+    assert path.read_text() == "{}"
 
 
 def test_a_second_process_is_kept_out(tmp_path: Path) -> None:
@@ -332,7 +449,7 @@ def test_what_a_removal_that_was_cut_off_left_behind_goes_at_the_next_start(tmp_
         span.seal(10)
     store.publish()
     store.close()
-    (tmp_path / span.id / "manifest.json").unlink()
+    (tmp_path / span.id / MANIFEST).unlink()
     assert len(outlook.spans(tmp_path)) == 1
     EventStore(tmp_path).close()
     assert not (tmp_path / span.id).exists()

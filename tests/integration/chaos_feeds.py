@@ -26,8 +26,6 @@ from tests.integration.garbage import POLL_S, Garbage, registrations_checked
 from tests.server.test_capture import Running, wait_for
 from tidegate.disk import DiskFull
 from tidegate.kvclient.pd import PdClient
-from tidegate.mounter.schema_image import map_file, parse
-from tidegate.mounter.table_version import Parsed
 from tidegate.server.puller_process import store_dir
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.tikv.server import EmbeddedUpstream
@@ -39,9 +37,9 @@ LONG_S: Final = 3.0
 QUICKLY: Final = {
     "control.gc.REFRESH_S": 0.0,
     "server.reactor.HOUSEKEEPING_S": 0.1,
-    "server.feed.FLOOR_S": 0.1,
-    "server.feed.SAVE_REST": 1,
-    "server.feed.SAVE_IDLE_S": 0.5,
+    "server.processor.FLOOR_S": 0.1,
+    "server.catalogues.SAVE_REST": 1,
+    "server.catalogues.RENAME_S": 0.5,
 }
 """What is held follows what was delivered and saved in seconds instead of minutes."""
 
@@ -129,7 +127,7 @@ def _handle(running: Running, pd: PdClient, random: Random, seconds: float, outc
         running.wait_checkpoint("paused", pd.tso())
         with ExitStack() as full:
             if not saving:
-                full.enter_context(mock.patch("tidegate.server.feed.save_image", _disk_full))
+                full.enter_context(mock.patch("tidegate.server.catalogues.Catalogues._write", _disk_full))
             time.sleep(random.uniform(0.1, 0.5) * seconds)
             running.wait_checkpoint("paused", pd.tso())
             assert running.call("POST", "/changefeeds/paused/pause")["http"] == 200
@@ -177,10 +175,9 @@ def _delivered(running: Running, name: str) -> tuple[set[Any], set[Any]]:
 
 
 def _catalogue(running: Running, name: str) -> dict[int, str]:
-    """The bank's tables that a paused feed has saved, by id."""
-    path = running.data_dir / "feeds" / "default" / name / "schema.bin"
-    tables = parse(map_file(path), Parsed()).tables
-    return {table.id: table.name for table in tables if table.schema == SCHEMA}
+    """The bank's tables that a paused feed would begin with again, by id."""
+    found = running.catalogue(name)
+    return {table: full for table, full in found.items() if full.startswith(f"{SCHEMA}.")}
 
 
 def _tables_of(pd: PdClient) -> list[Any]:

@@ -17,7 +17,7 @@ import pytest
 
 from tests.fixtures.topic import read_committed
 from tests.integration.cluster import Cluster, eventually
-from tidegate.codec.kv_json import KeyChange, KeyResolved, decode, partition_of
+from tidegate.codec.protocols.kv_json.plain import KeyChange, KeyResolved, decode, partition_of
 from tidegate.config import RAW_MODE, parse_sink_uri
 from tidegate.errors import TidegateError
 from tidegate.kvclient.backoff import Backoff

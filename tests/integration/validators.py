@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fixtures.topic import read_committed
-from tidegate.codec.base import Decoded, describe
-from tidegate.codec.registry import codec_options, decoder
+from tidegate.codec.base import Batch, CodecOptions, Decoded, describe
+from tidegate.codec.decode import decoder
+from tidegate.codec.registry import codec_of, options_of
 from tidegate.config import load_config, parse_sink_uri
+from tidegate.consumer.contract import TopicCheck
 
 
 @dataclass(slots=True)
@@ -24,19 +26,24 @@ class TopicReport:
 
 def read_topic(source: str) -> dict[int, Decoded]:
     """All committed messages of a topic, decoded, by partition."""
-    uri = parse_sink_uri(source)
-    options = codec_options(load_config(None, uri).codec_settings())
+    uri, options = parse_sink_uri(source), _options(source)
     found = read_committed(uri.bootstrap, uri.topic)
     return {
         partition: decoder(options).decode(
-            [m.key() for m in messages],
-            [m.value() for m in messages],
-            [m.headers() for m in messages],
-            [m.offset() for m in messages],
+            Batch(
+                [m.key() for m in messages],
+                [m.value() for m in messages],
+                [m.offset() for m in messages],
+                [m.headers() for m in messages],
+            )
         )
         for partition, messages in found.items()
         if messages
     }
+
+
+def _options(source: str) -> CodecOptions:
+    return options_of(load_config(None, parse_sink_uri(source)))
 
 
 def validate(source: str, keys: dict[str, tuple[str, ...]]) -> TopicReport:
@@ -48,11 +55,18 @@ def validate(source: str, keys: dict[str, tuple[str, ...]]) -> TopicReport:
     """
     report = TopicReport()
     home: dict[tuple[Any, ...], int] = {}
-    for partition, decoded in read_topic(source).items():
+    topic = read_topic(source)
+    ddl_to = codec_of(_options(source)).ddl_to
+    check = TopicCheck(sorted(topic), ddl_to=ddl_to, remember=1 << 30)
+    for partition, decoded in topic.items():
         report.faults += [
             f"undecodable message at {partition}/{bad.offset}: {bad.why}" for bad in decoded.bad
         ]
         _validate_partition(partition, decoded, keys, home, report)
+        check.take(partition, decoded)
+    verdict = check.finish()
+    # The product's own judge must come to the same, whatever this one finds.
+    assert verdict.holds == (not report.faults), f"{report.faults[:5]} against {verdict.violations}"
     return report
 
 

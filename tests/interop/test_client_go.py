@@ -43,13 +43,14 @@ def interop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     go = shutil.which("go") or (str(GO_HOME) if GO_HOME.exists() else None)
     if go is None:
         pytest.skip("Go is not installed")
-    env = os.environ | {"GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local"}
+    env = os.environ | {"GOFLAGS": "-mod=readonly", "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
     fetched = subprocess.run([go, "mod", "download"], cwd=HERE, env=env, capture_output=True, text=True)
     if fetched.returncode:
         pytest.skip(f"the modules of client-go are not there: {fetched.stderr.strip()[-300:]}")
     program = tmp_path_factory.mktemp("interop") / "interop"
+    quickly = ["-gcflags=all=-N -l", "-ldflags=-s -w"]  # a third less of the compiler's time
     built = subprocess.run(
-        [go, "build", "-o", str(program), "."], cwd=HERE, env=env, capture_output=True, text=True
+        [go, "build", *quickly, "-o", str(program), "."], cwd=HERE, env=env, capture_output=True, text=True
     )
     assert not built.returncode, built.stderr
     return program

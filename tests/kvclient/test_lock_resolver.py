@@ -24,6 +24,7 @@ KEYS = [bytes([first, n]) for first in range(1, 250, 20) for n in range(5)]
 def test_a_span_is_cleared_of_ended_transactions_and_live_ones_are_left(pd: PdClient) -> None:
     dead = TwoPhase(pd, pd.tso(), KEYS[0], ttl_ms=1)
     dead.prewrite([Mutation(PUT, key, b"dead") for key in KEYS], Backoff())
+    time.sleep(0.01)
     half = TwoPhase(pd, pd.tso(), b"half0")
     half.prewrite([Mutation(PUT, b"half%d" % n, b"v") for n in range(3)], Backoff())
     commit_ts = pd.tso()
@@ -47,6 +48,7 @@ def test_what_became_of_a_transaction_is_asked_once_however_many_locks_it_left(
     monkeypatch.setattr("tidegate.kvclient.lock_resolver.SCAN_LOCK_LIMIT", 10)
     dead = TwoPhase(pd, pd.tso(), KEYS[0], ttl_ms=1)
     dead.prewrite([Mutation(PUT, key, b"dead") for key in KEYS], Backoff())
+    time.sleep(0.01)
     requester, asked = RegionRequester(pd), Counter[str]()
     at_key = requester.at_key
 
@@ -75,6 +77,7 @@ def test_a_page_full_of_live_locks_is_passed_and_the_dead_one_behind_it_cleared(
     live.prewrite([Mutation(PUT, b"l%d" % n, b"v") for n in range(5)], Backoff())
     dead = TwoPhase(pd, pd.tso(), b"m0", ttl_ms=1)
     dead.prewrite([Mutation(PUT, b"m0", b"v")], Backoff())
+    time.sleep(0.01)
     resolver = LockResolver(RegionRequester(pd))
     assert resolver.resolve_span(Span(b"l", b"n"), pd.tso(), Backoff()).keys == 5
     assert Snapshot(pd, pd.tso(), budget_ms=500).get(b"m0") is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tidegate.consumer.apply import _file_stem
 from tidegate.control.metadata import FeedId
 from tidegate.model.path_part import PATH_PART_MAX, path_part
-from tidegate.server.processor import Paths
+from tidegate.server.feed_plan import Paths
 from tidegate.sink.lakehouse import slot_path
 
 NAMES = st.lists(
@@ -64,10 +64,10 @@ def test_names_of_small_letters_are_what_they_always_were_and_capitals_stay_read
 def test_folders_of_feeds_made_by_an_earlier_release_are_found(tmp_path: Path) -> None:
     for name in ("Team/Orders", "default/orders", "default/Big-One"):
         (tmp_path / "feeds" / name).mkdir(parents=True)
-        (tmp_path / "feeds" / name / "schema.bin").write_text(name)
+        (tmp_path / "feeds" / name / "barrier.json").write_text(name)
     paths = Paths(tmp_path, tmp_path / "events")
     for _ in range(2):
         paths.rename_earlier()
         for feed in (FeedId("Team", "Orders"), FeedId("default", "orders"), FeedId("default", "Big-One")):
-            assert (paths.feed(feed) / "schema.bin").read_text() == f"{feed.namespace}/{feed.name}"
+            assert (paths.feed(feed) / "barrier.json").read_text() == f"{feed.namespace}/{feed.name}"
     assert paths.feed(FeedId("default", "orders")) == tmp_path / "feeds/default/orders"

@@ -28,7 +28,9 @@ class OneTable:
     def __init__(self, versions: dict[int, list[tuple[int, TableSchema | None]]]) -> None:
         self._versions = versions
 
-    def versions(self, physical_id: int, after: int, upto: int) -> list[tuple[int, TableSchema | None]]:
+    def versions(
+        self, physical_id: int, after: int, upto: int, follows: object = None
+    ) -> list[tuple[int, TableSchema | None]]:
         known = self._versions.get(physical_id, [])
         first = max([i for i, (start, _) in enumerate(known) if start <= after], default=0)
         return [version for version in known[first:] if version[0] <= upto]

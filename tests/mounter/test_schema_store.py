@@ -15,6 +15,8 @@ from tidegate.mounter.schema_store import JOBS_REMEMBERED, SchemaStore
 from tidegate.mounter.table_version import Parsed, TableVersion, pack, unpack
 from tidegate.tidb import keys
 
+DROP_SCHEMA, RECOVER_SCHEMA = 2, 63
+
 
 def full_store(case: str) -> SchemaStore:
     store = SchemaStore()
@@ -147,7 +149,32 @@ def test_as_many_jobs_are_remembered_as_promised() -> None:
     job = next(job for job, _ in finished("basic", ours=True))
     for n in range(2 * JOBS_REMEMBERED):
         store.apply(replace(job, id=n, schema_id=n, finished_ts=n + 1))
-    assert len(store._done) == JOBS_REMEMBERED
+        store.forget(n + 1)
+    assert len(store._done) == len(store.image(store.resolved_ts).done) == JOBS_REMEMBERED
+
+
+def test_a_catalogue_saved_behind_later_jobs_remembers_those_before_it() -> None:
+    store = SchemaStore()
+    job = next(job for job, _ in finished("basic", ours=True))
+    for n in range(2 * JOBS_REMEMBERED):
+        store.apply(replace(job, id=n, schema_id=n, finished_ts=n + 1))
+    again = SchemaStore.load(store.dump(10))
+    assert not again.apply(replace(job, id=9, schema_id=9, finished_ts=11)).told
+
+
+def test_a_catalogue_saved_before_a_schema_was_dropped_once_more_still_knows_what_it_held() -> None:
+    jobs = [job for job, _ in finished("views_sequences", ours=True)]
+    recover = next(job for job in jobs if job.action == RECOVER_SCHEMA)
+    drop = next(job for job in jobs if job.action == DROP_SCHEMA and job.schema_id == recover.schema_id)
+    store = SchemaStore()
+    for job in jobs[: jobs.index(recover) + 1]:
+        store.apply(job)
+    store.apply(replace(drop, id=1 << 30, finished_ts=recover.finished_ts + 5))
+    store.forget(drop.finished_ts)
+    saved = SchemaStore.load(store.dump(recover.finished_ts - 1))
+    assert saved.apply(recover).refusal is None
+    store.forget(store.resolved_ts)
+    assert [len(line) for line in store._dropped.values()] == [1]
 
 
 def test_ignored_jobs_are_counted_by_reason() -> None:
@@ -168,7 +195,7 @@ BLOB = full_store("basic").dump()
 
 def use_all(blob: bytes) -> None:
     store = SchemaStore.load(blob)
-    dropped = [table for entry in store._dropped.values() for table in entry.tables]
+    dropped = [table for line in store._dropped.values() for entry in line for table in entry.tables]
     for table in (*store._tables.values(), *dropped):
         unpack(table.packed)
 
@@ -252,3 +279,24 @@ def test_the_catalogue_lies_in_a_small_part_of_the_meta_keys() -> None:
     assert 0 < len(within) < len(pairs)
     ts = base["commit_ts"]
     assert SchemaStore.from_meta(within, ts).dump() == SchemaStore.from_meta(pairs, ts).dump()
+
+
+def test_what_is_followed_is_told_apart_by_version_and_by_id() -> None:
+    store = full_store("columns")
+    tables = [table for table in store.entries(store.resolved_ts) if table.table == "t"]
+    table = tables[0]
+    first, last = store.versions(table.id, 0, store.resolved_ts), store.resolved_ts
+    assert len(first) > 1
+    newest = store.version_at(table.id, last)
+    assert newest is not None
+
+    def follows(version: TableVersion) -> bool:
+        return version is newest
+
+    assert store.versions(table.id, 0, last, follows)[-1][1] is newest.parsed()
+    assert all(schema is None for _, schema in store.versions(table.id, 0, last, follows)[:-1])
+    # As an id it is wanted where any version in force is, and not alone where another is not.
+    unknown = 1 << 40
+    assert store.among([table.id, unknown], 0, last, follows) == ([table.id], False)
+    assert store.among([table.id, unknown], last, last, follows) == ([table.id], True)
+    assert store.among([table.id], 0, newest.valid_from - 1, follows) == ([], False)

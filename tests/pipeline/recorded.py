@@ -11,15 +11,18 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.config import merge_config, parse_sink_uri
-from tidegate.control.metadata import Grant, grant_key
+from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, MAX_BLOCK_ROWS, PUT
-from tidegate.model.span import span_id
+from tidegate.model.span import Span, span_id
+from tidegate.mounter import bases
+from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.tidb import keys
 from tidegate.workload.changelog import Txn, read_log
 
-CLUSTER = 7
+CLUSTER, CAPTURE = 7, "here"
+EVERYTHING = GrantedRange(Span(b"", b""), (1, 1))
 
 
 class RecordedFeed:
@@ -72,7 +75,9 @@ class RecordedFeed:
         settings: of the changefeed, as in its file.
         """
         spans = self._fill()
-        (self.feed_dir / "schema.bin").write_bytes(self.schemas.dump())
+        folder = bases.folder_of(self.store_dir)
+        folder.mkdir(exist_ok=True)
+        (folder / Base(self.start_ts, self.start_ts).name).write_bytes(self.schemas.dump())
         ddl_span = span_id(keys.ddl_span())
         barrier = {"token": [1, 1], "barrier_ts": self.last_ts, "ddl_span": ddl_span, "spans": spans}
         (self.feed_dir / "barrier.json").write_text(json.dumps(barrier))
@@ -88,6 +93,9 @@ class RecordedFeed:
             "instance": "recorded",
             "incarnation": incarnation,
             "slots": slots,
+            "capture": CAPTURE,
+            "ranges": [["", ""]],
+            "givers": {},
             "store_dir": str(self.store_dir),
             "metadata_path": str(self.folder / "metadata.db"),
             "socket_path": str(self.folder / "control.sock"),
@@ -120,10 +128,12 @@ class RecordedFeed:
         store.close()
         return spans
 
-    def grant(self, incarnation: int, slots: int = 4) -> None:
+    def grant(
+        self, incarnation: int, slots: int = 4, ranges: tuple[GrantedRange, ...] = (EVERYTHING,)
+    ) -> None:
         """Raise the feed's grant in the metadata store."""
         with sqlite3.connect(self.folder / "metadata.db") as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS kv (key TEXT PRIMARY KEY, value BLOB)")
-            value = Grant("recorded", (1, 1), incarnation, slots).to_bytes()
-            key = grant_key(CLUSTER, "default", self.name)
+            value = Grant("recorded", (1, 1), incarnation, slots, ranges).to_bytes()
+            key = grant_key(CLUSTER, FeedId("default", self.name), CAPTURE)
             connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))

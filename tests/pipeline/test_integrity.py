@@ -10,10 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.contracts.codec_rows import messages_of
 from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 
+from tidegate.codec.base import Batch
+from tidegate.codec.decode import decoder
+from tidegate.codec.registry import codec_options
 from tidegate.errors import Fatal
+from tidegate.model.message import MessageBlock
+from tidegate.model.span import Span
 from tidegate.pipeline.deliver import Report, Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.job import rendered
@@ -85,6 +91,7 @@ class Keeper:
 
     is_due = False
     room = 1 << 30
+    granted = (Span(b"", b""),)
 
     def write(self, contents: Sequence[Content]) -> None:
         self.waiting += sum(len(one) for one in contents)
@@ -120,6 +127,38 @@ def test_a_warned_feed_goes_on_counts_and_keeps_the_raw_rows(tmp_path: Path) -> 
         for part in (entry["where"]["table"], entry["where"]["handle"], str(found["expected"])):
             assert part in entry["why"]
     assert keeper.rows == total(reports, "messages") > 0
+
+
+class Listener(Keeper):
+    """Keeps the messages, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[bytes | None] = []
+
+    def write(self, contents: Sequence[Content]) -> None:
+        super().write(contents)
+        for block in contents:
+            assert isinstance(block, MessageBlock)
+            self.values += [message.value for _, message in messages_of(block)]
+
+
+@pytest.mark.parametrize("level", ["correctness", "none"])
+def test_messages_tell_the_checksums_of_their_rows(tmp_path: Path, level: str) -> None:
+    feed = SealedFeed(tmp_path, URI.replace("open-protocol", "simple"))
+    settings = {"integrity": {"integrity-check-level": level, "corruption-handle-level": "warn"}}
+    spec, listener = FeedSpec.load(feed.write(1, settings=settings)), Listener()
+    reports = Worker(spec, 3, listener).deliver(feed.ranges())
+    told = [value for value in listener.values if value is not None and b'"checksum":' in value]
+    batch = Batch([None] * len(listener.values), listener.values, range(len(listener.values)))
+    found = decoder(codec_options({"protocol": "simple"})).decode(batch)
+    if level == "none":
+        assert told == found.bad == []
+        return
+    # An old value may carry none, and so may then the delete of it.
+    assert len(told) > total(reports, "messages") // 3
+    # Each damaged row is marked; the sums of all others are those of their columns, or they would be bad.
+    assert [bad.why.rpartition(" ")[2] for bad in found.bad] == ["corrupted"] * len(DAMAGED)
 
 
 def test_a_feed_that_must_stop_stops_before_the_damaged_block(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,12 +13,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.fixtures.topic import read_committed
 from tests.integration.validators import read_topic, validate
 from tests.pipeline.control_end import PATIENCE_S, ControlEnd
 from tests.pipeline.recorded import RecordedFeed
 from tests.sink.slots import deliver
 from tools.processes import descendants
 
+from tidegate.codec.protocols.simple.plain import OPERATIONS
+from tidegate.config import parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
 from tidegate.model.progress import SpanProgress
@@ -93,6 +97,31 @@ def test_every_row_of_a_recorded_log_is_on_the_topic_once_and_in_order(
     assert report.duplicates == 0
     assert report.rows == expected(feed).total()
     assert not (feed.feed_dir / "quarantine.jsonl").exists()
+
+
+def test_rows_of_simple_come_behind_their_tables_definitions(
+    tmp_path: Path, kafka: str, new_topic: Callable[..., str]
+) -> None:
+    feed = RecordedFeed(tmp_path, BANK, f"kafka://{kafka}/{new_topic(3)}?protocol=simple", UPTO)
+    with ControlEnd(feed.folder / "control.sock") as control:
+        job = start(feed.write())
+        try:
+            control.wait_spans(feed.last_ts)
+        finally:
+            job.send_signal(signal.SIGTERM)
+        assert job.wait(PATIENCE_S) == 0
+    uri = parse_sink_uri(feed.sink_uri)
+    rows = 0
+    for messages in read_committed(uri.bootstrap, uri.topic).values():
+        known = set()
+        for body in (json.loads(message.value()) for message in messages):
+            if "tableSchema" in body:
+                known.add(tuple(body["tableSchema"][name] for name in ("schema", "table", "version")))
+            if body["type"] in OPERATIONS:
+                assert (body["database"], body["table"], body["schemaVersion"]) in known
+                rows += 1
+    assert rows == expected(feed).total()
+    assert found(feed.sink_uri) == expected(feed)
 
 
 def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: RecordedFeed) -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from tests.fixtures.topic import read_committed
 
-from tidegate.codec.kv_json import KeyChange, decode, partition_of
+from tidegate.codec.protocols.kv_json.plain import KeyChange, decode, partition_of
 from tidegate.config import TXN_MODE, merge_config, parse_sink_uri
 from tidegate.control.load import LoadPlan, LoadQueue
-from tidegate.control.metadata import Grant, grant_key
+from tidegate.control.metadata import FeedId, Grant, GrantedRange, grant_key
 from tidegate.errors import Fenced
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
@@ -62,7 +62,9 @@ class KeyFeed:
         """Granted, and the ones before it fenced."""
         with sqlite3.connect(self._folder / "metadata.db") as connection:
             connection.execute("CREATE TABLE IF NOT EXISTS kv (key TEXT PRIMARY KEY, value BLOB)")
-            row = grant_key(1, "default", self._name), Grant("one", (1, 1), number, 4).to_bytes()
+            everything = (GrantedRange(Span(b"", b""), (1, 1)),)
+            grant = Grant("one", (1, 1), number, 4, everything)
+            row = grant_key(1, FeedId("default", self._name), "here"), grant.to_bytes()
             connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", row)
         told = {
             "cluster_id": 1,
@@ -74,6 +76,9 @@ class KeyFeed:
             "instance": "one",
             "incarnation": number,
             "slots": 4,
+            "capture": "here",
+            "ranges": [["", ""]],
+            "givers": {},
             "store_dir": str(self._folder),
             "metadata_path": str(self._folder / "metadata.db"),
             "socket_path": "",
@@ -132,7 +137,7 @@ def test_a_load_of_keys_goes_on_with_the_ranges_that_are_not_done(
     spec, path = feed.incarnation(2)
     with pytest.raises(Fenced):
         run(old_path, pd, plan, old)
-    begun = load_progress(spec.sink.fence(spec.slots, spec.prove), spec.instance, ts)
+    begun = load_progress(spec.sink.fence(spec.writers, spec.prove), spec.instance, ts)
     queue = LoadQueue(plan, {name: (one.rows, one.left_from) for name, one in begun.items()})
     assert (queue.state(1).done, queue.state(1).rows) == (1, 300 + part.rows)
     again = run(path, pd, plan, queue)

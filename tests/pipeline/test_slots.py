@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.pipeline.recorded import CAPTURE, RecordedFeed
+from tests.pipeline.test_job import BANK, UPTO
 
 from tidegate.config import merge_config, parse_sink_uri
+from tidegate.control.metadata import GrantedRange
+from tidegate.eventstore import outlook
+from tidegate.model.progress import span_progress
+from tidegate.model.span import Span
+from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.job import begin
+from tidegate.pipeline.offsets import Range
 from tidegate.pipeline.slots import Slot
 from tidegate.sink.base import Writer
 
@@ -21,7 +31,22 @@ def spec(kafka: str, new_topic: Callable[..., str], tmp_path: Path) -> FeedSpec:
     nowhere = tmp_path / "nowhere"
     config = merge_config({}, uri)
     return FeedSpec(
-        1, "default", uri.topic, uri, config, (1, 1), "f00d", 1, 2, nowhere, tmp_path, nowhere, nowhere
+        cluster_id=1,
+        namespace="default",
+        name=uri.topic,
+        sink_uri=uri,
+        config=config,
+        token=(1, 1),
+        instance="f00d",
+        incarnation=1,
+        slots=2,
+        capture="here",
+        ranges=(Span(b"", b""),),
+        givers={},
+        store_dir=nowhere,
+        feed_dir=tmp_path,
+        metadata_path=nowhere,
+        socket_path=nowhere,
     )
 
 
@@ -50,3 +75,30 @@ def test_a_slot_whose_file_was_cut_gets_a_new_producer(spec: FeedSpec, left: int
     assert slots.opened == 2
     with slots.writer() as last:
         assert last is after
+
+
+def test_a_worker_whose_range_was_taken_hears_of_it_when_it_is_fenced_and_writes_no_more_of_it(
+    tmp_path: Path, kafka: str, new_topic: Callable[..., str]
+) -> None:
+    feed = RecordedFeed(tmp_path, BANK, f"kafka://{kafka}/{new_topic(1)}?protocol=canal-json", UPTO)
+    spec = FeedSpec.load(feed.write())
+    begun = begin(spec)
+    worker = open_worker(spec)
+    kept, lost, *_ = (
+        Range(span, after, feed.last_ts)
+        for span, after in begun.offset.spans.items()
+        if outlook.pending(outlook.read_manifest(spec.store_dir, span), after, feed.last_ts)[0] > 10
+    )
+    middle = outlook.cut(outlook.read_manifest(spec.store_dir, lost.span), lost.after, lost.upto, 500)
+    worker.deliver([replace(lost, upto=middle)])
+
+    still_ours = outlook.read_manifest(spec.store_dir, kept.span).span
+    feed.grant(1, ranges=(GrantedRange(still_ours, (1, 1)),))
+    taker = replace(spec, capture="there", givers={CAPTURE: spec.slots})
+    known = span_progress(taker.sink.fence(taker.writers, lambda: None), spec.instance)
+    assert known[lost.span].ts == middle
+
+    reports = worker.deliver([kept, replace(lost, after=middle)])
+    assert {one.span: one.ts for one in reports} == {kept.span: kept.upto, lost.span: middle}
+    after = span_progress(taker.sink.fence(taker.writers, lambda: None), spec.instance)
+    assert (after[kept.span].ts, after[lost.span].ts) == (kept.upto, middle)

@@ -18,6 +18,7 @@ from tidegate.puller import block_matcher
 from tidegate.puller.block_matcher import BlockMatcher, Happening, Matched
 from tidegate.puller.budget import StreamMemory
 from tidegate.puller.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
+from tidegate.tidb.keys import table_prefix
 
 BOUNDS = [Span(b"a", b"m"), Span(b"m", b""), Span(b"a", b"z")]
 REGIONS = [(1, 7), (2, 7), (1, 8)]
@@ -131,6 +132,40 @@ def test_the_compiled_matcher_does_what_plain_matchers_do(
     twins = Twins(trust_empty)
     for batch in batches:
         twins.step(batch)
+
+
+def _table_key(table: int, rest: bytes) -> bytes:
+    return table_prefix(table) + rest
+
+
+near_records = st.builds(
+    _table_key,
+    st.sampled_from([7, 8]),
+    st.sampled_from([b"", b"_", b"_r", b"_r1", b"_r12345678", b"_i12345678", b"_s1", b"xr1", b"_R1"]),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(st.tuples(rows, near_records), min_size=1, max_size=8), min_size=1, max_size=6))
+def test_of_a_range_with_several_tables_only_records_count(batches: list[list[tuple[Row, bytes]]]) -> None:
+    bounds = Span(table_prefix(7), table_prefix(9))
+    compiled, plain = BlockMatcher(), Matcher(bounds, CHECKPOINT, records=True)
+    compiled.register(7, 1, 0, 0, bounds, CHECKPOINT, records=True)
+    expected: list[Change] = []
+    wire = [rows_message(1, 7, [Row(Kind.INITIALIZED)])]
+    assert plain.push(Row(Kind.INITIALIZED)) == []
+    for batch in batches:
+        pushed = [row._replace(key=key) for row, key in batch]
+        wire.append(rows_message(1, 7, pushed))
+        try:
+            for row in pushed:
+                expected += plain.push(row)
+        except BrokenContractError as error:
+            expected += error.changes
+            break
+    found = changes_of(compiled.feed(wire))[0]
+    assert found[: len(expected)] == expected
+    assert all(change.key[9:11] == b"_r" and len(change.key) > 11 for change in found)
 
 
 @settings(max_examples=150, deadline=None)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.puller.test_puller import SPAN, World, eventually, fail
 from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore import damage
+from tidegate.eventstore import damage, reader
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
@@ -61,7 +61,7 @@ def filled(world: World) -> tuple[Capture, int]:
 
 
 def spoil(world: World, capture: Capture, number: int, what: str) -> Path:
-    """Damage one segment: a byte of a value, its end, or all of it."""
+    """Damage one segment: a byte of a value or of the directory, its end, or all of it."""
     segments = capture.span.manifest.segments
     info = segments[min(number, len(segments) - 1)]
     path = world.folder / capture.span.id / info.file
@@ -69,6 +69,8 @@ def spoil(world: World, capture: Capture, number: int, what: str) -> Path:
     if what == "value":
         at = [m.start() for m in re.finditer(rb"\d-\d", good)][-1]
         path.write_bytes(good[:at] + b"?" + good[at + 1 :])
+    elif what == "directory":
+        path.write_bytes(good[: info.directory] + b"?" + good[info.directory + 1 :])
     elif what == "cut":
         path.write_bytes(good[: len(good) // 2])
     else:
@@ -95,6 +97,24 @@ def test_a_damaged_segment_is_pulled_again_and_readers_wait_for_it(world: World,
     # The hold on history was given back: it does not keep GC from moving on.
     assert world.pd.gc_safe_point() == last_safe_point
     assert world.pd.update_service_gc_safepoint("test", 60, start + 1) in (0, last_safe_point, start + 1)
+    capture.close()
+
+
+def test_a_damaged_directory_is_made_again_of_the_rows_though_gc_has_passed_them(world: World) -> None:
+    capture, start = filled(world)
+    before = sorted(world.stored(SPAN, start))
+    world.pd.update_service_gc_safepoint("gc_worker", 1 << 40, world.pd.tso())
+    path = spoil(world, capture, 1, "directory")
+
+    def of_tables() -> int:
+        blocks = reader.read(world.folder, capture.span.id, start, capture.span.resolved, tables=[1])
+        return sum(block.num_rows for block in blocks)
+
+    with pytest.raises(Retryable, match="corrupt") as caught:
+        of_tables()
+    assert f"{path}, the directory" in caught.value.where
+    eventually(lambda: not list(damage.reports(world.folder)), "the segment to be written again")
+    assert (of_tables(), sorted(world.stored(SPAN, start))) == (0, before)
     capture.close()
 
 

@@ -10,15 +10,17 @@ import pytest
 
 from tests.puller.test_puller import SPAN, World, eventually, fail
 from tidegate.eventstore import kernels as store_kernels
+from tidegate.eventstore import reader
 from tidegate.eventstore.manifest import MANIFEST
 from tidegate.eventstore.order import Entry
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import span_id
 from tidegate.puller import block_matcher
 from tidegate.puller.puller import Puller
+from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -118,4 +120,37 @@ def test_a_range_that_is_ahead_of_a_stuck_one_goes_on_from_its_own_ts(world: Wor
     store, puller = started(world, start)
     assert len(store.open_span(SPAN).ranges) == 1
     world.check(SPAN, start)
+    stop(store, puller)
+
+
+def test_of_several_tables_that_are_pulled_as_one_only_records_are_kept(world: World) -> None:
+    start = world.pd.tso()
+    stripe = keys.stripe_span(70, 64)
+    records = [keys.int_record(table, handle) for table in (64, 70, 127) for handle in range(5)]
+    others = [keys.index_prefix(table, 1, b"%d" % n) for table in (64, 70, 127) for n in range(5)]
+    beside = [keys.int_record(table, 1) for table in (63, 128)]
+
+    def write() -> None:
+        transaction = Transaction(world.pd)
+        for key in (*records, *others, *beside):
+            transaction.put(key, b"value")
+        transaction.commit()
+
+    write()  # met by the scan
+    written = world.pd.tso()
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(stripe, start)
+    span = store.open_span(stripe)
+    eventually(lambda: span.resolved > written, "the scan")
+    write()  # met by the stream
+    now = world.pd.tso()
+    eventually(lambda: span.resolved > now, "the stream")
+    store.publish()
+    found = [
+        key
+        for block in reader.read(world.folder, span_id(stripe), start, span.resolved)
+        for key in block.column("key").to_pylist()
+    ]
+    assert sorted(found) == sorted(records * 2)
     stop(store, puller)

@@ -17,14 +17,15 @@ from typing import Any
 
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.eventstore import outlook, reader
+from tidegate.filter.feed import FeedFilter
 from tidegate.ipc import ControlClient
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.beats import Beats
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.schemas import SchemaReader
-from tidegate.server.processor import FeedPlan
+from tidegate.server.feed_plan import FeedPlan
 from tidegate.tidb.keys import parse_record
 
 
@@ -98,9 +99,11 @@ def opener(folder: Path) -> Any:
     return open_sink
 
 
-def table_of(schemas: SchemaStore, key: bytes, commit_ts: int) -> str:
-    """Whose row it is."""
+def table_of(schemas: SchemaStore, key: bytes, commit_ts: int, spec: FeedSpec) -> str | None:
+    """Whose row it is; None: of a table in the same stripe that the feed does not follow."""
     table = schemas.version_at(parse_record(key).table_id, commit_ts - 1)
+    if spec.rules and (table is None or not FeedFilter.of(spec.config).follows(table)):
+        return None
     return table.name if table is not None else ""
 
 
@@ -111,19 +114,25 @@ def main(out: Path, spec_path: Path) -> None:
     control = ControlClient(Path(spec["socket_path"]), hello)
     path = out / f"{spec['sink_uri'].partition('?')[0].rpartition('/')[2]}.jsonl"
     store, barrier_path = Path(spec["store_dir"]), spec_path.parent / "barrier.json"
-    schemas = SchemaReader(FeedSpec.load(spec_path))
+    feed = FeedSpec.load(spec_path)
+    schemas = SchemaReader(feed)
     done = {name: span["start_ts"] for name, span in json.loads(barrier_path.read_text())["spans"].items()}
-    mine = [line for line in lines_of(path) if line.get("instance") == spec["instance"]]
+    mine = [
+        line
+        for line in lines_of(path)
+        if (line.get("instance"), line.get("rules", feed.rules)) == (spec["instance"], feed.rules)
+    ]
     for line in mine:
         for name, ts in line.get("progress", {}).items():
             done[name] = max(ts, done.get(name, 0))
-    beats = Beats(FeedSpec.load(spec_path).beats_dir)
+    beats = Beats(feed.beats_dir)
     control.send(Started(done))
     while True:
         frontier = outlook.read_frontier(store)
         barrier = json.loads(barrier_path.read_text())
         rows: list[dict[str, Any]] = []
         moved: dict[str, int] = {}
+        stripes = Barrier.load(barrier_path).wanted
         for name, span in barrier["spans"].items():
             after = max(done.get(name, 0), span["start_ts"])
             upto = min(frontier.get(name, 0), frontier.get(barrier["ddl_span"], 0), barrier["barrier_ts"])
@@ -132,16 +141,19 @@ def main(out: Path, spec_path: Path) -> None:
             manifest = outlook.read_manifest(store, name)
             if manifest.dropped_to > after or not outlook.pending(manifest, after, upto)[0]:
                 continue
+            if name in stripes and not outlook.has_any(store / name, manifest, after, upto, *stripes[name]):
+                continue
             known = schemas.upto(upto)
             for block in reader.read(store, name, after, upto):
                 keys, stamps = block.column("key").to_pylist(), block.column("commit_ts").to_pylist()
                 rows += [
-                    {"row": ts, "key": key.hex(), "table": table_of(known, key, ts)}
+                    {"row": ts, "key": key.hex(), "table": table}
                     for ts, key in zip(stamps, keys, strict=True)
+                    if (table := table_of(known, key, ts, feed)) is not None
                 ]
             moved[name] = upto
         if moved:
-            append(path, [*rows, {"progress": moved, "instance": spec["instance"]}])
+            append(path, [*rows, {"progress": moved, "instance": feed.instance, "rules": feed.rules}])
             beats.beat()
             done |= moved
             control.send(Durable((first, second), moved, {"rows": len(rows)}))

@@ -28,9 +28,12 @@ from tidegate.cli.main import app as command_line
 from tidegate.clock import Clock, SystemClock
 from tidegate.control.metadata import FeedId
 from tidegate.kvclient.pd import PdClient
+from tidegate.mounter import bases
+from tidegate.mounter.catalogue import Catalogue
 from tidegate.proto import metapb_pb2
 from tidegate.server.capture import Capture, Options
-from tidegate.server.processor import OpenSink
+from tidegate.server.catalogues import Shared
+from tidegate.server.owner_sink import OpenSink
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -113,6 +116,14 @@ class Running:
     def lines(self, name: str) -> list[dict[str, Any]]:
         return lines_of(self.out / f"{name}.jsonl")
 
+    def catalogue(self, name: str) -> dict[int, str]:
+        """The tables that a feed would begin with again, by id: a base file, and the DDL span after it."""
+        node, persisted = self.capture.node, self.capture.reactor.feeds[FeedId("default", name)].persisted
+        tables = bases.load_for(bases.folder_of(node.paths.store), persisted)
+        for _ in Shared(Catalogue(tables, tables.resolved_ts), node.paths.store).read(persisted):
+            pass
+        return {table.id: table.name for table in tables.entries(persisted)}
+
     def wait_checkpoint(self, name: str, ts: int) -> None:
         try:
             wait_for(lambda: self.feed(name).get("checkpoint_ts", 0) >= ts, f"checkpoint of {name} at {ts}")
@@ -132,11 +143,9 @@ class Running:
         return f"{text}\n{json.dumps(self.capture.spans.status)}"
 
     def pipeline_pid(self, name: str) -> int:
-        feeds = {f.id.name: f for f in self.capture.reactor.feeds.values()}
-
         def pid() -> int:
-            incarnation = feeds[name]._incarnation
-            return incarnation.child.pid if incarnation is not None else 0
+            processor = self.capture.reactor.processors.get(FeedId("default", name))
+            return processor.pipeline_pid if processor is not None else 0
 
         return int(wait_for(pid, "a pipeline process"))
 
@@ -319,7 +328,7 @@ def test_remove_deletes_the_feed_and_its_name_is_free_again(
     assert "ErrChangeFeedNotExists" in gone["error_msg"]
     assert not (capture.data_dir / "feeds/default/one").exists()
     first = capture.capture.node.metadata.under("/tidegate/")
-    assert [kv.key.split("/")[-2] for kv in first if kv.key.endswith("/one")] == ["grant"]
+    assert [kv.key.split("/")[-3] for kv in first if "/one" in kv.key] == ["grant"]
     assert capture.create("one")["http"] == 200
     capture.wait_checkpoint("one", pd.tso())
 

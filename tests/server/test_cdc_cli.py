@@ -92,6 +92,7 @@ INFO: dict[str, Any] = {
             "protocol": TEXT, "dispatchers": [dict], "column_selectors": [dict],
             "only_output_updated_columns": FLAG, "delete_only_output_handle_key_columns": FLAG,
             "content_compatible": FLAG, "open": {"output_old_value": FLAG},
+            "debezium_disable_schema": FLAG, "debezium": {"output_old_value": FLAG},
             "kafka_config": {
                 "partition_num": COUNT, "replication_factor": COUNT, "max_message_bytes": COUNT,
                 "compression": TEXT, "kafka_client_id": TEXT, "auto_create_topic": FLAG,
@@ -191,6 +192,12 @@ def test_every_command_of_the_client_finds_the_types_it_parses(
     table = {"database_name": TEXT, "table_name": TEXT, "table_id": COUNT, "is_partition": FLAG}
     check(tables, {"ineligible_tables": [table], "eligible_tables": [table]})
     assert tables["eligible_tables"]
+    assert tables["tidegate"] == {"weak_orders": []}
+    by_ts = {"sink": {"dispatchers": [{"matcher": ["bank.*"], "partition": "ts"}]}}
+    (weak,) = client(
+        "POST", f"{v2}/verify_table", {"replica_config": by_ts, "start_ts": start_ts, "sink_uri": uri}
+    )["tidegate"]["weak_orders"]  # fmt: skip
+    assert (weak["dispatcher"], "bank.accounts" in weak["tables"], weak["more"]) == ("ts", True, 0)
     body = {
         "namespace": "default", "changefeed_id": "one", "start_ts": start_ts, "target_ts": 0, "sink_uri": uri,
         "replica_config": REPLICA_CONFIG, **PD_FIELDS,

@@ -13,8 +13,8 @@ from tidegate.control.metadata import FeedId
 from tidegate.errors import Retryable
 from tidegate.pipeline import beats
 from tidegate.pipeline.beats import Beats
-from tidegate.server.feed_watch import FeedWatch
-from tidegate.server.processor import SinkThread
+from tidegate.server.feed_watch import PipelineWatch, SinkWatch
+from tidegate.server.owner_sink import SinkThread
 
 STALL_S, START_S = 60.0, 300.0
 SESSION = os.getpid()
@@ -39,18 +39,19 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.clock, self.beats = ByHand(), Beats(folder)
-        self.watch = FeedWatch(self.clock, folder, STALL_S, START_S)
+        self.watch = PipelineWatch(self.clock, folder, STALL_S, START_S)
+        self.sink = SinkWatch(self.clock, STALL_S, START_S)
         self.thread = SinkThread(FeedId("default", "one"))
         self.work = "rows"
 
-    def wait(
-        self, seconds: int, each: Callable[[], None] = lambda: None, session: int = SESSION
-    ) -> Retryable | None:
+    def wait(self, seconds: int, each: Callable[[], None] = lambda: None) -> Retryable | None:
         """What is found first within so many seconds, with a look, and `each`, every second."""
         for _ in range(seconds):
             self.clock.seconds += 1
             each()
-            if hung := self.watch.look(lambda: self.work, session, self.thread):
+            if hung := self.watch.look(lambda: self.work, SESSION) or self.sink.look(
+                self.thread, opened=True
+            ):
                 return hung
         return None
 

@@ -24,8 +24,9 @@ __all__ = ["bank", "capture"]
 @pytest.fixture(autouse=True)
 def catalogues_are_saved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What PD holds follows them."""
-    for name, seconds in (("FLOOR_S", 0.1), ("SAVE_REST", 1), ("SAVE_IDLE_S", 0.1)):
-        monkeypatch.setattr(f"tidegate.server.feed.{name}", seconds)
+    monkeypatch.setattr("tidegate.server.processor.FLOOR_S", 0.1)
+    for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
+        monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
 
 
 class Watched:

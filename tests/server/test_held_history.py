@@ -13,8 +13,7 @@ from tests.server.test_gc_safepoint import Watched, service_id, watched
 
 from tidegate.control.metadata import FeedId
 from tidegate.kvclient.pd import PdClient
-from tidegate.mounter.schema_image import map_file, parse, saved_ts
-from tidegate.mounter.table_version import Parsed
+from tidegate.mounter import bases
 from tidegate.server.puller_process import store_dir
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
@@ -41,19 +40,13 @@ def lose_store(running: Running) -> None:
     wait_for(lambda: running.capture._pullers["tidb"].pid != puller.pid, "another puller")
 
 
-def catalogue(running: Running, name: str) -> dict[int, str]:
-    """The tables of a paused feed, by id."""
-    path = running.data_dir / "feeds" / "default" / name / "schema.bin"
-    return {table.id: table.name for table in parse(map_file(path), Parsed()).tables}
-
-
 def delivered(running: Running, name: str) -> set[Any]:
     lines = running.lines(name)
     rows = {(line["row"], line["key"], line["table"]) for line in lines if "row" in line}
     return rows | {line["ddl"] for line in lines if "ddl" in line}
 
 
-@pytest.mark.parametrize("saved", [True, False], ids=["saved at the pause", "not saved"])
+@pytest.mark.parametrize("saved", [True, False], ids=["saved before the pause", "not saved"])
 def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it_whatever_gc_and_the_store_lost(
     watched: Watched,
     bank: BankWorkload,
@@ -65,6 +58,13 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it_whatever_gc_a
 ) -> None:
     monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
     monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
+    monkeypatch.setattr("tidegate.server.catalogues.SAVE_REST", 1)
+    if not saved:
+
+        def full(*given: Any) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("tidegate.server.catalogues.Catalogues._save", full)
     start = pd.tso()
     for name in ("one", "two"):
         assert capture.create(name, start_ts=start)["http"] == 200
@@ -72,18 +72,13 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it_whatever_gc_a
     for name in ("one", "two"):
         capture.wait_checkpoint(name, pd.tso())
     feed = capture.capture.reactor.feeds[ONE]
-    if not saved:
-
-        def full(*given: Any) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("tidegate.server.feed.save_image", full)
+    folder = bases.folder_of(capture.capture.node.paths.store)
+    if saved:
+        wait_for(lambda: bases.found(folder)[-1].since > start, "a base with the DDL in it")
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
-    monkeypatch.undo()
-    monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 0.0)
-    monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
-    path = capture.data_dir / "feeds" / "default" / "one" / "schema.bin"
-    assert saved_ts(path) == (feed.persisted if saved else start)
+    base = bases.serving(bases.found(folder), feed.persisted)
+    assert base is not None
+    assert (base.since > start) is saved
     work(bank, 200)
     capture.wait_checkpoint("two", pd.tso())
     held = service_id(capture)
@@ -98,7 +93,7 @@ def test_ddl_delivered_before_a_pause_is_in_the_catalogue_after_it_whatever_gc_a
         capture.wait_checkpoint(name, end)
         assert capture.call("POST", f"/changefeeds/{name}/pause")["http"] == 200
     assert delivered(capture, "one") == delivered(capture, "two")
-    assert catalogue(capture, "one") == catalogue(capture, "two")
+    assert capture.catalogue("one") == capture.catalogue("two")
 
 
 def test_history_of_a_feed_that_was_stopped_for_longer_than_gc_ttl_is_released_and_its_state_says_so(

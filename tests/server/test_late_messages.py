@@ -8,7 +8,7 @@ import signal
 import pytest
 from tests.server.test_capture import Running, bank, capture, wait_for, work
 
-from tidegate.control.metadata import Grant, grant_key
+from tidegate.control.metadata import FeedId, Grant, grant_key
 from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.reports import Durable, Failed, PipelineHello, Started
@@ -25,7 +25,8 @@ def test_what_an_earlier_incarnation_says_changes_nothing(
     capture.create("one")
     capture.wait_checkpoint("one", pd.tso())
     (feed,) = capture.capture.reactor.feeds.values()
-    stored = capture.capture.node.metadata.get(grant_key(pd.cluster_id, "default", "one"))
+    node = capture.capture.node
+    stored = node.metadata.get(grant_key(pd.cluster_id, FeedId("default", "one"), node.capture))
     assert stored is not None
     earlier = Grant.from_bytes(stored.value)
     os.kill(capture.pipeline_pid("one"), signal.SIGKILL)

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from tidegate.clock import SystemClock
-from tidegate.control.metadata import FeedId, Grant, Put, grant_key
-from tidegate.errors import Fenced, TidegateError
-from tidegate.server.capture import take_ownership
+from tidegate.control.metadata import FeedId, Grant, Put, format_key, grant_key
+from tidegate.errors import Fenced, InvalidInput, TidegateError
+from tidegate.model.span import Span
+from tidegate.server.capture import check_format, take_ownership
+from tidegate.server.feed_plan import Paths
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Node
-from tidegate.server.processor import Paths
 
-CLUSTER = 7
+CLUSTER, CAPTURE = 7, "here"
+EVERYTHING = Span(b"", b"")
 ONE, TWO = FeedId("default", "one"), FeedId("default", "two")
 
 
@@ -40,6 +42,8 @@ def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., No
                 cluster=CLUSTER,
                 address="",
                 identity="",
+                capture=CAPTURE,
+                epoch=1,
                 owner_rev=take_ownership(metadata, CLUSTER, "capture"),
                 paths=Paths(tmp_path, tmp_path / "events"),
                 pd=nothing,
@@ -59,7 +63,7 @@ def test_each_grant_is_a_later_incarnation_and_fences_every_slot_there_ever_was(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
     def raised(node: Node, feed: FeedId, slots: int) -> Grant:
-        return asyncio.run(node.raise_grant(feed, "f00d", node.token(), slots))
+        return asyncio.run(node.raise_grant(feed, "f00d", node.token(), [EVERYTHING], slots))
 
     first = owner()
     grants = [raised(first, ONE, slots) for slots in (4, 2)]
@@ -69,7 +73,7 @@ def test_each_grant_is_a_later_incarnation_and_fences_every_slot_there_ever_was(
     assert sorted(grant.token for grant in grants) == [grant.token for grant in grants]
     assert len({grant.token for grant in grants}) == 3
     assert raised(second, TWO, 1).incarnation == 1
-    stored = metadata.get(grant_key(CLUSTER, "default", "one"))
+    stored = metadata.get(grant_key(CLUSTER, ONE, CAPTURE))
     assert stored is not None
     assert Grant.from_bytes(stored.value) == grants[-1]
 
@@ -82,8 +86,22 @@ def test_a_node_that_was_replaced_stores_and_grants_nothing(
     with pytest.raises(Fenced, match="Another control process owns"):
         asyncio.run(replaced.write(Put("/key", b"")))
     with pytest.raises(Fenced):
-        asyncio.run(replaced.raise_grant(ONE, "f00d", replaced.token(), 4))
+        asyncio.run(replaced.raise_grant(ONE, "f00d", replaced.token(), [EVERYTHING], 4))
     assert [type(error) for error in told] == [Fenced, Fenced]
     assert metadata.get("/key") is None
-    assert metadata.get(grant_key(CLUSTER, "default", "one")) is None
+    assert metadata.get(grant_key(CLUSTER, ONE, CAPTURE)) is None
     assert asyncio.run(ours.write(Put("/key", b"")))
+
+
+def test_a_data_folder_of_another_version_is_refused(metadata: SqliteMetadata, tmp_path: Path) -> None:
+    """Its grants lie under other keys: an incarnation would begin beside one that still writes."""
+    check_format(metadata, CLUSTER, tmp_path)
+    check_format(metadata, CLUSTER, tmp_path)
+    take_ownership(metadata, CLUSTER, "capture")
+    check_format(metadata, CLUSTER, tmp_path)
+    metadata.transact((), (Put(format_key(CLUSTER), b"3"),))
+    with pytest.raises(InvalidInput, match="another version of Tidegate"):
+        check_format(metadata, CLUSTER, tmp_path)
+    take_ownership(metadata, CLUSTER + 1, "an earlier version's")
+    with pytest.raises(InvalidInput, match="has the form 1"):
+        check_format(metadata, CLUSTER + 1, tmp_path)

@@ -13,8 +13,8 @@ from tests.server.test_capture import Running, check_order, wait_for
 
 from tidegate.eventstore import outlook
 from tidegate.kvclient.pd import PdClient
-from tidegate.server import feed, reactor
-from tidegate.server.schema_tracker import DDL_SPAN_ID
+from tidegate.server import catalogues, processor, reactor
+from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.tidb import sql
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.load import Loader
@@ -22,6 +22,8 @@ from tidegate.workload.load import Loader
 pytestmark = pytest.mark.integration
 
 CASES = ("basic", "multi_schema_change", "partitions", "views_sequences", "table_options")
+FEEDS: dict[str, dict[str, Any]] = {"one": {}, "striped": {"ids_per_stripe": 16}}
+"""The same tables, each in a span of its own, and 16 ids together."""
 RECOVER_SCHEMA = "FLASHBACK DATABASE `d_vs`"
 AFTER_RECOVERY = "CREATE TABLE `d_vs`.`after_flash` (`id` INT PRIMARY KEY)"
 
@@ -29,8 +31,9 @@ AFTER_RECOVERY = "CREATE TABLE `d_vs`.`after_flash` (`id` INT PRIMARY KEY)"
 @pytest.fixture(autouse=True)
 def quick_housekeeping(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catalogues are saved and files removed within seconds, not minutes."""
-    for name, seconds in (("FLOOR_S", 0.2), ("DROP_AFTER_S", 0.4), ("SAVE_REST", 1)):
-        monkeypatch.setattr(feed, name, seconds)
+    for name, seconds in (("FLOOR_S", 0.2), ("DROP_AFTER_S", 0.4)):
+        monkeypatch.setattr(processor, name, seconds)
+    monkeypatch.setattr(catalogues, "SAVE_REST", 1)
     monkeypatch.setattr(reactor, "SWEEP_S", 0.4)
 
 
@@ -46,27 +49,33 @@ def test_events_spans_and_rows_of_every_recorded_job(
 ) -> None:
     log = Recorded(CASES)
     Loader(manual_pd).load([log.base])
-    made = capture.create("one", start_ts=log.base.commit_ts)
-    assert made["http"] == 200, made
+    for name, settings in FEEDS.items():
+        made = capture.create(name, start_ts=log.base.commit_ts, replica_config={"tidegate": settings})
+        assert made["http"] == 200, made
     cut = len(log.txns) // 3
     Loader(manual_pd).load(log.txns[:cut])
-    capture.wait_checkpoint("one", log.txns[cut - 1].commit_ts)
+    for name in FEEDS:
+        capture.wait_checkpoint(name, log.txns[cut - 1].commit_ts)
     Loader(manual_pd).load(log.txns[cut : 2 * cut])
     capture.stop()  # in the midst of DDL that is not delivered yet
     Loader(manual_pd).load(log.txns[2 * cut :])
     again = Running(manual_upstream.pd_addr, capture.data_dir, capture.out)
     try:
         end = manual_pd.advance_tso(log.txns[-1].commit_ts + 10)
-        again.wait_checkpoint("one", end)
-        delivered = again.lines("one")
-        check_order(delivered)
-        check_rows(log, delivered)
-        told = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
-        beyond = [query for ts, query in told if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
-        assert beyond == [RECOVER_SCHEMA, AFTER_RECOVERY]
-        expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.told]
-        assert [item for item in told if item[1] not in beyond] == expected
+        for name in FEEDS:
+            again.wait_checkpoint(name, end)
+            delivered = again.lines(name)
+            check_order(delivered)
+            check_rows(log, delivered)
+            told = [(line["ddl"], unescaped(line["query"])) for line in delivered if "ddl" in line]
+            beyond = [query for ts, query in told if query in (RECOVER_SCHEMA, AFTER_RECOVERY)]
+            assert beyond == [RECOVER_SCHEMA, AFTER_RECOVERY]
+            expected = [(ts, unescaped(sql.outgoing(query).text)) for ts, query in log.told]
+            assert [item for item in told if item[1] not in beyond] == expected
         check_spans(again)
+        # The progress of spans that have ended goes; of a stripe it is needed when a table comes to it.
+        wait_for(lambda: any("forgotten" in line for line in again.lines("one")), "progress forgotten")
+        assert not any("forgotten" in line for line in again.lines("striped"))
     finally:
         again.stop()
 
@@ -86,11 +95,12 @@ def check_rows(log: Recorded, delivered: list[dict[str, Any]]) -> None:
 
 def check_spans(running: Running) -> None:
     """Nothing is followed but the tables there are and the DDL; soon nothing else is kept."""
-    (one,) = running.capture.reactor.feeds.values()
+    processors = running.capture.reactor.processors.values()
+    tables, stripes = sorted(({*one.machine.spans} for one in processors), key=len, reverse=True)
+    assert 0 < len(stripes) < len(tables)
     held = running.capture.spans.held
-    assert one.owner is not None
-    assert held == {*one.owner.spans, DDL_SPAN_ID}
-    store = one.node.paths.store
+    assert held == {*tables, *stripes, DDL_SPAN_ID}
+    store = next(iter(processors)).node.paths.store
 
     def stored() -> bool:
         return {path.name for path in store.iterdir() if path.is_dir()} - {"spill"} == held

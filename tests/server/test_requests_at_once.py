@@ -13,8 +13,9 @@ import pytest
 from tests.server.test_capture import Running, bank, capture, wait_for
 
 from tidegate.control.changefeed import Command
+from tidegate.control.messages import Wish
 from tidegate.control.metadata import FeedError, FeedId
-from tidegate.errors import InvalidInput, Retryable
+from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.new_feed import check_new
 from tidegate.server.reactor import Reactor
@@ -50,7 +51,8 @@ def running(capture: Running, pd: PdClient) -> Reactor:
 
 async def once_it_ends(reactor: Reactor, request: Coroutine[Any, Any, Any]) -> None:
     """The request, when an earlier one has begun to end the feed's pipeline process."""
-    while reactor.feeds[ONE]._incarnation is not None:
+    feed = reactor.feeds[ONE]
+    while feed._asked is None or feed._asked.wish is Wish.RUN:
         await asyncio.sleep(0.01)
     await request
 
@@ -82,6 +84,23 @@ def test_a_pause_does_not_save_the_pipeline_process_of_an_incarnation_that_has_f
     assert capture.feed("one")["state"] == "stopped"
 
 
+def test_a_feed_that_fails_at_every_look_lets_go_of_all_it_holds(
+    bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reactor = running(capture, pd)
+
+    def lost() -> None:
+        raise Fatal("made to fail")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(reactor.processors[ONE], "_tick", lost)
+        assert "made to fail" in capture.wait_state("one", "failed")["error"]["message"]
+        wait_for(lambda: not capture.capture.spans.held, "its spans to be let go")
+    assert not reactor.feeds[ONE].left_behind
+    assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+
+
 def test_a_pause_that_comes_while_a_feed_is_removed_does_not_bring_it_back(
     bank: BankWorkload, capture: Running, pd: PdClient
 ) -> None:
@@ -95,7 +114,7 @@ def test_a_pause_that_comes_while_a_feed_is_removed_does_not_bring_it_back(
     capture._loop.call_soon_threadsafe(feed.warn, FeedError("late", "CDC:ErrPuller", 0))
     assert capture.feed("one")["error_code"] == "CDC:ErrChangeFeedNotExists"
     stored = capture.capture.node.metadata.under("/tidegate/")
-    assert [kv.key.split("/")[-2] for kv in stored if kv.key.endswith("/one")] == ["grant"]
+    assert [kv.key.split("/")[-3] for kv in stored if "/one" in kv.key] == ["grant"]
 
 
 def test_a_name_is_taken_until_all_of_the_removed_feed_is_gone(

@@ -19,8 +19,11 @@ from tidegate.eventstore.store import EventStore
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.schema import Kind
+from tidegate.mounter import bases
+from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID, SchemaTracker, save_image, table_task
+from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID, Catalogues
+from tidegate.server.schema_tracker import SchemaTracker, table_task
 from tidegate.tidb import keys, row, sql
 from tidegate.tidb.ddl_job import DdlJob
 
@@ -68,8 +71,27 @@ def span(tmp_path: Path) -> DdlSpan:
     return DdlSpan(tmp_path / "store")
 
 
-def tracker(span: DdlSpan, feed_filter: FeedFilter, **more: Any) -> SchemaTracker:
-    return SchemaTracker(SchemaStore(1), span.folder, feed_filter, **more)
+def from_upstream(ts: int) -> SchemaStore:
+    raise AssertionError("upstream was asked for the catalogue")
+
+
+def write_base(store: Path, tables: SchemaStore, ts: int) -> None:
+    """A base file beside an event store."""
+    folder = bases.folder_of(store)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / Base(ts, ts).name).write_bytes(tables.dump(ts))
+
+
+def catalogues_of(span: DdlSpan, **more: Any) -> Catalogues:
+    """A capture's, with a base at ts 1 that has no table."""
+    if not bases.found(bases.folder_of(span.folder)):
+        write_base(span.folder, SchemaStore(1), 1)
+    return Catalogues(span.folder, from_upstream, **more)
+
+
+def tracker(span: DdlSpan, feed_filter: FeedFilter, checkpoint: int = 1, **more: Any) -> SchemaTracker:
+    """Of a feed that is alone."""
+    return SchemaTracker.open(catalogues_of(span), feed_filter, checkpoint, **more)
 
 
 def queries(batches: list[DdlBatch]) -> list[str]:
@@ -180,6 +202,7 @@ def test_tables_without_a_key_are_followed_only_when_forced(span: DdlSpan) -> No
     batches, _ = followed.begin(1, keyless.finished_ts)
     assert [batch.added for batch in batches] == [()]
     assert [table.name for table in followed.left_out] == ["d1.t2"]
+    followed = tracker(span, rules_of("d1.t2"))
     followed.begin(keyless.finished_ts, keyless.finished_ts)
     assert [table.name for table in followed.left_out] == ["d1.t2"]
     elsewhere = tracker(span, rules_of("d1.other"))
@@ -206,12 +229,13 @@ def test_a_saved_catalogue_is_that_of_the_checkpoint_though_ddl_lies_ahead(span:
     jobs = [job for job in written("basic") if job.is_done]
     end, cut = jobs[-1].finished_ts, jobs[6].finished_ts
     span.add(*(of(job) for job in jobs), upto=end)
-    first = tracker(span, rules_of())
+    catalogues = catalogues_of(span)
+    first = SchemaTracker.open(catalogues, rules_of(), 1)
     whole, _ = first.begin(1, end)
-    path = span.folder / "schema.bin"
-    save_image(path, first.image(cut))
-    again = SchemaTracker.load(path, span.folder, rules_of())
-    assert again.resolved_ts == cut
+    catalogues.keep([cut])
+    begun = Base(1, jobs[0].finished_ts - 1)
+    assert bases.found(catalogues.folder) == [begun, Base(cut, jobs[7].finished_ts - 1)]
+    again = tracker(span, rules_of(), cut)
     batches, _ = again.begin(cut, end)
     assert batches == [batch for batch in whole if batch.finished_ts > cut]
 
@@ -234,7 +258,7 @@ def test_what_was_read_before_reading_failed_is_handed_out_with_the_rest(
     second.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
     with pytest.raises(Retryable):
         reading.catch_up(end)
-    assert 1 < reading.resolved_ts <= jobs[half - 1].finished_ts
+    assert reading.resolved_ts == 1
     second.write_bytes(sound)
     batches, known = reading.catch_up(end)
     assert known == end

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from tests.server.test_capture import Running, bank, capture, check_order, wait_for, work
 
-from tidegate.control.barrier import Barrier, SpanTask
-from tidegate.control.owner import Owner
+from tidegate.control.barrier import SpanTask
+from tidegate.control.messages import Dispatch, Header, Wish
+from tidegate.control.metadata import GrantedRange
+from tidegate.control.processor import Processor
 from tidegate.eventstore import outlook
 from tidegate.eventstore.order import Entry, block_of
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
-from tidegate.server.feed import Feed
+from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import store_dir
 from tidegate.workload.bank import BankWorkload
 
@@ -30,8 +32,10 @@ SPAN = Span(b"a", b"b")
 
 @pytest.fixture(autouse=True)
 def segments_go_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("FLOOR_S", 0.1), ("DROP_AFTER_S", 0.2), ("SAVE_REST", 1), ("SAVE_IDLE_S", 0.1)):
-        monkeypatch.setattr(f"tidegate.server.feed.{name}", seconds)
+    for name, seconds in (("FLOOR_S", 0.1), ("DROP_AFTER_S", 0.2)):
+        monkeypatch.setattr(f"tidegate.server.processor.{name}", seconds)
+    for name, seconds in (("SAVE_REST", 1), ("RENAME_S", 0.1)):
+        monkeypatch.setattr(f"tidegate.server.catalogues.{name}", seconds)
     monkeypatch.setattr("tidegate.server.reactor.HOUSEKEEPING_S", 0.1)
 
 
@@ -92,21 +96,26 @@ def test_a_span_that_is_begun_anew_or_kept_from_later_on_is_not_taken_for_an_idl
     span.append(block_of([Entry(110, 109, 1, b"k", b"", b"")]))
     span.seal(120)
     store.publish()
-    owner = Owner(100, [SpanTask(span.id, SPAN, 1, 100)], Barrier(200))
+    header = Header(1, "default/one", "one", 1, "here", 1, 1)
+    machine = Processor(header)
+    everything = GrantedRange(Span(b"", b""), (1, 1))
+    machine.hear(Dispatch(header, Wish.RUN, 1, (everything,), 200, 100, load=False))
+    machine.open(100, [SpanTask(span.id, SPAN, 1, 100)], [], 200)
     feed: Any = SimpleNamespace(
         node=SimpleNamespace(manifest=outlook.read_manifest),
-        captured=SimpleNamespace(store=tmp_path),
+        machine=machine,
+        _opened=SimpleNamespace(paths=SimpleNamespace(store=tmp_path)),
         _frontier=lambda: outlook.read_frontier(tmp_path),
     )
     before = outlook.read_frontier(tmp_path)
     span.drop_below(115)
-    Feed._advance_idle(feed, owner, before)
-    assert owner.durable(span.id) == 100
+    FeedProcessor._advance_idle(feed, before)
+    assert machine.durable(span.id) == 100
     span.begin(50)
-    Feed._advance_idle(feed, owner, before)
-    assert owner.durable(span.id) == 100
+    FeedProcessor._advance_idle(feed, before)
+    assert machine.durable(span.id) == 100
     span.seal(120)
     store.publish()
-    Feed._advance_idle(feed, owner, outlook.read_frontier(tmp_path))
-    assert owner.durable(span.id) == 120
+    FeedProcessor._advance_idle(feed, outlook.read_frontier(tmp_path))
+    assert machine.durable(span.id) == 120
     store.close()

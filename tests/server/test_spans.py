@@ -10,8 +10,8 @@ from tidegate.model.reports import Refused, SafePoint, ToPuller, Watch, to_json
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
+from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.puller_process import status_reports
-from tidegate.server.schema_tracker import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.spans import SpanRegistry
 from tidegate.tidb import keys
 

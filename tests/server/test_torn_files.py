@@ -10,6 +10,7 @@ from tests.server.test_capture import Running, bank, capture, check_order, wait_
 
 from tidegate.errors import Fenced, Retryable
 from tidegate.kvclient.pd import PdClient
+from tidegate.mounter import bases
 from tidegate.pipeline.feed import LOAD_FILE, Barrier, FeedSpec
 from tidegate.server.initial_load import plan_load
 from tidegate.server.schema_tracker import table_task
@@ -36,7 +37,9 @@ def test_a_feed_goes_on_after_its_files_were_cut(
     capture.stop()
     folder = capture.data_dir / "feeds" / "default" / "one"
     (spec,) = folder.glob("spec-*.json")
-    for path, share in ((folder / "schema.bin", 0.5), (folder / "barrier.json", 0.9), (spec, 0.0)):
+    for base in bases.folder_of(capture.capture.node.paths.store).iterdir():
+        cut(base, 0.5)
+    for path, share in ((folder / "barrier.json", 0.9), (spec, 0.0)):
         cut(path, share)
     work(bank, 200)
     running = Running(upstream.pd_addr, capture.data_dir, capture.out)

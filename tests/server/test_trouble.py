@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.processor import open_owner
-from tidegate.server.schema_tracker import DDL_SPAN_ID
+from tidegate.server.catalogues import DDL_SPAN_ID, Catalogues
+from tidegate.server.owner_sink import open_owner
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -217,27 +217,38 @@ def test_what_a_protocol_does_not_have_is_refused_at_the_door(capture: Running) 
     assert capture.call("GET", "/changefeeds")["total"] == 0
 
 
-def test_canal_json_without_watermarks_is_remarked(capture: Running) -> None:
-    def create(name: str, options: str) -> str:
-        uri = f"kafka://127.0.0.1:1/{name}?protocol=canal-json{options}"
+def test_a_protocol_without_watermarks_is_remarked(capture: Running) -> None:
+    def create(name: str, options: str, protocol: str = "canal-json") -> str:
+        uri = f"kafka://127.0.0.1:1/{name}?protocol={protocol}{options}"
         words = ["create", "-c", name, "--sink-uri", uri, "--server", capture.address]
         return CliRunner().invoke(command_line, ["changefeed", *words]).output
 
     assert "carries no watermarks" in create("one", "")
     assert "carries no watermarks" not in create("two", "&enable-tidb-extension=true")
+    avro = "&schema-registry=http%3A%2F%2F127.0.0.1%3A1&enable-tidb-extension=true"
+    assert "avro without enable-tidb-extension=true&avro-enable-watermark=true" in create(
+        "three", avro, "avro"
+    )
+    assert "carries no watermarks" not in create("four", f"{avro}&avro-enable-watermark=true", "avro")
 
 
 @pytest.mark.parametrize(
     ("pattern", "what"),
     [
-        ("frontier.json", "frontier.json of the event store is corrupt"),
-        (f"{DDL_SPAN_ID}/manifest.json", "manifest.json of the event store is corrupt"),
+        (f"{DDL_SPAN_ID}/manifest", "manifest of the event store is corrupt"),
         (f"{DDL_SPAN_ID}/*.arrow", "a segment of the event store is corrupt"),
     ],
 )
 def test_a_damaged_event_store_is_named_and_never_served(
-    bank: BankWorkload, capture: Running, upstream: EmbeddedUpstream, pd: PdClient, pattern: str, what: str
+    bank: BankWorkload,
+    capture: Running,
+    upstream: EmbeddedUpstream,
+    pd: PdClient,
+    monkeypatch: pytest.MonkeyPatch,
+    pattern: str,
+    what: str,
 ) -> None:
+    monkeypatch.setattr(Catalogues, "keep", lambda *given: None)  # all DDL has to be read again
     capture.create("one")
     work(bank, 200)
     capture.wait_checkpoint("one", pd.tso())

@@ -18,7 +18,7 @@ from tests.fixtures.wall_clock import WallClock
 from tests.integration.cluster import eventually
 from tests.sink.slots import deliver, read_progress
 from tests.sink.test_kafka import block, sink
-from tidegate.codec.registry import codec_options, encoder
+from tidegate.codec import registry
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.progress import SpanProgress
 from tidegate.sink.kafka import client, owner
@@ -51,7 +51,7 @@ class Sinks:
             span: one.ts for span, one in read_progress(self.uri, self.config, self.progress).items()
         }.get("s", 0)
         self.writer = SlotWriter(self.uri, self.config, self.name, self.progress, lambda: None)
-        marks = encoder(codec_options(self.config.codec_settings()))
+        marks = registry.marks(registry.options_of(self.config))
         self.owner = KafkaOwnerSink(
             self.uri, self.config, f"{self.topic}.owner", self.progress, "i", marks, lambda: None
         )

@@ -20,12 +20,13 @@ pytestmark = pytest.mark.integration
 Committed = Callable[[str], list[tuple[int, bytes | None, bytes | None]]]
 
 
-def block(*messages: tuple[int, bytes | None, bytes]) -> MessageBlock:
+def block(*messages: tuple[int, bytes | None, bytes | None]) -> MessageBlock:
     """A MessageBlock of (partition, key, value)."""
-    data = b"".join((key or b"") + value for _, key, value in messages)
+    data = b"".join((key or b"") + (value or b"") for _, key, value in messages)
     key_length = np.array([-1 if key is None else len(key) for _, key, _ in messages], np.int64)
-    value_length = np.array([len(value) for _, _, value in messages], np.int64)
-    starts = np.concatenate([[0], np.cumsum(np.maximum(key_length, 0) + value_length)[:-1]]).astype(np.int64)
+    value_length = np.array([-1 if value is None else len(value) for _, _, value in messages], np.int64)
+    sizes = np.maximum(key_length, 0) + np.maximum(value_length, 0)
+    starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
     return MessageBlock(
         np.frombuffer(data, np.uint8),
         starts,
@@ -70,6 +71,18 @@ def test_rows_and_progress_become_visible_together_and_in_order(
     )
     assert [m[1:] for m in committed(topic)] == [m[1:] for p in range(3) for m in rows if m[0] == p]
     assert read_progress(uri, config, progress) == {"s1": SpanProgress("i", (1, 1), 1, 77)}
+
+
+def test_nulls_arrive_as_nulls_and_nothing_as_nothing(
+    kafka: str, new_topic: Callable[..., str], committed: Committed
+) -> None:
+    topic, progress = new_topic(1), new_topic(1)
+    uri, config = sink(kafka, topic)
+    writer = SlotWriter(uri, config, transactional_id(1, "default", topic, 0), progress, Grants().prover(1))
+    keyed = [(0, b"k", None), (0, b"l", b""), (0, b"m", b"v"), (0, b"n", None)]
+    unkeyed: list[tuple[int, bytes | None, bytes | None]] = [(0, None, b"w"), (0, None, None)]
+    deliver(writer, [block(*keyed), block(*unkeyed)], {})
+    assert committed(topic) == [*keyed, *unkeyed]
 
 
 def test_a_topic_with_too_few_partitions_is_refused(kafka: str, new_topic: Callable[..., str]) -> None:

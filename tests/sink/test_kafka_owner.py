@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.validators import read_topic
 from tests.sink.slots import deliver, read_progress
-from tidegate.codec.registry import codec_options, encoder
+from tidegate.codec import registry
 from tidegate.config import load_config, parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.ddl import DdlEvent
@@ -52,7 +52,7 @@ def open_sink(kafka: str, new_topic: Callable[..., str]) -> Callable[..., KafkaO
     ) -> KafkaOwnerSink:
         uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol={protocol}")
         config = load_config(None, uri)
-        marks = encoder(codec_options(config.codec_settings()))
+        marks = registry.marks(registry.options_of(config))
         name = transactional_id(1, "default", topic, "owner")
         sink = KafkaOwnerSink(uri, config, name, journal, instance, marks, prove)
         sink.source = uri.render()  # type: ignore[attr-defined]

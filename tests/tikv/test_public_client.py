@@ -18,8 +18,10 @@ from tidegate.tikv.server import EmbeddedUpstream
 
 ACCOUNTS = 24
 BANK = """
-import json, random, sys
+import json, random, sys, threading
 from tikv_client import TransactionClient
+enough = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), enough.set()), daemon=True).start()
 pd, seed, count = sys.argv[1], int(sys.argv[2]), 24
 chance = random.Random(seed)
 client = TransactionClient.connect([pd])
@@ -30,7 +32,7 @@ txn.commit()
 print("open", flush=True)
 done = failed = 0
 texts = []
-while done < 150 and failed < 400:
+while (done < 150 or not enough.is_set()) and failed < 2000:
     one, two = chance.sample(range(count), 2)
     pessimistic = chance.random() < 0.5
     txn = client.begin(pessimistic=pessimistic)
@@ -59,13 +61,13 @@ def test_a_public_client_keeps_the_sum_over_splits_merges_and_leader_moves(tmp_p
     chance = Random(4)
     with EmbeddedUpstream(tmp_path, stores=3) as upstream:
         env = os.environ | {"PYTHONUNBUFFERED": "1"}
-        child = subprocess.Popen(
-            [sys.executable, "-c", BANK, upstream.pd_addr, "4"], stdout=subprocess.PIPE, text=True, env=env
-        )
+        command = [sys.executable, "-c", BANK, upstream.pd_addr, "4"]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        assert child.stdin is not None
         assert child.stdout is not None
         assert child.stdout.readline() == "open\n"
         moves = 0
-        while child.poll() is None and moves < 3000:
+        while child.poll() is None and moves < 40:
             regions = upstream.regions.all
             region = chance.choice(regions)
             kind = chance.choice(("split", "merge", "transfer", "transfer"))
@@ -84,11 +86,12 @@ def test_a_public_client_keeps_the_sum_over_splits_merges_and_leader_moves(tmp_p
                 child.wait(0.08)
             except subprocess.TimeoutExpired:
                 continue
+        child.stdin.close()
         line = child.stdout.readline()
         child.kill()
         child.wait()
         found = json.loads(line)
         assert found["accounts"] == ACCOUNTS
         assert found["sum"] == 100 * ACCOUNTS, found
-        assert found["done"] == 150, found
-        assert moves > 10
+        assert found["done"] >= 150, found
+        assert moves == 40

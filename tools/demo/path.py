@@ -17,7 +17,9 @@ import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from tools.processes import Child
 
-from tidegate.codec.registry import codec_options, decoder
+from tidegate.codec.base import Batch
+from tidegate.codec.decode import decoder
+from tidegate.codec.registry import options_of
 from tidegate.config import load_config, parse_sink_uri
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import TidegateError
@@ -223,7 +225,7 @@ class MainPath:
     def _watch_kafka(self) -> None:
         """Read the topic as any committed reader would and note how old each row is when it is readable."""
         uri = parse_sink_uri(self.uri)
-        decode = decoder(codec_options(load_config(None, uri).codec_settings())).decode
+        decode = decoder(options_of(load_config(None, uri))).decode
         settings = {
             "bootstrap.servers": uri.bootstrap,
             "group.id": "demo",
@@ -241,9 +243,8 @@ class MainPath:
             if not messages:
                 continue
             now = time.time() * 1000
-            found = decode(
-                [m.key() for m in messages], [m.value() for m in messages], None, list(range(len(messages)))
-            )
+            numbers = range(len(messages))
+            found = decode(Batch([m.key() for m in messages], [m.value() for m in messages], numbers))
             for table in found.rows:
                 self.kafka_rows += len(table)
                 # Rows of the start have waited for Spark: they say nothing of the lag of what runs.

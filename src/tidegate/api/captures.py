@@ -46,4 +46,4 @@ async def processor(request: Request) -> Response:
             f"[CDC:ErrCaptureNotExist]capture not exists, {request.path_params['capture'][:64]}",
             fix="GET /captures lists the captures there are",
         )
-    return JSONResponse({"table_ids": table_ids(feed)})
+    return JSONResponse({"table_ids": table_ids(feed, request)})

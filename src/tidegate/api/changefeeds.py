@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from tidegate import __version__
 from tidegate.api.bounds import check_bounds
 from tidegate.api.status import capture_of
+from tidegate.codec.registry import settled
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.changefeed import Command, State
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedError, FeedId
@@ -28,7 +30,7 @@ from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server import initial_load
 from tidegate.server.feed import Feed
-from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new
+from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new, weak_orders
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
 
@@ -192,13 +194,19 @@ async def verify_table(request: Request) -> Response:
     """POST /verify_table, /get_all_tables: which tables a feed would replicate, and why not the others."""
     body = await body_of(request)
     uri = parse_sink_uri(str(body.get("sink_uri") or ""))
-    config = await asyncio.to_thread(merge_config, body.get("replica_config") or {}, uri)
+    config = settled(await asyncio.to_thread(merge_config, body.get("replica_config") or {}, uri))
     reactor = capture_of(request).reactor
     good, bad = await reactor.tables(config, number(body, "start_ts") or await reactor.now())
     eligible = [_table(table) for table in good]
     ineligible = [_table(table) | {"reason": why_ineligible(table)} for table in bad]
+    weak = await asyncio.to_thread(weak_orders, good, config)
     return JSONResponse(
-        {"eligible_tables": eligible, "ineligible_tables": ineligible, "all_tables": eligible + ineligible}
+        {
+            "eligible_tables": eligible,
+            "ineligible_tables": ineligible,
+            "all_tables": eligible + ineligible,
+            "tidegate": {"weak_orders": [asdict(one) for one in weak]},
+        }
     )
 
 
@@ -259,20 +267,22 @@ def full(feed: Feed, request: Request) -> dict[str, Any]:
         "resolved_ts": feed.resolved_ts,
         "checkpoint_ts": feed.checkpoint,
         "checkpoint_time": ts_time(feed.checkpoint),
-        "task_status": [{"capture_id": capture_of(request).id, "table_ids": table_ids(feed)}],
+        "task_status": [{"capture_id": capture_of(request).id, "table_ids": table_ids(feed, request)}],
         "tidegate": own(feed, request),
     }
 
 
-def table_ids(feed: Feed) -> list[int]:
-    """The tables and partitions whose rows the feed follows now."""
-    spans = feed.owner.spans.values() if feed.owner and feed.config.has_tables else ()
-    return sorted(t.physical_id for t in spans)
+def table_ids(feed: Feed, request: Request) -> list[int]:
+    """The tables and partitions whose rows this capture delivers for a feed now."""
+    processor = capture_of(request).reactor.processors.get(feed.id)
+    return processor.table_ids if processor is not None else []
 
 
 def own(feed: Feed, request: Request) -> dict[str, Any]:
     """What TiCDC has no field for: what is waited for, totals, spans."""
     totals = feed.totals
+    processor = capture_of(request).reactor.processors.get(feed.id)
+    spans = processor.machine.spans.values() if processor is not None else ()
     left_out, some = feed.left_out(SHOWN_TABLES)
     return {
         "waiting_for": feed.waits_for(),
@@ -293,13 +303,10 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "lag_ms": totals.lag_ms,
         "ddl_events": totals.ddl_events,
         "pipeline_starts": totals.starts,
-        "spans": [
-            {"id": t.id, "physical_id": t.physical_id, "checkpoint_ts": t.start_ts}
-            for t in (feed.owner.spans.values() if feed.owner else ())
-        ],
+        "spans": [{"id": t.id, "physical_id": t.physical_id, "checkpoint_ts": t.start_ts} for t in spans],
         "ineligible": left_out,
         "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
-        "puller": puller_totals(feed),
+        "puller": processor.pulled if processor is not None else {"rows": 0, "bytes": 0},
         "initial_load": shown_load(feed),
     }
 
@@ -308,13 +315,3 @@ def shown_load(feed: Feed) -> dict[str, Any] | None:
     """How far the initial load is; None for a feed without one."""
     wanted = feed.config.tidegate.initial_load
     return initial_load.shown(feed.load, loading=feed.loading) if wanted else None
-
-
-def puller_totals(feed: Feed) -> dict[str, int]:
-    """Rows and bytes the puller has received for this feed's spans since it started."""
-    names = set(feed.owner.spans) if feed.owner else set()
-    lines = [line for line in feed.captured.spans.status if line.get("span") in names]
-    return {
-        "rows": sum(int(line.get("rows", 0)) for line in lines),
-        "bytes": sum(int(line.get("bytes", 0)) for line in lines),
-    }

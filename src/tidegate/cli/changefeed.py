@@ -24,7 +24,7 @@ NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The cha
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 NO_WATERMARKS = (
-    "note: canal-json without enable-tidb-extension=true carries no watermarks and no commit timestamps; "
+    "note: {protocol} without {option} carries no watermarks, and not every commit timestamp whole; "
     "`tidegate consumer` cannot read this topic"
 )
 DEFAULT_SERVER = "127.0.0.1:8300"
@@ -66,6 +66,7 @@ def create(
     as_json: JsonOption = False,
 ) -> None:
     """Create a changefeed and start it."""
+    from tidegate.codec import registry
     from tidegate.config import laid_over, merge_config, parse_sink_uri, read_toml
     from tidegate.model.key_text import parse_key
 
@@ -78,7 +79,7 @@ def create(
         own |= {"keyspace": keyspace} if keyspace else {}
         own |= {"keyspace_id": keyspace_id} if keyspace_id is not None else {}
         settings = laid_over(settings, {"tidegate": own}) if own else settings
-        merged = merge_config(settings, parse_sink_uri(sink_uri))
+        merged = registry.settled(merge_config(settings, parse_sink_uri(sink_uri)))
         body: dict[str, Any] = {
             "namespace": namespace,
             "changefeed_id": changefeed_id,
@@ -87,16 +88,23 @@ def create(
             "target_ts": target_ts,
             "replica_config": merged.to_json(),
         }
-        left_out = _call(server, "POST", "/verify_table", body)["ineligible_tables"]
+        looked_at = _call(server, "POST", "/verify_table", body)
+        left_out = looked_at["ineligible_tables"]
         if left_out and not merged.ignore_ineligible_table:
             print("left out; force-replicate = true in the configuration sends them too:", file=sys.stderr)
             for table in left_out:
                 name = f"{table['database_name']}.{table['table_name']}"
                 print(f"  {name}: {table['reason']}", file=sys.stderr)
             body["replica_config"]["ignore_ineligible_table"] = True
+        for weak in looked_at["tidegate"]["weak_orders"]:
+            more = f" and {weak['more']:,} more" if weak["more"] else ""
+            print(f"dispatcher {weak['dispatcher']}, for {', '.join(weak['tables'])}{more}:", file=sys.stderr)
+            print(f"  {weak['what']}; docs/dispatchers.md", file=sys.stderr)
         made = _call(server, "POST", "/changefeeds", body)
-        if not merged.carries_watermarks:
-            print(NO_WATERMARKS, file=sys.stderr)
+        unmarked = registry.codec(merged.sink.protocol).unmarked
+        if unmarked is not None and not registry.has_marks(registry.options_of(merged)):
+            note = NO_WATERMARKS.format(protocol=merged.sink.protocol, option=unmarked.option)
+            print(note, file=sys.stderr)
         text = f"created changefeed {made['namespace']}/{made['id']}, start-ts {made['start_ts']}"
         _show(made, text, as_json)
 

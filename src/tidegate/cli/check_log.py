@@ -8,7 +8,6 @@ Needs a Kafka broker; everything else lies in a temporary folder that is removed
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -25,6 +24,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from tidegate.codec import registry
 from tidegate.consumer.job import DAEMON, Listener, Settings, run
 from tidegate.consumer.snapshots import open_snapshot, target_directory
 from tidegate.consumer.sql_text import sql_rows
@@ -32,6 +32,7 @@ from tidegate.consumer.watermark import Mode
 from tidegate.errors import Retryable
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
+from tidegate.launcher import bound
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.spark.session import open_session
 from tidegate.tidb import keys
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 END_S: Final = 10
 CONSUMER_S: Final = 600
-PR_SET_PDEATHSIG: Final = 1
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +67,24 @@ def check_log(
     protocol: str,
     until: int | None,
     every: int,
+    ids_per_stripe: int = 0,
     spark: SparkSession | None = None,
 ) -> Iterator[Verdict]:
     """Run the log through the product; a verdict per table of every `every`-th snapshot and of the last.
 
-    Tables without a primary or not-null unique key travel too, under `force-replicate`. `spark`: a session to
-    use; None starts one and ends it. Raises Retryable when a child ends or does not get ready, or the target
-    does not reach a snapshot in CONSUMER_S.
+    Tables without a primary or not-null unique key travel too, under `force-replicate`, if the protocol can
+    carry them. `ids_per_stripe`: the changefeed's setting. `spark`: a session to use; None starts one and
+    ends it. Raises Retryable when a child ends or does not get ready, or the target does not reach a snapshot
+    in CONSUMER_S.
     """
     lines = list(read_log(file, until=until))
     base_ts = next(line.commit_ts for line in lines if isinstance(line, Txn))
     snapshots = [line for line in lines if isinstance(line, SnapshotLine)]
     chosen = snapshots[::-1][::every][::-1]
-    # canal-json has watermarks only with the extension: without them nothing could be applied.
-    extension = "&enable-tidb-extension=true" if protocol == "canal-json" else ""
+    # Some protocols have watermarks only under an option: without them nothing could be applied.
+    codec = registry.codec_of(registry.codec_options({"protocol": protocol}))
+    unmarked = codec.unmarked
+    extension = f"&{unmarked.option}" if unmarked is not None else ""
     name = f"check-{file.name.split('.')[0]}-{os.urandom(4).hex()}"
     topic = f"kafka://{kafka}/{name}?protocol={protocol}{extension}"
     with ExitStack() as stack:
@@ -92,7 +95,10 @@ def check_log(
         serve = ["server", "--pd", pd, "--data-dir", str(work / "capture"), "--addr", "127.0.0.1:0", "--json"]
         server = stack.enter_context(_serving(work, serve))["addr"]
         settings = work / "changefeed.toml"
-        settings.write_text("force-replicate = true\n")
+        # Without the old values of updates, rows of tables without a key cannot travel.
+        whole = not codec.lacks_old(codec.options())
+        keyless = "force-replicate" if whole else "ignore-ineligible-table"
+        settings.write_text(f"{keyless} = true\n[tidegate]\nids-per-stripe = {ids_per_stripe}\n")
         create = ["changefeed", "create", "--server", server, "-c", "check", "--sink-uri", topic]
         _finish(work, [*create, "--start-ts", str(base_ts), "--config", str(settings)])
         limit = ["--until", str(until)] if until is not None else []
@@ -200,7 +206,7 @@ def _differences(expected: SnapshotTable, rows: Any) -> list[str]:
 
 
 def _command(arguments: list[str]) -> list[str]:
-    return [sys.executable, "-m", "tidegate", *arguments]
+    return bound([sys.executable, "-m", "tidegate", *arguments], signal.SIGTERM)
 
 
 @contextmanager
@@ -208,9 +214,7 @@ def _serving(work: Path, arguments: list[str]) -> Iterator[dict[str, Any]]:
     """A child that serves: its ready line's members; ended with SIGTERM after the block."""
     log = work / f"{arguments[0]}.log"
     with log.open("ab") as errors:
-        child = subprocess.Popen(
-            _command(arguments), stdout=subprocess.PIPE, stderr=errors, preexec_fn=_die_with_parent
-        )
+        child = subprocess.Popen(_command(arguments), stdout=subprocess.PIPE, stderr=errors)
     try:
         assert child.stdout is not None
         yield _ready(child.stdout, arguments, log)
@@ -241,7 +245,6 @@ def _finish(work: Path, arguments: list[str]) -> None:
             stderr=output,
             timeout=CONSUMER_S,
             check=False,
-            preexec_fn=_die_with_parent,
         )
     if ended.returncode:
         what = f"`tidegate {' '.join(arguments[:2])}` failed with exit code {ended.returncode}"
@@ -250,7 +253,3 @@ def _finish(work: Path, arguments: list[str]) -> None:
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

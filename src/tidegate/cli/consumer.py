@@ -53,6 +53,12 @@ def run(
         int, typer.Option(min=1, help="Row changes one commit takes at most, about.")
     ] = 500_000,
     time_zone: Annotated[str, typer.Option(help="Zone of the topic's TIMESTAMP texts: the feed's.")] = "UTC",
+    pd: Annotated[
+        str,
+        typer.Option(
+            help="Address of upstream's PD: rows too large for their messages are read there by their keys."
+        ),
+    ] = "",
     old_values: Annotated[
         bool, typer.Option(help="--no-old-values when the topic's updates carry no old values.")
     ] = True,
@@ -83,6 +89,7 @@ def run(
             mode=Mode(mode),
             until=until,
             time_zone=time_zone,
+            pd=pd,
             commit_s=commit_interval,
             commit_rows=commit_rows,
             trust_inserts=old_values,

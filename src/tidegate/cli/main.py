@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tidegate import __version__
-from tidegate.cli import changefeed, consumer, upstream
+from tidegate.cli import changefeed, consumer, topic, upstream
 from tidegate.cli.compare import compare
 from tidegate.cli.peek import peek
 from tidegate.cli.server import server
@@ -69,6 +69,7 @@ app.add_typer(upstream.app, name="upstream")
 app.command()(server)
 app.add_typer(changefeed.app, name="changefeed")
 app.command()(peek)
+app.add_typer(topic.app, name="topic")
 app.add_typer(consumer.app, name="consumer")
 app.command()(compare)
 app.command()(verify)

@@ -302,9 +302,12 @@ def check_log_command(
     file: Annotated[Path, typer.Argument(help="A recorded change log (.jsonl.gz).")],
     target: Annotated[str, typer.Option(help="An empty Delta target: delta:///absolute/directory.")],
     kafka: Annotated[str, typer.Option(help="A Kafka broker, host:port (`tools/services start kafka`).")],
-    protocol: Annotated[str, typer.Option(help="open-protocol or canal-json.")] = "open-protocol",
+    protocol: Annotated[
+        str, typer.Option(help="What the topic has: see docs/formats/protocols.md.")
+    ] = "open-protocol",
     until: Annotated[int | None, typer.Option(help="Only the log up to this ts.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Check every so many snapshots, the last always.")] = 1,
+    ids_per_stripe: Annotated[int, typer.Option(help="Of the changefeed: see docs/stripes.md.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Send a recorded log through the whole product and compare the target with the log's own snapshots.
@@ -317,7 +320,10 @@ def check_log_command(
 
     equal = True
     with _reported():
-        for verdict in check_log(file, target, kafka, protocol=protocol, until=until, every=every):
+        found = check_log(
+            file, target, kafka, protocol=protocol, until=until, every=every, ids_per_stripe=ids_per_stripe
+        )
+        for verdict in found:
             equal = equal and not verdict.findings
             notes = [f"without virtual {', '.join(verdict.virtual)}"] if verdict.virtual else []
             notes += [f"{verdict.zero_dates} zero dates are NULL"] if verdict.zero_dates else []

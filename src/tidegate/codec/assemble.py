@@ -6,15 +6,25 @@ collects rows in `Group`s, one per table, column set and physical id.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+import orjson
 import pyarrow as pa
 
-from tidegate.codec.base import DDL_HEADER, BadMessage, BinaryColumn, DecodedTable, Headers, WireColumn
+from tidegate.codec.base import (
+    DDL_HEADER,
+    BadMessage,
+    Batch,
+    BinaryColumn,
+    Decoded,
+    DecodedTable,
+    Headers,
+    TableVersion,
+    WireColumn,
+)
 from tidegate.model.slots import DELETE, INSERT
 
 BINARY_FLAG: Final = 1
@@ -45,9 +55,22 @@ class ReducedError(DecodeError):
         self.ts = ts
 
 
+class UnknownVersionError(DecodeError):
+    """The message is sound, but no message has told the columns of its table version."""
+
+    def __init__(self, schema: str, table: str, version: int) -> None:
+        super().__init__(
+            f"the columns of {schema}.{table} in version {version} are not known: no message that tells them "
+            "was read; read the topic from further back"
+        )
+        self.version = schema, table, version
+
+
 def bad_message(offset: int, key: bytes | None, value: bytes | None, error: Exception) -> BadMessage:
     """A message that brought no row, for the reason in `error`."""
-    return BadMessage(offset, key, value, str(error), error.ts if isinstance(error, ReducedError) else None)
+    reduced_ts = error.ts if isinstance(error, ReducedError) else None
+    unknown = error.version if isinstance(error, UnknownVersionError) else None
+    return BadMessage(offset, key, value, str(error), reduced_ts, unknown)
 
 
 class RowKey(NamedTuple):
@@ -57,6 +80,8 @@ class RowKey(NamedTuple):
     table: str
     physical_id: int | None
     columns: tuple[WireColumn, ...]
+    version: TableVersion | None = None
+    """Where the protocol sends it: two versions with the same columns are two keys."""
 
 
 @dataclass(slots=True)
@@ -123,6 +148,7 @@ def _table(key: RowKey, group: Group) -> DecodedTable:
         seq=np.array(group.seq, dtype=np.int32),
         new=_batch(key.columns, group.new) if any(op != DELETE for op in group.op) else None,
         old=_batch(key.columns, group.old) if any(op != INSERT for op in group.op) else None,
+        version=key.version,
     )
 
 
@@ -132,12 +158,6 @@ def _batch(columns: tuple[WireColumn, ...], images: list[list[Any] | None]) -> p
         for i, column in enumerate(columns)
     ]
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
-
-
-def count(keys: BinaryColumn, values: BinaryColumn, offsets: Sequence[int] | npt.NDArray[np.int64]) -> int:
-    """The number of messages, the same in all three."""
-    assert len(keys) == len(values) == len(offsets), "keys, values and offsets describe the same messages"
-    return len(offsets)
 
 
 def at(column: BinaryColumn, i: int) -> bytes | None:
@@ -155,6 +175,42 @@ def header_of(headers: Sequence[Headers] | None, i: int) -> bytes | None:
         if name == DDL_HEADER:
             return value
     return None
+
+
+Rows = list[tuple[RowKey, tuple[Any, ...]]]
+
+
+def decode_plainly(
+    batch: Batch, message: Callable[[bytes | None, bytes | None, bytes | None, int, Decoded], Rows]
+) -> Decoded:
+    """Message by message: what `message(key, value, DDL header, offset, decoded)` adds, and its rows.
+
+    It must add nothing before it knows that the message is whole: one that raises DecodeError or ValueError
+    is one BadMessage.
+    """
+    decoded = Decoded()
+    groups: dict[RowKey, Group] = {}
+    for i in range(len(batch)):
+        key, value, offset = at(batch.keys, i), at(batch.values, i), int(batch.offsets[i])
+        try:
+            rows = message(key, value, header_of(batch.headers, i), offset, decoded)
+        except (DecodeError, ValueError) as error:
+            decoded.bad.append(bad_message(offset, key, value, error))
+            continue
+        for row_key, row in rows:
+            groups.setdefault(row_key, Group()).append(row)
+    decoded.rows.extend(assemble(groups))
+    return decoded
+
+
+def json_object(text: bytes | None, where: str) -> dict[str, Any]:
+    """The JSON object that the key or the value of a message is."""
+    if text is None:
+        raise DecodeError(f"the {where} is missing")
+    found = orjson.loads(text)
+    if not isinstance(found, dict):
+        raise DecodeError(f"the {where} is not a JSON object")
+    return found
 
 
 _REQUIRED: Final = object()

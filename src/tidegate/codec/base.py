@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,6 @@ from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 
-OPEN_PROTOCOL: Final = "open-protocol"
-CANAL_JSON: Final = "canal-json"
-KV_JSON: Final = "kv-json"
-PROTOCOLS: Final = (OPEN_PROTOCOL, CANAL_JSON)
-"""Those of rows. Keys without tables have `KV_JSON` (`codec.kv_json`)."""
-
 RECORD_OVERHEAD: Final = 36
 """Bytes Kafka may add to a record: TiCDC's MaxRecordOverhead, facts 0.5."""
 
@@ -34,29 +28,35 @@ DDL_HEADER: Final = "tidegate-ddl"
 Headers: TypeAlias = Sequence[tuple[str, bytes]] | None
 
 
-@dataclass(frozen=True, slots=True)
-class CodecOptions:
-    """Settings of one protocol, named as TiCDC's sink URI names them. Build with `registry.codec_options`."""
+def bounded(default: int, least: int, most: int) -> Any:
+    """A field of options that is a count within these bounds."""
+    return field(default=default, metadata={"bounds": (least, most)})
 
-    protocol: str
+
+def one_of(*words: str) -> Any:
+    """A field of options that is one of these words, usually the first."""
+    return field(default=words[0], metadata={"words": words})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecOptions:
+    """Settings that every protocol has; each adds its own. Build with `registry.codec_options`.
+
+    A field is named as TiCDC names the option, with underscores for dashes.
+    """
+
+    protocol: ClassVar[str]
+    """The name of the protocol whose options these are."""
     flavour: str = "classic"
-    """Whose bytes: `classic` is tiflow's encoder."""
-    enable_tidb_extension: bool = False
-    """canal-json: the `_tidb` member and watermarks; without it a consumer knows only milliseconds."""
-    max_message_bytes: int = 10_485_760
+    """Whose bytes: `classic` is tiflow's encoder, `new` that of TiCDC's new architecture."""
+    max_message_bytes: int = bounded(10_485_760, 1024, 1 << 30)
     """Largest message, key and value and 36 bytes of overhead; a larger row is an error."""
-    max_batch_size: int = 16
-    """open-protocol: rows per message."""
-    only_output_updated_columns: bool = False
-    """Updates: the before image holds only what changed."""
-    delete_only_output_handle_key_columns: bool = False
-    """Deletes: only the handle key."""
-    open_output_old_value: bool = True
-    """open-protocol: updates carry the before image."""
-    content_compatible: bool = False
-    """canal-json: `mysqlType` in full, as canal itself writes it; implies only_output_updated_columns."""
     time_zone: str = "UTC"
-    """Zone of TIMESTAMP texts; not transmitted by these protocols."""
+    """Zone of TIMESTAMP texts; only simple transmits it."""
+
+
+CHECKSUMS_ON: Final = "correctness"
+"""The integrity-check-level under which avro and simple tell checksums."""
 
 
 class Encoder(Protocol):
@@ -65,21 +65,17 @@ class Encoder(Protocol):
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
         """Messages for rows of one partition, in their order; may put several rows in one message.
 
-        `build_ms` is the wall clock that canal-json sends as `ts`. Raises InvalidInput when one row
+        `build_ms` is the wall clock, for protocols that send it. Raises InvalidInput when one row
         alone is larger than `max_message_bytes`.
         """
         ...
 
-    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message:
-        """The DDL message, with the event itself in the header `tidegate-ddl`."""
+    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:
+        """The DDL message, with the event itself in the header `tidegate-ddl`; None where there is none."""
         ...
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
         """The resolved mark; None where the protocol has none."""
-        ...
-
-    def ddl_to_all_partitions(self) -> bool:
-        """Whether a DDL message goes to every partition of its topic, or to partition 0 only."""
         ...
 
 
@@ -93,11 +89,21 @@ class WireColumn:
     mysql_type: int
     """MySQL type code, facts 0.1."""
     key: bool
-    """Part of the handle key (open-protocol) or of the primary key (canal-json)."""
+    """Part of the handle key, or of the primary key where the protocol knows only that."""
     flag: int | None = None
-    """open-protocol's flag bits, facts 0.2."""
+    """The flag bits of facts 0.2, where the protocol sends them."""
     type_name: str = ""
-    """canal-json's `mysqlType`."""
+    """The type's name, where the protocol sends it."""
+    zone: str = ""
+    """Of a TIMESTAMP, the zone of its texts, where the protocol sends it."""
+
+
+class TableVersion(NamedTuple):
+    """A table version as messages name it."""
+
+    table_id: int
+    """The logical one."""
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +127,14 @@ class DecodedTable:
     columns: tuple[WireColumn, ...]
     op: npt.NDArray[np.uint8]
     commit_ts: npt.NDArray[np.uint64]
-    """canal-json without extension: the commit's milliseconds << 18."""
+    """Milliseconds << 18 where the protocol sends no more of it; 0 where it sends none."""
     offset: npt.NDArray[np.int64]
     seq: npt.NDArray[np.int32]
     """Number of the row within its message."""
     new: pa.RecordBatch | None
     old: pa.RecordBatch | None
+    version: TableVersion | None = None
+    """Of which the rows say that they are, where the protocol sends it."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -139,7 +147,7 @@ class DdlMessage:
     ts: int
     query: str
     action: int | None
-    """TiDB's action code; of canal-json only where its `type` tells it, else None."""
+    """TiDB's action code, where the message tells it."""
     schema: str
     table: str
     header: bytes | None
@@ -157,6 +165,9 @@ class BadMessage:
     reduced_ts: int | None = None
     """The commit ts of a row that the producer left out of the topic because it was too large (handle key
     only, or claim check). The message is sound; what it stands for is not here."""
+    unknown: tuple[str, str, int] | None = None
+    """The table version (schema, table, version) of a row that cannot be read before a message has told that
+    version's columns. The message is sound; decode it again after such a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,33 +179,60 @@ class Decoded:
     """(ts, offset)."""
     ddls: list[DdlMessage] = field(default_factory=list)
     bad: list[BadMessage] = field(default_factory=list)
+    repartitions: list[tuple[int, int]] = field(default_factory=list)
+    """(partitions, offset): the producer says that from here on it writes so many partitions."""
 
 
 BinaryColumn: TypeAlias = pa.Array | Sequence[bytes | None]
 """Keys or values of messages: an Arrow (large_)binary array, or plain bytes."""
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Messages of one partition, ascending by offset; as many keys and values as offsets."""
+
+    keys: BinaryColumn
+    values: BinaryColumn
+    offsets: Sequence[int] | npt.NDArray[np.int64]
+    headers: Sequence[Headers] | None = None
+    """Per message; None: no message has any."""
+
+    def __post_init__(self) -> None:
+        counts = {len(self.keys), len(self.values), len(self.offsets)}
+        assert len(counts) == 1, "keys, values and offsets describe the same messages"
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
 class Decoder(Protocol):
     """One protocol's messages back to rows. Accepts both flavours. Bad messages never raise."""
 
-    def decode(
-        self,
-        keys: BinaryColumn,
-        values: BinaryColumn,
-        headers: Sequence[Headers] | None,
-        offsets: Sequence[int] | npt.NDArray[np.int64],
-    ) -> Decoded:
-        """Decode messages of one partition in offset order; memory is bounded by the messages' own size."""
+    def decode(self, batch: Batch) -> Decoded:
+        """Decode messages; memory is bounded by their own size."""
         ...
 
 
-def too_large(table: str, length: int, options: CodecOptions) -> InvalidInput:
-    """The error for one row that does not fit a message (TiCDC: ErrMessageTooLarge)."""
-    return InvalidInput(
+class RowTooLargeError(InvalidInput):
+    """One row does not fit a message: it may be sent in another form."""
+
+
+def too_large(
+    table: str, length: int, options: CodecOptions, row: str = "", *, reduced: int = 0
+) -> RowTooLargeError:
+    """The error for one row that does not fit a message (TiCDC: ErrMessageTooLarge).
+
+    `row`: its key in words, where it is known. `reduced`: what it needs without all but its key; 0: it is
+    sent whole or not at all.
+    """
+    even = f", {reduced} with its handle key alone" if reduced else ""
+    return RowTooLargeError(
         "a row is larger than one message may be",
-        where=f"table {table}",
-        why=f"the encoded row needs {length} bytes, max-message-bytes is {options.max_message_bytes}",
-        fix="raise max-message-bytes in the sink URI and max.message.bytes of the topic",
+        where=f"table {table}" + (f", row with {row}" if row else ""),
+        why=f"the encoded row needs {length} bytes{even}, max-message-bytes is {options.max_message_bytes}",
+        fix="raise max-message-bytes in the sink URI and max.message.bytes of the topic; or, with "
+        "open-protocol, canal-json or simple, set large-message-handle-option to claim-check or "
+        "handle-key-only; or leave large columns out by [[sink.column-selectors]], or the table by [filter]",
     )
 
 
@@ -209,6 +247,8 @@ def describe(decoded: Decoded) -> list[dict[str, Any]]:
         found.append(
             (ddl.offset, 0, {"kind": "ddl", "ts": ddl.ts, "query": ddl.query, "action": ddl.action, **names})
         )
+    for partitions, offset in decoded.repartitions:
+        found.append((offset, 0, {"kind": "repartition", "partitions": partitions}))
     for bad in decoded.bad:
         found.append((bad.offset, 0, {"kind": "bad", "why": bad.why, "key": bad.key, "value": bad.value}))
     found.sort(key=lambda item: item[:2])

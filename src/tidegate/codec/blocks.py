@@ -10,17 +10,21 @@ from __future__ import annotations
 import sys
 from functools import cache
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from tidegate.codec import kernels
-from tidegate.codec.base import OPEN_PROTOCOL, CodecOptions, too_large
+from tidegate.codec.base import CodecOptions, too_large
+from tidegate.codec.fitting import encode_fitting
 from tidegate.codec.json_text import go_printable
-from tidegate.codec.open_protocol import require_handle_key
-from tidegate.codec.plans import Bound, Plan, plan_of
+from tidegate.codec.large import LargeOptions
+from tidegate.codec.plan import Bound, Plan
+from tidegate.codec.registry import codec_of
 from tidegate.kernel import PAD, address, buffer
 from tidegate.model.message import MessageBlock
+from tidegate.model.schema import TableSchema
 from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
 from tidegate.tidb.json_kernels import STACK_WORDS
 from tidegate.tidb.local_time import localised
@@ -40,12 +44,23 @@ def encode_block(
 ) -> MessageBlock:
     """The messages of a block's rows, row i going to partition[i].
 
-    canal-json: message i is row i. open-protocol: up to max_batch_size rows of one partition a message,
-    partition after partition, rows of a partition in their order. `build_ms` is canal-json's `ts`.
+    Message i is row i, unless the protocol batches: then rows of one partition a message, partition after
+    partition, rows of a partition in their order. `build_ms` is the wall clock, for protocols that send it.
     `room`: a buffer to use again when it is large enough; the result's data is then a view of it.
-    Raises InvalidInput when one row does not fit a message.
+    Raises InvalidInput when one row does not fit a message. Under options that compress messages, or send
+    rows that do not fit in another form, `codec.fitting` does that to what the kernels wrote.
     """
-    return _Encoding(block, partition, options, build_ms, room).run()
+    if not isinstance(options, LargeOptions):
+        return _Encoding(block, partition, options, build_ms, room).run()
+    large = codec_of(options).large
+    assert large is not None, "a protocol with these options says how it sends such rows"
+    return encode_fitting(
+        block,
+        partition,
+        options,
+        large,
+        lambda rows, to, plain: _Encoding(rows, to, plain, build_ms, room).run(),
+    )
 
 
 class _Encoding:
@@ -61,10 +76,11 @@ class _Encoding:
     ) -> None:
         assert len(partition) == len(block), "a partition per row"
         self._block, self._options = block, options
-        self._framed = options.protocol == OPEN_PROTOCOL
-        if options.delete_only_output_handle_key_columns and self._framed and (block.op == DELETE).any():
-            require_handle_key(block.table, options)
         self._plan = plan_of(block.table, options, build_ms)
+        self._framed = self._plan.framed
+        for op, why in self._plan.refused.items():
+            if (block.op == op).any():
+                raise why.with_traceback(None)
         self._bound = self._plan.bind(build_ms)
         self._partition = np.ascontiguousarray(partition, dtype=np.int32)
         self._order = _order(self._partition) if self._framed else None
@@ -73,6 +89,7 @@ class _Encoding:
         self._results = _results(len(block))
         self._describe_rows()
         self._describe_plan(self._plan, self._bound)
+        self._set(kernels.J_BUILD, build_ms)
         self._data = self._first_buffer(room)
 
     def _set(self, word: int, value: int | npt.NDArray[np.generic]) -> None:
@@ -91,6 +108,8 @@ class _Encoding:
         self._set(kernels.J_PHYSICAL, np.ascontiguousarray(block.physical_id))
         self._set(kernels.J_HANDLE, np.ascontiguousarray(block.handle))
         self._set(kernels.J_PARTITION, self._partition)
+        if block.checksums is not None:
+            self._set(kernels.J_CHECKSUMS, np.ascontiguousarray(block.checksums))
         new, old = self._image(block.new, block.op != DELETE), self._image(block.old, block.op != INSERT)
         self._set(kernels.J_NEW_A, new.a)
         self._set(kernels.J_NEW_L, new.l)
@@ -111,18 +130,17 @@ class _Encoding:
         self._set(kernels.J_PIECES, bound.pieces)
         self._set(kernels.J_VARIABLES, plan.variables)
         self._set(kernels.J_FIXED, plan.fixed)
-        self._set(kernels.J_KEY_HEAD, bound.key_head)
-        self._set(kernels.J_KEY_HEAD_LENGTH, bound.key_head_length)
-        self._set(kernels.J_PARTITIONED, int(bool(self._block.table.partitions)))
         self._set(kernels.J_MAX_BYTES, options.max_message_bytes)
-        self._set(kernels.J_MAX_ROWS, options.max_batch_size)
+        self._set(kernels.J_MAX_ROWS, plan.max_rows)
         if plan.quoted:
             self._set(kernels.J_PRINTABLE, printable_bits())
+        # One address for all of a kind: asking numpy for one costs as much as the kernel for ten rows.
         wide, narrow = self._results
-        for word, result in zip(_WIDE_RESULTS, wide, strict=True):
-            self._set(word, result)
-        for word, small in zip(_NARROW_RESULTS, narrow, strict=True):
-            self._set(word, small)
+        at, small_at = address(wide), address(narrow)
+        for number, word in enumerate(_WIDE_RESULTS):
+            self._set(word, at + number * wide.strides[0])
+        for number, word in enumerate(_NARROW_RESULTS):
+            self._set(word, small_at + number * narrow.strides[0])
 
     def _first_buffer(self, room: Bytes | None) -> Bytes:
         """A buffer for the typical text of this block; also scratch memory for its largest value."""
@@ -134,7 +152,7 @@ class _Encoding:
             self._set(kernels.J_STACK, np.empty(STACK_WORDS, dtype=np.int64))
         else:
             self._set(kernels.J_SCRATCH, buffer(_SCRATCH_SLACK))
-        keys = rows * (kernels.KEY_FIXED + self._bound.key_head_length) if self._framed else 0
+        keys = rows * plan.key_bound if self._framed else 0
         per_op = np.bincount(self._block.op, minlength=4)[:4]
         guess = int((per_op * plan.typical).sum()) + variable + variable // 2
         size = keys + guess + int(plan.fixed.max()) + 16 * largest
@@ -154,16 +172,15 @@ class _Encoding:
 
     def run(self) -> MessageBlock:
         """Call the kernel until all rows are written."""
-        encode = kernels.encode_framed if self._framed else kernels.encode_single
         while True:
-            status = encode(address(self._job))
+            status = self._plan.encode(address(self._job))
             if status == kernels.DONE:
                 break
             if status == kernels.TOO_LARGE:
                 raise too_large(self._block.table.name, int(self._job[kernels.J_NEED // 8]), self._options)
             self._grow()
         count = int(self._job[kernels.J_MESSAGES // 8])
-        wide, narrow = [r[:count] for r in self._results[0]], [r[:count] for r in self._results[1]]
+        wide, narrow = self._results[0][:, :count], self._results[1][:, :count]
         return MessageBlock(self._data, wide[0], wide[1], wide[2], wide[3], narrow[0], narrow[1])
 
 
@@ -176,9 +193,10 @@ _WIDE_RESULTS: Final = (
 _NARROW_RESULTS: Final = (kernels.J_MESSAGE_PARTITION, kernels.J_MESSAGE_ROWS)
 
 
-def _results(rows: int) -> tuple[list[Int64s], list[npt.NDArray[np.int32]]]:
-    wide = [np.empty(rows, dtype=np.int64) for _ in range(4)]
-    return wide, [np.empty(rows, dtype=np.int32) for _ in range(2)]
+def _results(rows: int) -> tuple[Int64s, npt.NDArray[np.int32]]:
+    """A row of memory for each of the kernel's results."""
+    wide = np.empty((len(_WIDE_RESULTS), rows), dtype=np.int64)
+    return wide, np.empty((len(_NARROW_RESULTS), rows), dtype=np.int32)
 
 
 def _order(partition: npt.NDArray[np.int32]) -> Int64s | None:
@@ -194,3 +212,20 @@ def printable_bits() -> Bytes:
     """Go's strconv.IsPrint, a bit per code point; surrogates are never asked for."""
     shown = np.fromiter((go_printable(chr(code)) for code in range(sys.maxunicode + 1)), dtype=np.bool_)
     return np.packbits(shown, bitorder="little")
+
+
+_plans: WeakKeyDictionary[TableSchema, dict[tuple[CodecOptions, int], Plan]] = WeakKeyDictionary()
+MAX_PLANS: Final = 16
+"""Plans kept for one table version (options and length of the build time differ)."""
+
+
+def plan_of(table: TableSchema, options: CodecOptions, build_ms: int) -> Plan:
+    """The plan of a table version, made once and kept while the table lives."""
+    digits = len(str(build_ms))
+    plans = _plans.setdefault(table, {})
+    plan = plans.get((options, digits))
+    if plan is None:
+        if len(plans) >= MAX_PLANS:
+            plans.clear()
+        plan = plans[options, digits] = codec_of(options).plan(table, options, digits)
+    return plan

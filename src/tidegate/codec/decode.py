@@ -1,19 +1,25 @@
 """Decode batches of messages: templates learned from the plain decoder, values cut out by kernels.
 
 The first row of a table (and column set) goes through the plain decoder. What it says about the table
-gives a template; every further row of the same shape is matched and cut by `codec.decode_kernels`. All
-that no template matches is decoded plainly, message by message, so that results never depend on it.
+gives a template; every further row of the same shape is matched and cut by `codec.match_kernels` and
+`codec.decode_kernels`. All that no template matches is decoded plainly, message by message, so that results
+never depend on it.
 
-Templates: at most MAX_TEMPLATES are kept by one decoder, least recently learned dropped. Memory: 12
-bytes per cell beside the messages themselves.
+Tables with the same columns are cut together, into one record batch that each has a slice of: a batch of
+messages costs a little for each table in it, and for each column only of each set of columns.
+
+Templates: at most MAX_TEMPLATES tables and TEMPLATE_BYTES of text are kept by one decoder, least recently
+learned dropped. Memory: 12 bytes per cell beside the messages themselves and what is made of them.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -21,206 +27,215 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.codec import decode_kernels as kernels
-from tidegate.codec.assemble import BLOB_TYPES, RowKey, count
-from tidegate.codec.base import BinaryColumn, Decoded, DecodedTable, Decoder, Headers, WireColumn
-from tidegate.codec.json_text import easy_string, std_string
+from tidegate.codec import match_kernels, sums
+from tidegate.codec.assemble import RowKey
+from tidegate.codec.base import Batch, BinaryColumn, CodecOptions, Decoded, DecodedTable, Decoder, WireColumn
+from tidegate.codec.compiled import CompiledTemplate, Routes, compiled
+from tidegate.codec.compression import NONE
+from tidegate.codec.entry import RowCodec
+from tidegate.codec.joined import join, key_of
+from tidegate.codec.large import LargeOptions
+from tidegate.codec.opening import opening
+from tidegate.codec.registry import codec_of
+from tidegate.codec.template import Cells, DecodeForm
 from tidegate.kernel import PAD, address
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.slots import DELETE, INSERT
 
+Int32s = npt.NDArray[np.int32]
 Int64s = npt.NDArray[np.int64]
-MAX_TEMPLATES: Final = 256
+MAX_TEMPLATES: Final = 4096
+TEMPLATE_BYTES: Final = 64 << 20
 SAMPLE: Final = 64
 """Messages of unknown shape that are decoded plainly at a time, to learn their tables."""
-Pieces = list[tuple[bytes, int, int]]
-"""(constant, form, slot)."""
+MOST_BYTES: Final = 1 << 30
+"""Bytes of values that are decoded at a time: a column's texts have offsets of 32 bits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
-    """A table's messages: the list of pieces of the key, and alternatives for the value."""
+class _Shape:
+    """A set of columns, and all that is the same of each record batch of it."""
+
+    def __init__(self, columns: tuple[WireColumn, ...], form: DecodeForm) -> None:
+        self.columns = columns
+        self.cells = [form.cells(column) for column in columns]
+        self.schema = pa.schema([(column.name, column.type) for column in columns])
+        self.taken_as = [_taken_as(column, cells) for column, cells in zip(columns, self.cells, strict=True)]
+        """The type of the array that the kernel fills; made into the column's by `_converted`."""
+        self.as_words = np.array([of_type in (pa.int64(), pa.uint64()) for of_type in self.taken_as] * 2)
+        n = len(columns)
+        self.head = np.zeros((2 * n, kernels.COLUMN_WORDS), dtype=np.int64)
+        for i, (of_type, cells) in enumerate(zip(self.taken_as * 2, self.cells * 2, strict=True)):
+            mode = cells.mode
+            if self.as_words[i]:
+                mode = kernels.UNSIGNED if of_type == pa.uint64() else kernels.SIGNED
+            self.head[i, :4] = mode, cells.quoted, i, i >= n
+        self.plain = all(
+            cells.convert is None and of_type == column.type
+            for column, cells, of_type in zip(columns, self.cells, self.taken_as, strict=True)
+        )
+
+
+def _taken_as(column: WireColumn, cells: Cells) -> pa.DataType:
+    of_type = column.type if cells.stands_as is None else cells.stands_as
+    return pa.string() if pa.types.is_floating(of_type) else of_type
+
+
+@dataclass(slots=True)
+class _Known:
+    """A table whose messages have templates."""
 
     key: RowKey
-    lists: tuple[Pieces, ...]
+    shape: _Shape
+    templates: list[CompiledTemplate]
+    size: int
 
 
-def open_templates(key: RowKey) -> list[Template]:
-    """Open-protocol's classic layout: columns in the order they came in, `u` then maybe `p`, or `d`."""
-    head = b',"scm":' + std_string(key.schema.encode()) if key.schema else b""
-    head += b',"tbl":' + std_string(key.table.encode()) if key.table else b""
-    meta: Pieces = [(b'{"ts":', kernels.TIMESTAMP, 0), (head + b',"rid":', kernels.OPTIONAL, 0)]
-    if key.physical_id is not None:
-        partition = b',"ptn":%d' % key.physical_id
-        meta = [
-            *meta,
-            (partition + b',"t":1}', kernels.END, 0),
-            (head + partition + b',"t":1}', kernels.END, 0),
+class _Tables:
+    """The known tables as the kernels take them: by the number of a template, and by rank.
+
+    A rank is a table's place in an order where tables of one shape stand together.
+    """
+
+    def __init__(self, known: Sequence[_Known], route: Routes) -> None:
+        by_shape: dict[int, list[_Known]] = {}
+        for one in known:
+            by_shape.setdefault(id(one.shape), []).append(one)
+        self.ranked = [one for group in by_shape.values() for one in group]
+        templates = [template for one in self.ranked for template in one.templates]
+        self.lists = np.concatenate([template.lists for template in templates])
+        self.strides = np.array(
+            [2 * len(one.key.columns) + 2 * t.summed for one in self.ranked for t in one.templates],
+            dtype=np.int64,
+        )
+        self.summed = np.array([template.summed for template in templates], dtype=np.bool_)
+        self.widest = int(self.strides.max())
+        self.ranks = np.repeat(
+            np.arange(len(self.ranked), dtype=np.int64), [len(one.templates) for one in self.ranked]
+        )
+        self.route = route
+        self.following, self.routes = route.table(templates)
+        ends = np.cumsum([len(group) for group in by_shape.values()])
+        self.shapes = [
+            (int(end) - len(group), int(end)) for end, group in zip(ends, by_shape.values(), strict=True)
         ]
-    else:
-        meta = [*meta, (b',"t":1}', kernels.END, 0), (head + b',"t":1}', kernels.END, 0)]
-    n = len(key.columns)
-
-    def image(opening: bytes, base: int) -> Pieces:
-        found: Pieces = []
-        for i, column in enumerate(key.columns):
-            mark = b',"h":true' if column.key else b""
-            name = std_string(column.name.encode())
-            text = b'%s:{"t":%d%s,"f":%d,"v":' % (name, column.mysql_type, mark, column.flag or 0)
-            found.append((opening + text, kernels.CELL, base + i))
-            opening = b"},"
-        return found
-
-    end = b"}}}"
-    upserts = [
-        *image(b'{"u":{', 0),
-        (end, kernels.END, INSERT),
-        *image(b'}},"p":{', n),
-        (end, kernels.END, UPDATE),
-    ]
-    deletes = [*image(b'{"d":{', n), (end, kernels.END, DELETE)]
-    return [Template(key, (meta, upserts, deletes, []))]
+        """(first rank, end) of each shape."""
 
 
-def canal_templates(key: RowKey) -> list[Template]:
-    """Canal-JSON's layout, `mysqlType` in column order, with and without the TiDB extension."""
-    return [
-        Template(key, ([], *(_canal_list(key, op, extended) for op in (1, 2, 3))))
-        for extended in (True, False)
-    ]
+def decoder(options: CodecOptions) -> Decoder:
+    """The decoder of a protocol; it learns tables as it goes, so keep one per topic."""
+    codec = codec_of(options)
+    if codec.large is not None and isinstance(options, LargeOptions):
+        inner = replace(options, large_message_handle_compression=NONE)
+        return opening(_decoder(codec, inner), options, codec.large)
+    return _decoder(codec, options)
 
 
-def _canal_list(key: RowKey, op: int, extended: bool) -> Pieces:
-    names = [easy_string(column.name.encode()) for column in key.columns]
-    n = len(names)
-    keys = b",".join(name for name, column in zip(names, key.columns, strict=True) if column.key)
-    database, table = easy_string(key.schema.encode()), easy_string(key.table.encode())
-    text = b'{"id":0,"database":%s,"table":%s,"pkNames":[%s],"isDdl":false,"type":"%s","es":' % (
-        database,
-        table,
-        keys,
-        (b"", b"INSERT", b"UPDATE", b"DELETE")[op],
-    )
-    found: Pieces = [
-        (text, kernels.NUMBER if extended else kernels.MILLISECONDS, 0),
-        (b',"ts":', kernels.NUMBER, 0),
-    ]
-    opening = b',"sql":"","sqlType":{'
-    for name in names:
-        found.append((opening + name + b":", kernels.NUMBER, 0))
-        opening = b","
-    types = (easy_string(column.type_name.encode()) for column in key.columns)
-    opening = (
-        b'},"mysqlType":{' + b",".join(n + b":" + t for n, t in zip(names, types, strict=True)) + b'},"old":'
-    )
-    opening += b"[{" if op == UPDATE else b'null,"data":[{'
-    images = [n, 0] if op == UPDATE else [0 if op == INSERT else n]
-    for base in images:
-        for i, name in enumerate(names):
-            found.append((opening + name + b":", kernels.CELL, base + i))
-            opening = b","
-        opening = b'}],"data":[{'
-    if extended:
-        found.append((b'}],"_tidb":{"commitTs":', kernels.TIMESTAMP, 0))
-    return [*found, (b"}}" if extended else b"}]}", kernels.END, op)]
-
-
-class _Compiled:
-    """Templates in the memory layout of `match_items`."""
-
-    def __init__(self, templates: Sequence[Template]) -> None:
-        lists = [pieces for template in templates for pieces in template.lists]
-        constants = b"".join(constant for pieces in lists for constant, _, _ in pieces)
-        self.data = np.frombuffer(constants + bytes(PAD), dtype=np.uint8).copy()
-        self.pieces = np.zeros((sum(map(len, lists)) + 1, 4), dtype=np.int64)
-        self.lists = np.zeros((len(lists), 2), dtype=np.int64)
-        at, offset = 0, address(self.data)
-        for number, pieces in enumerate(lists):
-            self.lists[number] = address(self.pieces) + kernels.PIECE_BYTES * at, len(pieces)
-            for constant, form, slot in pieces:
-                self.pieces[at] = offset, len(constant), form, slot
-                offset, at = offset + len(constant), at + 1
-        self.count = len(templates)
-        self.stride = 2 * max((len(template.key.columns) for template in templates), default=0) + 1
-
-
-class _UnfitError(Exception):
-    """These messages matched a template but hold values that do not fit: decode them plainly."""
-
-    def __init__(self, messages: Int64s) -> None:
-        super().__init__()
-        self.messages = messages
+def _decoder(codec: RowCodec, options: CodecOptions) -> Decoder:
+    plain = codec.decoder(options)
+    reader = plain if codec.form is None else BatchDecoder(plain, codec.form)
+    return reader if codec.binary is None else codec.binary(plain, reader)
 
 
 class BatchDecoder:
     """A `Decoder` over a plain one: the same result, in bulk."""
 
-    def __init__(self, plain: Decoder, framed: bool) -> None:
-        self._plain, self._framed = plain, framed
-        self._templates: OrderedDict[RowKey, list[Template]] = OrderedDict()
+    def __init__(self, plain: Decoder, form: DecodeForm) -> None:
+        self._plain, self._form = plain, form
+        self._known: OrderedDict[RowKey, _Known] = OrderedDict()
+        self._shapes: WeakValueDictionary[tuple[WireColumn, ...], _Shape] = WeakValueDictionary()
+        self._size = 0
+        self._route = Routes(form.route)
+        self._tables: _Tables | None = None
 
-    def decode(
-        self,
-        keys: BinaryColumn,
-        values: BinaryColumn,
-        headers: Sequence[Headers] | None,
-        offsets: Sequence[int] | npt.NDArray[np.int64],
-    ) -> Decoded:
+    def decode(self, batch: Batch) -> Decoded:
         """As `Decoder.decode`; tables may come in another order than by first appearance."""
-        batch = _Batch(keys, values, headers, np.asarray(offsets, dtype=np.int64), self._framed)
-        left, parts = np.arange(count(keys, values, offsets)), []
-        if self._templates:
-            left, tables = self._matched(batch, left)
-            parts.append(Decoded(rows=tables))
+        messages = _Messages(batch, self._form)
+        if len(batch) > 1 and int(messages.spans[:, 3].sum()) > MOST_BYTES:
+            return join([self.decode(half) for half in _halves(batch, messages)])
+        before = self._form.redefined(self._plain)
+        left, tables, parts = np.arange(len(batch)), list[tuple[RowKey, DecodedTable]](), list[Decoded]()
+        if self._known:
+            left, tables = self._matched(messages, left)
         while len(left) > SAMPLE:
-            learned = batch.plain(self._plain, left[:SAMPLE])
+            learned = messages.plain(self._plain, left[:SAMPLE])
             parts.append(learned)
             left = left[SAMPLE:]
-            if self._learn(table for table in learned.rows):
-                left, tables = self._matched(batch, left)
-                parts.append(Decoded(rows=tables))
+            if self._learn(learned.rows):
+                left, more = self._matched(messages, left)
+                tables += more
         if len(left):
-            rest = batch.plain(self._plain, left)
+            rest = messages.plain(self._plain, left)
             parts.append(rest)
-            self._learn(table for table in rest.rows)
-        return _join(parts)
+            self._learn(rest.rows)
+        if self._form.redefined(self._plain) != before:
+            # The plain decoder reads the definitions of a batch before its rows. So it is once more for all.
+            self._known.clear()
+            self._size, self._tables = 0, None
+            tables, parts = [], [messages.plain(self._plain, np.arange(len(batch)))]
+        return join(self._again(messages, parts), tables)
+
+    def _again(self, messages: _Messages, parts: list[Decoded]) -> list[Decoded]:
+        """Decode once more what had to wait for a message that came later in the same batch."""
+        waiting = [bad.offset for part in parts for bad in part.bad if bad.unknown is not None]
+        if not waiting:
+            return parts
+        kept = [replace(part, bad=[bad for bad in part.bad if bad.unknown is None]) for part in parts]
+        left = np.searchsorted(messages.offsets, np.array(waiting, dtype=np.int64))
+        return [*kept, messages.plain(self._plain, left)]
 
     def _learn(self, tables: Iterable[DecodedTable]) -> bool:
         """Make templates of tables not seen before; whether there were any."""
         found = False
         for table in tables:
-            key = RowKey(table.schema, table.table, table.physical_id, table.columns)
-            if key not in self._templates:
-                found = True
-                self._templates[key] = open_templates(key) if self._framed else canal_templates(key)
-                if len(self._templates) > MAX_TEMPLATES:
-                    self._templates.popitem(last=False)
+            key = key_of(table)
+            if key in self._known:
+                continue
+            found = True
+            shape = self._shapes.get(key.columns)
+            if shape is None:
+                shape = self._shapes[key.columns] = _Shape(key.columns, self._form)
+            templates = compiled(self._form.templates(key))
+            one = _Known(key, shape, templates, sum(template.size for template in templates))
+            self._known[key] = one
+            self._size += one.size
+            while len(self._known) > MAX_TEMPLATES or (self._size > TEMPLATE_BYTES and len(self._known) > 1):
+                self._size -= self._known.popitem(last=False)[1].size
+        if found:
+            self._tables = None
         return found
 
-    def _matched(self, batch: _Batch, messages: Int64s) -> tuple[Int64s, list[DecodedTable]]:
+    def _matched(
+        self, batch: _Messages, messages: Int64s
+    ) -> tuple[Int64s, list[tuple[RowKey, DecodedTable]]]:
         """What no template matched of these messages, and the tables of the others."""
-        templates = [template for group in self._templates.values() for template in group]
-        compiled, refused = _Compiled(templates), np.zeros(len(batch.offsets), dtype=np.bool_)
-        while True:
-            todo = messages[~refused[messages]]
-            cut = _Cut(batch, todo, templates, compiled)
-            try:
-                return np.setdiff1d(messages, cut.whole, assume_unique=True), cut.tables()
-            except _UnfitError as failed:
-                refused[failed.messages] = True
+        if self._tables is None:
+            known = [one for one in self._known.values() if one.templates]
+            if not known:
+                return messages, []
+            self._tables = _Tables(known, self._route)
+        cut = _Cut(batch, messages, self._tables)
+        found = cut.tables()
+        return cut.left(), found
 
 
-class _Batch:
+def _halves(batch: Batch, messages: _Messages) -> list[Batch]:
+    middle, end = len(batch) // 2, len(batch)
+    return [
+        Batch(
+            messages.keys[first:last],
+            messages.values[first:last],
+            messages.offsets[first:last],
+            None if batch.headers is None else batch.headers[first:last],
+        )
+        for first, last in ((0, middle), (middle, end))
+    ]
+
+
+class _Messages:
     """The messages of one call, with addresses."""
 
-    def __init__(
-        self,
-        keys: BinaryColumn,
-        values: BinaryColumn,
-        headers: Sequence[Headers] | None,
-        offsets: Int64s,
-        framed: bool,
-    ) -> None:
-        self.keys, self.values = _large(keys), _large(values)
-        self.headers, self.offsets, self.framed = headers, offsets, framed
+    def __init__(self, batch: Batch, form: DecodeForm) -> None:
+        self.keys, self.values, self.form = _large(batch.keys), _large(batch.values), form
+        self.headers, self.offsets = batch.headers, np.asarray(batch.offsets, dtype=np.int64)
         key_at, key_size = _spans(self.keys)
         value_at, value_size = _spans(self.values)
         self.spans = np.ascontiguousarray(np.stack([key_at, key_size, value_at, value_size], axis=1))
@@ -229,12 +244,8 @@ class _Batch:
         """These messages through the plain decoder."""
         chosen = pa.array(messages)
         headers = None if self.headers is None else [self.headers[i] for i in messages.tolist()]
-        return decoder.decode(
-            self.keys.take(chosen).to_pylist(),
-            self.values.take(chosen).to_pylist(),
-            headers,
-            self.offsets[messages],
-        )
+        keys, values = self.keys.take(chosen).to_pylist(), self.values.take(chosen).to_pylist()
+        return decoder.decode(Batch(keys, values, self.offsets[messages], headers))
 
 
 def _large(column: BinaryColumn) -> pa.Array:
@@ -256,180 +267,220 @@ def _spans(column: pa.Array) -> tuple[Int64s, Int64s]:
 class _Cut:
     """Items of some messages matched against templates."""
 
-    def __init__(
-        self, batch: _Batch, messages: Int64s, templates: Sequence[Template], compiled: _Compiled
-    ) -> None:
-        self._batch, self._templates = batch, templates
-        spans = np.ascontiguousarray(batch.spans[messages])
-        if batch.framed:
-            items, owner, self._seq = _framed_items(spans)
+    def __init__(self, batch: _Messages, messages: Int64s, tables: _Tables) -> None:
+        self._batch, self._messages, self._known = batch, messages, tables
+        spans = batch.spans if len(messages) == len(batch.offsets) else batch.spans[messages]
+        if batch.form.framed:
+            self._items, self._owner, self._seq = _framed_items(spans)
         else:
-            items, owner, self._seq = spans, np.arange(len(messages)), np.zeros(len(messages), dtype=np.int32)
-        self._owner = messages[owner]
-        self._stride = compiled.stride
-        self._starts = np.empty((len(items) + 1, compiled.stride), dtype=np.int64)
-        self._lengths = np.empty((len(items) + 1, compiled.stride), dtype=np.int32)
-        self._results = np.zeros((len(items) + 1, 3), dtype=np.int64)
-        kernels.match_items(
-            len(items), address(items), address(compiled.lists), compiled.count, compiled.stride,
+            self._items = spans
+            self._owner = np.arange(len(messages), dtype=np.int32)
+            self._seq = np.zeros(len(messages), dtype=np.int32)
+        n, route = len(self._items), tables.route
+        # Only what is written is touched: an item takes as many spans as its table has cells.
+        self._starts = np.empty(n * tables.widest + 1, dtype=np.int64)
+        self._lengths = np.empty(n * tables.widest + 1, dtype=np.int32)
+        self._results = np.empty((n + 1, match_kernels.RESULT_BYTES // 8), dtype=np.int64)
+        match_kernels.match_items(
+            n, address(self._items), address(tables.lists), address(tables.strides),
+            address(tables.following), address(tables.routes), len(tables.routes) - 1,
+            address(route.pieces), len(route.pieces), 0 if route.in_key else 16,
             address(self._starts), address(self._lengths), address(self._results),
         )  # fmt: skip
-        self._results = self._results[: len(items)]
-        missed = np.zeros(len(batch.offsets), dtype=np.bool_)
-        missed[self._owner[self._results[:, 2] < 0]] = True
-        present = np.zeros(len(batch.offsets), dtype=np.bool_)
-        present[self._owner] = True
-        self.whole = messages[present[messages] & ~missed[messages]]
-        """Messages all of whose items matched."""
-        self._usable = ~missed[self._owner]
+        self._results = self._results[:n]
+        self._missed = np.ones(len(messages) + 1, dtype=np.uint8)
+        """Of these messages, which are left; the one behind them stands for none."""
+        self._missed[self._owner] = 0
+        self._missed[self._owner[self._results[:, 2] < 0]] = 1
+        self._bad = np.zeros(n + 1, dtype=np.uint8)
 
-    def tables(self) -> list[DecodedTable]:
-        """The rows of the whole messages by template; raises _UnfitError when some hold unfit values."""
-        found, failed = [], []
-        for number in np.unique(self._results[self._usable, 2]).tolist():
-            rows = np.flatnonzero(self._usable & (self._results[:, 2] == number))
-            bad = np.zeros(len(rows), dtype=np.uint8)
-            found.append(self._table(self._templates[number].key, rows, bad))
-            failed.append(self._owner[rows[bad != 0]])
-        unfit = np.concatenate(failed) if failed else np.zeros(0, dtype=np.int64)
-        if len(unfit):
-            raise _UnfitError(unfit)
+    def left(self) -> Int64s:
+        """The messages not all of whose items matched and fitted."""
+        left: Int64s = self._messages[self._missed[:-1] != 0]
+        return left
+
+    def tables(self) -> list[tuple[RowKey, DecodedTable]]:
+        """The rows of the whole messages, table by table."""
+        while True:
+            found = self._gathered()
+            if not self._bad.any():
+                return found
+            # A message is taken as a whole or not at all: without those of bad items, everything once more.
+            self._missed[self._owner[np.flatnonzero(self._bad[:-1])]] = 1
+            self._bad[:] = 0
+
+    def _gathered(self) -> list[tuple[RowKey, DecodedTable]]:
+        known, n = self._known, len(self._items)
+        counts = np.zeros(len(known.ranked) + 1, dtype=np.int64)
+        ops, order = np.zeros(len(known.ranked), dtype=np.uint8), np.empty(n + 1, dtype=np.int64)
+        total = match_kernels.order_items(
+            n, address(self._results), address(self._owner), address(self._missed), address(known.ranks),
+            len(known.ranked), address(counts), address(ops), address(order),
+        )  # fmt: skip
+        if total == 0:
+            return []
+        found: list[tuple[RowKey, DecodedTable]] = []
+        for first, end in known.shapes:
+            start, stop = int(counts[first]), int(counts[end])
+            if start < stop:
+                found += self._of_shape(counts[first : end + 1], ops[first:end], order[start:stop], first)
         return found
 
-    def _table(self, key: RowKey, rows: Int64s, bad: npt.NDArray[np.uint8]) -> DecodedTable:
-        op = self._results[rows, 0].astype(np.uint8)
-        return DecodedTable(
-            schema=key.schema,
-            table=key.table,
-            physical_id=key.physical_id,
-            columns=key.columns,
-            op=op,
-            commit_ts=self._results[rows, 1].view(np.uint64),
-            offset=self._batch.offsets[self._owner[rows]],
-            seq=self._seq[rows].astype(np.int32),
-            new=self._image(key, rows, op != DELETE, 0, bad),
-            old=self._image(key, rows, op != INSERT, len(key.columns), bad),
-        )
-
-    def _image(
-        self, key: RowKey, rows: Int64s, has: npt.NDArray[np.bool_], base: int, bad: npt.NDArray[np.uint8]
-    ) -> pa.RecordBatch | None:
-        if not has.any():
-            return None
-        chosen = np.flatnonzero(has)
-        unfit = np.zeros(len(chosen), dtype=np.uint8)
-        arrays = []
-        for i, column in enumerate(key.columns):
-            spans = rows[chosen] * self._stride + base + i
-            arrays.append(self._column(column, spans, unfit))
-        bad[chosen] |= unfit
-        if len(chosen) < len(rows):
-            at = np.cumsum(has) - 1
-            places = pa.array(at, mask=~has)
-            arrays = [array.take(places) for array in arrays]
-        return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in key.columns])
-
-    def _column(self, column: WireColumn, spans: Int64s, unfit: npt.NDArray[np.uint8]) -> pa.Array:
-        n, valid = len(spans), np.empty(len(spans), dtype=np.uint8)
-        if column.type in (pa.int64(), pa.uint64()):
-            out = np.empty(n, dtype=np.int64)
-            kernels.take_integers(
-                n, address(spans), address(self._starts), address(self._lengths),
-                int(column.type == pa.uint64()), int(not self._batch.framed), address(out), address(valid),
-                address(unfit),
+    def _of_shape(
+        self, counts: Int64s, ops: npt.NDArray[np.uint8], order: Int64s, first_rank: int
+    ) -> list[tuple[RowKey, DecodedTable]]:
+        """The tables of one shape; `counts`: where the rows of each begin, `ops`: which operations it has."""
+        ranked, some = self._known.ranked, int(np.bitwise_or.reduce(ops))
+        shape = ranked[first_rank].shape
+        has_new, has_old = some & ~(1 << DELETE) != 0, some & ~(1 << INSERT) != 0
+        new, old = self._images(shape, order, has_new=has_new, has_old=has_old)
+        results, owner = self._results[order], self._owner[order]
+        op, commit_ts = results[:, 0].astype(np.uint8), results[:, 1].view(np.uint64)
+        offset, seq = self._batch.offsets[self._messages[owner]], self._seq[order]
+        told = self._told(shape, order, self._known.summed[results[:, 2]])
+        found: list[tuple[RowKey, DecodedTable]] = []
+        for number in np.flatnonzero(ops).tolist():
+            key, here = ranked[first_rank + number].key, int(ops[number])
+            start, stop = int(counts[number] - counts[0]), int(counts[number + 1] - counts[0])
+            part, whole = slice(start, stop), stop - start == len(order)
+            images = [
+                image if whole or image is None else image.slice(start, stop - start)
+                for image in (
+                    new if here & ~(1 << DELETE) else None,
+                    old if here & ~(1 << INSERT) else None,
+                )
+            ]
+            table = DecodedTable(
+                key.schema, key.table, key.physical_id, key.columns, op[part], commit_ts[part],
+                offset[part], seq[part], images[0], images[1], key.version,
             )  # fmt: skip
-            return pa.array(
-                out.view(np.dtype(column.type.to_pandas_dtype())), mask=valid == 0, type=column.type
-            )
-        sizes = np.maximum(self._lengths.reshape(-1)[spans].astype(np.int64), 0)
-        data, ends = np.empty(int(sizes.sum()) + PAD, dtype=np.uint8), np.zeros(n + 1, dtype=np.int32)
-        is_number = pa.types.is_floating(column.type)
-        kernels.take_strings(
-            n, address(spans), address(self._starts), address(self._lengths), self._mode(column),
-            int(is_number and self._batch.framed), address(data), address(ends) + 4, address(valid),
-            address(unfit),
+            if told is not None:
+                zone = next((column.zone for column in key.columns if column.zone), "UTC")
+                sound = sums.matching(table, told[0][part], told[1][part], zone)
+                self._bad[order[part][~sound]] = 1
+            found.append((key, table))
+        return found
+
+    def _told(
+        self, shape: _Shape, order: Int64s, summed: npt.NDArray[np.bool_]
+    ) -> tuple[Int64s, Int64s] | None:
+        """The checksums of both images of these items, -1 where none is told; None where there are none, or
+        where some item has to be left anyway: what is left of the others is gathered once more.
+        """
+        chosen = order[summed]
+        n, count = len(chosen), len(shape.columns)
+        if not n or self._bad.any():
+            return None
+        # Rows of each operation have both: the kernel gives those of the first side to all but deletes, those
+        # of the second to all but inserts.
+        bits, out = np.zeros((4, (n + 63) // 64 * 8), dtype=np.uint8), np.zeros((4, n), dtype=np.uint64)
+        columns = np.zeros((4, kernels.COLUMN_WORDS), dtype=np.int64)
+        for number, (side, image) in enumerate(product((0, 1), (0, 1))):
+            columns[number, :4] = kernels.UNSIGNED, 0, 2 * count + image, side
+            columns[number, kernels.C_VALID // 8] = address(bits[number])
+            columns[number, kernels.C_OUT // 8] = address(out[number])
+        scratch = np.empty(2 * kernels.CHUNK, dtype=np.int64)
+        kernels.gather(
+            n, address(chosen), address(self._results), address(self._starts), address(self._lengths),
+            address(columns), len(columns), address(scratch), address(self._bad),
         )  # fmt: skip
-        mask = pa.array(valid == 1).buffers()[1] if not valid.all() else None
-        texts = pa.Array.from_buffers(
-            pa.string() if is_number else column.type, n, [mask, pa.py_buffer(ends), pa.py_buffer(data)]
+        valid = np.unpackbits(bits, axis=1, bitorder="little")[:, :n] != 0
+        found = np.where(valid, out, np.uint64(0))
+        found = np.where(valid[:2], found[:2], found[2:])
+        self._bad[chosen[(found >> np.uint64(32) != 0).any(axis=0)]] = 1
+        told = np.full((2, len(order)), -1, dtype=np.int64)
+        told[:, summed] = np.where(found != 0, found.astype(np.int64), -1)
+        ops = self._results[order, 0]
+        told[0, ops == DELETE] = told[1, ops == INSERT] = -1
+        return told[0], told[1]
+
+    def _images(
+        self, shape: _Shape, order: Int64s, *, has_new: bool, has_old: bool
+    ) -> list[pa.RecordBatch | None]:
+        """The new and the old images of these items, each with a row for every one."""
+        n, count = len(order), len(shape.columns)
+        shown = slice(0 if has_new else count, 2 * count if has_old else count)
+        sums = np.zeros(2 * count, dtype=np.int64)
+        kernels.measure(
+            n, address(order), address(self._results), address(self._lengths), count, address(sums)
         )
-        return self._floats(texts, column, unfit) if is_number else texts
+        as_words, sums = shape.as_words[shown], sums[shown]
+        bits, ends = _aligned((n + 63) // 64 * 8), _aligned(4 * n + 4)
+        sizes = np.where(as_words, bits + _aligned(8 * n), bits + ends + _aligned(sums + PAD))
+        starts = np.cumsum(sizes) - sizes
+        arena = np.empty(int(sizes.sum()) + PAD, dtype=np.uint8)
+        base = address(arena)
+        columns = shape.head[shown].copy()
+        columns[:, kernels.C_VALID // 8] = base + starts
+        columns[:, kernels.C_ENDS // 8] = base + starts + bits
+        data = starts + np.where(as_words, bits, bits + ends)
+        columns[:, kernels.C_OUT // 8] = base + data
+        for at in (starts[~as_words] + bits).tolist():
+            arena[at : at + 4] = 0
+        scratch = np.empty(2 * kernels.CHUNK, dtype=np.int64)
+        kernels.gather(
+            n, address(order), address(self._results), address(self._starts), address(self._lengths),
+            address(columns), len(columns), address(scratch), address(self._bad),
+        )  # fmt: skip
+        memory, arrays = pa.py_buffer(arena), []
+        nulls = columns[:, kernels.C_NULLS // 8].tolist()
+        for number, (start, at, size, null) in enumerate(
+            zip(starts.tolist(), data.tolist(), sums.tolist(), nulls, strict=True)
+        ):
+            buffers = [memory.slice(start, bits) if null else None]
+            if as_words[number]:
+                buffers.append(memory.slice(at, 8 * n))
+            else:
+                buffers += [memory.slice(start + bits, 4 * n + 4), memory.slice(at, size)]
+            of_type = shape.taken_as[(number + shown.start) % count]
+            arrays.append(pa.Array.from_buffers(of_type, n, buffers, null))
+        images: list[pa.RecordBatch | None] = [None, None]
+        for side in (0, 1) if has_new and has_old else (0,) if has_new else (1,):
+            some = arrays[:count] if side == 0 or not has_new else arrays[count:]
+            if not shape.plain:
+                some = [self._converted(shape, i, array, order) for i, array in enumerate(some)]
+            images[side] = pa.RecordBatch.from_arrays(some, schema=shape.schema)
+        return images
 
-    def _floats(self, texts: pa.Array, column: WireColumn, unfit: npt.NDArray[np.uint8]) -> pa.Array:
-        try:
-            return pc.cast(texts, column.type)
-        except pa.ArrowInvalid:
-            unfit[:] = 1
-            return pa.nulls(len(texts), column.type)
-
-    def _mode(self, column: WireColumn) -> int:
-        if column.type != pa.binary():
-            blob = self._batch.framed and column.mysql_type in BLOB_TYPES
-            return kernels.BASE64_TEXT if blob else kernels.TEXT
-        if not self._batch.framed:
-            return kernels.LATIN1
-        return kernels.BASE64 if column.mysql_type in BLOB_TYPES else kernels.QUOTED
+    def _converted(self, shape: _Shape, number: int, found: pa.Array, order: Int64s) -> pa.Array:
+        """The column made of an array of what stands in the messages; marks the items that do not fit."""
+        column, cells = shape.columns[number], shape.cells[number]
+        of_type = column.type if cells.stands_as is None else cells.stands_as
+        if pa.types.is_floating(of_type):
+            found, wrong = _floats(found, of_type)
+            self._bad[order[wrong]] = 1
+        if cells.convert is None:
+            return found
+        made, flags = cells.convert(found, column)
+        self._bad[order[flags != 0]] = 1
+        return made
 
 
-def _framed_items(spans: Int64s) -> tuple[Int64s, Int64s, npt.NDArray[np.int32]]:
-    """Items of open-protocol messages: their spans, message numbers, numbers within the message."""
-    total = kernels.split_batches(len(spans), address(spans), 0, 0, 0)
+def _aligned(size: Any) -> Any:
+    return (size + 63) // 64 * 64
+
+
+def _floats(texts: pa.Array, of_type: pa.DataType) -> tuple[pa.Array, Int64s]:
+    """Numbers of texts, and the rows whose text is none."""
+    try:
+        return pc.cast(texts, of_type), np.zeros(0, dtype=np.int64)
+    except pa.ArrowInvalid:
+        wrong = [i for i, text in enumerate(texts) if not _is_float(text, of_type)]
+        return pa.nulls(len(texts), of_type), np.array(wrong, dtype=np.int64)
+
+
+def _is_float(text: pa.Scalar, of_type: pa.DataType) -> bool:
+    try:
+        pc.cast(text, of_type)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _framed_items(spans: Int64s) -> tuple[Int64s, Int32s, Int32s]:
+    """Items of messages that are batches: their spans, message numbers, numbers within the message."""
+    total = match_kernels.split_batches(len(spans), address(spans), 0, 0, 0)
     items = np.empty((total + 1, 4), dtype=np.int64)
     owner = np.empty(2 * total + 2, dtype=np.int32)
-    total = kernels.split_batches(len(spans), address(spans), address(items), address(owner), total + 1)
-    return items[:total], owner[:total].astype(np.int64), owner[len(owner) // 2 :][:total]
-
-
-def _join(parts: list[Decoded]) -> Decoded:
-    """One result; rows of one table and column set become one table again, in order."""
-    groups: dict[RowKey, list[DecodedTable]] = {}
-    for part in parts:
-        for table in part.rows:
-            key = RowKey(table.schema, table.table, table.physical_id, table.columns)
-            groups.setdefault(key, []).append(table)
-    rows = [_merge(tables) for tables in groups.values()]
-    rows.sort(key=lambda table: (int(table.offset[0]), int(table.seq[0])))
-    return Decoded(
-        rows,
-        sorted((mark for part in parts for mark in part.resolved), key=lambda mark: mark[1]),
-        sorted((ddl for part in parts for ddl in part.ddls), key=lambda ddl: ddl.offset),
-        sorted((bad for part in parts for bad in part.bad), key=lambda bad: bad.offset),
-    )
-
-
-def _merge(tables: list[DecodedTable]) -> DecodedTable:
-    if len(tables) == 1:
-        return tables[0]
-    offset = np.concatenate([table.offset for table in tables])
-    seq = np.concatenate([table.seq for table in tables])
-    order = np.lexsort((seq, offset))
-    first = tables[0]
-    return DecodedTable(
-        schema=first.schema,
-        table=first.table,
-        physical_id=first.physical_id,
-        columns=first.columns,
-        op=np.concatenate([table.op for table in tables])[order],
-        commit_ts=np.concatenate([table.commit_ts for table in tables])[order],
-        offset=offset[order],
-        seq=seq[order],
-        new=_images([table.new for table in tables], tables, order),
-        old=_images([table.old for table in tables], tables, order),
-    )
-
-
-def _images(
-    images: list[pa.RecordBatch | None], tables: list[DecodedTable], order: Int64s
-) -> pa.RecordBatch | None:
-    present = next((image for image in images if image is not None), None)
-    if present is None:
-        return None
-    whole = [
-        image
-        if image is not None
-        else pa.RecordBatch.from_arrays(
-            [pa.nulls(len(table), field.type) for field in present.schema], schema=present.schema
-        )
-        for image, table in zip(images, tables, strict=True)
-    ]
-    return pa.concat_batches(whole).take(pa.array(order))
+    total = match_kernels.split_batches(len(spans), address(spans), address(items), address(owner), total + 1)
+    return items[:total], owner[:total], owner[len(owner) // 2 :][:total]

@@ -1,11 +1,10 @@
-"""Decode kernels: JSON messages of a known shape, matched against a template and cut into columns.
+"""Decode kernels: spans of cells in JSON messages, as `match_kernels` noted them, to columns.
 
-Rows of one table differ only in their values. `match_items` walks a *template* (pieces: a constant that
-must stand there, then a value) over each message and notes where each value stands; the `take_*` kernels
-then turn one column of spans into an Arrow buffer. Whatever does not match, or holds a value that does
-not fit, is left to the plain decoders, which alone decide what is a bad message.
+`gather` writes all columns of a group of rows in one call, 64 rows at a time, so that the spans of these
+rows and their messages stay in the cache while column after column is taken from them. A value that does
+not fit its column marks its item as bad; the plain decoders decide what becomes of its message.
 
-All reads stay inside the message; addresses are int64.
+All reads stay inside the message, with the 8 bytes before a cell; addresses are int64.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
+from tidegate.codec.match_kernels import ESCAPED, IS_STRING, RESULT_BYTES
 from tidegate.kernel import (
-    bswap64,
-    copy_bytes,
+    copy_exact,
+    ctpop64,
     inline,
     kernel,
     load_i32,
@@ -27,304 +27,98 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.json_kernels import plain_eight, utf8_size
+from tidegate.model.slots import DELETE, INSERT
+from tidegate.tidb.json_kernels import utf8_size
 from tidegate.tidb.kernels import I64, U64
 
-# Forms of a template's piece: what follows its constant.
-CELL: Final = 0  # any scalar; its span goes to a slot
-NUMBER: Final = 1  # an integer that nobody needs
-TIMESTAMP: Final = 2  # an unsigned integer: the commit ts
-MILLISECONDS: Final = 3  # an unsigned integer: milliseconds, the commit ts where there is none
-OPTIONAL: Final = 4  # constant and integer together may be missing
-END: Final = 5  # the item may end here, as operation `slot`
-PIECE_BYTES: Final = 32
-"""A piece: address and length of the constant, form, slot."""
-
-NULL_SPAN: Final = -1
-ESCAPED: Final = 1
-IS_STRING: Final = 2
-
+# How a column's values stand in messages.
 TEXT: Final = 0
 LATIN1: Final = 1
 BASE64: Final = 2
 QUOTED: Final = 3
 BASE64_TEXT: Final = 4
+SIGNED: Final = 5  # of the columns that become words of 64 bits
+UNSIGNED: Final = 6
+
+COLUMN_WORDS: Final = 8
+(C_MODE, C_IN_QUOTES, C_SLOT, C_OLD, C_VALID, C_ENDS, C_OUT, C_NULLS) = range(0, 8 * COLUMN_WORDS, 8)
+"""Byte offsets in a column: its mode; whether the values are strings; its slot; whether it is of the old
+image; the bits of validity; i32[n + 1] end offsets, of texts and bytes; where the values go, and for texts
+the next one does; afterwards how many rows have no value."""
+COLUMN_BYTES: Final = 8 * COLUMN_WORDS
+CHUNK: Final = 64
+"""Rows at a time: one word of validity."""
 
 _UNBASE64: Final = np.full(256, 255, dtype=np.uint8)
 for _i, _c in enumerate(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"):
     _UNBASE64[_c] = _i
 _MAX_NEGATIVE: Final = U64(1 << 63)
-_TENTH: Final = U64((1 << 64) // 10 - 1)
+_ZEROS: Final = U64(0x3030303030303030)
+_SIXES: Final = U64(0x0606060606060606)
+_HIGH_NIBBLES: Final = U64(0xF0F0F0F0F0F0F0F0)
+_TEN_TO_16: Final = U64(10**16)
+_MOST_TOP: Final = U64((1 << 64) // 10**16)
+_MOST_REST: Final = U64((1 << 64) % 10**16)
 
 
 @inline
-def same(left: int, right: int, size: int) -> bool:
-    """Whether `size` bytes are equal."""
-    at = 0
-    while at + 8 <= size:
-        if load_u64(left + at) != load_u64(right + at):
-            return False
-        at += 8
-    while at < size:
-        if load_u8(left + at) != load_u8(right + at):
-            return False
-        at += 1
-    return True
-
-
-@inline
-def scan_digits(at: int, end: int) -> int:
-    """The end of a run of decimal digits."""
-    while at < end and 48 <= I64(load_u8(at)) <= 57:
-        at += 1
-    return at
-
-
-@inline
-def scan_number(at: int, end: int) -> int:
-    """The end of the JSON number (RFC 8259, section 6) at `at`; `at` itself when none stands there.
-
-    The grammar is checked, not only the characters: the plain decoders refuse `0613`, `1.` and `-`, so a
-    message that holds one must not match a template.
-    """
-    first = at + (at < end and load_u8(at) == 45)
-    stop = scan_digits(first, end)
-    if stop == first or (stop - first > 1 and load_u8(first) == 48):
-        return at
-    if stop < end and load_u8(stop) == 46:
-        fraction = scan_digits(stop + 1, end)
-        if fraction == stop + 1:
-            return at
-        stop = fraction
-    if stop < end and (load_u8(stop) == 101 or load_u8(stop) == 69):
-        exponent = stop + 1
-        exponent += exponent < end and (load_u8(exponent) == 43 or load_u8(exponent) == 45)
-        stop = scan_digits(exponent, end)
-        if stop == exponent:
-            return at
-    return stop
-
-
-@inline
-def scan_string(at: int, end: int) -> tuple[int, int]:
-    """(address of the closing quote or 0, ESCAPED if there is a backslash), from after the first quote."""
-    flags = 0
-    while at < end:
-        if at + 8 <= end and plain_eight(load_i64(at)):
-            at += 8
-            continue
-        byte = I64(load_u8(at))
-        if byte == 34:
-            return at, flags
-        if byte < 32:
-            return 0, 0
-        if byte == 92:
-            flags = ESCAPED
-            at += 2
-        elif byte < 128:
-            at += 1
-        else:
-            used = utf8_size(at, end - at)
-            if used < 0:
-                return 0, 0
-            at += used
-    return 0, 0
-
-
-@inline
-def read_unsigned(at: int, end: int) -> Any:
-    """A U64 of plain digits; more than 64 bits or anything else is 2**64 - 1 (no such timestamp)."""
-    value = U64(0)
-    if at >= end or end - at > 19:
+def eight_digits(word: int) -> Any:
+    """The number of 8 decimal digits in the order they stand; 2**64 - 1 if they are not all digits."""
+    bits = U64(word)
+    if ((bits & _HIGH_NIBBLES) | (((bits + _SIXES) & _HIGH_NIBBLES) >> U64(4))) != U64(0x3333333333333333):
         return ~U64(0)
-    while at < end:
-        digit = I64(load_u8(at)) - 48
-        if digit < 0 or digit > 9:
-            return ~U64(0)
-        value = value * U64(10) + U64(digit)
-        at += 1
-    return value
+    bits -= _ZEROS
+    bits = bits * U64(10) + (bits >> U64(8))
+    low = (bits & U64(0x000000FF000000FF)) * U64(0x000F424000000064)
+    high = ((bits >> U64(16)) & U64(0x000000FF000000FF)) * U64(0x0000271000000001)
+    return ((low + high) & ~U64(0)) >> U64(32)
 
 
 @inline
-def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, result: int) -> bool:
-    """Match one list of pieces; spans go to starts/lengths, operation and timestamp to `result`."""
-    for i in range(count):
-        piece = pieces + PIECE_BYTES * i
-        size = load_i64(piece + 8)
-        form = load_i64(piece + 16)
-        fits = size <= end - at and same(at, load_i64(piece), size)
-        if form == END:
-            if fits and at + size == end:
-                store_u64(result, load_i64(piece + 24))
-                return True
-            continue
-        if not fits:
-            if form == OPTIONAL:
-                continue
-            return False
-        at += size
-        if at >= end:
-            return False
-        byte = I64(load_u8(at))
-        slot = load_i64(piece + 24)
-        if form == CELL and byte == 34:
-            close, flags = scan_string(at + 1, end)
-            if close == 0:
-                return False
-            store_u64(starts + 8 * slot, ((at + 1) << 2) | flags | IS_STRING)
-            store_u32(lengths + 4 * slot, close - at - 1)
-            at = close + 1
-            continue
-        if form == CELL and byte == 110:
-            if end - at < 4 or load_u8(at + 1) != 117 or load_u8(at + 2) != 108 or load_u8(at + 3) != 108:
-                return False
-            store_u32(lengths + 4 * slot, NULL_SPAN)
-            at += 4
-            continue
-        stop = scan_number(at, end)
-        if stop == at:
-            return False
-        if form == CELL:
-            store_u64(starts + 8 * slot, at << 2)
-            store_u32(lengths + 4 * slot, stop - at)
-        elif form in (TIMESTAMP, MILLISECONDS):
-            ts = read_unsigned(at, stop)
-            if ts == ~U64(0) or (form == MILLISECONDS and ts >> U64(46) != U64(0)):
-                return False
-            store_u64(result + 8, ts << U64(18) if form == MILLISECONDS else ts)
-        at = stop
-    return False
+def few_digits(end: int, size: int) -> Any:
+    """The number of 1 to 8 digits that end at `end`, by the 8 bytes before it; 2**64 - 1 as above."""
+    word = load_u64(end - 8)
+    if size < 8:
+        gone = U64(64 - 8 * size)
+        word = ((word >> gone) << gone) | (_ZEROS & ((U64(1) << gone) - U64(1)))
+    return eight_digits(word)
 
 
-@kernel
-def match_items(
-    n: int, items: int, templates: int, count: int, stride: int, starts: int, lengths: int, results: int
-) -> int:
-    """Match n items (key address, key size, value address, value size; 32 bytes each); how many matched.
-
-    templates: `count` times 4 lists (address, number of pieces): key, and three alternatives for the value.
-    starts, lengths: i64 and i32 [n, stride]; results: (operation, ts, template or -1), 24 bytes each.
-    """
-    last = 0
-    matched = 0
-    for i in range(n):
-        item = items + 32 * i
-        key = load_i64(item)
-        key_end = key + load_i64(item + 8)
-        value = load_i64(item + 16)
-        end = value + load_i64(item + 24)
-        row_starts = starts + 8 * stride * i
-        row_lengths = lengths + 4 * stride * i
-        result = results + 24 * i
-        found = -1
-        for k in range(count):
-            number = last + k
-            if number >= count:
-                number -= count
-            lists = templates + 64 * number
-            pieces = load_i64(lists + 8)
-            if pieces > 0 and not walk(
-                key, key_end, load_i64(lists), pieces, row_starts, row_lengths, result
-            ):
-                continue
-            for alternative in range(1, 4):
-                pieces = load_i64(lists + 16 * alternative + 8)
-                if pieces > 0 and walk(
-                    value, end, load_i64(lists + 16 * alternative), pieces, row_starts, row_lengths, result
-                ):
-                    found = number
-                    break
-            if found >= 0:
-                last = found
-                matched += 1
-                break
-        store_u64(result + 16, found)
-    return matched
+@inline
+def read_digits(at: int, size: int) -> tuple[Any, bool]:
+    """(the number of at most 20 digits, whether they are that and fit 64 bits)."""
+    if size < 1 or size > 20:
+        return U64(0), False
+    if size <= 8:
+        value = few_digits(at + size, size)
+        return value, value != ~U64(0)
+    end = at + size
+    last = eight_digits(load_u64(end - 8))
+    if size <= 16:
+        first = few_digits(end - 8, size - 8)
+        return first * U64(100000000) + last, first != ~U64(0) and last != ~U64(0)
+    middle = eight_digits(load_u64(end - 16))
+    first = few_digits(end - 16, size - 16)
+    rest = middle * U64(100000000) + last
+    good = first != ~U64(0) and middle != ~U64(0) and last != ~U64(0)
+    if first > _MOST_TOP or (first == _MOST_TOP and rest >= _MOST_REST):
+        good = False
+    return first * _TEN_TO_16 + rest, good
 
 
-@kernel
-def split_batches(n: int, messages: int, items: int, owner: int, room: int) -> int:
-    """Items of n open-protocol messages (key address, size, value address, size); how many items in all.
-
-    owner: i32 per item, its message; after `room` of them i32 per item, its number within the message. A
-    message that is not whole gets no item. With room 0 it only counts.
-    """
-    total = 0
-    for i in range(n):
-        key = load_i64(messages + 32 * i)
-        key_end = key + load_i64(messages + 32 * i + 8)
-        value = load_i64(messages + 32 * i + 16)
-        value_end = value + load_i64(messages + 32 * i + 24)
-        if key_end - key < 16 or load_u64(key) != U64(0x0100000000000000):
-            continue
-        key += 8
-        first = total
-        whole = True
-        while key < key_end or value < value_end:
-            if key_end - key < 8 or value_end - value < 8:
-                whole = False
-                break
-            key_size = bswap64(load_u64(key))
-            value_size = bswap64(load_u64(value))
-            if key_size > U64(key_end - key - 8) or value_size > U64(value_end - value - 8):
-                whole = False
-                break
-            if room > total:
-                store_u64(items + 32 * total, key + 8)
-                store_u64(items + 32 * total + 8, key_size)
-                store_u64(items + 32 * total + 16, value + 8)
-                store_u64(items + 32 * total + 24, value_size)
-                store_u32(owner + 4 * total, i)
-                store_u32(owner + 4 * (room + total), total - first)
-            total += 1
-            key += 8 + I64(key_size)
-            value += 8 + I64(value_size)
-        if not whole:
-            total = first
-    return total
-
-
-@kernel
-def take_integers(
-    n: int, rows: int, starts: int, lengths: int, unsigned: int, quoted: int, out: int, valid: int, bad: int
-) -> int:
-    """One column of integers: i64[n] and u8[n] validity; rows that hold none are marked in `bad` (u8).
-
-    rows: i64[n] offsets, in spans, of the column's span in each row. Returns the number of nulls.
-    """
-    nulls = 0
-    for i in range(n):
-        span = load_i64(rows + 8 * i)
-        size = I64(load_i32(lengths + 4 * span))
-        store_u8(valid + i, size >= 0)
-        store_u64(out + 8 * i, 0)
-        if size < 0:
-            nulls += 1
-            continue
-        word = load_i64(starts + 8 * span)
-        at = word >> 2
-        end = at + size
-        negative = size > 0 and load_u8(at) == 45
-        at += negative
-        value = U64(0)
-        good = end - at > 0 and end - at <= 20 and word & 3 == (IS_STRING if quoted else 0)
-        while good and at < end:
-            digit = I64(load_u8(at)) - 48
-            if digit < 0 or digit > 9 or value > _TENTH:
-                # The last digit of a number near 2**64 is left to the plain decoder.
-                good = False
-            else:
-                value = value * U64(10) + U64(digit)
-            at += 1
-        if good and unsigned == 0 and value > (_MAX_NEGATIVE if negative else _MAX_NEGATIVE - U64(1)):
-            good = False
-        if good and unsigned and negative:
-            good = False
-        store_u64(out + 8 * i, U64(0) - value if negative else value)
-        if not good:
-            store_u8(bad + i, 1)
-    return nulls
+@inline
+def read_integer(word: int, size: int, unsigned: bool, wanted: int) -> tuple[Any, bool]:
+    """(the 64 bits of the integer in a span, whether it is one that fits its column)."""
+    at = word >> 2
+    negative = size > 0 and load_u8(at) == 45
+    value, good = read_digits(at + negative, size - negative)
+    if word & 3 != wanted:
+        good = False
+    if unsigned:
+        return value, good and not negative
+    if value > (_MAX_NEGATIVE if negative else _MAX_NEGATIVE - U64(1)):
+        good = False
+    return (U64(0) - value if negative else value), good
 
 
 @inline
@@ -541,66 +335,113 @@ def is_utf8(at: int, end: int) -> bool:
     return True
 
 
-@kernel
-def take_strings(
-    n: int,
-    rows: int,
-    starts: int,
-    lengths: int,
-    mode: int,
-    number: int,
-    out: int,
-    ends: int,
-    valid: int,
-    bad: int,
-) -> int:
-    """One column of strings or bytes: data at `out`, i32[n] end offsets, u8[n] validity; the bytes written.
+@inline
+def read_text(out: int, word: int, size: int, mode: int, in_quotes: bool) -> int:
+    """The end of the bytes that a span stands for, at `out`; 0 if it stands for none."""
+    at = word >> 2
+    if not in_quotes:
+        if word & 3:
+            return 0
+        copy_exact(out, at, size)
+        return out + size
+    if word & IS_STRING == 0:
+        return 0
+    if mode in (BASE64, BASE64_TEXT):
+        done = take_base64(out, at, size) if word & ESCAPED == 0 else 0
+        if mode == BASE64_TEXT and done != 0 and not is_utf8(out, done):
+            return 0
+        return done
+    if word & ESCAPED == 0 and mode != LATIN1:
+        copy_exact(out, at, size)
+        return out + size
+    done = take_string(out, at, size, LATIN1 if mode == LATIN1 else TEXT)
+    if mode == QUOTED and done != 0:
+        done = unquote(out, done)
+    return done
 
-    number: the spans are bare JSON numbers (floats), or quoted ones. `out` needs the sum of all lengths.
+
+@kernel
+def measure(n: int, order: int, results: int, lengths: int, cells: int, sums: int) -> int:
+    """Bytes of the cells of n rows: i64[2 * cells], new images before old. order: each row's item."""
+    for row in range(n):
+        result = results + RESULT_BYTES * load_i64(order + 8 * row)
+        op = load_i64(result)
+        span = lengths + 4 * load_i64(result + 24)
+        # The spans of an image that the row has not were never written.
+        for slot in range(cells if op == DELETE else 0, cells if op == INSERT else 2 * cells):
+            store_u64(sums + 8 * slot, load_i64(sums + 8 * slot) + max(0, I64(load_i32(span + 4 * slot))))
+    return n
+
+
+@kernel
+def gather(
+    n: int, order: int, results: int, starts: int, lengths: int, columns: int, count: int, bases: int,
+    bad: int,
+) -> int:  # fmt: skip
+    """Write `count` columns of n rows; rows without the column's image have no value. How many are bad.
+
+    order: i64[n], each row's item; columns as C_MODE ff. say; bases: i64[2 * CHUNK] of scratch memory; bad:
+    u8, by item. A column of texts has room for the sum of its lengths.
     """
-    base = out
-    for i in range(n):
-        span = load_i64(rows + 8 * i)
-        size = I64(load_i32(lengths + 4 * span))
-        store_u8(valid + i, size >= 0)
-        if size >= 0:
-            word = load_i64(starts + 8 * span)
-            at = word >> 2
-            done = 0
-            if number == 1:
-                if word & 3 == 0:
-                    copy_bytes(out, at, size)
-                    done = out + size
-            elif word & IS_STRING == 0:
-                done = 0
-            elif mode == TEXT and word & ESCAPED == 0:
-                copy_bytes(out, at, size)
-                done = out + size
-            elif mode in (BASE64, BASE64_TEXT):
-                done = take_base64(out, at, size) if word & ESCAPED == 0 else 0
-                if mode == BASE64_TEXT and done != 0 and not is_utf8(out, done):
-                    done = 0
-            elif mode == QUOTED:
-                if word & ESCAPED == 0:
-                    copy_bytes(out, at, size)
-                    done = out + size
-                else:
-                    done = take_string(out, at, size, TEXT)
-                    if done != 0:
-                        done = unquote(out, done)
+    wrong = 0
+    for first in range(0, n, CHUNK):
+        rows = min(CHUNK, n - first)
+        for i in range(rows):
+            result = results + RESULT_BYTES * load_i64(order + 8 * (first + i))
+            op = load_i64(result)
+            span = load_i64(result + 24)
+            store_u64(bases + 8 * i, -1 if op == DELETE else span)
+            store_u64(bases + 8 * (CHUNK + i), -1 if op == INSERT else span)
+        for number in range(count):
+            column = columns + COLUMN_BYTES * number
+            mode = load_i64(column)
+            in_quotes = load_i64(column + C_IN_QUOTES) != 0
+            slot = load_i64(column + C_SLOT)
+            spans = bases + 8 * CHUNK * load_i64(column + C_OLD)
+            bits = U64(0)
+            if mode >= SIGNED:
+                out = load_i64(column + C_OUT) + 8 * first
+                wanted = IS_STRING if in_quotes else 0
+                for i in range(rows):
+                    span = load_i64(spans + 8 * i)
+                    size = -1
+                    if span >= 0:
+                        size = I64(load_i32(lengths + 4 * (span + slot)))
+                    value = U64(0)
+                    if size >= 0:
+                        bits |= U64(1) << U64(i)
+                        value, good = read_integer(
+                            load_i64(starts + 8 * (span + slot)), size, mode == UNSIGNED, wanted
+                        )
+                        if not good:
+                            store_u8(bad + load_i64(order + 8 * (first + i)), 1)
+                            wrong += 1
+                    store_u64(out + 8 * i, value)
             else:
-                done = take_string(out, at, size, mode)
-            if done == 0:
-                store_u8(bad + i, 1)
-            else:
-                out = done
-        store_u32(ends + 4 * i, out - base)
-    return out - base
+                out = load_i64(column + C_OUT)
+                ends = load_i64(column + C_ENDS) + 4 * first
+                base = out - I64(load_i32(ends))
+                for i in range(rows):
+                    span = load_i64(spans + 8 * i)
+                    size = -1
+                    if span >= 0:
+                        size = I64(load_i32(lengths + 4 * (span + slot)))
+                    if size >= 0:
+                        bits |= U64(1) << U64(i)
+                        done = read_text(out, load_i64(starts + 8 * (span + slot)), size, mode, in_quotes)
+                        if done == 0:
+                            store_u8(bad + load_i64(order + 8 * (first + i)), 1)
+                            wrong += 1
+                        else:
+                            out = done
+                    store_u32(ends + 4 * i + 4, out - base)
+                store_u64(column + C_OUT, out)
+            store_u64(load_i64(column + C_VALID) + (first >> 3), bits)
+            store_u64(column + C_NULLS, load_i64(column + C_NULLS) + rows - I64(ctpop64(bits)))
+    return wrong
 
 
 def warm() -> None:
     """Compile what is not in numba's cache yet, over no rows."""
-    match_items(0, 0, 0, 0, 1, 0, 0, 0)
-    split_batches(0, 0, 0, 0, 0)
-    take_integers(0, 0, 0, 0, 0, 0, 0, 0, 0)
-    take_strings(0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    measure(0, 0, 0, 0, 0, 0)
+    gather(0, 0, 0, 0, 0, 0, 0, 0, 0)

@@ -47,6 +47,20 @@ def easy_string(data: bytes) -> bytes:
     return _escape(data.decode("utf-8", "surrogateescape"), _SHORT)
 
 
+_SPECIAL_RAW: Final = re.compile(rb'[\x00-\x1f"\\]')
+_SHORT_RAW: Final = {b"\n": rb"\n", b"\r": rb"\r", b"\t": rb"\t", b'"': rb"\"", b"\\": rb"\\"}
+
+
+def raw_string(data: bytes) -> bytes:
+    """A quoted string as json-iterator writes it without EscapeHTML; bytes that are not UTF-8 are copied."""
+
+    def replace(match: re.Match[bytes]) -> bytes:
+        char = match.group()
+        return _SHORT_RAW.get(char) or rb"\u%04x" % char[0]
+
+    return b'"' + _SPECIAL_RAW.sub(replace, data) + b'"'
+
+
 def go_printable(char: str) -> bool:
     """Go's strconv.IsPrint."""
     if char.isprintable():
@@ -114,3 +128,9 @@ def json_float(value: float, single: bool) -> bytes:
         return floats.fixed_text(value, single=single).encode()
     mantissa = digits[0] + ("." + digits[1:] if len(digits) > 1 else "")
     return f"{'-' if value < 0 else ''}{mantissa}e{point - 1:+d}".encode()
+
+
+def iterator_float(value: float, single: bool) -> bytes:
+    """A number as json-iterator writes it: as encoding/json does, but exponents have two digits (`1e-07`)."""
+    text = json_float(value, single)
+    return text[:-1] + b"0" + text[-1:] if text[-3:-1] == b"e-" else text

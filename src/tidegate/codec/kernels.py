@@ -1,14 +1,15 @@
-"""Encode kernels: from slots straight to the bytes of messages, for every JSON protocol we have.
+"""Encode kernels: from slots straight to the bytes of messages, whatever the protocol.
 
-A table's *plan* (`codec.plans`) is, per operation, a list of pieces; each piece copies a constant and
-writes one value after it. `encode` walks the pieces of each row's operation, row by row, into one buffer:
+A table's *plan* (`codec.plan`) is a list of pieces for the key and one for each operation's value; a piece
+copies a constant and writes one value after it. What stands for NULL, and quotes, are parts of the piece: no
+kernel knows a protocol. The pieces of each row are walked, row by row, into one buffer:
 
-    open-protocol   data = [ keys of all messages | values of all messages ]
-    canal-json      data = [ values ]
+    encode_single   data = [ key of row 0 | its value | key of row 1 | ... ]: a message a row, key or none
+    encode_framed   data = [ keys of all messages | values of all messages ]: rows in batches with lengths
 
 Strings come from `text_kernels`; numbers, decimals, times and binary JSON from `tidegate.tidb`'s. Before a
 row is written its worst case is compared with the room left; without room the kernel returns and is called
-again with a larger buffer, so it never writes past its end. Plain twins: `open_protocol`, `canal_json`.
+again with a larger buffer, so it never writes past its end. Plain twins: `plain` in each protocol's folder.
 
 Every address argument is an int64. Texts may scribble `SLACK` bytes past their end, and constants are
 copied 32 bytes at a time: buffers end with `kernel.PAD` spare bytes.
@@ -20,6 +21,8 @@ from typing import Final
 
 import numpy as np
 
+from tidegate.codec import connect_kernels as connect
+from tidegate.codec.connect_kernels import put_connected
 from tidegate.codec.text_kernels import put_base64, put_const, put_latin1, put_quoted, put_text, put_vector
 from tidegate.kernel import (
     bswap64,
@@ -35,6 +38,7 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
+from tidegate.model import slots
 from tidegate.tidb.float_kernels import (
     put_double_fixed,
     put_double_json,
@@ -75,31 +79,41 @@ PROMOTED: Final = 17
 MILLISECONDS: Final = 18
 COMMIT_TS: Final = 19
 GROUP_END: Final = 20
+ROW_ID: Final = 21
+PHYSICAL_ID: Final = 22
+CHECKSUM: Final = 36
+"""Behind those of `connect_kernels`; its parameter is one of these:"""
+SUM_VERSION, SUM_CORRUPTED, SUM_CURRENT, SUM_PREVIOUS, SUM_END = range(5)
 
 PIECE_WORDS: Final = 12
 PIECE_BYTES: Final = 8 * PIECE_WORDS
-# Words of a piece.
-P_CONST: Final = 0
-P_LENGTH: Final = 8
-P_FORM: Final = 16
-P_CELL: Final = 24
-P_IMAGE: Final = 32
-P_PARAM: Final = 40
-P_QUOTES: Final = 48
-P_ONLY_CHANGED: Final = 56
-P_OPEN: Final = 64
-P_OPEN_LENGTH: Final = 72
-P_CLOSE: Final = 80
+(
+    P_CONST, P_LENGTH, P_FORM, P_CELL, P_IMAGE, P_PARAM, P_TAIL, P_NULL, P_NULL_BACK, P_ONLY_CHANGED, P_OPEN,
+    P_OPEN_LENGTH,
+) = range(0, PIECE_BYTES, 8)  # fmt: skip
 """Byte offsets in a piece: its constant (address, length); form; column; image (0 new, 1 old); a form's
-parameter; whether the value is quoted; whether it is left out when equal to the new image; what to copy
-before the first such piece that is not (address, length); one byte to write after the value, or 0."""
+parameter; the short text behind a value; the short text that stands for NULL instead of both, and how many
+bytes of the constant it takes back; whether the value is left out when equal to the new image; what to copy
+before the first such piece that is not (address, length). Where P_NULL is LONG_NULL, what stands for NULL is
+at P_OPEN instead (address, length)."""
+CHECKSUM_BYTES: Final = slots.CHECKSUM.itemsize
+CURRENT_AT, PREVIOUS_AT, VERSION_AT, CORRUPTED_AT, KNOWN_AT = (
+    dict(slots.CHECKSUM.fields or {})[name][1]
+    for name in ("current", "previous", "version", "corrupted", "known")
+)
+TRUE, FALSE = (int.from_bytes(word, "little") | len(word) << 56 for word in (b"true", b"false"))
+"""Short texts."""
+LONG_NULL: Final = -1
+SHORT_TEXT: Final = 7
+"""Most bytes of a short text: a word with the length in its highest byte."""
 
-JOB_WORDS: Final = 41
+JOB_WORDS: Final = 38
 (
     J_ROWS, J_ORDER, J_OP, J_COMMIT_TS, J_PHYSICAL, J_HANDLE, J_PARTITION, J_NEW_A, J_NEW_L, J_NEW_STRIDE,
-    J_OLD_A, J_OLD_L, J_OLD_STRIDE, J_PIECES, J_VARIABLES, J_FIXED, J_FRAMED, J_KEY_HEAD, J_KEY_HEAD_LENGTH,
-    J_PARTITIONED, J_MAX_BYTES, J_MAX_ROWS, J_SCRATCH, J_STACK, J_PRINTABLE, J_DATA, J_KEY_ROOM, J_ROOM,
+    J_OLD_A, J_OLD_L, J_OLD_STRIDE, J_PIECES, J_VARIABLES, J_FIXED,
+    J_MAX_BYTES, J_MAX_ROWS, J_SCRATCH, J_STACK, J_PRINTABLE, J_DATA, J_ROOM,
     J_KEY_START, J_KEY_LENGTH, J_VALUE_START, J_VALUE_LENGTH, J_MESSAGE_PARTITION, J_MESSAGE_ROWS,
+    J_BUILD, J_CHECKSUMS,
     J_AT, J_KEY_OUT, J_OUT, J_MESSAGES, J_HELD, J_HELD_BYTES, J_NEED,
 ) = range(0, 8 * JOB_WORDS, 8)  # fmt: skip
 """Byte offsets in the job: inputs, the plan, limits, outputs, and from J_AT on the state between calls."""
@@ -108,21 +122,19 @@ DONE: Final = 0
 NEED_ROOM: Final = 1
 TOO_LARGE: Final = 2
 
-KEY_FIXED: Final = 8 + 8 + 7 + 20 + 7 + 20 + 7 + 20 + 7 + 32
-"""Most bytes of one open-protocol key beside its constant head: version, length, ts, rid, ptn, slack."""
-VALUE_FACTOR: Final = {TEXT: 6, QUOTED: 6, LATIN1: 6, BASE64: 2, JSON: 8, VECTOR: 16}
+KEY_SLACK: Final = 64
+"""Most bytes of a key beside its pieces: version and length of a batch, and a constant's overrun."""
+VALUE_FACTOR: Final = {TEXT: 6, QUOTED: 6, LATIN1: 6, BASE64: 2, JSON: 8, VECTOR: 16} | connect.FACTORS
 """Most bytes of text per byte of a value of variable size, plus 64."""
 FIXED_SIZE: Final = {
     CONSTANT: 0, INT: 24, UINT: 24, DECIMAL: 88, DATETIME: 32, DATE: 16, TIME: 24,
     FLOAT_JSON: 48, DOUBLE_JSON: 48,
     FLOAT_FIXED: 360, DOUBLE_FIXED: 360, PROMOTED: 8, MILLISECONDS: 24, COMMIT_TS: 24, GROUP_END: 0,
-}  # fmt: skip
+    ROW_ID: 24, PHYSICAL_ID: 24, CHECKSUM: 24,
+} | connect.SIZES  # fmt: skip
 """Most bytes of text of the other forms."""
 
 _MILLIS_SHIFT: Final = U64(18)
-_KEY_TS, _KEY_RID, _KEY_PTN, _KEY_END = (
-    U64(int.from_bytes(text, "little")) for text in (b'{"ts":', b',"rid":', b',"ptn":', b',"t":1}')
-)
 
 
 # --- one value ------------------------------------------------------------------------------------------
@@ -153,7 +165,7 @@ def put_value(
         # TiDB's text first, then escaped as any text.
         return put_text(out, scratch, put_json(scratch, a, size, stack) - scratch, param)
     if form == QUOTED:
-        return put_quoted(out, a, size, printable)
+        return put_quoted(out, a, size, printable, param)
     if form == LATIN1:
         return put_latin1(out, a, size)
     if form == DOUBLE_JSON:
@@ -164,7 +176,9 @@ def put_value(
         return put_double_fixed(out, a)
     if form == FLOAT_FIXED:
         return put_float_fixed(out, a)
-    return put_vector(out, a, size)
+    if form == VECTOR:
+        return put_vector(out, a, size)
+    return put_connected(out, form, param, a, size, scratch, stack)
 
 
 @inline
@@ -204,6 +218,31 @@ def same_value(form: int, param: int, a: int, a_size: int, b: int, b_size: int, 
     return same_text(form, param, a, a_size, b, b_size, job)
 
 
+@inline
+def put_short(out: int, text: int) -> int:
+    """A short text."""
+    store_u64(out, text)
+    return out + (text >> 56)
+
+
+@inline
+def put_null(out: int, piece: int) -> int:
+    """What stands for NULL in a piece, over as much of its constant as it takes back."""
+    out -= load_i64(piece + P_NULL_BACK)
+    null = load_i64(piece + P_NULL)
+    if null == LONG_NULL:
+        return put_const(out, load_i64(piece + P_OPEN), load_i64(piece + P_OPEN_LENGTH))
+    return put_short(out, null)
+
+
+@kernel
+def put_apart(
+    out: int, form: int, param: int, a: int, size: int, scratch: int, stack: int, printable: int
+) -> int:
+    """`put_value`, once more for keys: inlined there it would double the code of every kernel here."""
+    return put_value(out, form, param, a, size, scratch, stack, printable)
+
+
 # --- rows -----------------------------------------------------------------------------------------------
 
 
@@ -216,6 +255,30 @@ def put_promoted(out: int, param: int, a: int, size: int) -> int:
         text = param & 0xFFFF
     store_u16(out, text)
     return out + (1 if text < 256 else 2)
+
+
+@inline
+def checksum_of(job: int, row: int) -> int:
+    """The address of a row's checksum (`slots.CHECKSUM`); 0: it has none."""
+    checksums = load_i64(job + J_CHECKSUMS)
+    if checksums == 0:
+        return 0
+    found = checksums + CHECKSUM_BYTES * row
+    return found if load_u8(found + KNOWN_AT) else 0
+
+
+@inline
+def put_checksum(out: int, part: int, op: int, found: int) -> int:
+    """A part of a row's checksum as JSON has it; the sum of an image that the row does not have is 0."""
+    if part == SUM_VERSION:
+        return put_u64(out, U64(load_u8(found + VERSION_AT)))
+    if part == SUM_CORRUPTED:
+        return put_short(out, TRUE if load_u8(found + CORRUPTED_AT) else FALSE)
+    if part == SUM_CURRENT:
+        return put_u64(out, U64(0 if op == 3 else I64(load_u32(found + CURRENT_AT))))
+    if part == SUM_PREVIOUS:
+        return put_u64(out, U64(0 if op == 1 else I64(load_u32(found + PREVIOUS_AT))))
+    return out
 
 
 @inline
@@ -249,6 +312,7 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
     piece = load_i64(load_i64(job + J_PIECES) + 16 * op)
     last = piece + PIECE_BYTES * load_i64(load_i64(job + J_PIECES) + 16 * op + 8)
     kept = 0
+    found = checksum_of(job, row)
     while piece < last:
         form = load_i64(piece + P_FORM)
         cell = load_i64(piece + P_CELL)
@@ -274,46 +338,77 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
             kept = 0
             piece += PIECE_BYTES
             continue
+        if form == CHECKSUM:
+            # Left out together with its constant where the row has none.
+            if found != 0:
+                out = put_checksum(put_const(out, source, length), param, op, found)
+            piece += PIECE_BYTES
+            continue
         out = put_const(out, source, length)
-        if form >= PROMOTED:
+        if PROMOTED <= form <= PHYSICAL_ID:
             if form == PROMOTED:
                 out = put_promoted(out, param, a, size)
+            elif form == PHYSICAL_ID:
+                out = put_i64(out, load_i64(load_i64(job + J_PHYSICAL) + 8 * row))
             else:
                 ts = load_u64(load_i64(job + J_COMMIT_TS) + 8 * row)
                 out = put_u64(out, ts >> _MILLIS_SHIFT if form == MILLISECONDS else ts)
         elif form != CONSTANT:
-            quotes = load_i64(piece + P_QUOTES)
             if size < 0:
-                out -= quotes
-                store_u32(out, 0x6C6C756E)
-                out += 4
+                out = put_null(out, piece)
             else:
                 out = put_value(out, form, param, a, size, scratch, stack, printable)
-                store_u8(out, 34)
-                out += quotes
-            close = load_i64(piece + P_CLOSE)
-            if close:
-                store_u8(out, close)
-                out += 1
+                out = put_short(out, load_i64(piece + P_TAIL))
         piece += PIECE_BYTES
     return out
 
 
 @inline
-def put_key(out: int, job: int, row: int) -> int:
-    """Open-protocol's key JSON of one row."""
-    store_u64(out, _KEY_TS)
-    out = put_u64(out + 6, load_u64(load_i64(job + J_COMMIT_TS) + 8 * row))
-    out = put_const(out, load_i64(job + J_KEY_HEAD), load_i64(job + J_KEY_HEAD_LENGTH))
-    handle = load_i64(load_i64(job + J_HANDLE) + 8 * row)
-    if handle != 0:
-        store_u64(out, _KEY_RID)
-        out = put_i64(out + 7, handle)
-    if load_i64(job + J_PARTITIONED):
-        store_u64(out, _KEY_PTN)
-        out = put_i64(out + 7, load_i64(load_i64(job + J_PHYSICAL) + 8 * row))
-    store_u64(out, _KEY_END)
-    return out + 7
+def put_key_cell(out: int, job: int, piece: int, op: int, row: int) -> int:
+    """A column's value in a key: the new one, of a delete the old one."""
+    cell = load_i64(piece + P_CELL)
+    if op == 3:
+        at = row * load_i64(job + J_OLD_STRIDE) + cell
+        a = load_i64(load_i64(job + J_OLD_A) + 8 * at)
+        size = I64(load_i32(load_i64(job + J_OLD_L) + 4 * at))
+    else:
+        at = row * load_i64(job + J_NEW_STRIDE) + cell
+        a = load_i64(load_i64(job + J_NEW_A) + 8 * at)
+        size = I64(load_i32(load_i64(job + J_NEW_L) + 4 * at))
+    if size < 0:
+        return put_null(out, piece)
+    scratch = load_i64(job + J_SCRATCH)
+    stack = load_i64(job + J_STACK)
+    printable = load_i64(job + J_PRINTABLE)
+    form = load_i64(piece + P_FORM)
+    out = put_apart(out, form, load_i64(piece + P_PARAM), a, size, scratch, stack, printable)
+    return put_short(out, load_i64(piece + P_TAIL))
+
+
+@inline
+def put_key(out: int, job: int, op: int, row: int) -> int:
+    """The key of one row, the pieces of operation 0: constants, the row's own numbers, columns' values.
+
+    A row id of 0 (no integer handle) is left out together with its constant.
+    """
+    pieces = load_i64(job + J_PIECES)
+    piece = load_i64(pieces)
+    last = piece + PIECE_BYTES * load_i64(pieces + 8)
+    while piece < last:
+        form = load_i64(piece + P_FORM)
+        handle = load_i64(load_i64(job + J_HANDLE) + 8 * row) if form == ROW_ID else 1
+        if handle != 0:
+            out = put_const(out, load_i64(piece + P_CONST), load_i64(piece + P_LENGTH))
+            if form == COMMIT_TS:
+                out = put_u64(out, load_u64(load_i64(job + J_COMMIT_TS) + 8 * row))
+            elif form == ROW_ID:
+                out = put_i64(out, handle)
+            elif form == PHYSICAL_ID:
+                out = put_i64(out, load_i64(load_i64(job + J_PHYSICAL) + 8 * row))
+            elif form != CONSTANT:
+                out = put_key_cell(out, job, piece, op, row)
+        piece += PIECE_BYTES
+    return out
 
 
 @inline
@@ -334,13 +429,17 @@ def end_message(
 
 @kernel
 def encode_single(job: int) -> int:
-    """One message a row, null key (canal-json): DONE, or why not; J_AT is then the row."""
+    """One message a row, its key before its value; null when the key has no piece: DONE, or why not.
+
+    J_AT is then the row.
+    """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)
     out = data + load_i64(job + J_OUT)
     rows = load_i64(job + J_ROWS)
     ops = load_i64(job + J_OP)
     limit = load_i64(job + J_MAX_BYTES) - 36
+    keyed = load_i64(load_i64(job + J_PIECES) + 8) > 0
     row = load_i64(job + J_AT)
     status = DONE
     while row < rows:
@@ -350,13 +449,14 @@ def encode_single(job: int) -> int:
             store_u64(job + J_NEED, bound)
             status = NEED_ROOM
             break
-        start = out
-        out = put_row(out, job, op, row)
-        if out - start > limit:
-            store_u64(job + J_NEED, out - start + 36)
+        key = out
+        start = put_key(key, job, op, row) if keyed else key
+        out = put_row(start, job, op, row)
+        if out - key > limit:
+            store_u64(job + J_NEED, out - key + 36)
             status = TOO_LARGE
             break
-        end_message(job, row, data - 1, data - 2, start, out, row, 1)
+        end_message(job, row, key if keyed else data - 1, start if keyed else data - 2, start, out, row, 1)
         row += 1
     store_u64(job + J_OUT, out - data)
     store_u64(job + J_AT, row)
@@ -375,7 +475,9 @@ def shift_right(start: int, end: int, by: int) -> None:
 
 @kernel
 def encode_framed(job: int) -> int:
-    """Batches of rows with keys (open-protocol), partition after partition: DONE, or why not.
+    """Batches of rows as lengths and bytes, partition after partition: DONE, or why not.
+
+    A batch's key begins with a version of 1 (u64, big-endian); each key and value has a length before it.
 
     Messages are noted when the next one begins; the last one when all rows are done.
     """
@@ -410,7 +512,7 @@ def encode_framed(job: int) -> int:
         if not fresh:
             fresh = load_u32(partitions + 4 * row) != load_u32(partitions + 4 * before)
         item = key_out + (16 if fresh else 8)
-        item_end = put_key(item, job, row)
+        item_end = put_key(item, job, op, row)
         value_end = put_row(out + 8, job, op, row)
         key_size = item_end - item
         value_size = value_end - out - 8
@@ -477,9 +579,9 @@ def measure(job: int) -> int:
 
 def warm() -> None:
     """Compile what is not in numba's cache yet: the entry kernels, over no rows."""
-    none = np.zeros(1, dtype=np.int64)
     job = np.zeros(JOB_WORDS, dtype=np.int64)
-    job[J_VARIABLES // 8] = none.ctypes.data
+    none = np.zeros(2, dtype=np.int64)
+    job[J_VARIABLES // 8] = job[J_PIECES // 8] = none.ctypes.data
     measure(job.ctypes.data)
     encode_single(job.ctypes.data)
     encode_framed(job.ctypes.data)

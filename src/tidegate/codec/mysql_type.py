@@ -1,10 +1,10 @@
-"""The `mysqlType` strings of canal-json (facts 2.4): short, in full, and back to a type code."""
+"""MySQL's types in words, as canal-json's `mysqlType` has them (facts 2.4): short, in full, and back."""
 
 from __future__ import annotations
 
 from typing import Final
 
-from tidegate.model.schema import Column
+from tidegate.model.schema import Column, Kind
 
 _NAMES: Final = {
     1: "tinyint", 2: "smallint", 9: "mediumint", 3: "int", 8: "bigint", 4: "float", 5: "double", 0: "decimal",
@@ -22,13 +22,19 @@ _ELEM_ESCAPES: Final = str.maketrans({"\0": "\\0", "'": "''", "\n": "\\n", "\r":
 _BIT, _YEAR = 16, 13
 
 
-def _base_name(column: Column) -> str:
-    name = _NAMES[column.mysql_type]
-    if column.charset != "binary":
+def is_binary(column: Column) -> bool:
+    """Whether values are bytes, not text: string types of charset binary."""
+    return column.kind in (Kind.STRING, Kind.BYTES) and column.charset == "binary"
+
+
+def base_name(code: int, charset: str) -> str:
+    """The name alone of a type code, for text or for bytes."""
+    name = _NAMES[code]
+    if charset != "binary":
         return name
-    if column.mysql_type in (249, 250, 251, 252):
+    if code in (249, 250, 251, 252):
         return name.replace("text", "blob")
-    return name.replace("char", "binary") if column.mysql_type in (15, 254) else name
+    return name.replace("char", "binary") if code in (15, 254) else name
 
 
 def _attributes(column: Column) -> str:
@@ -37,14 +43,24 @@ def _attributes(column: Column) -> str:
     return text + (" zerofill" if column.flag & 64 and code != _YEAR else "")
 
 
+def long_name(column: Column) -> str:
+    """The name alone."""
+    return base_name(column.mysql_type, column.charset)
+
+
+def default_length(code: int) -> tuple[int, int]:
+    """TiDB's length and decimals of a type for which none were given; -1: none."""
+    return _DEFAULT_LENGTH.get(code, (-1, 0))
+
+
 def short_type(column: Column) -> str:
     """Name, ` unsigned`, ` zerofill`."""
-    return _base_name(column) + _attributes(column)
+    return base_name(column.mysql_type, column.charset) + _attributes(column)
 
 
 def compact_type(column: Column) -> str:
     """TiDB's type description (`content-compatible`): with lengths, members and display widths."""
-    return _base_name(column) + _suffix(column) + _attributes(column)
+    return base_name(column.mysql_type, column.charset) + _suffix(column) + _attributes(column)
 
 
 def _suffix(column: Column) -> str:

@@ -1,61 +1,260 @@
-"""From a protocol's name and options to its codec; refuses what is not supported, by name."""
+"""The protocols there are; from a name and settings to one of them; refuses what is not supported, by name.
+
+`settled` is for the door: it gives a changefeed's settings with the one name of its protocol. Inside the
+program `options_of` and the entry (`codec_of`) say all there is to know.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 from zoneinfo import ZoneInfo
 
-from tidegate.codec.base import CANAL_JSON, KV_JSON, OPEN_PROTOCOL, PROTOCOLS, CodecOptions, Decoder, Encoder
-from tidegate.codec.canal_json import CanalJsonDecoder, CanalJsonEncoder
-from tidegate.codec.decode import BatchDecoder
-from tidegate.codec.open_protocol import OpenProtocolDecoder, OpenProtocolEncoder
+from tidegate.codec.base import CodecOptions, Encoder
+from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, MarkEncoder, RowCodec
+from tidegate.codec.large import CLAIM_CHECK, LargeOptions
+from tidegate.codec.protocols import avro, canal_json, debezium, kv_json, open_protocol, simple, ticdc_mq
+from tidegate.config import ReplicaConfig, nearest
 from tidegate.errors import InvalidInput
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.message import Message
 
-_ALIASES: Final = {"default": OPEN_PROTOCOL, "open_protocol": OPEN_PROTOCOL, "canal_json": CANAL_JSON}
-_FIELDS: Final = {
-    "protocol": "protocol",
-    "flavour": "flavour",
-    "enable-tidb-extension": "enable_tidb_extension",
-    "max-message-bytes": "max_message_bytes",
-    "max-batch-size": "max_batch_size",
-    "only-output-updated-columns": "only_output_updated_columns",
-    "delete-only-output-handle-key-columns": "delete_only_output_handle_key_columns",
-    "output-old-value": "open_output_old_value",
-    "content-compatible": "content_compatible",
-    "time-zone": "time_zone",
+CODECS: Final[dict[str, AnyCodec]] = {
+    codec.name: codec
+    for codec in (
+        open_protocol.CODEC,
+        canal_json.CODEC,
+        simple.CODEC,
+        ticdc_mq.CODEC,
+        debezium.CODEC,
+        avro.CODEC,
+        kv_json.CODEC,
+    )
 }
-"""Option as TiCDC spells it -> field."""
+"""By name; to add a protocol is to add its entry here."""
 
-OPTION_NAMES: Final = tuple(_FIELDS)
-"""The options `codec_options` takes."""
-
-_ONLY_FOR: Final = {
-    "enable-tidb-extension": CANAL_JSON,
-    "content-compatible": CANAL_JSON,
-    "max-batch-size": OPEN_PROTOCOL,
-    "output-old-value": OPEN_PROTOCOL,
+"""Names of TiCDC's protocols, for a word about those that are not here yet."""
+_REFUSED: Final = {
+    "canal": "it is canal's protobuf; canal-json has the same content in JSON",
+    "maxwell": "it has no watermarks, an update has only the old values that changed, TiCDC's own encoder "
+    "panics at binary columns and many DDLs; TiCDC's new architecture has dropped it",
+    "craft": "only TiCDC's classic architecture reads and writes it, and the new one has dropped it",
+    "debezium-avro": "it needs a schema registry, and debezium has the same content in JSON",
+    "csv": "TiCDC writes it to storage, never to Kafka",
 }
+"""Those that will not be here, and why."""
+
+
+_STRICT: Final = frozenset({"large-message-handle-option", "large-message-handle-compression"})
+"""Options that are refused, not passed over, for a protocol that does not have them: rows would be lost, or
+messages written that a reader of the same settings could not read."""
+
+
+def row_protocols() -> list[str]:
+    """The names of the protocols of rows, the usual one first."""
+    return [name for name, codec in CODECS.items() if isinstance(codec, RowCodec)]
+
+
+def key_protocols() -> list[str]:
+    """The names of the protocols of keys without tables."""
+    return [name for name, codec in CODECS.items() if isinstance(codec, KeyCodec)]
+
+
+def codec(name: str) -> AnyCodec:
+    """The entry of a protocol by its one name."""
+    found = CODECS.get(name)
+    if found is None:
+        raise _refuse("protocol", name, "no such protocol here", "use " + " or ".join(row_protocols()))
+    return found
+
+
+def codec_of(options: CodecOptions) -> RowCodec:
+    """The entry of a protocol of rows; InvalidInput for one of keys."""
+    found = codec(options.protocol)
+    if not isinstance(found, RowCodec):
+        raise _refuse("protocol", found.name, "it has keys, not rows", "use " + " or ".join(row_protocols()))
+    return found
+
+
+def key_codec_of(options: CodecOptions) -> KeyCodec:
+    """The entry of a protocol of keys; InvalidInput for one of rows."""
+    found = codec(options.protocol)
+    if not isinstance(found, KeyCodec):
+        raise _refuse("protocol", found.name, "it has rows, not keys", "use " + " or ".join(key_protocols()))
+    return found
+
+
+def encoder(options: CodecOptions) -> Encoder:
+    """The plain encoder of a protocol of rows."""
+    return codec_of(options).encoder(options)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerMarks:
+    """The owner's messages and where they go: what sinks take as `sink.base.Marks`."""
+
+    encoder: MarkEncoder
+    ddl_to: DdlTo
+
+    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:
+        """The DDL message; None where the options leave it out."""
+        return self.encoder.encode_ddl(event, build_ms)
+
+    def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
+        """The resolved mark; None where the options leave it out."""
+        return self.encoder.encode_resolved(ts, build_ms)
+
+    def ddl_to_all_partitions(self) -> bool:
+        """Whether a DDL message goes to every partition of its topic, or to partition 0 only."""
+        return self.ddl_to is DdlTo.ALL
+
+
+def marks(options: CodecOptions) -> OwnerMarks:
+    """How a protocol, of rows or of keys, says DDL and Resolved."""
+    found = codec(options.protocol)
+    made = found.encoder(options) if isinstance(found, RowCodec) else found.marks(options)
+    return OwnerMarks(made, found.ddl_to)
+
+
+# --- settings
+
+
+def settled(config: ReplicaConfig) -> ReplicaConfig:
+    """The settings with the protocol's one name; raises InvalidInput unless a feed of them can be encoded."""
+    kind = RowCodec if config.has_tables else KeyCodec
+    found = _named(config.sink.protocol, kind)
+    if found is None:
+        raise _unsupported(config)
+    config = dataclasses.replace(config, sink=dataclasses.replace(config.sink, protocol=found.name))
+    options = codec_options(config.codec_settings())
+    if isinstance(found, RowCodec):
+        _check_images(found, options, config)
+        _check_schemas(found, options, config)
+    return config
+
+
+def options_of(config: ReplicaConfig) -> CodecOptions:
+    """The options of a changefeed's protocol; raises as `settled` does."""
+    return codec_options(settled(config).codec_settings())
+
+
+def has_marks(options: CodecOptions) -> bool:
+    """Whether a reader of the messages can know up to when it is complete."""
+    unmarked = codec(options.protocol).unmarked
+    return unmarked is None or not unmarked.without(options)
+
+
+def _named(name: str, kind: type[AnyCodec]) -> AnyCodec | None:
+    """The protocol of that kind that a user calls so."""
+    for found in CODECS.values():
+        if isinstance(found, kind) and name in (found.name, *found.aliases):
+            return found
+    return None
+
+
+def _unsupported(config: ReplicaConfig) -> InvalidInput:
+    name = config.sink.protocol
+    if not config.has_tables:
+        own = " or ".join(key_protocols())
+        return InvalidInput(
+            f"A changefeed of keys cannot be written as '{name}'.",
+            where="sink configuration",
+            why="there is one form for keys without tables, TiKV-CDC's",
+            fix=f"leave protocol out, or write {own} or, as TiKV-CDC names it, open-protocol",
+        )
+    if name in key_protocols():
+        rows = " or ".join(row_protocols())
+        return InvalidInput(
+            f"Protocol '{name}' is for keys without tables.",
+            where="sink configuration",
+            fix=f"use {rows}, or create the changefeed with --kv-mode txnkv or rawkv",
+        )
+    why = _REFUSED.get(name, "")
+    if not name:
+        what = "A Kafka topic needs a protocol."
+    elif why:
+        what = f"Protocol '{name}' is not supported."
+    else:
+        what = f"Unknown protocol '{name}'."
+    fix = "add protocol=... to the sink URI; " + nearest(name, row_protocols(), label="supported")
+    return InvalidInput(what, where="sink configuration", why=why, fix=fix)
+
+
+def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
+    """Rows of tables without a key are known by their whole content, so all of it must travel."""
+    lacking = found.lacks_old(options)
+    if not lacking and config.sink.delete_only_output_handle_key_columns:
+        lacking = "delete-only-output-handle-key-columns = true"
+    if config.force_replicate and lacking:
+        raise InvalidInput(
+            f"force-replicate = true does not go with {lacking}.",
+            where="changefeed configuration",
+            why="a row of a table without a key is found downstream by its whole old content",
+            fix="leave one of the two out",
+        )
+    if found.splits_updates and not config.splits_updates:
+        raise InvalidInput(
+            f"output-raw-change-event = true does not go with protocol {found.name}.",
+            where="changefeed configuration",
+            why="its updates have no old values: the row under the old key would stay downstream for ever",
+            fix="leave output-raw-change-event out",
+        )
+
+
+def _check_schemas(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
+    """What a protocol with a schema registry needs, and does not go with."""
+    if found.schemas is not None and not config.sink.schema_registry:
+        raise InvalidInput(
+            f"Protocol {found.name} needs a schema registry.",
+            where="sink configuration",
+            why="its messages name their schemas by the numbers that a registry gives",
+            fix="add schema-registry=http://HOST:PORT to the sink URI, percent-encoded",
+        )
+    if config.integrity.checks and found.no_checksums(options):
+        raise InvalidInput(
+            f"integrity-check-level = 'correctness' does not go with protocol {found.name}.",
+            where="changefeed configuration",
+            why=found.no_checksums(options),
+            fix="add what is missing to the sink URI, or leave integrity-check-level out",
+        )
 
 
 def codec_options(settings: Mapping[str, str | int | bool]) -> CodecOptions:
     """Options from a sink URI's texts or typed values; InvalidInput says what is supported.
 
-    A text for a switch is `true` or `false`. An option of the other protocol is accepted and has no effect
-    when it is switched off, and refused when it is on.
+    A text for a switch is `true` or `false`. An option of another protocol is accepted and has no effect,
+    unless it is a switch that is turned on.
     """
-    kinds = {field.name: field.type for field in fields(CodecOptions)}
-    found: dict[str, str | int | bool] = {}
-    for name, value in settings.items():
-        if name not in _FIELDS:
-            raise _refuse(name, value, "this option is not known", "use " + ", ".join(OPTION_NAMES))
-        found[_FIELDS[name]] = _typed(name, value, str(kinds[_FIELDS[name]]))
-    protocol = str(found.get("protocol", OPEN_PROTOCOL)).lower()
-    found["protocol"] = _ALIASES.get(protocol, protocol)
-    options = CodecOptions(**found)  # type: ignore[arg-type]
-    _check(options, settings)
+    name = str(settings.get("protocol") or row_protocols()[0]).lower()
+    found = _named(name, RowCodec) or codec(name)
+    own, known = (
+        _options(found.options),
+        {k: v for c in CODECS.values() for k, v in _options(c.options).items()},
+    )
+    given: dict[str, Any] = {}
+    for option, value in settings.items():
+        if option == "protocol":
+            continue
+        if option not in known:
+            raise _refuse(option, value, "this option is not known", "use " + ", ".join(["protocol", *known]))
+        typed = _typed(option, value, str(known[option].type))
+        if option in own:
+            given[own[option].name] = typed
+        elif typed != known[option].default and (option in _STRICT or typed is True):
+            others = [c.name for c in CODECS.values() if option in _options(c.options)]
+            raise _refuse(
+                option, value, f"{found.name} has no such option", "use protocol " + " or ".join(others)
+            )
+    options = found.options(**given)
+    _check(options)
     return options
+
+
+def _options(kind: type[CodecOptions]) -> dict[str, dataclasses.Field[Any]]:
+    """The fields by the options' names, but for those that no user writes."""
+    return {f.name.replace("_", "-"): f for f in fields(kind) if not f.metadata.get("placed")}
 
 
 def _typed(name: str, value: str | int | bool, kind: str) -> str | int | bool:
@@ -71,24 +270,27 @@ def _typed(name: str, value: str | int | bool, kind: str) -> str | int | bool:
     return str(value)
 
 
-def _check(options: CodecOptions, settings: Mapping[str, str | int | bool]) -> None:
-    """Refuse values and combinations that no codec of ours has."""
-    if options.protocol not in (*PROTOCOLS, KV_JSON):
-        raise _refuse("protocol", options.protocol, "no such protocol here", "use " + " or ".join(PROTOCOLS))
-    if options.flavour != "classic":
-        raise _refuse("flavour", options.flavour, "only TiCDC's classic bytes are written", "use classic")
-    if not 1 <= options.max_batch_size <= 65_536:
-        raise _refuse("max-batch-size", options.max_batch_size, "out of range", "use 1 to 65536")
-    if not 1024 <= options.max_message_bytes <= 1 << 30:
-        raise _refuse(
-            "max-message-bytes", options.max_message_bytes, "out of range", "use 1024 to 1073741824"
-        )
-    for name, protocol in _ONLY_FOR.items():
-        on = str(settings.get(name, "false")).lower() == "true"
-        if on and options.protocol != protocol and name != "output-old-value":
+def _check(options: CodecOptions) -> None:
+    """Refuse values that no codec of ours has."""
+    found = codec(options.protocol)
+    flavours = found.flavours if isinstance(found, RowCodec) else ("classic",)
+    if options.flavour not in flavours:
+        why = f"{found.name} is not written in it"
+        raise _refuse("flavour", options.flavour, why, "use " + " or ".join(flavours))
+    if isinstance(found, RowCodec) and options.flavour != "classic" and (why := found.classic_only(options)):
+        raise _refuse("flavour", options.flavour, why, "use classic")
+    for option, field in _options(type(options)).items():
+        value = getattr(options, field.name)
+        least, most = field.metadata.get("bounds", (value, value))
+        if not least <= value <= most:
+            raise _refuse(option, value, "out of range", f"use {least} to {most}")
+        words = field.metadata.get("words", (value,))
+        if value not in words:
             raise _refuse(
-                name, settings[name], f"{options.protocol} has no such option", f"use protocol {protocol}"
+                option, value, f"{options.protocol} is not written in it", "use " + " or ".join(words)
             )
+    if isinstance(options, LargeOptions):
+        _check_large(options)
     try:
         ZoneInfo(options.time_zone)
     except (ValueError, OSError, KeyError) as error:
@@ -97,27 +299,22 @@ def _check(options: CodecOptions, settings: Mapping[str, str | int | bool]) -> N
         ) from error
 
 
-def _check_rows(options: CodecOptions) -> None:
-    _check(options, {})
-    if options.protocol == KV_JSON:
-        raise _refuse("protocol", KV_JSON, "it has keys, not rows", "use " + " or ".join(PROTOCOLS))
+def _check_large(options: LargeOptions) -> None:
+    """As TiCDC's `LargeMessageHandleConfig.AdjustAndValidate`."""
+    option, name = options.large_message_handle_option, "large-message-handle-option"
+    unmarked, raw = codec(options.protocol).unmarked, options.claim_check_raw_value
+    if options.reduces and unmarked is not None and unmarked.without(options):
+        why = f"only with {unmarked.option} can a message of {options.protocol} say that it is not whole"
+        raise _refuse(name, option, why, f"add {unmarked.option}, or leave it out")
+    large = codec_of(options).large
+    if options.reduces and large is not None and (why := large.refuses(options)):
+        raise _refuse(name, option, why, "leave one of the two out")
+    if option == CLAIM_CHECK and raw and large is not None and large.framed:
+        why = f"a message of {options.protocol} is not its value alone"
+        raise _refuse("claim-check-raw-value", "true", why, "leave it out")
 
 
 def _refuse(name: str, value: object, why: str, fix: str) -> InvalidInput:
     return InvalidInput(
         f"codec option {name} cannot be {str(value)[:100]!r}", where="sink URI", why=why, fix=fix
     )
-
-
-def encoder(options: CodecOptions) -> Encoder:
-    """The plain encoder of a protocol."""
-    _check_rows(options)
-    return OpenProtocolEncoder(options) if options.protocol == OPEN_PROTOCOL else CanalJsonEncoder(options)
-
-
-def decoder(options: CodecOptions) -> Decoder:
-    """The decoder of a protocol; it learns tables as it goes, so keep one per topic."""
-    _check_rows(options)
-    if options.protocol == OPEN_PROTOCOL:
-        return BatchDecoder(OpenProtocolDecoder(), framed=True)
-    return BatchDecoder(CanalJsonDecoder(), framed=False)

@@ -221,12 +221,12 @@ def put_go_hex(out: int, letter: int, code: int, digits: int) -> int:
 
 
 @inline
-def put_quoted_ascii(out: int, byte: int) -> int:
+def put_quoted_ascii(out: int, byte: int, std: int) -> int:
     """An ASCII byte through Go's strconv.Quote, then JSON."""
     if byte == 34 or byte == 92:
         store_u32(out, 0x5C5C5C | (byte << 24))
         return out + 4
-    if byte == 38 or byte == 60 or byte == 62:
+    if std and (byte == 38 or byte == 60 or byte == 62):
         return put_hex_rune(out, byte)
     if 32 <= byte < 127:
         store_u8(out, byte)
@@ -239,16 +239,17 @@ def put_quoted_ascii(out: int, byte: int) -> int:
 
 
 @inline
-def put_quoted(out: int, addr: int, size: int, printable: int) -> int:
+def put_quoted(out: int, addr: int, size: int, printable: int, std: int) -> int:
     """Bytes through Go's strconv.Quote, then JSON: at most 6 * size bytes.
 
-    printable: a bit per code point, Go's IsPrint.
+    printable: a bit per code point, Go's IsPrint. std: whether the JSON is that of encoding/json, which
+    escapes `<`, `>` and `&`, or that of json-iterator, which does not.
     """
     at = 0
     while at < size:
         byte = I64(load_u8(addr + at))
         if byte < 0x80:
-            out = put_quoted_ascii(out, byte)
+            out = put_quoted_ascii(out, byte, std)
             at += 1
             continue
         used = utf8_size(addr + at, size - at)

@@ -1,15 +1,16 @@
 """Every setting of a changefeed: frozen dataclasses read once from a sink URI and a TOML file or JSON body.
 
 The names are TiCDC's (facts, wire formats 10): kebab-case in TOML and URIs, snake_case in JSON. A value
-in the URI wins over one in the file. Whatever is wrong is refused here, at the door: an unknown scheme,
-protocol or option is answered with the nearest valid name; an option that TiCDC has and Tidegate does not
-carry out yet is accepted only at TiCDC's default, so that nothing is silently ignored. Options that only
-tune TiCDC's own worker pools are accepted and have no effect.
+in the URI wins over one in the file. Whatever is wrong is refused here, at the door: an unknown scheme or
+option is answered with the nearest valid name (a protocol by `codec.registry.settled`); an option that TiCDC
+has and Tidegate does not carry out yet is accepted only at TiCDC's default, so that nothing is silently
+ignored. Options that only tune TiCDC's own worker pools are accepted and have no effect.
 
 Used by the API and the CLI (validation), by the pipeline and the owner's sink (a feed's spec holds
 `ReplicaConfig.to_json`), and by whoever opens a topic by URI. `reading` is where to begin.
 """
 
+from tidegate.config.checks import check_registry_url, claim_uri
 from tidegate.config.reading import (
     config_from_json,
     laid_over,
@@ -24,11 +25,11 @@ from tidegate.config.settings import (
     EventFilterRule,
     FilterConfig,
     KafkaConfig,
+    LargeMessageConfig,
     ReplicaConfig,
 )
 from tidegate.config.sink_uri import SinkUri, parse_sink_uri
 from tidegate.config.values import (
-    KEY_PROTOCOL,
     KV_MODES,
     RAW_MODE,
     REDACTED,
@@ -40,7 +41,6 @@ from tidegate.config.values import (
 )
 
 __all__ = [
-    "KEY_PROTOCOL",
     "KV_MODES",
     "RAW_MODE",
     "REDACTED",
@@ -51,9 +51,12 @@ __all__ = [
     "EventFilterRule",
     "FilterConfig",
     "KafkaConfig",
+    "LargeMessageConfig",
     "ReplicaConfig",
     "Secret",
     "SinkUri",
+    "check_registry_url",
+    "claim_uri",
     "config_from_json",
     "laid_over",
     "load_config",

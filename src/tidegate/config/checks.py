@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from urllib.parse import SplitResult, urlsplit
 
 from tidegate.config.settings import FilterConfig, ReplicaConfig
 from tidegate.config.values import (
     COMPRESSIONS,
     CORRUPTION_LEVELS,
     FLAVOURS,
+    IDS_PER_STRIPE_MAX,
     INTEGRITY_LEVELS,
-    KEY_PROTOCOL,
     KV_MODES,
+    LARGE_OPTIONS,
+    MESSAGE_COMPRESSIONS,
     PARTITION_RULES,
-    PROTOCOL_ALIASES,
-    PROTOCOLS,
-    PROTOCOLS_TO_COME,
     RAW_MODE,
     SASL_MECHANISMS,
     nearest,
+    revealed,
 )
 from tidegate.errors import InvalidInput
 
@@ -28,20 +29,23 @@ def canonical(config: ReplicaConfig) -> ReplicaConfig:
     """Aliases to the one name the rest of the program knows."""
     kafka = config.sink.kafka_config
     mechanism = kafka.sasl_mechanism.upper() or ("PLAIN" if kafka.sasl_user else "")
-    kafka = dataclasses.replace(kafka, sasl_mechanism=mechanism)
+    large = kafka.large_message_handle
+    large = dataclasses.replace(
+        large,
+        # TiCDC's answers have empty texts for what is not set.
+        large_message_handle_option=large.large_message_handle_option or "none",
+        large_message_handle_compression=large.large_message_handle_compression or "none",
+    )
+    kafka = dataclasses.replace(kafka, sasl_mechanism=mechanism, large_message_handle=large)
     rules = tuple(dataclasses.replace(r, partition=r.partition or "default") for r in config.sink.dispatchers)
-    protocol = PROTOCOL_ALIASES.get(config.sink.protocol, config.sink.protocol)
-    if not config.has_tables and protocol in ("", "open-protocol"):
-        protocol = KEY_PROTOCOL
     return dataclasses.replace(
         config,
-        sink=dataclasses.replace(config.sink, protocol=protocol, dispatchers=rules, kafka_config=kafka),
+        sink=dataclasses.replace(config.sink, dispatchers=rules, kafka_config=kafka),
     )
 
 
 def check(config: ReplicaConfig) -> None:
     """What no single field shows; raises InvalidInput."""
-    _check_protocol(config)
     kafka, own = config.sink.kafka_config, config.tidegate
     _one_of("sink.kafka-config.compression", kafka.compression, COMPRESSIONS)
     _one_of("sasl-mechanism", kafka.sasl_mechanism, ("", *SASL_MECHANISMS))
@@ -58,8 +62,9 @@ def check(config: ReplicaConfig) -> None:
     )
     for rule in config.sink.dispatchers:
         _one_of("sink.dispatchers.partition", rule.partition, PARTITION_RULES)
-    _check_force_replicate(config)
     _check_keys(config)
+    if config.sink.schema_registry:
+        check_registry_url(revealed(config.sink.schema_registry))
     if config.sink.column_selectors and config.integrity.integrity_check_level != "none":
         raise InvalidInput(
             "Column selectors and integrity checks exclude each other.",
@@ -67,6 +72,7 @@ def check(config: ReplicaConfig) -> None:
             why="a row's checksum covers columns that would not travel",
             fix="remove [[sink.column-selectors]], or set integrity-check-level = 'none'",
         )
+    _check_large(config)
     if kafka.required_acks != -1:
         raise InvalidInput(
             f"required-acks = {kafka.required_acks} would lose rows.",
@@ -81,25 +87,83 @@ def check(config: ReplicaConfig) -> None:
     _at_least("tidegate.slots", own.slots, 0)
     _at_least("tidegate.stall-timeout", own.stall_timeout, 1)
     _at_least("tidegate.start-timeout", own.start_timeout, 1)
+    _at_least("tidegate.ids-per-stripe", own.ids_per_stripe, 0)
+    if own.ids_per_stripe > IDS_PER_STRIPE_MAX or (own.has_stripes and not config.has_tables):
+        raise InvalidInput(
+            f"ids-per-stripe = {own.ids_per_stripe} cannot be used.",
+            where="[tidegate]",
+            why=f"a stripe has {IDS_PER_STRIPE_MAX} table ids at most"
+            if config.has_tables
+            else f"a changefeed with kv-mode = '{own.kv_mode}' follows no tables",
+            fix="leave it out, or choose a smaller number" if config.has_tables else "leave it out",
+        )
     _at_least("tidegate.max-batch-bytes", own.max_batch_bytes, 1 << 16)
     _at_least("tidegate.load-rows-per-second", own.load_rows_per_second, 0)
     _at_least("tidegate.load-bytes-per-second", own.load_bytes_per_second, 0)
 
 
-def _check_force_replicate(config: ReplicaConfig) -> None:
-    """Rows of tables without a key are known by their whole content, so all of it must travel."""
-    sink = config.sink
-    lacking = (
-        "delete-only-output-handle-key-columns = true" if sink.delete_only_output_handle_key_columns else ""
+def _check_large(config: ReplicaConfig) -> None:
+    """What becomes of rows that do not fit a message; which protocols can say it, the codecs tell."""
+    large = config.sink.kafka_config.large_message_handle
+    _one_of(
+        "large-message-handle.large-message-handle-option", large.large_message_handle_option, LARGE_OPTIONS
     )
-    if sink.protocol == "open-protocol" and not sink.open.output_old_value:
-        lacking = "[sink.open] output-old-value = false"
-    if config.force_replicate and lacking:
+    _one_of(
+        "large-message-handle.large-message-handle-compression",
+        large.large_message_handle_compression,
+        MESSAGE_COMPRESSIONS,
+    )
+    if large.large_message_handle_option == "claim-check" and not large.claim_check_storage_uri:
         raise InvalidInput(
-            f"force-replicate = true does not go with {lacking}.",
+            "large-message-handle-option = 'claim-check' needs a storage.",
             where="changefeed configuration",
-            why="a row of a table without a key is found downstream by its whole old content",
-            fix="leave one of the two out",
+            why="rows that do not fit a message are put there",
+            fix="set claim-check-storage-uri, for example to file:///DIRECTORY or s3://BUCKET/PREFIX",
+        )
+    if large.claim_check_storage_uri:
+        claim_uri(revealed(large.claim_check_storage_uri))
+    if large.large_message_handle_option == "handle-key-only" and config.force_replicate:
+        raise InvalidInput(
+            "force-replicate = true does not go with large-message-handle-option = 'handle-key-only'.",
+            where="changefeed configuration",
+            why="of a row of a table without a key nothing would be sent",
+            fix="use claim-check, or leave one of the two out",
+        )
+
+
+def claim_uri(uri: str) -> SplitResult:
+    """The parts of a storage's URI, or absolute path; raises InvalidInput, which does not quote it."""
+    try:
+        parts = urlsplit(uri.strip())
+        is_local = parts.scheme in ("", "file")
+        usable = parts.path.startswith("/") and not parts.netloc if is_local else bool(parts.netloc)
+    except ValueError:
+        usable = False
+    if not usable:
+        raise InvalidInput(
+            "The storage of claim-check cannot be used.",
+            where="claim-check-storage-uri",
+            why="it is neither an absolute path nor a URI with a bucket",
+            fix="write file:///DIRECTORY or s3://BUCKET/PREFIX",
+        )
+    return parts
+
+
+def check_registry_url(url: str) -> None:
+    """Raises InvalidInput, which does not quote it, unless it can be the address of a registry."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment:
+        raise InvalidInput(
+            "The address of the schema registry cannot be used.",
+            where="schema-registry",
+            why="it is not a URL with scheme http or https and a host"
+            if not usable
+            else "it has a query or a fragment",
+            fix="write schema-registry=http://HOST:PORT, or https://USER:PASSWORD@HOST:PORT",
         )
 
 
@@ -182,35 +246,6 @@ def _is_hex(text: str) -> bool:
         return bytes.fromhex(text).hex() == text.lower()
     except ValueError:
         return False
-
-
-def _check_protocol(config: ReplicaConfig) -> None:
-    name = config.sink.protocol
-    if not config.has_tables:
-        if name != KEY_PROTOCOL:
-            raise InvalidInput(
-                f"A changefeed of keys cannot be written as '{name}'.",
-                where="sink configuration",
-                why="there is one form for keys without tables, TiKV-CDC's",
-                fix=f"leave protocol out, or write {KEY_PROTOCOL} or, as TiKV-CDC names it, open-protocol",
-            )
-        return
-    if name in PROTOCOLS:
-        return
-    if name == KEY_PROTOCOL:
-        raise InvalidInput(
-            f"Protocol '{name}' is for keys without tables.",
-            where="sink configuration",
-            fix="use open-protocol or canal-json, or create the changefeed with --kv-mode txnkv or rawkv",
-        )
-    if not name:
-        what = "A Kafka topic needs a protocol."
-    elif name in PROTOCOLS_TO_COME:
-        what = f"Protocol '{name}' is not supported yet."
-    else:
-        what = f"Unknown protocol '{name}'."
-    fix = "add protocol=... to the sink URI; " + nearest(name, PROTOCOLS, label="supported")
-    raise InvalidInput(what, where="sink configuration", fix=fix)
 
 
 def _one_of(option: str, value: str, valid: Iterable[str]) -> None:

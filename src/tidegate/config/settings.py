@@ -62,7 +62,29 @@ class CodecConfig:
 
     enable_tidb_extension: bool = False
     max_batch_size: int = 16
-    """Rows in one open-protocol message at most."""
+    """Rows in one message at most, for protocols that batch."""
+    encoding_format: str = "json"
+    """What simple's messages are written in; the registry says what there is."""
+    avro_enable_watermark: bool = False
+    avro_decimal_handling_mode: str = "precise"
+    """precise, or string."""
+    avro_bigint_unsigned_handling_mode: str = "long"
+    """long, or string."""
+
+
+@dataclass(frozen=True, slots=True)
+class LargeMessageConfig:
+    """`[sink.kafka-config.large-message-handle]`: docs/formats/large-messages.md."""
+
+    large_message_handle_option: str = "none"
+    """What becomes of a row that does not fit max-message-bytes: none (the changefeed stops),
+    handle-key-only, or claim-check."""
+    large_message_handle_compression: str = "none"
+    """Of every message's value: none, snappy or lz4."""
+    claim_check_storage_uri: str = setting("", "secret")
+    """Where claim-check puts such rows; with its credentials, if it has any."""
+    claim_check_raw_value: bool = False
+    """The storage holds the bare value, not a JSON object of key and value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +117,7 @@ class KafkaConfig:
     output_raw_change_event: bool = False
     """False: an update of a unique key is split into delete and insert (facts 7.3)."""
     codec_config: CodecConfig = CodecConfig()
+    large_message_handle: LargeMessageConfig = LargeMessageConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +128,30 @@ class OpenConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DebeziumConfig:
+    """`[sink.debezium]`."""
+
+    output_old_value: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class SinkConfig:
     """`[sink]`."""
 
     protocol: str = ""
+    """What messages look like; `codec.registry.settled` checks it and gives it its one name."""
     dispatchers: tuple[DispatchRule, ...] = ()
     column_selectors: tuple[ColumnSelector, ...] = ()
     only_output_updated_columns: bool = False
     delete_only_output_handle_key_columns: bool = False
     content_compatible: bool = False
     """Canal-JSON as Alibaba's canal writes it."""
+    debezium_disable_schema: bool = False
+    """Debezium: payloads only. Tidegate's consumer cannot read them."""
+    schema_registry: str = setting("", "secret")
+    """The URL of a registry, with its credentials, for protocols whose messages name schemas."""
     open: OpenConfig = OpenConfig()
+    debezium: DebeziumConfig = DebeziumConfig()
     kafka_config: KafkaConfig = KafkaConfig()
 
 
@@ -163,6 +199,9 @@ class TidegateConfig:
     """Transactional producers of the feed at most; 0: as many as Spark's task slots."""
     max_batch_bytes: int = 256 << 20
     """Raw bytes one micro-batch takes at most, over all spans."""
+    ids_per_stripe: int = 0
+    """So many neighbouring table ids are pulled, kept and delivered as one; 1: each table by itself. 0:
+    chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md). Cannot be changed later."""
     retention: float = setting(0.0, "duration")
     """Seconds that delivered segments are kept for replay."""
     resolved_interval: float = setting(0.1, "duration")
@@ -190,6 +229,11 @@ class TidegateConfig:
     key_prefix: str = ""
     """Hex; instead of the two: all keys that begin with it."""
 
+    @property
+    def has_stripes(self) -> bool:
+        """Whether several tables may share a span."""
+        return self.ids_per_stripe > 1
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
@@ -214,12 +258,6 @@ class ReplicaConfig:
         return dump(self, redact)
 
     @property
-    def carries_watermarks(self) -> bool:
-        """Whether a reader of the topic can know up to when it is complete."""
-        extended = self.sink.kafka_config.codec_config.enable_tidb_extension
-        return self.sink.protocol != "canal-json" or extended
-
-    @property
     def splits_updates(self) -> bool:
         """Whether an update of a unique key goes out as a delete and an insert."""
         return not self.sink.kafka_config.output_raw_change_event
@@ -232,15 +270,26 @@ class ReplicaConfig:
     def codec_settings(self) -> dict[str, str | int | bool]:
         """The options of the protocol, as `codec.registry.codec_options` takes them."""
         sink, kafka = self.sink, self.sink.kafka_config
+        avro, large = kafka.codec_config, kafka.large_message_handle
         return {
             "protocol": sink.protocol,
             "flavour": self.tidegate.flavour,
             "enable-tidb-extension": kafka.codec_config.enable_tidb_extension,
             "max-message-bytes": kafka.max_message_bytes,
             "max-batch-size": kafka.codec_config.max_batch_size,
+            "encoding-format": kafka.codec_config.encoding_format or "json",
+            "integrity-check-level": self.integrity.integrity_check_level,
+            "avro-enable-watermark": avro.avro_enable_watermark,
+            "avro-decimal-handling-mode": avro.avro_decimal_handling_mode or "precise",
+            "avro-bigint-unsigned-handling-mode": avro.avro_bigint_unsigned_handling_mode or "long",
             "only-output-updated-columns": sink.only_output_updated_columns,
             "delete-only-output-handle-key-columns": sink.delete_only_output_handle_key_columns,
             "output-old-value": sink.open.output_old_value,
             "content-compatible": sink.content_compatible,
+            "debezium-disable-schema": sink.debezium_disable_schema,
+            "debezium-output-old-value": sink.debezium.output_old_value,
+            "large-message-handle-option": large.large_message_handle_option,
+            "large-message-handle-compression": large.large_message_handle_compression,
+            "claim-check-raw-value": large.claim_check_raw_value,
             "time-zone": self.tidegate.time_zone,
         }

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from tidegate.config.settings import KafkaConfig
+from tidegate.config.settings import KafkaConfig, LargeMessageConfig
 from tidegate.config.ticdc import URI_TO_COME, URI_TUNING
 from tidegate.config.values import Secret, nearest, revealed
 from tidegate.errors import InvalidInput
@@ -48,19 +48,31 @@ URI_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "protocol": ("sink", "protocol"),
         "only-output-updated-columns": ("sink", "only_output_updated_columns"),
         "content-compatible": ("sink", "content_compatible"),
+        "debezium-disable-schema": ("sink", "debezium_disable_schema"),
+        "schema-registry": ("sink", "schema_registry"),
+        "avro-enable-watermark": (*_KAFKA, "codec_config", "avro_enable_watermark"),
+        "avro-decimal-handling-mode": (*_KAFKA, "codec_config", "avro_decimal_handling_mode"),
+        "avro-bigint-unsigned-handling-mode": (*_KAFKA, "codec_config", "avro_bigint_unsigned_handling_mode"),
         "enable-tidb-extension": (*_KAFKA, "codec_config", "enable_tidb_extension"),
         "max-batch-size": (*_KAFKA, "codec_config", "max_batch_size"),
+        "encoding-format": (*_KAFKA, "codec_config", "encoding_format"),
     }
     | {
         f.name.replace("_", "-"): (*_KAFKA, f.name)
         for f in dataclasses.fields(KafkaConfig)
-        if f.name not in ("codec_config", "output_raw_change_event")
+        if f.name not in ("codec_config", "output_raw_change_event", "large_message_handle")
+    }
+    | {
+        f.name.replace("_", "-"): (*_KAFKA, "large_message_handle", f.name)
+        for f in dataclasses.fields(LargeMessageConfig)
     }
 )
 """Where each parameter of a Kafka URI goes."""
 
 
-SECRET_OPTIONS: Final = frozenset({"sasl-password", "sasl-gssapi-password"})
+SECRET_OPTIONS: Final = frozenset(
+    {"sasl-password", "sasl-gssapi-password", "schema-registry", "claim-check-storage-uri"}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ TUNING: Final = frozenset(
         "file_index_digit",
         "enable_kafka_sink_v2",
         "csv",
-        "debezium",
         "performance_mode",
         "sql_mode",
         "large_message_only_handle_key_columns",
@@ -46,20 +45,14 @@ TO_COME: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "scheduler": (),
         "scheduler.enable_table_across_nodes": (False,),
         "sink.transaction_atomicity": ("none", "", None),
-        "sink.schema_registry": ("", None),
         "sink.safe_mode": (False, None),
         "sink.send_all_bootstrap_at_start": (False,),
-        "sink.debezium_disable_schema": (False,),
+        "sink.debezium.include_start_ts": (False,),
         "sink.mysql_config": (),
         "sink.cloud_storage_config": (),
         "sink.pulsar_config": (),
-        "sink.kafka_config.large_message_handle": (None, {}),
         "sink.kafka_config.glue_schema_registry_config": (None, {}),
         "sink.kafka_config.sasl_gssapi_auth_type": ("", None),
-        "sink.kafka_config.codec_config.avro_enable_watermark": (False,),
-        "sink.kafka_config.codec_config.avro_decimal_handling_mode": (),
-        "sink.kafka_config.codec_config.avro_bigint_unsigned_handling_mode": (),
-        "sink.kafka_config.codec_config.encoding_format": ("json", ""),
     }
 )
 """Options TiCDC has and Tidegate does not carry out yet, with the values that ask for nothing; (): any."""
@@ -68,12 +61,6 @@ TO_COME: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
 URI_TUNING: Final = frozenset({"kafka-version", "max-retry"})
 URI_TO_COME: Final = frozenset(
     [
-        "schema-registry",
-        "avro-decimal-handling-mode",
-        "avro-bigint-unsigned-handling-mode",
-        "avro-enable-watermark",
-        "debezium-disable-schema",
-        "encoding-format",
         "sasl-gssapi-auth-type",
         "sasl-gssapi-keytab-path",
         "sasl-gssapi-kerberos-config-path",

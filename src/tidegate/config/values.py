@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from types import MappingProxyType
 from typing import Final
 
 REDACTED: Final = "xxxxx"
@@ -35,20 +34,18 @@ def revealed(text: str) -> str:
     return str.__str__(text) if isinstance(text, Secret) else text
 
 
-PROTOCOLS: Final = ("open-protocol", "canal-json")
-PROTOCOL_ALIASES: Final = MappingProxyType({"default": "open-protocol", "open": "open-protocol"})
-PROTOCOLS_TO_COME: Final = frozenset(
-    ["canal", "avro", "simple", "debezium", "debezium-avro", "maxwell", "craft", "csv"]
-)
-KEY_PROTOCOL: Final = "kv-json"
-"""What a changefeed of keys writes. TiKV-CDC has no other, and calls it open-protocol, or nothing."""
 TABLE_MODE: Final = "tidb"
 TXN_MODE: Final = "txnkv"
 RAW_MODE: Final = "rawkv"
 KV_MODES: Final = (TABLE_MODE, TXN_MODE, RAW_MODE)
 """What a changefeed's keys are: TiDB's tables, transactional keys without tables, raw keys of API V2."""
+IDS_PER_STRIPE_MAX: Final = 4096
+"""Which of them are wanted is one number in what a pipeline is told."""
 FLAVOURS: Final = ("classic", "new")
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
+LARGE_OPTIONS: Final = ("none", "handle-key-only", "claim-check")
+MESSAGE_COMPRESSIONS: Final = ("none", "snappy", "lz4")
+"""Of the messages themselves, apart from Kafka's own."""
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 PARTITION_RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns")
 INTEGRITY_LEVELS: Final = ("none", "correctness")

@@ -226,10 +226,10 @@ class Applier:
             self.stats.bad_rows += len(fresh)
 
     def _apply_keyed(self, table: Table, changes: Changes) -> None:
-        effect = net_effect(changes, table.definition.keys)
+        effect = net_effect(changes, table.definition.keys, self._trust)
         if effect.upserts.num_rows + effect.deletes.num_rows == 0:
             return
-        if effect.only_inserts and self._trust:
+        if effect.only_inserts:
             self.lake.append(table.path, effect.upserts)
         else:
             self.lake.merge(table.path, effect.upserts, effect.deletes, table.definition.keys)

@@ -9,9 +9,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tidegate.codec.entry import Loss
+from tidegate.codec.registry import codec_of
 from tidegate.consumer.position import Position
 from tidegate.consumer.source import Fetched, Topic
 from tidegate.errors import Fatal, InvalidInput
+
+
+def check_timed(topic: Topic) -> None:
+    """Raises InvalidInput for options under which a change does not say when it was committed.
+
+    Such a change has the commit ts 0: it would be taken for an old one and left out, silently.
+    """
+    codec = codec_of(topic.options)
+    lost = codec.losses(topic.options) & {Loss.COMMIT_TS, Loss.DELETED_TS}
+    if not lost:
+        return
+    option = f" with {codec.unmarked.option}" if codec.unmarked is not None else ""
+    raise InvalidInput(
+        "the topic cannot be consumed into tables",
+        where=f"topic {topic.name}",
+        why="; ".join(sorted(lost)),
+        fix=f"write it by a changefeed{option} in its sink URI, and say the same in --source; "
+        "`tidegate peek` shows the messages all the same",
+    )
 
 
 def check_same(
@@ -90,7 +111,25 @@ def check_complete(topic: Topic, fetched: Iterable[Fetched], until: int | None) 
                 where=f"topic {topic.name}, partition {part.partition}, offset {message.offset}, "
                 f"commit ts {message.reduced_ts}",
                 why=message.why,
-                fix="create a changefeed into a new topic with large-message-handle-option=none and a "
+                fix="if it lies in a claim-check storage, add claim-check-storage-uri=URI to the source URI; "
+                "or give --pd, to read it from upstream while its GC keeps it; "
+                "else create a changefeed into a new topic with large-message-handle-option=none and a "
                 "max-message-bytes that takes its rows, or one whose [filter] rules leave the table out, "
                 "and read that one into a new target directory",
+            )
+
+
+def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:
+    """Fatal when the producer says that it now writes another number of partitions.
+
+    Behind that message it sends the rows above its last Resolved again, each to its new partition: rows that
+    wait here from before would be taken for later ones.
+    """
+    for part in fetched:
+        for partitions, offset in part.repartitions:
+            raise Fatal(
+                f"the changefeed has changed the topic to {partitions} partitions",
+                where=f"topic {topic.name}, partition {part.partition}, offset {offset}",
+                why="rows of one key may now be in two partitions, in no order between them",
+                fix="start a new target directory from a new changefeed",
             )

@@ -36,13 +36,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from tidegate.codec.base import CANAL_JSON
+from tidegate.codec.entry import DdlTo
+from tidegate.codec.registry import codec_of
 from tidegate.consumer.apply import QUARANTINE, Applier, row_place, target_lock
 from tidegate.consumer.checks import (
     check_complete,
+    check_not_repartitioned,
     check_partitions,
     check_retained,
     check_same,
+    check_timed,
     check_whole,
 )
 from tidegate.consumer.commit import Committer
@@ -92,7 +95,10 @@ class Settings:
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
     time_zone: str = "UTC"
-    """Zone of TIMESTAMP texts on the topic: the producer's, since no protocol here sends it."""
+    """Zone of TIMESTAMP texts on the topic: the producer's. Only simple sends it, and rows in another zone
+    are set aside."""
+    pd: str = ""
+    """Address of upstream's PD, to read rows from of which only the handle key is on the topic."""
     commit_s: float = 2.0
     """At most one commit in this time, unless `commit_rows` wait."""
     commit_rows: int = 500_000
@@ -166,7 +172,8 @@ def run(
     and for a topic that can never bring the target to `settings.until`; Retryable when the broker does not
     answer at the start, or Spark fails; Fatal when going on would make the target wrong.
     """
-    topic = Topic(settings.source, settings.time_zone)
+    topic = Topic(settings.source, settings.time_zone, settings.pd)
+    check_timed(topic)
     with target_lock(settings.target), _staging(settings.target) as staging:
         consumer = Consumer(settings, topic, staging, stop, listener)
         try:
@@ -189,7 +196,9 @@ class Consumer:
     ) -> None:
         self._settings, self._topic, self._staging = settings, topic, staging
         self._stop, self._listener = stop, listener
-        self._applier = Applier(settings.target, settings.time_zone, settings.trust_inserts)
+        codec = codec_of(topic.options)
+        trust = settings.trust_inserts and not codec.lacks_old(topic.options)
+        self._applier = Applier(settings.target, topic.zone, trust)
         self._offsets = Offsets(topic)
         file = settings.target / QUARANTINE
         self._quarantine, self._bad_file = Quarantine(file), file
@@ -200,7 +209,7 @@ class Consumer:
         self._doubtful_since: float | None = None
         self._reported_at = math.inf  # nothing to report before the position is known
         position = self._start()
-        ddl_partition = 0 if topic.options.protocol == CANAL_JSON else None
+        ddl_partition = 0 if codec.ddl_to is DdlTo.FIRST else None
         self._flow = Flow(position, settings.mode, ddl_partition, settings.until)
         self._committer = Committer(
             self._flow, self._applier, position, settings.commit_rows, settings.idle_s
@@ -337,6 +346,9 @@ class Consumer:
             # What came all the same is taken; the rest is asked for again after a pause.
             self._failed(self._offsets.unreachable(silent))
             self._suspicion.unreachable(time.monotonic())
+        elif (outage := next((part.outage for part in news.fetched if part.outage), None)) is not None:
+            self._failed(_no_schemas(*outage))
+            self._suspicion.unreachable(time.monotonic())
         else:
             self._recovered()
         return news
@@ -383,6 +395,7 @@ class Consumer:
                 list(self._flow.next_offsets()), self._topic, news.partitions, self._settings.target
             )
         check_complete(self._topic, news.fetched, self._settings.until)
+        check_not_repartitioned(self._topic, news.fetched)
         at_end = [p for p, end in news.ends.items() if self._reached(p, news) >= end]
         self._suspicion.saw(news.fetched, at_end, now)
         signs = self._suspicion.news(now)
@@ -466,6 +479,11 @@ class Consumer:
             applier = self._applier
             tidy(applier.lake, self._committer.position, self._settings.upkeep, applier.dropped_versions)
             self._tidied_at = time.monotonic()
+
+
+def _no_schemas(what: str, where: str, why: str, fix: str) -> Retryable:
+    """However a schema registry fails: the topic waits for it, and nothing is lost meanwhile."""
+    return Retryable(what, where=where, why=why, fix=fix)
 
 
 def _translated(error: Exception, target: Path) -> TidegateError:

@@ -71,8 +71,12 @@ class BagEffect:
     """All columns; a row stands here as often as it must be removed."""
 
 
-def net_effect(changes: Changes, keys: Sequence[str]) -> Effect:
-    """The effect on a table whose rows are identified by the columns `keys`."""
+def net_effect(changes: Changes, keys: Sequence[str], trust_inserts: bool = True) -> Effect:
+    """The effect on a table whose rows are identified by the columns `keys`.
+
+    `trust_inserts`: False when an insert may be an update whose old values did not travel; then it does not
+    tell whether the row was there before.
+    """
     puts = np.flatnonzero(changes.op != DELETE)
     gone = np.flatnonzero((changes.op == DELETE) | _key_changed(changes, keys))
     row = np.concatenate([puts, gone])
@@ -85,12 +89,14 @@ def net_effect(changes: Changes, keys: Sequence[str]) -> Effect:
     new_key = np.diff(code[order]) != 0
     first = order[np.concatenate([[True], new_key])] if len(order) else order
     last = order[np.concatenate([new_key, [True]])] if len(order) else order
-    stays = kind[last] != REMOVE
-    removed = ~stays & (kind[first] != ADD)
+    stays, new = kind[last] != REMOVE, kind[first] == ADD
+    if not trust_inserts:
+        new[:] = False
+    removed = ~stays & ~new
     return Effect(
         upserts=changes.new.take(row[last[stays]]),
         deletes=key_rows.take(last[removed]),
-        only_inserts=not removed.any() and bool((kind[first[stays]] == ADD).all()),
+        only_inserts=not removed.any() and bool(new[stays].all()),
     )
 
 

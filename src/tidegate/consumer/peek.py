@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tidegate.codec import registry
-from tidegate.codec.base import describe
-from tidegate.consumer.source import Offsets, Topic
+from tidegate.codec.base import Batch, describe
+from tidegate.consumer.source import Offsets, Topic, TopicDecoder
 from tidegate.errors import Retryable
 from tidegate.sink.kafka.client import take
 
@@ -31,7 +30,7 @@ def peek(
     partitions = offsets.partitions()
     ends = offsets.ends(partitions)
     starts = offsets.first(partitions) if from_beginning else ends
-    reader, decoder = Consumer(topic.settings()), registry.decoder(topic.options)
+    reader, decoder = Consumer(topic.settings()), TopicDecoder(topic)
     left = {p for p in partitions if follow or starts[p] < ends[p]}
     heard = time.monotonic()
     try:
@@ -61,11 +60,12 @@ def peek(
 
 
 def _decoded(decoder: Any, partition: int, messages: list[Any]) -> Iterator[dict[str, Any]]:
-    decoded = decoder.decode(
+    batch = Batch(
         [message.key() for message in messages],
         [message.value() for message in messages],
-        [message.headers() for message in messages],
         np.array([message.offset() for message in messages], np.int64),
+        [message.headers() for message in messages],
     )
+    decoded = decoder.decode(batch)
     for item in describe(decoded):
         yield {"partition": partition, **item}

@@ -12,9 +12,9 @@ its task with what it has.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 from zoneinfo import ZoneInfo
@@ -24,23 +24,36 @@ import pyarrow as pa
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from tidegate.claim_check import ClaimStorage
 from tidegate.codec import registry
 from tidegate.codec.base import (
-    CANAL_JSON,
     BadMessage,
+    Batch,
     CodecOptions,
     DdlMessage,
     Decoded,
     DecodedTable,
     Decoder,
 )
-from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri
+from tidegate.codec.compression import NONE, ExpandError
+from tidegate.codec.decode import decoder as decoder_of
+from tidegate.codec.entry import RowCodec
+from tidegate.codec.large import LargeOptions
+from tidegate.codec.opening import opened, opening
+from tidegate.codec.schema_book import SchemaBook, look_up_missing
+from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri, revealed
 from tidegate.consumer.assembler import Segment
-from tidegate.errors import InvalidInput, Retryable
+from tidegate.consumer.claims import ClaimReader
+from tidegate.consumer.handle_keys import RowReader
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.kvclient.pd import PdClient
+from tidegate.schema_registry import ConfluentRegistry
 from tidegate.sink.kafka.client import client_settings, take
 
 MAX_BYTES: Final = 48 << 20
 CONSUME_MESSAGES: Final = 10_000
+LOOK_BACK_MESSAGES: Final = 20_000
+"""The first window in which definitions are looked for: TiCDC repeats a table's after 10,000 of its rows."""
 STALL_S: Final = 5.0
 ADMIN_TIMEOUT_S: Final = 4.0
 """How long the broker may take for an answer: short, since whoever wants to end waits for it too."""
@@ -69,39 +82,46 @@ class Fetched:
     """(ts, offset), in offset order."""
     ddls: tuple[DdlMessage, ...] = ()
     bad: tuple[BadMessage, ...] = ()
-    plain: bool = False
-    """Canal-json without TiDB's extension: nothing in it can be a watermark."""
+    unmarked: bool = False
+    """Written without what its protocol needs for watermarks: nothing in it can be one."""
+    repartitions: tuple[tuple[int, int], ...] = ()
+    """(partitions, offset): the producer changed the number of partitions it writes."""
     trouble: str = ""
     """Why the broker gave nothing, when it did not; the range stays to be read."""
+    outage: tuple[str, str, str, str] | None = None
+    """What, where, why and what to do: a schema registry gives no schemas; the range stays to be read."""
 
 
 class Topic:
     """A topic as the URI names it: `kafka://host:port/topic?protocol=..`. Cheap, picklable by its URI."""
 
-    def __init__(self, text: str, time_zone: str = "UTC") -> None:
-        """Raises InvalidInput for a wrong URI, protocol or option."""
-        self.text, self.time_zone = text, time_zone
+    def __init__(self, text: str, time_zone: str = "UTC", pd: str = "") -> None:
+        """`pd`: the address of upstream's PD, for rows of which only the handle key is on the topic.
+
+        Raises InvalidInput for a wrong URI, protocol or option.
+        """
+        self.text, self.time_zone, self.pd = text, time_zone, pd
         check_zone(time_zone)
         with _about_the_source():
             self.uri: SinkUri = parse_sink_uri(text)
-            self.config: ReplicaConfig = load_config(None, self.uri)
-            self.options: CodecOptions = registry.codec_options(self._codec_settings())
+            self.config: ReplicaConfig = registry.settled(load_config(None, self.uri))
+            settings = self.config.codec_settings() | {"time-zone": time_zone}
+            self.options: CodecOptions = registry.codec_options(settings)
+            _check_readable(self.options)
 
-    def _codec_settings(self) -> dict[str, str | int | bool]:
-        codec = self.config.sink.kafka_config.codec_config
-        return {
-            "protocol": self.config.sink.protocol,
-            "time-zone": self.time_zone,
-            "enable-tidb-extension": codec.enable_tidb_extension,
-        }
-
-    def __reduce__(self) -> tuple[type[Topic], tuple[str, str]]:
-        return Topic, (self.text, self.time_zone)
+    def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str]]:
+        return Topic, (self.text, self.time_zone, self.pd)
 
     @property
     def name(self) -> str:
         """The topic's name."""
         return self.uri.topic
+
+    @property
+    def zone(self) -> str:
+        """Zone of the TIMESTAMP texts that its messages decode to: UTC where the protocol has it so."""
+        found = registry.codec(self.options.protocol)
+        return "UTC" if isinstance(found, RowCodec) and found.utc else self.time_zone
 
     def settings(self) -> dict[str, Any]:
         """Settings of a reader for librdkafka. Holds secrets: never log it."""
@@ -114,6 +134,19 @@ class Topic:
             "fetch.wait.max.ms": 50,
             "queued.max.messages.kbytes": 65_536,
         }
+
+
+def _check_readable(options: CodecOptions) -> None:
+    """Refuse messages that do not tell what their values are."""
+    found = registry.codec(options.protocol)
+    unread = found.unread(options) if isinstance(found, RowCodec) else ""
+    if unread:
+        raise InvalidInput(
+            f"messages of {found.name} written with {unread} cannot be read",
+            where="sink URI",
+            why="they do not tell the types of their columns",
+            fix="create a changefeed without it, into a new topic, and read that one",
+        )
 
 
 @contextmanager
@@ -208,7 +241,53 @@ class Offsets:
         )
 
 
-_readers: dict[str, tuple[Consumer, Decoder]] = {}
+class TopicDecoder:
+    """A topic's decoder, and the schema registry it needs, if its protocol needs one."""
+
+    def __init__(self, topic: Topic) -> None:
+        """Reaches nothing yet."""
+        options = topic.options
+        self._schemas = registry.codec_of(options).schemas
+        if self._schemas is not None:
+            self._book = SchemaBook()
+            self._registry = ConfluentRegistry(revealed(topic.config.sink.schema_registry))
+            options = self._schemas.placed(options, topic.name, "", self._book)
+        self._options = options
+        self._claims: ClaimReader | None = None
+        large = registry.codec_of(options).large
+        if large is None or not isinstance(options, LargeOptions):
+            self._decoder: Decoder = decoder_of(options)
+            return
+        inner = decoder_of(replace(options, large_message_handle_compression=NONE))
+        self._decoder = opening(inner, options, large)
+        uri = topic.config.sink.kafka_config.large_message_handle.claim_check_storage_uri
+        if uri or topic.pd:
+            storage = ClaimStorage(uri) if uri else None
+            upstream = RowReader(PdClient(topic.pd), ZoneInfo(topic.time_zone)) if topic.pd else None
+            self._claims = ClaimReader(storage, inner, options, large, upstream)
+
+    def decode(self, batch: Batch) -> Decoded:
+        """As `Decoder.decode`, with the rows that lie in a storage, if the source URI names one.
+
+        Retryable while a schema is not known and the registry does not answer, or a row is not there.
+        """
+        if self._schemas is not None:
+            look_up_missing(self._book, self._registry, self._schemas.named(batch))
+        decoded = self._decoder.decode(batch)
+        return decoded if self._claims is None else self._claims.resolve(decoded)
+
+    def opened(self, value: bytes | None) -> bytes | None:
+        """A message's value without its compression; as it is when it cannot be expanded."""
+        large = registry.codec_of(self._options).large
+        if value is None or large is None or not isinstance(self._options, LargeOptions):
+            return value
+        try:
+            return opened(value, self._options.large_message_handle_compression, framed=large.framed)
+        except ExpandError:
+            return value
+
+
+_readers: dict[str, tuple[Consumer, TopicDecoder]] = {}
 """One client per topic in this worker process: connecting costs more than a small fetch."""
 
 
@@ -221,11 +300,18 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
         taken = _take(reader, wanted)
     finally:
         reader.unassign()
-    keys = [message.key() for message in taken.messages]
-    values = [message.value() for message in taken.messages]
-    headers = [message.headers() for message in taken.messages]
-    offsets = np.array([message.offset() for message in taken.messages], np.int64)
-    decoded = decoder.decode(keys, values, headers, offsets)
+    batch = batch_of(taken.messages)
+    try:
+        decoded = decoder.decode(batch)
+    except TidegateError as error:
+        return Fetched(wanted.partition, wanted.start, outage=(error.what, error.where, error.why, error.fix))
+    unknown = unknown_versions(decoded)
+    if unknown:
+        trouble = look_back(topic, reader, decoder, wanted, unknown)
+        if trouble:
+            return Fetched(wanted.partition, wanted.start, trouble=trouble)
+        decoded = decoder.decode(batch)
+    unmarked = registry.codec(topic.options.protocol).unmarked
     return Fetched(
         partition=wanted.partition,
         next_offset=taken.next_offset,
@@ -240,26 +326,97 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
         resolved=tuple(decoded.resolved),
         ddls=tuple(decoded.ddls),
         bad=tuple(decoded.bad),
-        plain=is_plain(topic.options.protocol, values, decoded),
+        repartitions=tuple(decoded.repartitions),
+        unmarked=unmarked is not None and unmarked.shown(sound_values(decoder, batch, decoded), decoded),
         trouble=taken.trouble,
     )
 
 
-def is_plain(protocol: str, values: Sequence[bytes | None], decoded: Decoded) -> bool:
-    """Whether canal-json rows or DDLs were written without TiDB's extension; told by the first message.
+def sound_values(decoder: TopicDecoder, batch: Batch, decoded: Decoded) -> list[bytes | None]:
+    """The first value that could be decoded, without its compression; none when there is none."""
+    bad = {message.offset for message in decoded.bad}
+    for value, offset in zip(batch.values, batch.offsets, strict=True):
+        if value is not None and int(offset) not in bad:
+            return [decoder.opened(value)]
+    return []
 
-    A member `_tidb` cannot stand inside a text of the message: its quotes would be escaped there.
+
+def batch_of(messages: Sequence[Message]) -> Batch:
+    """Messages of one partition, for a decoder."""
+    return Batch(
+        [message.key() for message in messages],
+        [message.value() for message in messages],
+        np.array([message.offset() for message in messages], np.int64),
+        [message.headers() for message in messages],
+    )
+
+
+def unknown_versions(decoded: Decoded) -> set[tuple[str, str, int]]:
+    """The table versions of rows that wait for their definition."""
+    return {bad.unknown for bad in decoded.bad if bad.unknown is not None}
+
+
+def look_back(
+    topic: Topic, reader: Consumer, decoder: TopicDecoder, wanted: Range, unknown: set[tuple[str, str, int]]
+) -> str:
+    """Let the decoder meet the definitions of these table versions, which lie before the range.
+
+    Reads the partition backwards, in windows that double, until it has found all of them or is at the
+    partition's oldest message. A producer repeats a definition every now and then, so the first window
+    usually has it. What is not there is then said by the rows themselves. Returns why the broker did not
+    answer; empty when it did.
     """
-    if protocol != CANAL_JSON or decoded.resolved or not (decoded.rows or decoded.ddls):
-        return False
-    bad = {message.value for message in decoded.bad}
-    first = next((value for value in values if value is not None and value not in bad), b"")
-    return b'"_tidb":' not in first
+    definitions = registry.codec_of(topic.options).definitions
+    assert definitions is not None, "only such a protocol has rows that wait"
+    left = set(unknown)
+    try:
+        place = TopicPartition(topic.name, wanted.partition)
+        oldest, _ = reader.get_watermark_offsets(place, timeout=ADMIN_TIMEOUT_S)
+        end, window = wanted.start, LOOK_BACK_MESSAGES
+        while left and end > oldest:
+            start = max(oldest, end - window)
+            told, trouble = _definitions(
+                topic,
+                reader,
+                Range(wanted.partition, start, end),
+                lambda value: definitions.tells(decoder.opened(value) or b""),
+            )
+            if trouble:
+                return trouble
+            if told:
+                decoder.decode(batch_of(told))
+                left -= {
+                    version
+                    for message in told
+                    for version in definitions.versions(decoder.opened(message.value()) or b"")
+                }
+            end, window = start, 2 * window
+    except KafkaException as error:
+        return str(error)
+    return ""
 
 
-def _reader(topic: Topic) -> tuple[Consumer, Decoder]:
+def _definitions(
+    topic: Topic, reader: Consumer, window: Range, tells: Callable[[bytes], bool]
+) -> tuple[list[Message], str]:
+    """The messages of a window that may tell a table version, and the broker's trouble, if any."""
+    told, at = [], window.start
+    while at < window.end:
+        reader.assign([TopicPartition(topic.name, window.partition, at)])
+        try:
+            taken = _take(reader, Range(window.partition, at, window.end))
+        finally:
+            reader.unassign()
+        told += [message for message in taken.messages if tells(message.value() or b"")]
+        if taken.trouble or taken.next_offset == at:
+            return told, taken.trouble
+        at = taken.next_offset
+    return told, ""
+
+
+def _reader(topic: Topic) -> tuple[Consumer, TopicDecoder]:
     if topic.text not in _readers:
-        _readers[topic.text] = (Consumer(topic.settings()), registry.decoder(topic.options))
+        _readers[topic.text] = (Consumer(topic.settings()), TopicDecoder(topic))
     return _readers[topic.text]
 
 

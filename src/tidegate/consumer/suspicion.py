@@ -5,7 +5,7 @@ still leave the target standing for ever. Each sign is told once, as an error th
 
 | sign | told when |
 |---|---|
-| canal-json without TiDB's extension: no message of it can be a watermark | at the first such rows |
+| written without what the protocol needs for watermarks: no message can be one | at the first such rows |
 | partitions without a watermark beside others that have one | read to the end `PATIENCE_S` after that one |
 | no watermark in any partition | `PATIENCE_S` after rows were read to the end of the topic |
 | an empty topic | after `STALL_S` |
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tidegate.codec.base import CANAL_JSON
+from tidegate.codec import registry
 from tidegate.consumer.source import Fetched
 from tidegate.errors import InvalidInput
 from tidegate.model.timestamp import readable
@@ -31,7 +31,6 @@ PATIENCE_S: Final = 10.0
 """A running changefeed sends a watermark to every partition many times in this time."""
 STALL_S: Final = 30.0
 MANY_BAD: Final = 20
-EXTENSION: Final = "enable-tidb-extension=true"
 
 
 @dataclass(slots=True)
@@ -52,8 +51,8 @@ class _Counts:
     bad: int = 0
     why: str = ""
     """Why the first bad message is one."""
-    plain: bool = False
-    """Canal-json rows without TiDB's extension were among them."""
+    unmarked: bool = False
+    """Rows written without what their protocol needs for watermarks were among them."""
 
 
 @dataclass(slots=True)
@@ -94,7 +93,7 @@ class Suspicion:
             counts.rows += sum(segment.rows for segment in part.segments) + len(part.ddls)
             counts.bad += len(part.bad)
             counts.why = counts.why or next((message.why for message in part.bad), "")
-            counts.plain = counts.plain or part.plain
+            counts.unmarked = counts.unmarked or part.unmarked
         for number in at_end:
             seen = self._partitions[number]
             seen.end_since = now if seen.end_since is None else seen.end_since
@@ -142,14 +141,18 @@ class Suspicion:
             fix="check protocol=... in --source; `tidegate peek SOURCE --from-beginning` shows the messages",
         )
 
-    def _plain(self, now: float) -> InvalidInput | None:
-        if not self._counts.plain or any(seen.watermark for seen in self._partitions.values()):
+    def _unmarked(self, now: float) -> InvalidInput | None:
+        unmarked = registry.codec(self.protocol).unmarked
+        if unmarked is None or not self._counts.unmarked:
+            return None
+        if any(seen.watermark for seen in self._partitions.values()):
             return None
         return InvalidInput(
             "the topic has no watermarks, so nothing can be applied",
             where=f"topic {self.topic}, {self._counts.messages} messages read",
-            why="its canal-json was written without TiDB's extension, which carries commit ts and watermarks",
-            fix=f"create a changefeed with {EXTENSION} in its sink URI, into a new topic, and read that one",
+            why=unmarked.why,
+            fix=f"create a changefeed with {unmarked.option} in its sink URI, "
+            "into a new topic, and read that one",
         )
 
     def _silent_partitions(self, now: float) -> InvalidInput | None:
@@ -179,16 +182,17 @@ class Suspicion:
 
     def _no_watermark(self, now: float) -> InvalidInput | None:
         waiting = not any(seen.watermark for seen in self._partitions.values())
-        if not waiting or not self._counts.rows or self._counts.plain:
+        if not waiting or not self._counts.rows or self._counts.unmarked:
             return None
         if not all(self._read_for(number, PATIENCE_S, now) for number in self._partitions):
             return None
-        canal = f", with {EXTENSION} in its sink URI" if self.protocol == CANAL_JSON else ""
+        unmarked = registry.codec(self.protocol).unmarked
+        option = f", with {unmarked.option} in its sink URI" if unmarked is not None else ""
         return InvalidInput(
             "the topic has no watermark yet, so nothing can be applied",
             where=f"topic {self.topic}, {self._counts.messages} messages read",
             why="a running changefeed sends watermarks to every partition many times a second",
-            fix=f"check that the changefeed runs (`tidegate changefeed list`){canal}",
+            fix=f"check that the changefeed runs (`tidegate changefeed list`){option}",
         )
 
     def _empty(self, now: float) -> InvalidInput | None:
@@ -227,7 +231,7 @@ def _listed(numbers: list[int]) -> str:
 
 _SIGNS: Final[Mapping[str, Callable[[Suspicion, float], InvalidInput | None]]] = {
     "unreadable": Suspicion._unreadable,
-    "no extension": Suspicion._plain,
+    "no extension": Suspicion._unmarked,
     "silent partitions": Suspicion._silent_partitions,
     "no watermark": Suspicion._no_watermark,
     "empty": Suspicion._empty,

@@ -24,7 +24,10 @@ class SpanTask:
     id: str
     span: Span
     physical_id: int
+    """Its table, or of a stripe the first that is wanted, for people."""
     start_ts: int
+    wanted: int = 0
+    """Of a stripe: bit i is set when its i-th table id is wanted. 0: the whole span is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +38,12 @@ class DdlBatch:
     events: tuple[DdlEvent, ...]
     """Those that are sent, in order; may be empty when only spans change."""
     added: tuple[SpanTask, ...] = ()
+    """Those that are wanted from here on; also stripes of which other tables are wanted than before."""
     removed: frozenset[str] = frozenset()
     error: TidegateError | None = None
     """Why the feed cannot get past it: all before it is delivered, then the feed fails with this."""
+    removed_tables: frozenset[int] = frozenset()
+    """The physical ids of the tables that are no longer wanted."""
 
 
 @dataclass(slots=True)

@@ -6,10 +6,13 @@ revision that each successful transaction raises by one, and transactions that c
 
 Keys (cluster is PD's cluster id):
 
+    /tidegate/{cluster}/format                               the number of this form
     /tidegate/{cluster}/owner                                whose mod revision is the tokens' owner_rev
     /tidegate/{cluster}/{namespace}/changefeed/info/{id}     FeedInfo: what the user wants; the feed's life
     /tidegate/{cluster}/{namespace}/changefeed/status/{id}   FeedStatus: the durable checkpoint
-    /tidegate/{cluster}/{namespace}/changefeed/grant/{id}    Grant: who may write; stays after removal
+    /tidegate/{cluster}/{namespace}/changefeed/grant/{id}/{capture}
+                                                             Grant: what the capture may write; stays after
+                                                             removal
 
 Values are JSON objects; a reader ignores members it does not know.
 """
@@ -18,13 +21,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from tidegate.errors import InvalidInput
+from tidegate.model.span import Span
 
 ROOT: Final = "/tidegate"
+FORMAT: Final = b"2"
 DEFAULT_NAMESPACE: Final = "default"
 NAME: Final = re.compile(r"[a-zA-Z0-9]+(-[a-zA-Z0-9]+)*")
 """What TiCDC allows as changefeed id and namespace; at most 128 characters."""
@@ -130,24 +135,29 @@ def owner_key(cluster: int) -> str:
     return f"{ROOT}/{cluster}/owner"
 
 
+def format_key(cluster: int) -> str:
+    """The key of the number of the form in which all others are written."""
+    return f"{ROOT}/{cluster}/format"
+
+
 def identity_key(cluster: int) -> str:
     """The key of a random word that tells this store's changefeeds from another store's, given once."""
     return f"{ROOT}/{cluster}/identity"
 
 
 def feed_key(cluster: int, feed: FeedId, what: str) -> str:
-    """The key of a feed's `info`, `status` or `grant`."""
-    assert what in ("info", "status", "grant")
+    """The key of a feed's `info` or `status`."""
+    assert what in ("info", "status")
     return f"{ROOT}/{cluster}/{feed.namespace}/changefeed/{what}/{feed.name}"
 
 
-def grant_key(cluster: int, namespace: str, name: str) -> str:
-    """The key of a feed's grant, for the pipeline's processes."""
-    return feed_key(cluster, FeedId(namespace, name), "grant")
+def grant_key(cluster: int, feed: FeedId, capture: str) -> str:
+    """The key of what a capture may write for a feed; without the capture it begins those of all."""
+    return f"{ROOT}/{cluster}/{feed.namespace}/changefeed/grant/{feed.name}/{capture}"
 
 
 def feed_of_key(key: str) -> tuple[FeedId, str] | None:
-    """The feed and the last-but-one part (`info`, `status`, `grant`) of a feed's key, else None."""
+    """The feed and the last-but-one part (`info`, `status`) of a feed's key, else None."""
     parts = key.split("/")
     if len(parts) == 7 and parts[4] == "changefeed":
         return FeedId(parts[3], parts[6]), parts[5]
@@ -155,8 +165,16 @@ def feed_of_key(key: str) -> tuple[FeedId, str] | None:
 
 
 @dataclass(frozen=True, slots=True)
+class GrantedRange:
+    """A piece of the key space, and the token under which it may be written."""
+
+    id: Span
+    token: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Grant:
-    """Who may write for a feed: the token of the owner's grant and the incarnation under it.
+    """What one capture may write of a feed: its incarnation there, and the ranges that it holds.
 
     The incarnation is one higher at every start of a pipeline process and never goes back, not even
     under a new token. A writer whose (instance, token, incarnation) is not the stored one is fenced.
@@ -166,10 +184,13 @@ class Grant:
     """`FeedInfo.instance`: in a new metadata store tokens and incarnations begin anew."""
 
     token: tuple[int, int]
-    """(owner_rev, grant_seq), compared in that order."""
+    """(owner_rev, grant_seq), compared in that order: that of the grant. No range's is greater."""
     incarnation: int
     slots: int
-    """Transactional ids 0..slots-1 that any incarnation has ever used; never shrinks."""
+    """Transactional ids 0..slots-1 that any incarnation on this capture has ever used; never shrinks."""
+    ranges: tuple[GrantedRange, ...] = ()
+    givers: Mapping[str, int] = field(default_factory=dict)
+    """Captures from which ranges were taken, each with its slots: they are fenced before progress is read."""
 
     @property
     def spec_file(self) -> str:
@@ -181,6 +202,11 @@ class Grant:
         """The name of the folder with what this incarnation's processes keep while they run."""
         return f"spark-{self.incarnation}-{self.instance}"
 
+    def is_same(self, other: Grant) -> bool:
+        """Whether both are of one incarnation, whatever ranges it still has."""
+        mine = self.instance, self.token, self.incarnation
+        return mine == (other.instance, other.token, other.incarnation)
+
     def to_bytes(self) -> bytes:
         """As stored."""
         return _bytes(
@@ -189,6 +215,8 @@ class Grant:
                 "token": list(self.token),
                 "incarnation": self.incarnation,
                 "slots": self.slots,
+                "ranges": [[one.id.start.hex(), one.id.end.hex(), *one.token] for one in self.ranges],
+                "givers": dict(self.givers),
             }
         )
 
@@ -199,13 +227,50 @@ class Grant:
         try:
             owner_rev, grant_seq = body["token"]
             return cls(
-                str(body.get("instance", "")),  # earlier versions had none
+                body["instance"],
                 (int(owner_rev), int(grant_seq)),
                 int(body["incarnation"]),
                 int(body["slots"]),
+                tuple(
+                    GrantedRange(Span(bytes.fromhex(start), bytes.fromhex(end)), (int(first), int(second)))
+                    for start, end, first, second in body["ranges"]
+                ),
+                {str(capture): int(slots) for capture, slots in body["givers"].items()},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidInput("A grant in the metadata store is damaged.", why=repr(error)) from error
+
+
+def raised(
+    stored: Mapping[str, Grant],
+    capture: str,
+    instance: str,
+    token: tuple[int, int],
+    ranges: Iterable[Span],
+    slots: int,
+) -> dict[str, Grant]:
+    """The grants to be stored, by capture, so that one begins its next incarnation with these ranges.
+
+    Whoever else has some of them loses them, and is fenced by that incarnation before it reads what is
+    durable: nothing that the giver still does counts then. A giver that has been fenced once stays named,
+    since only its own next incarnation says that it was.
+    """
+    wanted = [GrantedRange(span, token) for span in ranges]
+    mine = stored.get(capture)
+    givers = dict(mine.givers) if mine is not None else {}
+    changed = {}
+    for name, other in stored.items():
+        if name == capture:
+            continue
+        kept = tuple(one for one in other.ranges if all(one.id.intersect(new.id) is None for new in wanted))
+        others = {giver: n for giver, n in other.givers.items() if giver != capture}
+        if kept != other.ranges:
+            givers[name] = other.slots
+        if (kept, others) != (other.ranges, other.givers):
+            changed[name] = replace(other, ranges=kept, givers=others)
+    incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (0, 0)
+    changed[capture] = Grant(instance, token, incarnation + 1, max(slots, used), tuple(wanted), givers)
+    return changed
 
 
 @dataclass(frozen=True, slots=True)

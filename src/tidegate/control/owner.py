@@ -1,26 +1,32 @@
 """The owner of one feed: who has delivered how far, what may be announced, which DDL is due.
 
-    reports (token, incarnation) --+
-    frontier, idle spans ----------+--> Owner --tick--> SendDdl | SendResolved | Persist | Finish
-    DDL batches -------------------+                    (one SendDdl or SendResolved at a time)
-    what the sink has taken -------+
+    reports (range, token, incarnation) --+
+    DDL batches --------------------------+--> Owner --tick--> SendDdl | SendResolved | Persist | Finish
+    what the sink has taken --------------+                    (one SendDdl or SendResolved at a time)
+
+It knows ranges of keys and who was granted them, and no tables: which of these a range holds is the
+processor's to know.
 
 Promises, whatever the order of events:
- - the checkpoint is the least of every wanted span's durable ts, F - 1 of the next DDL, and what is known
+ - the checkpoint is the least of every granted range's durable ts, F - 1 of the next DDL, and what is known
    about DDL; it never goes back;
- - Resolved R leaves only when every wanted span is durable up to R and every DDL <= R is;
- - DDL F leaves only when every span is durable up to F, and no span is let beyond F before it is durable;
- - reports under another token or incarnation change nothing;
+ - while the granted ranges leave a part of the wanted key space to nobody, it does not move;
+ - Resolved R leaves only when every range is durable up to R and every DDL <= R is;
+ - DDL F leaves only when every range is durable up to F, and none is let beyond F before it is durable;
+ - reports under another token or incarnation, or of another capture, change nothing;
  - while an initial load holds the barrier, neither Resolved nor DDL leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
+from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.messages import RangeProgress
+from tidegate.control.metadata import GrantedRange
+from tidegate.model.span import Span
 
 PERSIST_S: Final = 0.5
 """Seconds between two durable writes of the checkpoint at least; a DDL's is written at once."""
@@ -56,54 +62,61 @@ Effect = SendDdl | SendResolved | Persist | Finish
 
 
 @dataclass(slots=True)
-class _Progress:
-    task: SpanTask
+class _Range:
+    """What is known of a granted range."""
+
+    capture: str
+    granted: GrantedRange
+    incarnation: int
     checkpoint: int
+    resolved: int = 0
+    running: bool = False
 
 
 class Owner:
     """The state of one feed between two starts of the control process. Not thread-safe, no I/O."""
 
     def __init__(
-        self,
-        checkpoint: int,
-        spans: Iterable[SpanTask],
-        barrier: Barrier,
-        *,
-        resolved_interval_s: float = 0.1,
+        self, checkpoint: int, barrier: Barrier, wanted: Span, *, resolved_interval_s: float = 0.1
     ) -> None:
-        assert barrier.resolved >= checkpoint, "the spans wanted at the checkpoint must be known"
-        self.barrier = barrier
+        """`wanted`: the part of the key space that the feed follows, all of which must be granted."""
+        assert barrier.resolved >= checkpoint, "the DDL up to the checkpoint must be known"
+        self.barrier, self.wanted = barrier, wanted
         self.checkpoint = checkpoint
         self.persisted_ts = checkpoint
         self.resolved_sent = 0
-        self._spans = {task.id: _Progress(task, max(checkpoint, task.start_ts)) for task in spans}
-        self._reported: dict[str, int] = {}
-        """What this incarnation said about spans, also about those that a DDL yet to come will add."""
-        self._grant: tuple[tuple[int, int], int] | None = None
+        self._ranges: dict[Span, _Range] = {}
         self._interval = resolved_interval_s
         self._busy = self._open = False
         self._persisting = False
         self._persist_now = False
         self._last_resolved = self._last_persist = float("-inf")
 
-    @property
-    def spans(self) -> dict[str, SpanTask]:
-        """The spans that are to be delivered now, each with the ts it is durable to as `start_ts`."""
-        return {
-            name: SpanTask(name, p.task.span, p.task.physical_id, p.checkpoint)
-            for name, p in self._spans.items()
-        }
+    def grant(self, capture: str, incarnation: int, ranges: Sequence[GrantedRange]) -> None:
+        """A capture is to begin an incarnation with these ranges, and no others: nothing older of it counts.
 
-    def granted(self, token: tuple[int, int], incarnation: int) -> None:
-        """A new incarnation is about to start: nothing older counts; the sink is not open yet."""
-        assert self._grant is None or (token, incarnation) > self._grant
-        self._grant = (token, incarnation)
-        self._reported.clear()
+        The sink is not open yet. What was durable of a range stays so.
+        """
+        before = self._ranges
+        known = {one.id: before[one.id].checkpoint for one in ranges if one.id in before}
+        assert all(
+            (one.granted.token, one.incarnation) < (new.token, incarnation) or one.capture != capture
+            for new in ranges
+            if (one := before.get(new.id)) is not None
+        ), "tokens and incarnations rise"
+        self._ranges = {span: one for span, one in before.items() if one.capture != capture}
+        for new in ranges:
+            self._ranges[new.id] = _Range(capture, new, incarnation, known.get(new.id, 0))
         self._open = self._busy = False
 
+    def running(self, capture: str, incarnation: int, ranges: Iterable[GrantedRange]) -> None:
+        """A capture delivers these ranges now."""
+        for one in ranges:
+            if (known := self._of(capture, incarnation, one)) is not None:
+                known.running = True
+
     def sink_open(self, resolved_journal: int) -> None:
-        """Pipeline and sink are up; what the sink's journal holds as Resolved is out already."""
+        """The owner's sink is up; what its journal holds as Resolved is out already."""
         self.resolved_sent = max(self.resolved_sent, resolved_journal)
         self._open = True
 
@@ -111,40 +124,48 @@ class Owner:
         """The sink failed: an operation under way may have happened or not; its journal will tell."""
         self._open = self._busy = self._persisting = False
 
-    def report(self, token: tuple[int, int], incarnation: int, spans: Mapping[str, int]) -> bool:
-        """Spans are durable downstream up to a ts. False, and no effect, under an old grant."""
-        if self._grant != (token, incarnation):
-            return False
-        for name, ts in spans.items():
-            self._reported[name] = max(ts, self._reported.get(name, 0))
-            if name in self._spans:
-                self._spans[name].checkpoint = max(ts, self._spans[name].checkpoint)
-        return True
+    def report(self, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
+        """How far ranges are. False, and no effect on those, under an old grant or another's."""
+        counts = True
+        for one in progress:
+            known = self._of(capture, incarnation, GrantedRange(one.id, one.token))
+            if known is None:
+                counts = False
+                continue
+            known.checkpoint = max(one.checkpoint_ts, known.checkpoint)
+            known.resolved = max(one.resolved_ts, known.resolved)
+        return counts
 
-    def idle_ranges(self, frontier: Mapping[str, int]) -> list[tuple[str, int, int]]:
-        """(span, after, upto) of spans that need no pipeline to advance, if no row lies in the range."""
-        found = []
-        for name, progress in self._spans.items():
-            upto = min(frontier.get(name, 0), self.barrier.bound)
-            if upto > progress.checkpoint:
-                found.append((name, progress.checkpoint, upto))
-        return found
+    def _of(self, capture: str, incarnation: int, granted: GrantedRange) -> _Range | None:
+        known = self._ranges.get(granted.id)
+        mine = known is not None and (known.capture, known.incarnation) == (capture, incarnation)
+        return known if mine and known is not None and known.granted == granted else None
 
-    def idle(self, name: str, after: int, upto: int) -> None:
-        """No row of the span lies in (after, upto]."""
-        progress = self._spans.get(name)
-        if progress is not None and after <= progress.checkpoint:
-            progress.checkpoint = max(upto, progress.checkpoint)
+    @property
+    def is_running(self) -> bool:
+        """Whether all that is granted is delivered by somebody."""
+        return self.hole() is None and all(one.running for one in self._ranges.values())
 
-    def durable(self, span: str) -> int:
-        """How far a span is durable."""
-        return self._spans[span].checkpoint
+    def hole(self) -> Span | None:
+        """What of the wanted part nobody has been granted, from its first gap on; None: there is no gap."""
+        at = self.wanted.start
+        for span in sorted(self._ranges, key=lambda one: one.start):
+            if span.start > at:
+                break
+            if span.end == b"" or (self.wanted.end and span.end >= self.wanted.end):
+                return None
+            at = max(at, span.end)
+        return Span(at, self.wanted.end)
 
-    def slowest(self) -> SpanTask | None:
-        """The span that holds the checkpoint back, if there is any span."""
-        if not self._spans:
-            return None
-        return min(self._spans.values(), key=lambda p: p.checkpoint).task
+    @property
+    def durable(self) -> int:
+        """Up to where every wanted key is durable, by what was reported; 0 while something is not granted."""
+        return 0 if self.hole() is not None else min(one.checkpoint for one in self._ranges.values())
+
+    @property
+    def resolved(self) -> int:
+        """Up to where every wanted key was received."""
+        return 0 if self.hole() is not None else min(one.resolved for one in self._ranges.values())
 
     def tick(self, now: float) -> list[Effect]:
         """What is to be done now; `now` in monotonic seconds."""
@@ -169,15 +190,14 @@ class Owner:
 
     def _advance(self) -> None:
         """Recompute the checkpoint; it never goes back."""
-        least = min((p.checkpoint for p in self._spans.values()), default=self.barrier.cap)
-        self.checkpoint = max(self.checkpoint, min(least, self.barrier.cap))
+        self.checkpoint = max(self.checkpoint, min(self.durable, self.barrier.cap))
 
     def _send(self, now: float) -> SendDdl | SendResolved | None:
         """The next thing for the sink, which takes one at a time."""
-        if self._busy or not self._open or self.barrier.held_at:
+        if self._busy or not self._open or self.barrier.held_at or not self.is_running:
             return None
         batch = self.barrier.next
-        if batch is not None and all(p.checkpoint >= batch.finished_ts for p in self._spans.values()):
+        if batch is not None and self.durable >= batch.finished_ts:
             return SendDdl(batch)
         due = now - self._last_resolved >= self._interval or self.checkpoint == self.barrier.target_ts
         if self.checkpoint > self.resolved_sent and due:
@@ -185,20 +205,13 @@ class Owner:
             return SendResolved(self.checkpoint)
         return None
 
-    def ddl_done(self, finished_ts: int) -> tuple[tuple[SpanTask, ...], frozenset[str]]:
-        """The DDL is durable downstream: spans change, the barrier is lifted. Returns (added, removed)."""
+    def ddl_done(self, finished_ts: int) -> DdlBatch:
+        """The DDL is durable downstream: the barrier is lifted."""
         batch = self.barrier.lift(finished_ts)
         self._busy = False
         self._persist_now = True
         self._last_resolved = float("-inf")
-        for name in batch.removed:
-            self._spans.pop(name, None)
-        added = []
-        for task in batch.added:
-            start = max(task.start_ts, self._reported.get(task.id, 0))
-            self._spans[task.id] = _Progress(task, start)
-            added.append(SpanTask(task.id, task.span, task.physical_id, start))
-        return tuple(added), batch.removed
+        return batch
 
     def resolved_done(self, ts: int) -> None:
         """Resolved `ts` is durable downstream."""

@@ -28,8 +28,12 @@ class Router:
 
     def rule(self, table: TableSchema) -> DispatchRule:
         """The rule of a table."""
+        return self.rule_of(table.schema, table.table)
+
+    def rule_of(self, schema: str, table: str) -> DispatchRule:
+        """The rule of a table by its name."""
         for matcher, rule in self._rules:
-            if matcher.matches(table.schema, table.table):
+            if matcher.matches(schema, table):
                 return rule
         return DEFAULT
 

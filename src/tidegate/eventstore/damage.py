@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.errors import Fatal, Retryable, TidegateError
-from tidegate.eventstore.manifest import MANIFEST, Torn
+from tidegate.eventstore.manifest import MANIFEST
+from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import DamagedSegment
 
 DAMAGE: Final = "damage"

@@ -7,6 +7,10 @@ the rows behind them into new columns. All reads stay inside the buffers that `d
 
 Sorting is a radix sort over the bits of commit_ts that differ (three passes for a second of traffic,
 none when the input is already ascending), then each transaction's few rows are compared in full.
+
+`tables_of` makes what the directory of a segment says of a block; a block of one table, which is the rule
+where a table has a folder of its own, costs it one look at each key. `pick` finds rows by a directory and
+verifies them: it alone works on bytes that no CRC has proved, so it proves every offset before it follows it.
 """
 
 from __future__ import annotations
@@ -18,14 +22,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tidegate.eventstore.directory import NONE, OTHER, RECORD, BatchTables, Directory, encode
 from tidegate.kernel import (
     address,
     compare_bytes,
     copy_exact,
     inline,
     kernel,
+    load_be64,
     load_i32,
     load_u8,
+    load_u16,
     load_u64,
     store_u8,
     store_u32,
@@ -39,6 +46,10 @@ ROWS, COMMIT, START, OP, KEY_AT, KEY, VALUE_AT, VALUE, OLD_AT, OLD = range(LINE)
 
 U64 = npt.NDArray[np.uint64]
 I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+U32 = npt.NDArray[np.uint32]
+U16 = npt.NDArray[np.uint16]
+U8 = npt.NDArray[np.uint8]
 
 _DIGIT: Final = 11
 _BUCKETS: Final = 1 << _DIGIT
@@ -308,6 +319,251 @@ def gather(table: I64, refs: I64, first: int, end: int, line: I64) -> None:
         olds = _gather_bytes(table, ref, OLD_AT, OLD, line[OLD_AT], line[OLD], olds, n)
 
 
+# --- the directory --------------------------------------------------------------------------------------
+
+_TABLE: Final = ord("t")
+_RECORD_MARK: Final = int.from_bytes(b"_r", "little")
+_TABLE_KEY, _RECORD_KEY = 9, 11
+"""Bytes of `t{id}`, and of `t{id}_r`; a key of a table has at least as many."""
+_SIGN: Final = np.uint64(1 << 63)
+
+SUM_START: Final = np.uint64(0x9E3779B97F4A7C15)
+SUM_FACTOR: Final = np.uint64(0xD6E8FEB86659FD93)
+_HALF: Final = np.uint64(32)
+_HASH: Final = 0x5851F42D4C957F2D
+_BYTE: Final = np.uint64(8)
+
+
+@inline
+def _kind_of(key: int, size: int) -> int:
+    """The class of a key; reads nothing beyond it."""
+    if size < _TABLE_KEY or load_u8(key) != _TABLE:
+        return NONE
+    if size >= _RECORD_KEY and load_u16(key + _TABLE_KEY) == _RECORD_MARK:
+        return RECORD
+    return OTHER
+
+
+@inline
+def _table_of(key: int, kind: int) -> int:
+    """The table id of a key of a class; 0 for one of no table."""
+    if kind == NONE:
+        return 0
+    return int(np.int64(np.uint64(load_be64(key + 1)) ^ _SIGN))
+
+
+@kernel
+def one_table(line: I64) -> bool:
+    """Whether all rows of a block are of one table and class. Reads the front of each key."""
+    offsets, keys = line[KEY_AT], line[KEY]
+    begin = load_i32(offsets)
+    first_kind = _kind_of(keys + begin, load_i32(offsets + 4) - begin)
+    first_id = _table_of(keys + begin, first_kind)
+    for row in range(line[ROWS]):
+        begin = load_i32(offsets + 4 * row)
+        key = keys + begin
+        kind = _kind_of(key, load_i32(offsets + 4 * row + 4) - begin)
+        if kind != first_kind or _table_of(key, kind) != first_id:
+            return False
+    return True
+
+
+@kernel
+def group(line: I64, slots: I32, ids: I64, kinds: U8, counts: I64, entry_of: U16) -> int:
+    """Give each row of a block the entry of its table and class; returns how many entries there are.
+
+    Entries are numbered as their first rows stand, and described by `ids`, `kinds` and `counts`, which have
+    as many places as the block has rows (65,536 at most). `slots`, all -1, is a hash table of a power of two
+    of places, twice the rows at least; a row of the same table as the one before it does not look there.
+    """
+    offsets, keys = line[KEY_AT], line[KEY]
+    mask = slots.shape[0] - 1
+    found, entry = 0, -1
+    for row in range(line[ROWS]):
+        begin = load_i32(offsets + 4 * row)
+        key = keys + begin
+        kind = _kind_of(key, load_i32(offsets + 4 * row + 4) - begin)
+        table = _table_of(key, kind)
+        if entry < 0 or ids[entry] != table or kinds[entry] != kind:
+            slot = (((table * 3 + kind) * _HASH) >> 32) & mask
+            entry = slots[slot]
+            while entry >= 0 and (ids[entry] != table or kinds[entry] != kind):
+                slot = (slot + 1) & mask
+                entry = slots[slot]
+            if entry < 0:
+                entry = found
+                slots[slot] = found
+                ids[found], kinds[found], counts[found] = table, kind, 0
+                found += 1
+        counts[entry] += 1
+        entry_of[row] = entry
+    return found
+
+
+@inline
+def _mixed(state: Any, word: Any) -> Any:
+    """One to one in each of both, so that one changed word is never missed."""
+    state = (state ^ word) * SUM_FACTOR
+    return state ^ (state >> _HALF)
+
+
+@inline
+def _sum_bytes(state: Any, at: int, size: int) -> Any:
+    """Two lanes of 8 bytes, as a step waits for the one before it; reads nothing beyond the bytes."""
+    left, right = state, ~state
+    i = 0
+    while i + 16 <= size:
+        left = _mixed(left, load_u64(at + i))
+        right = _mixed(right, load_u64(at + i + 8))
+        i += 16
+    if i + 8 <= size:
+        left = _mixed(left, load_u64(at + i))
+        i += 8
+    if i < size:
+        last: Any = np.uint64(0)
+        if size >= 8:
+            last = load_u64(at + size - 8)
+        else:
+            while i < size:
+                last = (last << _BYTE) | np.uint64(load_u8(at + i))
+                i += 1
+        right = _mixed(right, last)
+    return _mixed(left, right)
+
+
+@inline
+def _sum_row(line: I64, row: int) -> Any:
+    """The sum of one row; each column begins by itself, so that the CPU works on all of them at once."""
+    key_at, value_at, old_at = (
+        line[KEY_AT] + 4 * row,
+        line[VALUE_AT] + 4 * row,
+        line[OLD_AT] + 4 * row,
+    )
+    key, value, old = load_i32(key_at), load_i32(value_at), load_i32(old_at)
+    key_size, value_size, old_size = (
+        load_i32(key_at + 4) - key,
+        load_i32(value_at + 4) - value,
+        load_i32(old_at + 4) - old,
+    )
+    state = _mixed(SUM_START, load_u64(line[COMMIT] + 8 * row))
+    state = _mixed(state, load_u64(line[START] + 8 * row))
+    state = _mixed(state, np.uint64(key_size) << _HALF | np.uint64(load_u8(line[OP] + row)))
+    state = _mixed(state, np.uint64(value_size) << _HALF | np.uint64(old_size))
+    state = _mixed(state, _sum_bytes(SUM_START, line[KEY] + key, key_size))
+    state = _mixed(state, _sum_bytes(SUM_START, line[VALUE] + value, value_size))
+    return _mixed(state, _sum_bytes(SUM_START, line[OLD] + old, old_size))
+
+
+@kernel
+def enter(line: I64, entry_of: U16, cursors: I64, numbers: U16, sums: U64) -> None:
+    """Put each row's number where its entry's numbers are, and add the row to the entry's sum.
+
+    `cursors` has the place of each entry's first number, and is advanced; `numbers` has a place for each row,
+    `sums` starts as 0. Twins: `order.rows_by_table`, `order.sum_of`.
+    """
+    for row in range(line[ROWS]):
+        entry = entry_of[row]
+        numbers[cursors[entry]] = row
+        cursors[entry] += 1
+        sums[entry] = _mixed(sums[entry], _sum_row(line, row))
+
+
+@inline
+def _held(offsets: int, row: int, limit: int) -> bool:
+    """Whether a row's bytes lie inside their column of `limit` bytes."""
+    begin, end = load_i32(offsets + 4 * row), load_i32(offsets + 4 * row + 4)
+    return 0 <= begin <= end <= limit
+
+
+@kernel
+def pick(
+    line: I64,
+    limits: I64,
+    entries: I64,
+    ids: I64,
+    kinds: U8,
+    sums: U64,
+    starts: U32,
+    numbers: U16,
+    proved: bool,
+    refs: I64,
+) -> int:
+    """References of the rows of some entries of a directory, entry after entry; how many there are.
+
+    -1: a row is not what was written: its number is no row of the block or out of order, its bytes lie
+    outside their column (`limits`: bytes of keys, values, old values), its key is of another table, or the
+    entry's sum differs. `proved`: the block's CRC was verified, so that sums need not be. `ids` to `numbers`
+    are the directory's; `refs` has a place for each number of the entries.
+    """
+    count = 0
+    for entry in entries:
+        state, before = np.uint64(0), -1
+        for at in range(starts[entry], starts[entry + 1]):
+            row: Any = np.int64(numbers[at])
+            if row <= before or row >= line[ROWS]:
+                return -1
+            if not (
+                _held(line[KEY_AT], row, limits[0])
+                and _held(line[VALUE_AT], row, limits[1])
+                and _held(line[OLD_AT], row, limits[2])
+            ):
+                return -1
+            begin = load_i32(line[KEY_AT] + 4 * row)
+            key = line[KEY] + begin
+            kind = _kind_of(key, load_i32(line[KEY_AT] + 4 * row + 4) - begin)
+            if kind != kinds[entry] or _table_of(key, kind) != ids[entry]:
+                return -1
+            if not proved:
+                state = _mixed(state, _sum_row(line, row))
+            refs[count] = row
+            before = row
+            count += 1
+        if not proved and state != sums[entry]:
+            return -1
+    return count
+
+
+def tables_of(batch: pa.RecordBatch) -> BatchTables:
+    """What the directory says of a block that is not empty, of at most MAX_BLOCK_ROWS rows."""
+    line, rows = describe(batch), batch.num_rows
+    alone = one_table(line)
+    if alone:
+        line[ROWS] = 1  # the first speaks for all
+    places = int(line[ROWS])
+    slots = np.full(1 << (2 * places - 1).bit_length(), -1, dtype=np.int32)
+    ids, counts = np.empty(places, dtype=np.int64), np.empty(places, dtype=np.int64)
+    kinds, entry_of = np.empty(places, dtype=np.uint8), np.empty(places, dtype=np.uint16)
+    found = group(line, slots, ids, kinds, counts, entry_of)
+    ids, kinds, counts = ids[:found], kinds[:found], counts[:found]
+    sums = np.zeros(found, dtype=np.uint64)
+    if alone:
+        counts[0] = rows
+        return BatchTables(ids, kinds, counts, sums, np.empty(0, dtype=np.uint16))
+    numbers = np.empty(rows, dtype=np.uint16)
+    enter(line, entry_of, np.cumsum(counts) - counts, numbers, sums)
+    return BatchTables(ids, kinds, counts, sums, numbers)
+
+
+def rows_of(batch: pa.RecordBatch, directory: Directory, entries: I64, *, proved: bool) -> I64 | None:
+    """References of the rows of some entries of one block, in its order; None: they are not as written.
+
+    `proved`: the block's CRC was verified.
+    """
+    try:
+        line = describe(batch)
+    except AssertionError:
+        return None
+    data = [batch.column(i).buffers()[2] for i in (3, 4, 5)]
+    limits = np.array([0 if each is None else each.size for each in data], dtype=np.int64)
+    starts = directory.starts
+    refs = np.empty(int((starts[entries + 1] - starts[entries]).sum()), dtype=np.int64)
+    parts = directory.ids, directory.kinds, directory.sums, starts, directory.numbers
+    count = pick(line, limits, entries, *parts, proved, refs)
+    if count < 0:
+        return None
+    return refs if len(entries) == 1 else np.sort(refs)
+
+
 def describe(batch: pa.RecordBatch) -> I64:
     """The table line of a block. The caller keeps the block alive as long as it uses the line."""
     rows, line = batch.num_rows, np.zeros(LINE, dtype=np.int64)
@@ -417,3 +673,8 @@ def warm() -> None:
     sorted_block, _ = take(table, refs)
     table = table_of([describe(sorted_block)])
     merge(table, np.zeros(1, dtype=np.int64), np.full(1, 2, dtype=np.int64), refs)
+    columns[3] = [b"t" + bytes(8) + b"_r", b"k"]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
+    mixed = pa.RecordBatch.from_arrays(arrays, schema=ENTRY_SCHEMA)
+    directory = Directory(memoryview(encode([tables_of(mixed)])), [2])
+    rows_of(mixed, directory, np.array([0, 1], dtype=np.int64), proved=False)

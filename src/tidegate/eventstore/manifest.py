@@ -1,42 +1,58 @@
-"""What a span consists of, and how far it is complete: two small JSON files, each replaced atomically.
+"""What a folder of the event store consists of, and how far it is complete: `STORE/<span_id>/manifest`.
 
-`STORE/<span_id>/manifest.json` and `STORE/frontier.json` each end in a member `"crc32c":"<8 hex>"`: the
-CRC32C of all bytes before the comma that precedes it. Order of publication: segment file, manifest, frontier.
-So a reader that reads the frontier first and a manifest then finds every row with commit_ts <= frontier in
-it. A span that moved without new rows moves in the frontier only.
+A file of `records`: the base has all, each record behind it what one change has changed, so that sealing one
+more segment costs its own line. The payloads are JSON:
 
-The frontier alone makes nothing complete: after a loss of power it may be newer than the manifest. So the
-frontier, `{"resolved": {span_id: ts}, "manifests": {span_id: version}, ..}`, names the manifest of which each
-ts speaks, by its CRC32C. Beside any other manifest only the manifest's own ranges count: a newer one says at
-least as much as the frontier, and an older one lacks rows.
+| base | |
+|---|---|
+| format, start, end | 2, and the span's bounds in hex |
+| ranges | [start, end, resolved] of each: how far it is durable |
+| segments | of each the fields of `SegmentInfo` in a list, the blocks as lists of `BlockInfo`'s |
+| dropped_to, next_file | as in `Manifest` |
+
+| record | |
+|---|---|
+| floor | every range is durable to here at least, also if no row came |
+| ranges | in place of `floor` where they change otherwise |
+| splice | `[at, count, segments]`: what stands in the place of `count` segments from `at` on |
+| dropped_to, next_file | if they change |
+
+*Order of publication*: segment file, manifest, page of floors (`floors`). So a reader that takes a floor
+first and a manifest then finds every row with commit_ts <= floor in it. An idle span moves on the page alone,
+and its manifest follows every minute or two (`span_store`).
+
+*Why what a floor says stays true after any crash.* A floor names the version of the manifest of which it
+speaks (`records`: a version is one content for ever), and was written when all rows up to it were in that
+manifest's segments. That is a fact about this content, which no crash can make untrue. Beside any other
+manifest a floor counts for nothing, and the manifest's own ranges do: a newer one says at least as much, for
+each record carries the floor of its time, and an older one (after a loss of power) lacks rows. So nothing
+rests on the page alone, in whatever state it is found: lost, torn, or older or newer than the manifests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, overload
 
 import orjson
-from crc32c import crc32c
 
-from tidegate.disk import writing
-from tidegate.errors import Fatal, Retryable
-from tidegate.eventstore.segment import FORMAT, BlockInfo, Durability, SegmentInfo, sync
+from tidegate.errors import Fatal
+from tidegate.eventstore import records
+from tidegate.eventstore.records import RecordFile, Seen
+from tidegate.eventstore.segment import FORMAT, BlockInfo, Durability, SegmentInfo
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import Timestamp
 
-FRONTIER: Final = "frontier.json"
-MANIFEST: Final = "manifest.json"
+T = TypeVar("T")
 
-_TRAILER: Final = len(b',"crc32c":"00000000"}')
+MANIFEST: Final = "manifest"
+_OLD_MANIFEST: Final = "manifest.json"
+_OLD_FRONTIER: Final = "frontier.json"
+
 _UNKNOWN: Final = -1
-"""The version of a manifest that is on no disk; the frontier never names it."""
-
-
-class Torn(Retryable):
-    """A small file is not what was written. The process that owns the store replaces it."""
+"""The version of a manifest that is on no disk; no floor ever names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +82,13 @@ class Manifest:
     dropped_to: Timestamp = 0
     next_file: int = 0
     version: int = field(default=_UNKNOWN, compare=False)
-    """Which file this was read from: its CRC32C."""
+    """Which file this was read from, with how many records."""
+    torn: bool = field(default=False, compare=False)
+    """Whether the file had bytes behind them: an append under way, or one that was cut off."""
 
     @property
     def resolved(self) -> Timestamp:
-        """Every commit up to here is in the segments (the frontier may say more for an idle span)."""
+        """Every commit up to here is in the segments (the page of floors may say more for an idle span)."""
         return min(r.resolved for r in self.ranges)
 
     def with_resolved(self, ts: Timestamp) -> Manifest:
@@ -89,18 +107,42 @@ class Manifest:
         return replace(self, segments=kept).restarted(ts)
 
 
-class Frontier(dict[str, Timestamp]):
-    """Span id -> resolved ts, as published; and of which manifest each of them speaks."""
+class Frontier(Mapping[str, Timestamp]):
+    """Span id -> resolved ts, as the page of floors had them; and of which manifest each of them speaks."""
 
-    def __init__(self, resolved: Mapping[str, Timestamp], versions: Mapping[str, int]) -> None:
-        super().__init__(resolved)
-        self.versions: dict[str, int] = dict(versions)
+    def __init__(self, places: Mapping[str, int], floors: Sequence[int], versions: Sequence[int]) -> None:
+        """`places` says where in the others a span's are; a floor of 0 is none."""
+        self._places, self._floors, self._versions = places, floors, versions
+
+    def __getitem__(self, span_id: str) -> Timestamp:
+        floor = self._floors[self._places[span_id]]
+        if not floor:
+            raise KeyError(span_id)
+        return floor
+
+    @overload
+    def get(self, span_id: str, /) -> Timestamp | None: ...
+
+    @overload
+    def get(self, span_id: str, /, default: T) -> Timestamp | T: ...
+
+    def get(self, span_id: str, /, default: object = None) -> object:
+        """As a dictionary's; of all spans, 20 times a second."""
+        place = self._places.get(span_id)
+        return default if place is None else self._floors[place] or default
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, place in self._places.items() if self._floors[place])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def reach(self, span_id: str, manifest: Manifest) -> Timestamp:
         """Up to where a manifest that was read after this frontier names every commit."""
-        if self.versions.get(span_id, _UNKNOWN) != manifest.version:
+        place = self._places.get(span_id)
+        if place is None or self._versions[place] != manifest.version:
             return manifest.resolved
-        return max(manifest.resolved, self.get(span_id, 0))
+        return max(manifest.resolved, self._floors[place])
 
 
 def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[RegionRange, ...]:
@@ -119,82 +161,43 @@ def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[Regio
     return joined(least, most)
 
 
-def _seal(document: dict[str, Any]) -> tuple[bytes, int]:
-    """A document's bytes and their CRC32C."""
-    body = orjson.dumps(document)[:-1]
-    crc = crc32c(body)
-    return body + f',"crc32c":"{crc:08x}"}}'.encode(), crc
+# --- as JSON ---------------------------------------------------------------------------------------------
 
 
-def _open(path: Path) -> tuple[bytes, int]:
-    """A sealed JSON file and its CRC32C. Raises Torn when its bytes are not what was written."""
-    data = path.read_bytes()
-    body = data[:-_TRAILER]
-    crc = crc32c(body)
-    if data[-_TRAILER:] != f',"crc32c":"{crc:08x}"}}'.encode():
-        raise Torn(
-            f"{path.name} of the event store is corrupt",
-            where=f"{path}, byte 0 to {len(data)}",
-            why="its CRC32C does not match its bytes",
-            fix="nothing to do: the puller writes it again, and pulls again what it lacks",
-        )
-    return data, crc
+def _segment_to_json(s: SegmentInfo) -> list[Any]:
+    blocks = [(b.at, b.rows, b.bytes, b.min_ts, b.max_ts) for b in s.blocks]
+    return [s.file, s.rows, s.bytes, s.min_ts, s.max_ts, s.valid_to, s.directory, blocks]
 
 
-def replace_file(path: Path, data: bytes, durable: Durability) -> None:
-    """Put `data` at `path`: a reader finds the old bytes or the new, never a mixture. Raises DiskFull."""
-    partial = path.with_suffix(".tmp")
-    with writing(partial):
-        partial.write_bytes(data)
-        if durable == "fsync":
-            sync(partial)
-    partial.replace(path)
-    if durable == "fsync":
-        sync(path.parent)
+def _segment_from_json(item: list[Any]) -> SegmentInfo:
+    file, rows, size, min_ts, max_ts, valid_to, directory, blocks = item
+    infos = tuple(BlockInfo(*block) for block in blocks)
+    return SegmentInfo(file, rows, size, min_ts, max_ts, valid_to, directory, infos)
 
 
-def _segment_to_json(segment: SegmentInfo) -> dict[str, Any]:
-    return {
-        "file": segment.file,
-        "rows": segment.rows,
-        "bytes": segment.bytes,
-        "min_ts": segment.min_ts,
-        "max_ts": segment.max_ts,
-        "valid_to": segment.valid_to,
-        "blocks": [(b.at, b.rows, b.bytes, b.min_ts, b.max_ts) for b in segment.blocks],
-    }
+def _ranges_to_json(manifest: Manifest) -> list[Any]:
+    return [(r.start.hex(), r.end.hex(), r.resolved) for r in manifest.ranges]
 
 
-def _segment_from_json(item: dict[str, Any]) -> SegmentInfo:
-    return SegmentInfo(**{**item, "blocks": tuple(BlockInfo(*b) for b in item["blocks"])})
+def _ranges_from_json(items: list[Any]) -> tuple[RegionRange, ...]:
+    return tuple(RegionRange(bytes.fromhex(start), bytes.fromhex(end), ts) for start, end, ts in items)
 
 
-def write_manifest(folder: Path, manifest: Manifest, durable: Durability = "process") -> int:
-    """Replace the manifest in a span's folder; the version it has from now on."""
-    ranges = [{"start": r.start.hex(), "end": r.end.hex(), "resolved": r.resolved} for r in manifest.ranges]
+def _base(manifest: Manifest) -> bytes:
     body = {
         "format": FORMAT,
         "start": manifest.span.start.hex(),
         "end": manifest.span.end.hex(),
-        "ranges": ranges,
+        "ranges": _ranges_to_json(manifest),
         "segments": [_segment_to_json(s) for s in manifest.segments],
         "dropped_to": manifest.dropped_to,
         "next_file": manifest.next_file,
     }
-    data, version = _seal(body)
-    replace_file(folder / MANIFEST, data, durable)
-    return version
+    return orjson.dumps(body)
 
 
-def check_manifest(folder: Path) -> None:
-    """Raises Torn when the manifest in a span's folder is not what was written, FileNotFoundError."""
-    _open(folder / MANIFEST)
-
-
-def load_manifest(folder: Path) -> Manifest:
-    """The manifest in a span's folder. Raises FileNotFoundError, Torn, or Fatal when it is too new."""
-    path = folder / MANIFEST
-    data, version = _open(path)
+def _from_base(path: Path, data: bytes) -> tuple[Manifest, list[Any]]:
+    """The manifest without its segments, and these. Raises Fatal when it is too new."""
     body = orjson.loads(data)
     if body["format"] != FORMAT:
         raise Fatal(
@@ -204,28 +207,128 @@ def load_manifest(folder: Path) -> Manifest:
             fix="use the tidegate version that wrote it, or remove the span's folder",
         )
     span = Span(bytes.fromhex(body["start"]), bytes.fromhex(body["end"]))
-    ranges = [
-        RegionRange(bytes.fromhex(r["start"]), bytes.fromhex(r["end"]), r["resolved"]) for r in body["ranges"]
-    ]
-    segments = tuple(_segment_from_json(s) for s in body["segments"])
-    return Manifest(span, tuple(ranges), segments, body["dropped_to"], body["next_file"], version)
+    manifest = Manifest(span, _ranges_from_json(body["ranges"]), (), body["dropped_to"], body["next_file"])
+    return manifest, body["segments"]
 
 
-def write_frontier(store: Path, frontier: Frontier, durable: Durability = "process") -> None:
-    """Replace the frontier file."""
-    data, _ = _seal({"resolved": dict(frontier), "manifests": frontier.versions})
-    replace_file(store / FRONTIER, data, durable)
+def _change(old: Manifest, new: Manifest) -> bytes:
+    """The record that makes the new manifest of the old one."""
+    body: dict[str, Any] = {}
+    floor = new.resolved
+    if old.with_resolved(floor).ranges == new.ranges:
+        body["floor"] = floor
+    else:
+        body["ranges"] = _ranges_to_json(new)
+    if old.segments != new.segments:
+        first, shorter = 0, min(len(old.segments), len(new.segments))
+        while first < shorter and old.segments[first] == new.segments[first]:
+            first += 1
+        last = 0
+        while last < shorter - first and old.segments[-1 - last] == new.segments[-1 - last]:
+            last += 1
+        fresh = [_segment_to_json(s) for s in new.segments[first : len(new.segments) - last]]
+        body["splice"] = [first, len(old.segments) - last - first, fresh]
+    if old.dropped_to != new.dropped_to:
+        body["dropped_to"] = new.dropped_to
+    if old.next_file != new.next_file:
+        body["next_file"] = new.next_file
+    return orjson.dumps(body)
 
 
-def load_frontier(store: Path) -> Frontier:
-    """What was published; empty when nothing was yet. Raises Torn."""
-    try:
-        data, _ = _open(store / FRONTIER)
-    except FileNotFoundError:
-        return Frontier({}, {})
-    body = orjson.loads(data)
-    # A file of an earlier version names no manifests: none of its ts counts.
-    return Frontier(body["resolved"], body.get("manifests", {}))
+def _changed(manifest: Manifest, segments: list[Any], changes: Iterable[bytes]) -> Manifest:
+    """The manifest after some records. `segments` are its own, of which some may still be JSON."""
+    ranges = manifest.ranges
+    floor: Timestamp | None = None
+    dropped_to, next_file = manifest.dropped_to, manifest.next_file
+    for each in changes:
+        body = orjson.loads(each)
+        if "floor" in body:
+            floor = max(floor or 0, body["floor"])
+        else:
+            ranges, floor = _ranges_from_json(body["ranges"]), None
+        if "splice" in body:
+            first, count, fresh = body["splice"]
+            segments[first : first + count] = fresh
+        dropped_to = body.get("dropped_to", dropped_to)
+        next_file = body.get("next_file", next_file)
+    # Only now: most segments of a long tail were merged away since, and the last floor is all that counts.
+    known = tuple(s if isinstance(s, SegmentInfo) else _segment_from_json(s) for s in segments)
+    found = replace(manifest, ranges=ranges, segments=known, dropped_to=dropped_to, next_file=next_file)
+    return found if floor is None else found.with_resolved(floor)
+
+
+# --- the file --------------------------------------------------------------------------------------------
+
+
+class ManifestFile:
+    """The writing side of one folder's manifest. Not thread-safe."""
+
+    def __init__(self, folder: Path, durable: Durability = "process") -> None:
+        """The first write is a new base."""
+        self._file = RecordFile(folder / MANIFEST, durable)
+        self._written: Manifest | None = None
+
+    def write(self, manifest: Manifest) -> int:
+        """Make it the folder's; the version it has from now on. Raises DiskFull."""
+        old, self._written = self._written, None
+        if old is None or self._file.wants_base:
+            version = self._file.begin(_base(manifest))
+        else:
+            version = self._file.append(_change(old, manifest))
+        self._written = manifest
+        return version
+
+    def rewrite(self, manifest: Manifest) -> int:
+        """As `write`, all of it: what is on disk is not what was written."""
+        self._written = None
+        return self.write(manifest)
+
+
+class ManifestReader:
+    """Who reads one folder's manifest again and again: only what was appended is read. Any thread may."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MANIFEST
+        self._known: tuple[tuple[int, int, int], Seen, Manifest] | None = None
+
+    def read(self) -> Manifest:
+        """The manifest as it is now. Raises FileNotFoundError, Torn, or Fatal when it is too new."""
+        known = self._known
+        status = self._path.stat()
+        signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if known is not None and known[0] == signature:
+            return known[2]
+        reading = records.read(self._path, known[1] if known is not None else None)
+        found = reading.records
+        if known is None or reading.whole:
+            manifest, segments = _from_base(self._path, found[0])
+            found = found[1:]
+        else:
+            manifest, segments = known[2], list(known[2].segments)
+        manifest = _changed(manifest, segments, found)
+        manifest = replace(manifest, version=reading.seen.version, torn=reading.torn)
+        self._known = (signature, reading.seen, manifest)
+        return manifest
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """The manifest in a span's folder. Raises FileNotFoundError, Torn, or Fatal when it is too new."""
+    return ManifestReader(folder).read()
+
+
+def refuse_old_form(store: Path) -> None:
+    """Raises Fatal when a store is of the form that had a manifest rewritten at each seal."""
+    olds = [store / _OLD_FRONTIER, *store.glob(f"*/{_OLD_MANIFEST}")]
+    found = next((path for path in olds if path.exists()), None)
+    if found is None:
+        return
+    raise Fatal(
+        "the event store was written by an earlier version",
+        where=str(store),
+        why=f"{found.name} is of a form that is no longer read, at {found}",
+        fix="stop the capture, remove this folder and start again: its changes are pulled from TiKV again "
+        "from the checkpoints, as far as the GC safepoint allows; or go on with the version that wrote it",
+    )
 
 
 def span_folder(store: Path, span: Span, kv_mode: str = "tidb", keyspace: str = "") -> Path:

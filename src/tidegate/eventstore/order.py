@@ -2,16 +2,18 @@
 
 The class of operation comes before the key so that, inside one transaction, a row that frees a unique
 value precedes the row that takes it (TiCDC's sorter does the same). This is the plain twin of
-`eventstore.kernels` and its oracle; nothing on the hot path calls it.
+`eventstore.kernels` and its oracle; nothing on the hot path calls it. So are the functions for what a
+segment's directory says of its rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from tidegate.eventstore.directory import NONE, OTHER, RECORD
 from tidegate.model.block import DELETE, ENTRY_SCHEMA
 
 
@@ -58,3 +60,62 @@ def sort_entries(entries: Iterable[Entry], after: int, upto: int) -> list[Entry]
         if after < entry.commit_ts <= upto:
             chosen.setdefault(order_key(entry), entry)
     return [chosen[key] for key in sorted(chosen)]
+
+
+def table_of(key: bytes) -> tuple[int, int]:
+    """The table id and the class of a key (`directory.RECORD`, `OTHER`, `NONE`)."""
+    if len(key) < 9 or key[:1] != b"t":
+        return 0, NONE
+    number = int.from_bytes(key[1:9], "big") - (1 << 63)
+    return number, RECORD if key[9:11] == b"_r" else OTHER
+
+
+def rows_by_table(entries: Iterable[Entry]) -> dict[tuple[int, int], list[int]]:
+    """Where the rows of each table and class are among the entries, in the order of their first rows."""
+    found: dict[tuple[int, int], list[int]] = {}
+    for number, entry in enumerate(entries):
+        found.setdefault(table_of(entry.key), []).append(number)
+    return found
+
+
+_WORD: Final = (1 << 64) - 1
+_START: Final = 0x9E3779B97F4A7C15
+_FACTOR: Final = 0xD6E8FEB86659FD93
+
+
+def sum_of(entries: Iterable[Entry]) -> int:
+    """The sum of rows that a directory keeps: 64 bits over all their bytes and their order."""
+    state = 0
+    for entry in entries:
+        words = [entry.commit_ts, entry.start_ts, len(entry.key) << 32 | entry.op]
+        words += [len(entry.value) << 32 | len(entry.old_value)]
+        words += [_sum_bytes(data) for data in (entry.key, entry.value, entry.old_value)]
+        state = _mixed(state, _sum_words(_START, words))
+    return state
+
+
+def _mixed(state: int, word: int) -> int:
+    state = (state ^ word) * _FACTOR & _WORD
+    return state ^ state >> 32
+
+
+def _sum_words(state: int, words: Sequence[int]) -> int:
+    for word in words:
+        state = _mixed(state, word)
+    return state
+
+
+def _sum_bytes(data: bytes) -> int:
+    """Words of 8 bytes go to two lanes in turns, and what is left over to the second.
+
+    The rest is the last 8 bytes, some of which were in a lane already; fewer than 8 in all are a big-endian
+    number.
+    """
+    whole = len(data) // 8 * 8
+    words = [int.from_bytes(data[i : i + 8], "little") for i in range(0, whole, 8)]
+    rest = []
+    if whole < len(data):
+        rest = [int.from_bytes(data[-8:], "little") if whole else int.from_bytes(data, "big")]
+    left = _sum_words(_START, words[0::2])
+    right = _sum_words(_START ^ _WORD, words[1::2] + rest)
+    return _mixed(left, right)

@@ -1,4 +1,4 @@
-"""What waits in the event store, without opening a segment: frontier, manifests, and estimates from them.
+"""What waits in the event store, without opening a segment: floors, manifests, and estimates from them.
 
 For those who plan (Spark's planning processes, the control process): no kernel is loaded here, which a
 process that starts for one question would pay for with a second. `reader` hands out the rows.
@@ -7,13 +7,16 @@ process that starts for one question would pay for with a second. `reader` hands
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore import damage
-from tidegate.eventstore.manifest import Frontier, Manifest, Torn, load_frontier, load_manifest
-from tidegate.eventstore.segment import BlockInfo, SegmentInfo
+from tidegate.eventstore.floors import FloorReader
+from tidegate.eventstore.manifest import Frontier, Manifest, ManifestReader, load_manifest
+from tidegate.eventstore.records import Torn
+from tidegate.eventstore.segment import BlockInfo, DamagedSegment, SegmentInfo, tables_in
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 
@@ -21,30 +24,49 @@ READ_ATTEMPTS: Final = 5
 """How often a manifest is read again because it was replaced meanwhile."""
 
 
+class NoManifest(Retryable):
+    """A span has no files, or not yet."""
+
+
 class Unresolved(Retryable):
     """A manifest does not name all there is up to the ts that was asked for."""
 
 
+@lru_cache(maxsize=16)
+def _floors(store: Path) -> FloorReader:
+    """A store's page, mapped once in a process; whether it is still that file is seen at each look."""
+    return FloorReader(store)
+
+
 def read_frontier(store: Path | str) -> Frontier:
-    """Span id -> resolved ts, as last published. Raises Retryable when the file is torn.
+    """Span id -> resolved ts, as last published: one pass over mapped memory.
 
     Each ts counts only beside the manifest it speaks of: `Frontier.reach`.
     """
-    return load_frontier(Path(store))
+    return _floors(Path(store)).read()
 
 
-def read_manifest(store: Path | str, span_id: str) -> Manifest:
-    """A span's manifest. Raises Retryable when the span has none yet, or when it is torn: that is reported
-    to the puller, which writes it again.
+def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None = None) -> Manifest:
+    """A span's manifest. Raises NoManifest when the span has none yet, Retryable when it is torn: that is
+    reported to the puller, which writes it again.
+
+    `known`: who reads it again and again, so that only what was appended is read.
     """
     folder = Path(store) / span_id
     try:
-        return load_manifest(folder)
+        reader = known or ManifestReader(folder)
+        manifest = reader.read()
+        if manifest.torn and (again := reader.read()).torn and again.version == manifest.version:
+            # An append under way is done by now, most often; one that was cut off, or damaged since, would
+            # hide for ever what it says.
+            why = "the last record behind its base is no whole one"
+            damage.torn(Path(store), span_id, Torn("a manifest is torn", where=str(folder), why=why))
+        return manifest
     except Torn as error:
         damage.torn(Path(store), span_id, error)
         raise
     except FileNotFoundError as error:
-        raise Retryable(
+        raise NoManifest(
             "the event store does not have this span yet",
             where=str(folder),
             why="no manifest was written",
@@ -70,10 +92,10 @@ def check(store: Path | str, span_id: str, manifest: Manifest, after: Timestamp,
     """That a manifest which was read before this call names all there is in (after, upto].
 
     Raises Retryable when it does not, or not yet: a span is begun anew when a changefeed needs it from an
-    earlier ts than is kept, and is taken out of the frontier before the manifest that lacks its rows is
-    there. So the frontier is read last. Unresolved may also mean that the manifest was replaced since.
+    earlier ts than is kept, and its floor is taken back before the manifest that lacks its rows is there. So
+    the floor is read last. Unresolved may also mean that the manifest was replaced since.
     """
-    reach = load_frontier(Path(store)).reach(span_id, manifest)
+    reach = _floors(Path(store)).of(span_id).reach(span_id, manifest)
     folder = Path(store) / span_id
     if after < manifest.dropped_to and upto > after:
         raise Retryable(
@@ -123,6 +145,31 @@ def pending(manifest: Manifest, after: Timestamp, upto: Timestamp) -> tuple[int,
         first = min(first, max(block.min_ts, after + 1))
         last = max(last, min(block.max_ts, limit))
     return (rows, size, first, last) if rows else (0, 0, 0, 0)
+
+
+def has_any(
+    folder: Path, manifest: Manifest, after: Timestamp, upto: Timestamp, first: int, wanted: int
+) -> bool:
+    """Whether there may be rows in (after, upto] of the tables `wanted`: bit i is the id `first` + i.
+
+    Looks into the directory of each segment once in a process. What cannot be read may hold anything: whoever
+    reads the rows says what is wrong with it.
+    """
+    return any(
+        _tables_of(folder, segment, first) & wanted
+        for segment in manifest.segments
+        if segment.min_ts <= upto and segment.last_ts > after
+    )
+
+
+@lru_cache(maxsize=1 << 14)
+def _tables_of(folder: Path, info: SegmentInfo, first: int) -> int:
+    """The tables of which a segment has records, as bits; -1, which is all: nobody knows."""
+    try:
+        ids = tables_in(folder, info).records
+    except (DamagedSegment, FileNotFoundError):
+        return -1
+    return sum(1 << table - first for table in ids.tolist() if table >= first)
 
 
 def cut(manifest: Manifest, after: Timestamp, upto: Timestamp, max_bytes: int) -> Timestamp:

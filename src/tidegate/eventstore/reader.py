@@ -4,12 +4,16 @@ Safe beside the process that writes: a reader takes the frontier first, then the
 that frontier, and looks whether it still stands (`outlook.check`). A segment that was merged away in between
 makes `read` take the manifest again; an open one stays readable. Spark's tasks, the control process and the
 store's own merging use this module; it keeps nothing open between calls.
+
+A reader of some `tables` takes rows by the segments' directories. Where they are few of a batch's rows, the
+rest of it is not touched, so the batch's CRC proves nothing: the directory's sums do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +25,9 @@ from tidegate.model.block import MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.position import Place
 from tidegate.model.timestamp import Timestamp
 
+SCATTERED: Final = 8
+"""If fewer than one in so many rows of a batch are wanted, their sums are verified and not its CRC."""
+
 
 def read(
     store: Path | str,
@@ -29,10 +36,12 @@ def read(
     upto: Timestamp,
     max_rows: int = MAX_BLOCK_ROWS,
     past: Place | None = None,
+    tables: Collection[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
     `past`: leave out what comes up to that place. It is found by reading: no index goes below a commit ts.
+    `tables`: only the rows (`t{id}_r` keys) of these ids; not for keys without tables.
     Raises Retryable when the span has no manifest or a torn one, when the store does not hold all of the
     range (any more, or yet: `outlook.check`), or when a segment is damaged and being mended (`damage`; Fatal
     when it cannot be). Blocks may be views of mapped files.
@@ -41,7 +50,7 @@ def read(
         segments = _open_segments(Path(store), span_id, after, upto)
     except DamagedSegment as found:
         raise damage.met(Path(store), span_id, found) from None
-    blocks = merged(segments, after, upto, max_rows)
+    blocks = merged(segments, after, upto, max_rows, tables)
     return _reporting(Path(store), span_id, blocks if past is None else beyond(blocks, past))
 
 
@@ -50,9 +59,10 @@ def read_together(
     spans: Sequence[tuple[str, Timestamp, Timestamp]],
     max_rows: int = MAX_BLOCK_ROWS,
     past: Place | None = None,
+    tables: Collection[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The changes of several spans, each (id, after, upto), merged in the store's order. As `read`."""
-    sources = [read(store, *span, max_rows=max_rows, past=past) for span in spans]
+    sources = [read(store, *span, max_rows=max_rows, past=past, tables=tables) for span in spans]
     return sources[0] if len(sources) == 1 else _merge(sources, max_rows)
 
 
@@ -89,12 +99,20 @@ def _open_segments(store: Path, span_id: str, after: Timestamp, upto: Timestamp)
 
 
 def merged(
-    segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int = MAX_BLOCK_ROWS
+    segments: Sequence[Segment],
+    after: Timestamp,
+    upto: Timestamp,
+    max_rows: int = MAX_BLOCK_ROWS,
+    tables: Collection[int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of open segments in (after, upto], in order, small pieces joined into blocks."""
+    """The rows of open segments in (after, upto], in order, small pieces joined into blocks.
+
+    `tables`: as in `read`.
+    """
+    wanted = None if tables is None else np.array(sorted(tables), dtype=np.int64)
     held: list[pa.RecordBatch] = []
     rows = size = 0
-    for piece in _pieces(segments, after, upto, max_rows):
+    for piece in _pieces(segments, after, upto, max_rows, wanted):
         if held and (rows + piece.num_rows > max_rows or size + piece.nbytes > MAX_BLOCK_BYTES):
             yield _joined(held)
             held, rows, size = [], 0, 0
@@ -109,12 +127,13 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _pieces(
-    segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int
+    segments: Sequence[Segment], after: Timestamp, upto: Timestamp, max_rows: int, wanted: kernels.I64 | None
 ) -> Iterator[pa.RecordBatch]:
     for group in _overlapping(segments):
-        parts: Iterable[pa.RecordBatch] = _ranged(group[0], after, upto)
+        sources = [_ranged(one, after, upto, wanted) for one in group]
+        parts: Iterable[pa.RecordBatch] = sources[0]
         if len(group) > 1:
-            parts = _merge([_ranged(one, after, upto) for one in group], max_rows, group)
+            parts = _merge(sources, max_rows, group)
         for part in parts:
             for first in range(0, part.num_rows, max_rows):
                 yield part.slice(first, max_rows)
@@ -134,16 +153,42 @@ def _overlapping(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
         yield group
 
 
-def _ranged(segment: Segment, after: Timestamp, upto: Timestamp) -> Iterator[pa.RecordBatch]:
+def _ranged(
+    segment: Segment, after: Timestamp, upto: Timestamp, wanted: kernels.I64 | None
+) -> Iterator[pa.RecordBatch]:
     """The verified, not empty parts of a segment's batches with commit_ts in (after, upto]."""
     limit = min(upto, segment.info.last_ts)
-    for index in segment.indexes(after, limit):
-        batch = segment.batch(index)
+    indexes = segment.indexes(after, limit)
+    batches = (segment.batch(i) for i in indexes) if wanted is None else _of_tables(segment, indexes, wanted)
+    for batch in batches:
         commits = batch.column(0).to_numpy()
         first = int(np.searchsorted(commits, np.uint64(after), side="right"))
         end = int(np.searchsorted(commits, np.uint64(limit), side="right"))
         if end > first:
             yield batch.slice(first, end - first)
+
+
+def _of_tables(segment: Segment, indexes: Iterable[int], wanted: kernels.I64) -> Iterator[pa.RecordBatch]:
+    """The wanted tables' rows of some batches, verified; a batch of one table is passed on as it is."""
+    directory = segment.directory
+    entries = directory.entries_of(wanted)
+    cuts = np.searchsorted(entries, directory.first).tolist()
+    for index in indexes:
+        chosen = entries[cuts[index] : cuts[index + 1]]
+        if not len(chosen):
+            continue
+        if directory.is_all(int(chosen[0])):
+            yield segment.batch(index)
+            continue
+        rows = int((directory.starts[chosen + 1] - directory.starts[chosen]).sum())
+        proved = rows * SCATTERED >= segment.info.blocks[index].rows
+        batch = segment.batch(index) if proved else segment.unproved(index)
+        refs = kernels.rows_of(batch, directory, chosen, proved=proved)
+        if refs is None:
+            raise segment.not_written(index)
+        yield from kernels.take_all(kernels.table_of([kernels.describe(batch)]), refs, kernels.allocate)
+        if segment.info.blocks[index].bytes >= LET_GO_BYTES:
+            segment.let_go()
 
 
 def _merge(

@@ -1,9 +1,11 @@
 """One immutable sorted run: an Arrow IPC file of ENTRY_SCHEMA batches.
 
-Schema metadata (ASCII): `tidegate.format` = 1, `tidegate.span`, `tidegate.rows`, `tidegate.min_ts`,
+Schema metadata (ASCII): `tidegate.format` = 2, `tidegate.span`, `tidegate.rows`, `tidegate.min_ts`,
 `tidegate.max_ts`. Each batch's custom metadata holds `crc32c`: eight hex digits of the CRC32C over its
 buffers' meaningful bytes in column order (offsets before data, no padding). Batches are cut at 65,536 rows or
-8 MiB. A file becomes part of the store only when a manifest names it; until then it is rubbish.
+8 MiB. Behind the batches, before Arrow's footer, lies the `directory`: which tables' rows are where. Keys
+without tables have none. A file becomes part of the store only when a manifest names it; until then it is
+rubbish.
 
 Durability: `process` leaves the bytes in the page cache, which survives kill -9; `fsync` also survives the
 machine.
@@ -13,7 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
@@ -23,12 +25,17 @@ from crc32c import crc32c
 
 from tidegate.disk import writing
 from tidegate.errors import Fatal
+from tidegate.eventstore import directory
+from tidegate.eventstore.directory import BatchTables, Directory, Tables
 from tidegate.model.block import ENTRY_SCHEMA
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 LET_GO_BYTES: Final = 1 << 20
 """Mapped pages of smaller batches are not worth a call."""
 Durability = Literal["process", "fsync"]
+
+_UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, IndexError, KeyError, AttributeError)
+"""What Arrow raises for bytes that are no batch."""
 
 _RESTORE: Final = (
     "while a capture runs it pulls the changes anew; otherwise restore the file from a copy, or stop the "
@@ -63,7 +70,8 @@ class SegmentInfo:
     """What the manifest knows of a segment.
 
     `bytes` is the file's size. `valid_to`: rows with a larger commit_ts do not count (they were held, but not
-    announced, when the process died, and are pulled again); None when all count.
+    announced, when the process died, and are pulled again); None when all count. `directory`: where it lies
+    in the file; 0 for none.
     """
 
     file: str
@@ -72,12 +80,18 @@ class SegmentInfo:
     min_ts: int
     max_ts: int
     valid_to: int | None = None
+    directory: int = 0
     blocks: tuple[BlockInfo, ...] = field(default=())
 
     @property
     def last_ts(self) -> int:
         """The largest commit_ts that counts."""
         return self.max_ts if self.valid_to is None else min(self.max_ts, self.valid_to)
+
+    @property
+    def batch_rows(self) -> list[int]:
+        """How many rows each batch has."""
+        return [block.rows for block in self.blocks]
 
     def overlaps(self, after: int, upto: int) -> bool:
         """Whether a row that counts may lie in (after, upto]."""
@@ -139,27 +153,65 @@ class Facts:
     max_ts: int
 
 
+Index = Callable[[pa.RecordBatch], BatchTables]
+"""What a directory says of a batch: `kernels.tables_of`."""
+
+
 def write(
-    folder: Path, name: str, facts: Facts, batches: Iterable[pa.RecordBatch], durable: Durability = "process"
+    folder: Path,
+    name: str,
+    facts: Facts,
+    batches: Iterable[pa.RecordBatch],
+    durable: Durability = "process",
+    index: Index | None = None,
 ) -> SegmentInfo:
     """Write sorted, non-empty batches (each starting at offset 0) as one segment; an old file is replaced.
 
-    A batch is not used again once the next one is asked for. Raises DiskFull; then there is no file.
+    A batch is not used again once the next one is asked for. With `index` the segment gets a directory.
+    Raises DiskFull; then there is no file.
     """
     metadata = {"format": FORMAT, "span": facts.span, "rows": facts.rows}
     metadata |= {"min_ts": facts.min_ts, "max_ts": facts.max_ts}
     schema = ENTRY_SCHEMA.with_metadata({f"tidegate.{k}": str(v) for k, v in metadata.items()})
-    path, blocks = folder / name, []
+    path = folder / name
+    blocks: list[BlockInfo] = []
+    tables: list[BatchTables] = []
+    at = 0
     with writing(path):
         with pa.OSFile(str(path), "wb") as sink:
             with pa.ipc.new_file(sink, schema) as writer:
                 for batch in batches:
                     blocks.append(BlockInfo(sink.tell(), batch.num_rows, data_bytes(batch), *ends(batch)))
+                    if index is not None:
+                        tables.append(index(batch))
                     writer.write_batch(batch, custom_metadata={"crc32c": f"{_crc(batch):08x}"})
+                if index is not None:
+                    # Arrow's footer names the place of each batch, so what lies between them and it is ours.
+                    at = sink.tell()
+                    sink.write(directory.encode(tables))
             size = sink.tell()
         if durable == "fsync":
             sync(path)
-    return SegmentInfo(name, facts.rows, size, facts.min_ts, facts.max_ts, None, tuple(blocks))
+    return SegmentInfo(name, facts.rows, size, facts.min_ts, facts.max_ts, None, at, tuple(blocks))
+
+
+def tables_in(folder: Path, info: SegmentInfo) -> Tables:
+    """The ids of the tables that a segment has rows or other keys of. No batch is read.
+
+    Of a segment without a directory nothing is known: it may not be asked. Raises FileNotFoundError when the
+    file is gone, DamagedSegment.
+    """
+    assert info.directory, "a segment of keys without tables"
+    path = folder / info.file
+    with path.open("rb") as file:
+        try:
+            return directory.read(file.fileno(), info.directory, info.batch_rows).tables
+        except directory.Damaged as found:
+            raise _damaged_directory(path, info, found) from None
+
+
+def _damaged_directory(path: Path, info: SegmentInfo, found: directory.Damaged) -> DamagedSegment:
+    return DamagedSegment(path, f"the directory at byte {info.directory}", str(found))
 
 
 def sync(path: Path) -> None:
@@ -180,6 +232,7 @@ class Segment:
         Raises FileNotFoundError when it is gone, DamagedSegment when it is not what `info` says.
         """
         self.info, self._path, self._without = info, folder / info.file, without
+        self._directory: Directory | None = None
         with self._path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != info.bytes or size == 0:
@@ -200,19 +253,44 @@ class Segment:
         Of a large batch no page counts as this process's memory at first; those that its reader touches do,
         until `let_go`, which this calls.
         """
+        batch, expected = self._found(index)
         try:
-            found = self._reader.get_batch_with_custom_metadata(index)
-            batch, metadata = found.batch, found.custom_metadata
-            expected = metadata[b"crc32c"].decode() if metadata is not None else ""
-            good = _plain(batch, self.info.blocks[index].rows) and f"{_crc(batch):08x}" == expected
-            why = "the CRC32C of a batch does not match its bytes"
-        except (pa.ArrowException, OSError, ValueError, IndexError, KeyError, AttributeError) as error:
+            good, why = f"{_crc(batch):08x}" == expected, "the CRC32C of a batch does not match its bytes"
+        except _UNREADABLE as error:
             good, why = False, f"a batch cannot be read: {error}"
         if not good:
             raise self._corrupt(index, why)
         if self.info.blocks[index].bytes >= LET_GO_BYTES:
             self.let_go()
         return batch
+
+    def unproved(self, index: int) -> pa.RecordBatch:
+        """Batch `index`, of which no byte was read or verified: who reads one has to prove it."""
+        return self._found(index)[0]
+
+    def _found(self, index: int) -> tuple[pa.RecordBatch, str]:
+        """A batch of the shape it must have, and the CRC32C it should have."""
+        try:
+            found = self._reader.get_batch_with_custom_metadata(index)
+            batch, metadata = found.batch, found.custom_metadata
+            expected = metadata[b"crc32c"].decode() if metadata is not None else ""
+            if not _plain(batch, self.info.blocks[index].rows):
+                raise ValueError("it has other rows than the manifest says, or nulls")
+        except _UNREADABLE as error:
+            raise self._corrupt(index, f"a batch cannot be read: {error}") from error
+        return batch, expected
+
+    @property
+    def directory(self) -> Directory:
+        """The verified directory; the segment must have one. Raises DamagedSegment."""
+        if self._directory is None:
+            assert self.info.directory, "a segment of keys without tables"
+            view = memoryview(self._mapped)[self.info.directory :]
+            try:
+                self._directory = Directory(view, self.info.batch_rows)
+            except directory.Damaged as found:
+                raise _damaged_directory(self._path, self.info, found) from None
+        return self._directory
 
     def let_go(self) -> None:
         """Give back the mapped pages; batches stay valid, and are read from the page cache again."""
@@ -234,6 +312,21 @@ class Segment:
             except DamagedSegment:
                 found.append(index)
         return found
+
+    def misplaced(self, index: Index) -> bool:
+        """Whether the directory, if there is one, is not that of the batches, which can all be read."""
+        if not self.info.directory:
+            return False
+        try:
+            known = self.directory
+        except DamagedSegment:
+            return True
+        places = range(len(self.info.blocks))
+        return not all(directory.same(known.batch(i), index(self.batch(i))) for i in places)
+
+    def not_written(self, batch: int) -> DamagedSegment:
+        """What to raise when rows of an unproved batch turn out not to be what was written."""
+        return self._corrupt(batch, "rows that the directory names are not what was written")
 
     def _corrupt(self, batch: int, why: str) -> DamagedSegment:
         offset = self.info.blocks[batch].at if self.info.blocks else 0

@@ -1,6 +1,6 @@
 """The changes of one span: what waits in memory, its segments and runs, and its manifest.
 
-`store` is the whole of which this is a part: memory and disk budgets, the frontier, the lock on the folder.
+`store` is the whole of which this is a part: memory and disk budgets, the floors, the lock on the folder.
 
 Threads: `append` may be called while another thread seals; whatever changes the manifest waits for each
 other. The caller appends every row <= R before it seals R.
@@ -19,20 +19,22 @@ from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
+from tidegate.config import TABLE_MODE
 from tidegate.disk import DiskFull, writing
 from tidegate.errors import Fatal, Retryable
 from tidegate.eventstore import damage, kernels, reader, segment
 from tidegate.eventstore.manifest import (
     MANIFEST,
     Manifest,
+    ManifestFile,
     RegionRange,
-    Torn,
     joined,
     load_manifest,
     span_folder,
-    write_manifest,
 )
+from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import DamagedSegment, Durability, Segment, SegmentInfo
 from tidegate.model import timestamp
 from tidegate.model.span import Span, span_id
@@ -43,6 +45,9 @@ MERGE_COUNT: Final = 16
 
 MERGE_BELOW: Final = 4 << 20
 """Segments of at least so many bytes are never merged: a merge holds up one seal by well under 0.1 s."""
+
+FOLLOW_MS: Final = 60_000
+"""So far, of upstream's time, and up to twice as far, the floor of an idle span's manifest may be behind."""
 
 _FIXED_BYTES: Final = 29
 """What a row takes beside its keys and values: two timestamps, the operation, three offsets."""
@@ -67,12 +72,12 @@ class Whole(Protocol):
         """The calling thread's memory for one block."""
         ...
 
-    def published(self, span_id: str) -> Timestamp:
-        """What readers were told."""
+    def published(self, span_id: str) -> tuple[Timestamp, int]:
+        """What readers were told, and of which version of the manifest."""
         ...
 
-    def reach(self, span_id: str, manifest: Manifest) -> Timestamp:
-        """How far a manifest is complete, by itself and by what readers were told of it."""
+    def moved(self, span: SpanStore) -> None:
+        """Readers are to be told of its claim."""
         ...
 
     def pulled_again(self, notice: Retryable) -> None:
@@ -102,7 +107,10 @@ class Whole(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Batches of a segment that cannot be read, and the commits to be pulled again: (after, upto]."""
+    """Batches of a segment that cannot be read, and the commits to be pulled again: (after, upto].
+
+    Without `batches` it is the directory that is damaged: nothing is to be pulled.
+    """
 
     span: Span
     file: str
@@ -150,15 +158,20 @@ class SpanStore:
         self.rows_sealed = 0
         self.disk_bytes = 0
         """Of the segments and runs that count."""
+        self._file = ManifestFile(self._folder, self._durable)
+        # Spread over the spans, or all that were idle since the same tick would write in the same tick.
+        self._follow_ms = FOLLOW_MS + crc32c(self.id.encode()) % FOLLOW_MS
         self._manifest, self._claim = self._recover()
+        self._recorded = self._manifest.resolved
         self._measure()
+        store.moved(self)
 
     def _recover(self) -> tuple[Manifest, tuple[Timestamp, int]]:
-        """The manifest to go on from, and what may be published of it."""
+        """The manifest to go on from, as a new base, and what may be published of it."""
         with writing(self._folder, keep=True):
             self._folder.mkdir(parents=True, exist_ok=True)
         manifest = self._proven()
-        if self._store.published(self.id) > manifest.resolved:
+        if self._store.published(self.id)[0] > manifest.resolved:
             # Readers must not take for complete what is pulled again.
             self._store.withdraw(self.id)
         # Rows of a run that its range pulls again, below what other ranges have reached, come twice:
@@ -166,7 +179,7 @@ class SpanStore:
         last = max(r.resolved for r in manifest.ranges)
         clipped = [replace(s, valid_to=last) if s.last_ts > last else s for s in manifest.segments]
         manifest = replace(manifest, segments=tuple(clipped))
-        version = write_manifest(self._folder, manifest, self._durable)
+        version = self._file.write(manifest)
         known = {s.file for s in manifest.segments} | {MANIFEST}
         for path in self._folder.iterdir():
             if path.name not in known:
@@ -179,7 +192,7 @@ class SpanStore:
         try:
             manifest = load_manifest(self._folder)
         except FileNotFoundError:
-            if self._store.published(self.id):
+            if self._store.published(self.id)[0]:
                 self._say_again("its manifest is not there", 0)
             return empty
         except Torn as error:
@@ -188,8 +201,11 @@ class SpanStore:
         if manifest.span != self.span:
             self._say_again(f"its manifest is that of {manifest.span}", 0)
             return empty
-        reach = self._store.reach(self.id, manifest)
-        if reach < self._store.published(self.id):
+        published, version = self._store.published(self.id)
+        reach = manifest.resolved
+        if version == manifest.version:
+            reach = max(reach, published)
+        if reach < published:
             self._say_again("its manifest is older than what was published of it", reach)
         manifest = manifest.with_resolved(reach)
         bad = [s for s in manifest.segments if not self._is_whole(s)]
@@ -237,7 +253,7 @@ class SpanStore:
     @property
     def manifest(self) -> Manifest:
         """What is sealed, for status."""
-        return self._manifest
+        return self._manifest.with_resolved(self.resolved)
 
     @property
     def ranges(self) -> tuple[tuple[Span, Timestamp], ...]:
@@ -267,6 +283,7 @@ class SpanStore:
             fresh = replace(self._manifest, segments=(), dropped_to=start_ts)
             self._let_go(fresh.restarted(start_ts), self._manifest.segments)
             self._claim = (start_ts, self._claim[1])
+        self._store.moved(self)
 
     def append(self, block: pa.RecordBatch) -> None:
         """Hold a block of ENTRY_SCHEMA in any order. Its rows must lie above the resolved ts.
@@ -291,8 +308,9 @@ class SpanStore:
     def seal(self, resolved: Timestamp) -> None:
         """Make every change up to `resolved` durable and let `resolved` say so. Never goes back.
 
-        Without rows in the range this costs no file: the frontier alone carries the new ts. Raises DiskFull;
-        then nothing is promised and nothing lost.
+        Without rows in the range this costs a number in memory, which the next `publish` puts on the page of
+        floors; once the manifest's own floor is `FOLLOW_MS` behind or a little more it says the new one too.
+        Raises DiskFull; then nothing is promised and nothing lost.
         """
         if resolved <= self.resolved:
             return
@@ -303,8 +321,10 @@ class SpanStore:
             if self._dirty:
                 old = self._merge_small(resolved)
                 self._replace_manifest(self._manifest.with_resolved(resolved), old)
-            self._manifest = self._manifest.with_resolved(resolved)
+            elif timestamp.physical_ms(resolved) - timestamp.physical_ms(self._recorded) > self._follow_ms:
+                self._replace_manifest(self._manifest.with_resolved(resolved), ())
             self._claim = (resolved, self._claim[1])
+        self._store.moved(self)
 
     def spill(self) -> None:
         """Write all that waits in memory as a run beyond the resolved ts."""
@@ -358,7 +378,7 @@ class SpanStore:
         """Write the manifest once more: what is on disk is not what was written. Raises DiskFull."""
         with self._seal_lock:
             if not self._closed:
-                self._replace_manifest(self._manifest, ())
+                self._replace_manifest(self._manifest, (), whole=True)
 
     def assess(self, file: str) -> Damage | None:
         """What is wrong with a segment; None when nothing is, or the manifest does not name it any more."""
@@ -367,11 +387,13 @@ class SpanStore:
             if info is None:
                 return None
             try:
-                bad = Segment(self._folder, info).damaged()
+                found = Segment(self._folder, info)
+                bad = found.damaged()
+                if not bad:
+                    nothing = Damage(self.span, file, frozenset(), info.last_ts, info.last_ts)
+                    return nothing if found.misplaced(kernels.tables_of) else None
             except (DamagedSegment, FileNotFoundError):
                 bad = list(range(len(info.blocks)))
-        if not bad:
-            return None
         low = min(info.blocks[i].min_ts for i in bad)
         high = min(max(info.blocks[i].max_ts for i in bad), info.last_ts)
         return Damage(self.span, file, frozenset(bad), low - 1, high)
@@ -419,6 +441,8 @@ class SpanStore:
     def _write_waiting(self, upto: Timestamp) -> None:
         """Write the waiting rows <= upto as one segment; they leave memory."""
         after = self.resolved
+        if not self._pending:  # what is appended meanwhile lies above `upto`, or waits for the next call
+            return
         with self._pending_lock:
             chosen = [p for p in self._pending if p.min_ts <= upto]
         if not chosen:
@@ -457,7 +481,9 @@ class SpanStore:
         facts = segment.Facts(self.id, rows, low, high)
         try:
             self._store.admit()
-            return segment.write(self._folder, f"{number:012d}.arrow", facts, batches, self._durable)
+            index = kernels.tables_of if self._store.kv_mode == TABLE_MODE else None
+            name = f"{number:012d}.arrow"
+            return segment.write(self._folder, name, facts, batches, self._durable, index)
         except DiskFull as error:
             self._store.filled(error)
             raise
@@ -488,19 +514,28 @@ class SpanStore:
         """Replace the manifest by one that names fewer files, even on a full disk."""
         self._store.small(lambda: self._replace_manifest(manifest, old))
 
-    def _replace_manifest(self, manifest: Manifest, old: Iterable[SegmentInfo]) -> None:
-        """Make it the span's, on disk first; then remove the files it no longer names."""
+    def _replace_manifest(
+        self, manifest: Manifest, old: Iterable[SegmentInfo], *, whole: bool = False
+    ) -> None:
+        """Make it the span's, on disk first; then remove the files it no longer names.
+
+        It says how far the span is by now, so that no version says less than a floor that was told. `whole`:
+        as a new base.
+        """
+        manifest = manifest.with_resolved(self.resolved)
         self._old += old
         self._dirty = True
         try:
-            version = write_manifest(self._folder, manifest, self._durable)
+            version = self._file.rewrite(manifest) if whole else self._file.write(manifest)
         except DiskFull as error:
             self._store.filled(error)
             known = {s.file for s in self._manifest.segments}
             self._old = [s for s in self._old if s.file not in known]
             raise
         self._manifest, self._dirty = manifest, False
+        self._recorded = manifest.resolved
         self._claim = (self._claim[0], version)
+        self._store.moved(self)
         for info in self._old:
             (self._folder / info.file).unlink(missing_ok=True)
         self._old = []

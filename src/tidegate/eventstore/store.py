@@ -2,19 +2,23 @@
 
 `STORE/` belongs to one process at a time (a lock on `STORE/lock`). Rows wait in memory until a resolved ts
 covers them; `seal(R)` writes those with commit_ts <= R as one sorted segment, names it in the span's manifest
-and only then lets `resolved` say R; `publish` then tells readers. Rows above R stay; when all spans together
-hold more than `memory_bytes`, the span that holds most is sorted and written as a run: a segment beyond R
-that readers merge in as the resolved ts reaches its rows. One span: `span_store`.
+and only then lets `resolved` say R; `publish` then tells readers, on the page of floors. Rows above R stay;
+when all spans together hold more than `memory_bytes`, the span that holds most is sorted and written as a
+run: a segment beyond R that readers merge in as the resolved ts reaches its rows. One span: `span_store`.
 
 Crash: `durable="process"` (default) leaves files in the page cache and survives kill -9 of the process at any
-moment; `durable="fsync"` forces each file to disk before the file that names it.
+moment; `durable="fsync"` forces each file to disk before the one that names it, and the page when it is
+written.
 What was not published is pulled again; what a run held beyond the ts its range is kept to is hidden by
 `valid_to`. After a loss of power any file may be torn, missing, or older than another: a span is complete as
-far as its own manifest and the segments that are whole say, or the frontier of that very manifest. The rest
-is pulled again, and `on_pulled_again` is told.
+far as its own manifest and the segments that are whole say, or the floor that names that very manifest. The
+rest is pulled again, and `on_pulled_again` is told.
 
 Small segments are merged when `MERGE_COUNT` of like size lie together, so the number of files grows with the
 data, not with the number of seals. A reader that meets a merged-away file reads the manifest again.
+
+A tick costs what moved in it: a span with rows a segment and a record of its manifest, an idle one a number
+in memory, and all of them together one write of the page.
 
 Room: while segments and runs hold more than `disk_bytes`, or the disk is full, `pressure` says so, and
 whoever appends should wait. Nothing is lost meanwhile: rows stay in memory, `drop_below` works (its small
@@ -33,18 +37,11 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.disk import DiskFull, free_bytes, writing
-from tidegate.errors import Retryable
-from tidegate.eventstore import damage, kernels
-from tidegate.eventstore.manifest import (
-    MANIFEST,
-    Frontier,
-    Manifest,
-    Torn,
-    check_manifest,
-    load_frontier,
-    span_folder,
-    write_frontier,
-)
+from tidegate.errors import Fatal, Retryable
+from tidegate.eventstore import damage, kernels, records
+from tidegate.eventstore.floors import FLOORS, FloorPage
+from tidegate.eventstore.manifest import MANIFEST, refuse_old_form, span_folder
+from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import Durability
 from tidegate.eventstore.span_store import SpanStore
 from tidegate.log import event
@@ -74,7 +71,8 @@ class EventStore:
         keep_free: int = 0,
         on_pulled_again: Callable[[Retryable], None] | None = None,
     ) -> None:
-        """Open or create the folder. Raises Retryable while another process has it.
+        """Open or create the folder. Raises Retryable while another process has it, Fatal when an earlier
+        version wrote it.
 
         `on_pulled_again` is told of each span whose files do not add up, in any thread.
         `memory_bytes`: of rows that wait; `disk_bytes`: of segments and runs, and of what is charged beside
@@ -88,29 +86,29 @@ class EventStore:
         self.kv_mode: str = kv_mode
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _lock(self.folder / "lock")
+        try:
+            refuse_old_form(self.folder)
+        except Fatal:
+            os.close(self._lock_file)
+            raise
         self._spans: dict[str, SpanStore] = {}
-        self._lock = threading.Lock()  # guards _spans, _held and _disk
+        self._lock = threading.Lock()  # guards _spans, _moved, _held and _disk
         self._open_lock = threading.Lock()
-        self._publish_lock = threading.Lock()  # guards _published, which is replaced whole
+        self._publish_lock = threading.Lock()  # held from the look at a claim to its being told
+        self._moved: dict[str, SpanStore] = {}  # their claims are to be told
         self._held = self._disk = 0
         self._full = ""  # why the last write failed for want of room
         self._thread = threading.local()
         self._on_pulled_again = on_pulled_again
-        self._published = self._load_frontier()
+        self._floors = FloorPage(self.folder, durable)
+        if self._floors.damage:
+            what = f"{FLOORS}, the page of floors of the event store, is corrupt"
+            why = f"{self._floors.damage}, byte 0 to its end; the machine may have lost power"
+            fix = "nothing to do: what the manifests do not say for themselves is pulled from TiKV again"
+            self.pulled_again(Retryable(what, where=str(self.folder / FLOORS), why=why, fix=fix))
         self._closed_disk = self._clear_remains()
         self._disk = sum(self._closed_disk.values())
         self.recover()
-
-    def _load_frontier(self) -> Frontier:
-        """A torn one is replaced by an empty one: manifests tell for themselves."""
-        try:
-            return load_frontier(self.folder)
-        except Torn as error:
-            why = f"{error.why}; the machine may have lost power"
-            self.pulled_again(Retryable(error.what, where=error.where, why=why, fix=error.fix))
-            empty = Frontier({}, {})
-            self.small(lambda: write_frontier(self.folder, empty, self.durable))
-            return empty
 
     def _clear_remains(self) -> dict[str, int]:
         """Folders that lost their manifest when a removal was cut off hold nothing anybody knows of.
@@ -123,7 +121,7 @@ class EventStore:
             if not folder.is_dir() or folder.name == damage.DAMAGE:
                 continue
             try:
-                check_manifest(folder)
+                records.read(folder / MANIFEST)
             except FileNotFoundError:
                 shutil.rmtree(folder, ignore_errors=True)
             except Torn as error:
@@ -156,7 +154,10 @@ class EventStore:
                 found.close()
             self.charge(disk=-self._closed_disk.pop(name, 0))
             # Readers first; then the manifest, so that what a crash leaves behind is known as remains.
-            self.withdraw(name)
+            with self._publish_lock:
+                with self._lock:
+                    self._moved.pop(name, None)
+                self.small(lambda: self._floors.forget(name))
             folder = span_folder(self.folder, span, self.kv_mode)
             (folder / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
@@ -171,38 +172,30 @@ class EventStore:
         """Tell readers how far each open span is sealed. Costs nothing when no span moved."""
         with self._publish_lock:
             with self._lock:
-                spans = list(self._spans.values())
-            fresh = Frontier(self._published, self._published.versions)
-            for span in spans:
-                resolved, version = span.claim
-                if resolved > 0:
-                    fresh[span.id], fresh.versions[span.id] = resolved, version
-            self._write_frontier(fresh)
+                moved, self._moved = self._moved, {}
+            claims = [(span.id, *span.claim) for span in moved.values()]
+            try:
+                self._floors.put(claim for claim in claims if claim[1] > 0)
+            except DiskFull as error:
+                with self._lock:
+                    self._moved = moved | self._moved
+                self.filled(error)
+                raise
+
+    def moved(self, span: SpanStore) -> None:
+        """A span's claim is another than what was told of it."""
+        with self._lock:
+            self._moved[span.id] = span
 
     def withdraw(self, span_id: str) -> None:
         """Take a span's ts back before its data goes, so that a crash cannot leave a ts without data."""
         with self._publish_lock:
-            fresh = Frontier(self._published, self._published.versions)
-            fresh.pop(span_id, None)
-            fresh.versions.pop(span_id, None)
-            self.small(lambda: self._write_frontier(fresh))
+            if self._floors.get(span_id)[0]:
+                self.small(lambda: self._floors.put([(span_id, 0, 0)]))
 
-    def _write_frontier(self, fresh: Frontier) -> None:
-        if fresh != self._published:
-            try:
-                write_frontier(self.folder, fresh, self.durable)
-            except DiskFull as error:
-                self.filled(error)
-                raise
-            self._published = fresh
-
-    def published(self, span_id: str) -> Timestamp:
-        """What readers were last told about a span; 0 for nothing."""
-        return self._published.get(span_id, 0)
-
-    def reach(self, span_id: str, manifest: Manifest) -> Timestamp:
-        """How far a span's manifest is complete: by itself, or by what was published of this very one."""
-        return self._published.reach(span_id, manifest)
+    def published(self, span_id: str) -> tuple[Timestamp, int]:
+        """What readers were last told about a span, and of which manifest; (0, 0) for nothing."""
+        return self._floors.get(span_id)
 
     def pulled_again(self, notice: Retryable) -> None:
         """Say that files do not add up and what they held is pulled again."""
@@ -254,6 +247,7 @@ class EventStore:
         with self._lock:
             if self._spans.get(span.id) is span:
                 del self._spans[span.id]
+                self._moved.pop(span.id, None)
                 self._closed_disk[span.id] = span.disk_bytes
 
     # --- room on the disk ----------------------------------------------------------------------------
@@ -318,6 +312,7 @@ class EventStore:
         """Close every span and give the folder free. Nothing is published."""
         for span in list(self._spans.values()):
             span.close()
+        self._floors.close()
         os.close(self._lock_file)
 
 

@@ -6,7 +6,7 @@ sent; the pipeline's tasks ask about rows and columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from tidegate.config import ReplicaConfig
@@ -46,6 +46,15 @@ class FeedFilter:
             Router(config.sink.dispatchers, "", case_sensitive=case_sensitive),
         )
 
+    @property
+    def table_key(self) -> Hashable:
+        """Equal for changefeeds that follow the same tables, whatever tables there are."""
+        return self.tables.key, self.force_replicate
+
+    def concerned(self, refusal: Refusal) -> bool:
+        """Whether a job that cannot be replicated is about what the changefeed follows."""
+        return ddl_admission.concerned(refusal, self.tables)
+
     def passing(self, tables: Sequence[TableVersion]) -> list[TableVersion]:
         """The tables whose names pass."""
         verdicts = self.tables.matching([(table.schema, table.table) for table in tables])
@@ -62,7 +71,7 @@ class FeedFilter:
 
     def stopped_by(self, refusal: Refusal) -> bool:
         """Whether the changefeed cannot go on after a job."""
-        return not self.events.skips(refusal.start_ts) and ddl_admission.concerned(refusal, self.tables)
+        return not self.events.skips(refusal.start_ts) and self.concerned(refusal)
 
     def sent(self, told: Told) -> DdlEvent | None:
         """The event to be sent, or None; InvalidInput where the changefeed must not go on.

@@ -21,7 +21,8 @@ class Message:
 class MessageBlock:
     """Many row messages in one buffer: message i is `data[start:start+length]` for key and for value.
 
-    Messages of one partition keep the order of their rows. `key_length[i] < 0` means a null key.
+    Messages of one partition keep the order of their rows. `key_length[i] < 0` means a null key,
+    `value_length[i] < 0` a null value.
     """
 
     data: npt.NDArray[np.uint8]

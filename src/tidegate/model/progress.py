@@ -34,6 +34,9 @@ class SpanProgress:
     """All rows up to here."""
     position: Position | None = None
     """And of the commit ts after it, what comes up to this position; None: nothing."""
+    rules: str = ""
+    """Of a stripe, by which rules its tables were chosen: under others it says nothing, since rows of tables
+    that are wanted now may not have gone out."""
 
     def to_bytes(self) -> bytes:
         """The value of the progress record."""
@@ -44,7 +47,8 @@ class SpanProgress:
             "ts": self.ts,
         }
         place = {} if self.position is None else {"position": self.position.to_json()}
-        return json.dumps(known | place).encode()
+        rules = {"rules": self.rules} if self.rules else {}
+        return json.dumps(known | place | rules).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SpanProgress:
@@ -52,7 +56,8 @@ class SpanProgress:
         found = json.loads(data)
         first, second = found["token"]
         place = Position.from_json(found["position"]) if found.get("position") else None
-        return cls(found["instance"], (first, second), found["incarnation"], found["ts"], place)
+        token, rules = (first, second), found.get("rules", "")
+        return cls(found["instance"], token, found["incarnation"], found["ts"], place, rules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +122,14 @@ def load_key(range_id: str) -> str:
     return LOAD_PREFIX + range_id
 
 
-def span_progress(records: Mapping[str, bytes], instance: str) -> dict[str, SpanProgress]:
-    """The progress of a feed's spans, by span id."""
+def span_progress(records: Mapping[str, bytes], instance: str, rules: str = "") -> dict[str, SpanProgress]:
+    """The progress of a feed's spans, by span id, as far as it was noted under these rules."""
     found = {
         key: SpanProgress.from_bytes(value)
         for key, value in records.items()
         if key != JOURNAL_KEY and not key.startswith(LOAD_PREFIX)
     }
-    return {span: one for span, one in found.items() if one.instance == instance}
+    return {span: one for span, one in found.items() if (one.instance, one.rules) == (instance, rules)}
 
 
 def load_progress(records: Mapping[str, bytes], instance: str, ts: int) -> dict[str, LoadProgress]:

@@ -4,21 +4,21 @@
     puller -> control process      PullerHello, Status, Refused, Failed
     pipeline -> control process    PipelineHello, Started, Durable, Loaded, Failed
 
-`to_json` and `parse` know the form on the socket, and nothing else does: an object whose `type` names the
-class, and whose other members are the class's, all of them and no others. Both ends are of one version.
-What comes in is checked here once, so that whoever is given a message need not look again.
+`to_json` and `parse` know the form on the socket, and nothing else does (`model.wire`). What comes in is
+checked here once, so that whoever is given a message need not look again.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from tidegate.errors import Fatal, Retryable, TidegateError
+from tidegate.disk import DiskFull
+from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError, Undecodable
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
+from tidegate.model.wire import Form, Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,11 @@ class Refused:
     safe_point: Timestamp
 
 
+KINDS: Final[Mapping[str, type[TidegateError]]] = {
+    kind.__name__: kind for kind in (Retryable, Fatal, Fenced, InvalidInput, Undecodable, DiskFull)
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Failed:
     """An error, as `tidegate.errors` has it."""
@@ -106,15 +111,19 @@ class Failed:
     why: str
     fix: str
     retry: bool
+    kind: str = ""
+    """The name of its class, where that matters beyond `retry`."""
 
     @classmethod
     def of(cls, error: TidegateError) -> Failed:
         """One that was raised where it is told."""
-        return cls(error.what, error.where, error.why, error.fix, isinstance(error, Retryable))
+        retry, kind = isinstance(error, Retryable), type(error).__name__
+        return cls(error.what, error.where, error.why, error.fix, retry, kind)
 
     def error(self) -> TidegateError:
         """To be raised where it is heard."""
-        return (Retryable if self.retry else Fatal)(self.what, where=self.where, why=self.why, fix=self.fix)
+        kind = KINDS.get(self.kind) or (Retryable if self.retry else Fatal)
+        return kind(self.what, where=self.where, why=self.why, fix=self.fix)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,82 +205,6 @@ SAID_BY: Final[Mapping[type[Hello], tuple[type[Report], ...]]] = {
 }
 """What may follow a hello."""
 
-Kind = TypeVar("Kind")
-
-
-class _Form(NamedTuple):
-    """How a member is on the socket, and how it is read: the second raises ValueError."""
-
-    dump: Callable[[Any], Any]
-    load: Callable[[Any], Any]
-
-
-def to_json(report: Report) -> dict[str, Any]:
-    """A message as an object of JSON."""
-    return {"type": _name(type(report)), **_dumped(report)}
-
-
-def parse(message: Mapping[str, Any], kinds: Sequence[type[Kind]]) -> Kind:
-    """The message of one of these kinds; ValueError says what is wrong with it."""
-    named = message.get("type")
-    kind = next((each for each in kinds if _name(each) == named), None)
-    if kind is None:
-        raise ValueError(f"a message of the type {named!r} does not belong here")
-    return _loaded(kind, {name: value for name, value in message.items() if name != "type"})
-
-
-def _name(kind: type) -> str:
-    return re.sub("(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower()
-
-
-def _dumped(value: Any) -> dict[str, Any]:
-    return {each.name: _FORMS[str(each.type)].dump(getattr(value, each.name)) for each in fields(value)}
-
-
-def _loaded(kind: type[Kind], members: Any) -> Kind:
-    if not isinstance(members, dict):
-        raise ValueError(f"{_name(kind)} is no object")
-    forms = {each.name: _FORMS[str(each.type)] for each in fields(kind)}  # type: ignore[arg-type]
-    if forms.keys() != members.keys():
-        raise ValueError(f"{_name(kind)} has the members {sorted(members)}, not {sorted(forms)}")
-    try:
-        return kind(**{name: form.load(members[name]) for name, form in forms.items()})
-    except ValueError as error:
-        raise ValueError(f"{_name(kind)}: {error}") from error
-
-
-def _just(*kinds: type) -> _Form:
-    def load(value: Any) -> Any:
-        if type(value) not in kinds:
-            raise ValueError(f"{value!r:.80} is not {kinds[0].__name__}")
-        return value
-
-    return _Form(lambda value: value, load)
-
-
-_INT: Final = _just(int)
-
-
-def _numbers(value: Any) -> dict[str, int]:
-    if not isinstance(value, dict):
-        raise ValueError("an object of numbers is none")
-    return {name: _INT.load(number) for name, number in value.items()}
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError("a pair of numbers is none")
-    return _INT.load(value[0]), _INT.load(value[1])
-
-
-def _span(value: Any) -> Span:
-    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(key, str) for key in value):
-        raise ValueError("a span is two keys in hex")
-    start, end = (bytes.fromhex(key) for key in value)
-    if end and start >= end:
-        raise ValueError(f"the span {value} is empty")
-    return Span(start, end)
-
 
 def _lines(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(line, dict) and "span" in line for line in value):
@@ -279,17 +212,7 @@ def _lines(value: Any) -> list[dict[str, Any]]:
     return value
 
 
-_FORMS: Final[Mapping[str, _Form]] = {
-    "int": _INT,
-    "Timestamp": _INT,
-    "bool": _just(bool),
-    "str": _just(str),
-    "float": _just(float, int),
-    "Span": _Form(lambda span: [span.start.hex(), span.end.hex()], _span),
-    "tuple[int, int]": _Form(list, _pair),
-    "Mapping[str, Timestamp]": _Form(dict, _numbers),
-    "Mapping[str, int]": _Form(dict, _numbers),
-    "Sequence[Mapping[str, Any]]": _Form(list, _lines),
-    "LoadState": _Form(_dumped, lambda value: _loaded(LoadState, value)),
-}
-"""By the member's annotation."""
+_WIRE: Final = Wire({"Sequence[Mapping[str, Any]]": Form(list, _lines)})
+_WIRE.add({"LoadState": _WIRE.part(LoadState)})
+to_json: Final = _WIRE.to_json
+parse: Final = _WIRE.parse

@@ -8,10 +8,24 @@ text (facts 0.4); NULL -> None. TIMESTAMP text is in the feed's time zone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tidegate.model.schema import TableSchema
 
 Value = int | float | str | bytes | None
+
+
+class RowChecksum(NamedTuple):
+    """What messages tell of a row's checksums: its images' columns' sums (docs/formats/checksums.md)."""
+
+    current: int
+    """Of the new image; 0: none. After a mismatch of raw bytes, the sum that the row carried."""
+    previous: int
+    """Of the old image, likewise."""
+    version: int
+    """Of the checksum in TiKV's value."""
+    corrupted: bool
+    """Whether an image is not what its checksum says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +40,20 @@ class RowChange:
     """Int handle or _tidb_rowid; 0 for common handles."""
     old: tuple[Value, ...] | None
     new: tuple[Value, ...] | None
+    checksum: RowChecksum | None = None
+    """None: no image carries one, or nobody compared."""
 
     def __post_init__(self) -> None:
         assert self.old is not None or self.new is not None
+
+    @property
+    def told_checksum(self) -> RowChecksum | None:
+        """The checksum without the sum of an image that is not here: a split update shares it out."""
+        if self.checksum is None:
+            return None
+        current, previous, version, corrupted = self.checksum
+        current = 0 if self.is_delete else current
+        return RowChecksum(current, 0 if self.is_insert else previous, version, corrupted)
 
     @property
     def is_insert(self) -> bool:

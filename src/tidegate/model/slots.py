@@ -18,6 +18,18 @@ from tidegate.model.schema import TableSchema
 NULL: Final = -1
 """`l` of SQL NULL. Fixed-width kinds have l == 0."""
 
+CHECKSUM: Final = np.dtype(
+    [
+        ("current", "<u4"),
+        ("previous", "<u4"),
+        ("version", "u1"),
+        ("corrupted", "u1"),
+        ("known", "u1"),
+        ("spare", "u1"),
+    ]
+)
+"""A row's `model.row.RowChecksum`; `known` 0: it has none. What `RowBlock.checksums` holds a row."""
+
 INSERT: Final = 1
 UPDATE: Final = 2
 DELETE: Final = 3
@@ -56,6 +68,8 @@ class RowBlock:
     """Valid for UPDATE and DELETE."""
     owners: tuple[Any, ...]
     """Whatever the addresses point into."""
+    checksums: npt.NDArray[np.void] | None = None
+    """CHECKSUM[n] for a protocol that sends them; None: no row has any, which costs nothing."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -73,6 +87,7 @@ def take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8]
         position=block.position[rows],
         new=Image(block.new.a[rows], block.new.l[rows]),
         old=Image(block.old.a[rows], block.old.l[rows]),
+        checksums=None if block.checksums is None else block.checksums[rows],
     )
 
 

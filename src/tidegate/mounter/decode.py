@@ -23,7 +23,7 @@ from tidegate.kernel import PAD, address, buffer
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.slots import NULL, Image, RowBlock, stride_for
 from tidegate.mounter.mounter import Entry, mount_row
-from tidegate.mounter.schema_store import SchemaStore
+from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.tidb import row_kernels, value
 from tidegate.tidb.row import Stored
 from tidegate.tidb.row_kernels import FROM_DEFAULT, NO_DEFAULT, PLAN_WORDS
@@ -183,7 +183,8 @@ class Checks:
     outcomes: npt.NDArray[np.uint8]
     """uint8[rows, 2], new and old: `checksum.Outcome` or `BY_COLUMNS`; 0 where it did not get so far."""
     carried: npt.NDArray[np.uint32]
-    """uint32[rows, 2, 2]: the two sums of an image that is `BY_COLUMNS`."""
+    """uint32[rows, 2, 2]: the two sums of an image that is `BY_COLUMNS`; of any other that carries one, its
+    sum and its version."""
 
     @classmethod
     def of(cls, block: pa.RecordBatch) -> Checks:
@@ -199,8 +200,12 @@ def mount(
     checks: Checks | None = None,
     *,
     at: int | None = None,
+    follows: Follows | None = None,
 ) -> tuple[list[RowBlock], list[Quarantined]]:
     """Decode a block of ENTRY_SCHEMA with the schemas valid at each row's commit_ts - 1, or all at `at`.
+
+    `follows`: the block is of a span with more than the wanted tables; the rows of others are left out, also
+    of those that the store does not know.
 
     Returns one RowBlock per table version that occurs, rows in block order (`position` restores the order
     between them), and the rows that could not be decoded. Left out without a word: index entries, deletes of
@@ -214,8 +219,10 @@ def mount(
         _quarantined(block, int(row), "this is not the key of a record")
         for row in np.flatnonzero(columns.lengths == row_kernels.NO_RECORD)
     ]
-    for table, rows in _groups(columns, store, at):
+    for table, rows in _groups(columns, store, at, follows):
         if table is None:
+            if follows is not None:
+                continue
             failed += [_quarantined(block, int(row), "no table has this id at this time") for row in rows]
         elif table.eligible or options.force_replicate:
             group = decode_group(columns, table, rows, options, failed, checks)
@@ -249,12 +256,12 @@ def _bytes(block: pa.RecordBatch, name: str) -> int:
 
 
 def _groups(
-    columns: BlockColumns, store: SchemaStore, at: int | None
+    columns: BlockColumns, store: SchemaStore, at: int | None, follows: Follows | None
 ) -> Iterator[tuple[TableSchema | None, Int64s]]:
     """The rows of each table version, in block order; keys that are not record keys in none."""
     groups: dict[int, tuple[TableSchema | None, list[Int64s]]] = {}
     for physical_id, rows in _by_table(columns):
-        for table, part in _by_version(columns, rows, physical_id, store, at):
+        for table, part in _by_version(columns, rows, physical_id, store, at, follows):
             groups.setdefault(id(table), (table, []))[1].append(part)
     for table, parts in groups.values():
         yield table, parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
@@ -276,7 +283,12 @@ def _by_table(columns: BlockColumns) -> Iterator[tuple[int, Int64s]]:
 
 
 def _by_version(
-    columns: BlockColumns, rows: Int64s, physical_id: int, store: SchemaStore, at: int | None
+    columns: BlockColumns,
+    rows: Int64s,
+    physical_id: int,
+    store: SchemaStore,
+    at: int | None,
+    follows: Follows | None,
 ) -> Iterator[tuple[TableSchema | None, Int64s]]:
     """The rows of a physical table by the version valid at commit_ts - 1, or at `at`."""
     if at is not None:
@@ -284,7 +296,7 @@ def _by_version(
         return
     times = columns.commit_ts[rows]
     low, high = int(times.min()) - 1, int(times.max()) - 1
-    versions = store.versions(physical_id, low, high)
+    versions = store.versions(physical_id, low, high, follows)
     if len(versions) == 1 and versions[0][0] <= low:
         yield versions[0][1], rows
         return

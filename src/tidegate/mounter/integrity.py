@@ -8,7 +8,7 @@ columns (version 0) from the slots, and counts. The few rows that do not match g
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidegate.kernel import address, buffer
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
+from tidegate.model.slots import CHECKSUM, DELETE, INSERT, Image, RowBlock
 from tidegate.mounter.decode import Checks
 from tidegate.tidb import checksum, checksum_kernels, keys
 from tidegate.tidb.checksum import Check, Outcome
@@ -70,12 +70,20 @@ class Tally:
 
 
 def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally) -> list[Mismatch]:
-    """What `mount` found of `group`, rows of `block`: version 0 compared, all counted into `tally`."""
+    """What `mount` found of `group`, rows of `block`: version 0 compared, all counted into `tally`.
+
+    The outcomes are put back into `checks`, for `with_checksums`.
+    """
     outcomes = checks.outcomes[group.position]
-    _ask_the_plain_twin(block, group, outcomes)
+    _ask_the_plain_twin(block, group, outcomes, checks)
     if (outcomes == BY_COLUMNS).any():
         _compare_columns(group, outcomes, checks.carried[group.position])
         _accuse_lost_versions(block, group, outcomes)
+        by_columns = checks.outcomes[group.position] == BY_COLUMNS
+        carried = checks.carried[group.position]
+        carried[by_columns, 1] = 0  # their version; the sums have been compared
+        checks.carried[group.position] = carried
+    checks.outcomes[group.position] = outcomes
     counts = np.bincount(outcomes.ravel(), minlength=len(Outcome))
     tally.matched += int(counts[Outcome.MATCHED])
     tally.unchecked += int(counts[Outcome.UNCHECKED])
@@ -84,13 +92,39 @@ def verify(block: pa.RecordBatch, group: RowBlock, checks: Checks, tally: Tally)
     return list(_mismatches(block, group, outcomes)) if counts[Outcome.MISMATCHED] else []
 
 
-def _ask_the_plain_twin(block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8]) -> None:
+def with_checksums(group: RowBlock, checks: Checks) -> RowBlock:
+    """The rows, after `verify`, with what messages tell of their checksums: TiCDC `cdc/entry/mounter.go`.
+
+    That is the columns' sum of each image that carries a checksum of any version, but for an image whose raw
+    bytes do not match: then it is the sum that it carries, which its columns cannot have either.
+    """
+    outcomes, carried = checks.outcomes[group.position], checks.carried[group.position]
+    found = np.zeros(len(group), dtype=CHECKSUM)
+    versions = np.zeros((len(group), 2), dtype=np.uint8)
+    summed = (outcomes == Outcome.MATCHED) | (outcomes == Outcome.EXCUSED) | (outcomes == Outcome.MISMATCHED)
+    for at, (name, image) in enumerate((("current", group.new), ("previous", group.old))):
+        versions[summed[:, at], at] = carried[summed[:, at], at, 1]
+        raw = (outcomes[:, at] == Outcome.MISMATCHED) & (versions[:, at] > 0)
+        found[name][raw] = carried[raw, at, 0]
+        rows = np.flatnonzero(summed[:, at] & ~raw)
+        found[name][rows] = column_sums(group.table, image, rows)
+    found["version"] = np.where(group.op == DELETE, versions[:, 1], versions[:, 0])
+    found["corrupted"] = (outcomes == Outcome.MISMATCHED).any(axis=1)
+    found["known"] = (found["current"] != 0) | (found["previous"] != 0)
+    return replace(group, checksums=found)
+
+
+def _ask_the_plain_twin(
+    block: pa.RecordBatch, group: RowBlock, outcomes: npt.NDArray[np.uint8], checks: Checks
+) -> None:
     """Images that the kernel could not decode though the plain decoder could: they have no outcome yet."""
     has = np.stack([group.op != DELETE, group.op != INSERT], axis=1)
     for i, at in np.argwhere(has & (outcomes == Outcome.NO_IMAGE)).tolist():
         entry = _entry(block, int(group.position[i]))
         data = entry["old_value" if at else "value"]
-        outcomes[i, at] = checksum.check(group.table, entry["key"], data, old=bool(at)).outcome
+        found = checksum.check(group.table, entry["key"], data, old=bool(at))
+        outcomes[i, at] = found.outcome
+        checks.carried[group.position[i], at] = found.expected, max(found.version, 0)
 
 
 def _compare_columns(

@@ -5,20 +5,13 @@ A Python object per cell: thousands of rows a second, not millions.
 
 from __future__ import annotations
 
-import ctypes
-import struct
 from datetime import UTC, tzinfo
 
-import numpy as np
-
 from tidegate.model.row import RowChange, Value
-from tidegate.model.schema import Kind, TableSchema
-from tidegate.model.slots import DELETE, INSERT, NULL, Image, RowBlock
+from tidegate.model.schema import TableSchema
+from tidegate.model.slots import DELETE, INSERT, Image, RowBlock
 from tidegate.tidb import value
-from tidegate.tidb.row import Stored
-
-_POINTERS = frozenset({Kind.DECIMAL, Kind.STRING, Kind.BYTES, Kind.JSON, Kind.VECTOR})
-_UNSIGNED = frozenset({Kind.UINT, Kind.ENUM, Kind.SET, Kind.BIT, Kind.DATE, Kind.DATETIME, Kind.TIMESTAMP})
+from tidegate.tidb.slot_values import stored_of
 
 
 def rows_of(block: RowBlock, time_zone: tzinfo = UTC) -> list[RowChange]:
@@ -42,16 +35,3 @@ def _values(table: TableSchema, image: Image, row: int, time_zone: tzinfo) -> tu
         value.present(column, stored_of(image, row, at, column.kind), time_zone)
         for at, column in enumerate(table.columns)
     )
-
-
-def stored_of(image: Image, row: int, column: int, kind: Kind) -> Stored:
-    """The stored value (`tidb.row`) in a slot; bytes are copied."""
-    a, size = int(image.a[row, column]), int(image.l[row, column])
-    if size == NULL:
-        return None
-    if kind in _POINTERS:
-        return ctypes.string_at(a, size)
-    if kind in (Kind.FLOAT, Kind.DOUBLE):
-        number: float = struct.unpack("<d", struct.pack("<q", a))[0]
-        return number
-    return int(np.int64(a).view(np.uint64)) if kind in _UNSIGNED else a

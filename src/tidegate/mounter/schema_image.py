@@ -11,7 +11,7 @@ and each holds only the index. Pure but for `map_file`.
 from __future__ import annotations
 
 import mmap
-import re
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,10 @@ from tidegate.mounter.table_version import Packed, Parsed, TableVersion
 MAGIC: Final = b"TGSS"
 FORMAT: Final = 2
 _HEAD: Final = 20
-_TS: Final = re.compile(rb'\{"ts":(\d+),')
-"""How the index begins."""
 _ELIGIBLE, _VIEW = 1, 2
-_FIX: Final = "pause the changefeed, remove its schema.bin and resume it: upstream is asked again"
+_FIX: Final = (
+    "stop the capture, remove the folder catalogue of its data and start it: upstream is asked again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,19 +93,9 @@ def _columns(tables: Iterable[TableVersion]) -> dict[str, list[Any]]:
 def map_file(path: Path) -> memoryview:
     """A file's bytes, read from disk as they are looked at; the file may be replaced meanwhile."""
     with path.open("rb") as file:
-        if path.stat().st_size == 0:
+        if os.fstat(file.fileno()).st_size == 0:
             return memoryview(b"")
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-
-
-def saved_ts(path: Path) -> int | None:
-    """The ts of the catalogue in a file, from its first bytes; None when there is none to be read."""
-    try:
-        with path.open("rb") as file:
-            found = _TS.match(file.read(_HEAD + 32)[_HEAD:])
-    except OSError:
-        return None
-    return int(found[1]) if found else None
 
 
 def parse(data: Packed, cache: Parsed) -> Image:

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -60,6 +61,10 @@ class Applied:
         return [told.event for told in self.told]
 
 
+Follows = Callable[[TableVersion], bool]
+"""Whether a changefeed follows the rows of a table while it is as in this version."""
+
+
 class _Timeline:
     """The versions of one physical id in order of ts; None where it ends."""
 
@@ -101,18 +106,26 @@ class SchemaStore:
         self.ignored: Counter[str] = Counter()
         """How many jobs had nothing for targets, by reason."""
         self._resolved_ts = self._settled_ts = resolved_ts
-        self._done: deque[tuple[int, int]] = deque(maxlen=JOBS_REMEMBERED)
+        self._done: deque[tuple[int, int]] = deque()
         self._schemas: dict[int, list[tuple[int, str | None]]] = {}
+        self._changed_schemas: deque[tuple[int, int]] = deque()
+        """(ts, schema id) where a schema was made, renamed or dropped, in order: for `forget`."""
         self._tables: dict[int, TableVersion] = {}
         self._timelines: dict[int, _Timeline] = {}
         self._ended: deque[tuple[int, int]] = deque()
         """(ts, physical id) where a version has ended, in order: what `forget` looks at."""
-        self._dropped: dict[int, Dropped] = {}
+        self._dropped: dict[int, list[Dropped]] = {}
+        """By schema id, in order of ts: a schema may be dropped, recovered and dropped again."""
 
     @property
     def resolved_ts(self) -> int:
         """Every job that took effect at or before it has been applied."""
         return self._resolved_ts
+
+    def versions_held(self) -> Iterator[TableVersion]:
+        """Every version that is kept; one of a partitioned table comes once a partition."""
+        for line in self._timelines.values():
+            yield from (version for version in line.versions if version is not None)
 
     def advance(self, ts: int) -> None:
         """Promise that every job that took effect at or before `ts` has been applied."""
@@ -179,8 +192,8 @@ class SchemaStore:
             ts,
             list(named.items()),
             list(seen.values()),
-            {number: entry for number, entry in self._dropped.items() if entry.ts <= ts},
-            [(done, job) for done, job in self._done if done <= ts],
+            {number: entry for number, line in self._dropped.items() if (entry := _dropped_at(line, ts))},
+            [(done, job) for done, job in self._done if done <= ts][-JOBS_REMEMBERED:],
             dict(self.ignored),
         )
 
@@ -195,7 +208,8 @@ class SchemaStore:
         image = schema_image.parse(data, store.cache)
         store._resolved_ts = store._settled_ts = image.ts
         store._schemas = {number: [(0, name)] for number, name in image.schemas}
-        store._dropped, store._done = image.dropped, deque(image.done, maxlen=JOBS_REMEMBERED)
+        store._dropped = {number: [entry] for number, entry in image.dropped.items()}
+        store._done = deque(image.done)
         store.ignored = Counter(image.ignored)
         for table in image.tables:
             store._put(table.valid_from, table)
@@ -213,20 +227,38 @@ class SchemaStore:
         version = self.version_at(physical_id, ts)
         return version.parsed() if version else None
 
-    def versions(self, physical_id: int, after: int, upto: int) -> list[tuple[int, TableSchema | None]]:
+    def versions(
+        self, physical_id: int, after: int, upto: int, follows: Follows | None = None
+    ) -> list[tuple[int, TableSchema | None]]:
         """The versions in force at some ts of [after, upto]: (valid from, schema), in order.
 
-        The first may begin before `after`; None means that the table does not exist from then on.
+        The first may begin before `after`; None means that the table does not exist from then on, or is not
+        among those that are followed.
         """
+        return [
+            (start, version.parsed() if version and (follows is None or follows(version)) else None)
+            for start, version in self._in_force(physical_id, after, upto)
+        ]
+
+    def among(self, ids: Iterable[int], after: int, upto: int, follows: Follows) -> tuple[list[int], bool]:
+        """Which of some physical ids are of followed tables at some ts of [after, upto]; and whether no other
+        table has any of them then.
+        """
+        found, alone = [], True
+        for physical_id in ids:
+            versions = [one for _, one in self._in_force(physical_id, after, upto) if one is not None]
+            followed = [follows(one) for one in versions]
+            found += [physical_id] if any(followed) else []
+            alone = alone and all(followed)
+        return found, alone
+
+    def _in_force(self, physical_id: int, after: int, upto: int) -> list[tuple[int, TableVersion | None]]:
         timeline = self._timelines.get(physical_id)
         if timeline is None:
             return []
         first = max(bisect_right(timeline.starts, after) - 1, 0)
         last = bisect_right(timeline.starts, upto)
-        return [
-            (timeline.starts[i], version.parsed() if (version := timeline.versions[i]) else None)
-            for i in range(first, last)
-        ]
+        return list(zip(timeline.starts[first:last], timeline.versions[first:last], strict=True))
 
     def entries(self, ts: int) -> list[TableVersion]:
         """All tables of user schemas that exist at `ts`, views left out, by logical id. Nothing is parsed."""
@@ -261,8 +293,8 @@ class SchemaStore:
 
     def dropped_with(self, schema_id: int) -> tuple[TableVersion, ...] | None:
         """What a dropped schema held in the end; None when that is not known."""
-        entry = self._dropped.get(schema_id)
-        return entry.tables if entry else None
+        line = self._dropped.get(schema_id)
+        return line[-1].tables if line else None
 
     def job_meta_columns(self) -> dict[int, int]:
         """Id of column `job_meta` by table id, of the two tables DDL jobs are read from."""
@@ -309,7 +341,8 @@ class SchemaStore:
     def _skip(self, job: DdlJob) -> str:
         if not ddl.takes_effect(job):
             return "the job is not done"
-        if job.finished_ts <= self._settled_ts or any(job.id == known for _, known in self._done):
+        last = islice(reversed(self._done), JOBS_REMEMBERED)
+        if job.finished_ts <= self._settled_ts or any(job.id == known for _, known in last):
             return "the job has been applied before"
         if job.from_history and self._knows(job):
             return "the job has been applied before"
@@ -326,12 +359,16 @@ class SchemaStore:
             if name is None:
                 self._remember_dropped(schema_id, job.finished_ts)
             self._schemas.setdefault(schema_id, []).append((job.finished_ts, name))
+            self._changed_schemas.append((job.finished_ts, schema_id))
 
     def _remember_dropped(self, schema_id: int, ts: int) -> None:
-        self._dropped.pop(schema_id, None)
-        self._dropped[schema_id] = Dropped(ts, tuple(self.tables_of(schema_id)))
-        while sum(len(entry.tables) for entry in self._dropped.values()) > DROPPED_TABLES_MAX:
-            del self._dropped[next(iter(self._dropped))]
+        line = self._dropped.pop(schema_id, [])
+        self._dropped[schema_id] = [*line, Dropped(ts, tuple(self.tables_of(schema_id)))]
+        while sum(len(e.tables) for line in self._dropped.values() for e in line) > DROPPED_TABLES_MAX:
+            oldest = next(iter(self._dropped))
+            del self._dropped[oldest][0]
+            if not self._dropped[oldest]:
+                del self._dropped[oldest]
 
     def _put(self, ts: int, version: TableVersion) -> set[int]:
         """A version begins; the table's version before must have been ended. The ids it takes."""
@@ -363,16 +400,30 @@ class SchemaStore:
             timeline = self._timelines.get(physical_id)
             if timeline is not None and not timeline.forget(ts):
                 del self._timelines[physical_id]
-        for schema_id in list(self._schemas):
-            line = self._schemas[schema_id]
-            while len(line) > 1 and line[1][0] <= ts:
-                del line[0]
-            if line[0][0] <= ts and line[0][1] is None:
-                del self._schemas[schema_id]
+        while self._changed_schemas and self._changed_schemas[0][0] <= ts:
+            _, schema_id = self._changed_schemas.popleft()
+            self._forget_schema(schema_id, ts)
+        # A catalogue saved at `ts` or later still knows the last jobs before it.
+        while len(self._done) > JOBS_REMEMBERED and self._done[JOBS_REMEMBERED][0] <= ts:
+            self._done.popleft()
+
+    def _forget_schema(self, schema_id: int, ts: int) -> None:
+        line = self._schemas.get(schema_id, [])
+        while len(line) > 1 and line[1][0] <= ts:
+            del line[0]
+        if line and line[0][0] <= ts and line[0][1] is None:
+            del self._schemas[schema_id]
+        dropped = self._dropped.get(schema_id, [])
+        while len(dropped) > 1 and dropped[1].ts <= ts:
+            del dropped[0]
 
 
 def _name_at(line: list[tuple[int, str | None]], ts: int) -> str | None:
     return next((name for since, name in reversed(line) if since <= ts), None)
+
+
+def _dropped_at(line: list[Dropped], ts: int) -> Dropped | None:
+    return next((entry for entry in reversed(line) if entry.ts <= ts), None)
 
 
 def _number(digits: bytes) -> int:

@@ -82,6 +82,7 @@ class TableVersion:
         "schema_id",
         "table",
         "valid_from",
+        "verdicts",
     )
 
     def __init__(
@@ -111,6 +112,8 @@ class TableVersion:
         self.eligible = eligible
         """Whether it has a handle key; a view counts as if it had."""
         self.is_view = is_view
+        self.verdicts = 0
+        """What filters have said about it, two bits each (`filter.verdicts`)."""
         self._cache = cache
         self._parsed: TableSchema | None = None
 

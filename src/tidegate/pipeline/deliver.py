@@ -21,17 +21,21 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
+from tidegate.config import ReplicaConfig
 from tidegate.dispatcher.split import Part
 from tidegate.errors import Fatal
-from tidegate.eventstore import reader
+from tidegate.eventstore import outlook, reader
+from tidegate.filter.feed import FeedFilter
+from tidegate.filter.verdicts import Verdicts
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.key_range import KeyRange
 from tidegate.model.position import Place, Position
 from tidegate.model.progress import SpanProgress
+from tidegate.model.span import Span
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.decode import Quarantined
 from tidegate.mounter.integrity import Mismatch
-from tidegate.mounter.schema_store import SchemaStore
+from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.pipeline import stages
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
@@ -42,6 +46,7 @@ from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
 from tidegate.sink.base import Description, Domain, SlotTaken, Writer
 from tidegate.sink.quarantine import Quarantine
+from tidegate.tidb.keys import stripe_ids
 
 TAKE_BACKS: Final = 5
 """How often one delivery takes its slot back without a commit in between, before it gives up."""
@@ -86,6 +91,8 @@ class Stretch:
     """One a range; the first also counts what was done for all."""
     durable: tuple[Position | None, list[Report]]
     """Both as of the last commit."""
+    tables: list[int] | None = None
+    """Only their rows are read; None: all that the spans hold."""
 
     @classmethod
     def of(cls, ranges: Sequence[Range], past: Position | None) -> Stretch:
@@ -133,6 +140,11 @@ class Stretch:
 class WriterSource(Protocol):
     """Lends a writer for the time of a task: `Slot`."""
 
+    @property
+    def granted(self) -> tuple[Span, ...]:
+        """What may be written, by the last proof: a writer is proved whenever its slot is taken."""
+        ...
+
     def writer(self) -> AbstractContextManager[Writer]:
         """The writer; nobody else has it until the block ends."""
         ...
@@ -157,8 +169,13 @@ class Worker:
         self._merges = sink.domain is not Domain.ROW
         self._pieces = sink.pieces and not self._merges
         """Whether a transaction may end inside a commit ts."""
-        self.plan = stages.plan(spec.config, spec.sink_uri.topic, partitions, sink.form)
+        self.plan = stages.plan(
+            spec.config, spec.sink_uri.topic, partitions, sink.form, namespace=spec.namespace
+        )
         self.schemas = SchemaReader(spec) if spec.config.has_tables else None
+        self.rules = spec.rules
+        self._follows = _follows(spec.config) if spec.config.tidegate.has_stripes else None
+        """Which rows of stripes are wanted."""
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
         self.quarantine = Quarantine(spec.feed_dir / "quarantine.jsonl")
         self.clock = SystemClock()
@@ -166,10 +183,12 @@ class Worker:
         """Beaten only for what was really done: a block made ready, something the sink acknowledged."""
         self.reached = Reached(spec.reached_dir)
         self.positions = spec.positions()
+        self._stripes: dict[str, range] = {}
+        """The table ids of the stripes that were delivered."""
         self._growth = GROWTH
 
     def deliver(self, ranges: list[Range]) -> list[Report]:
-        """Deliver some ranges; durable on return."""
+        """Deliver some ranges, durable on return, but for those that this capture has lost meanwhile."""
         groups = [ranges] if self._merges else [[one] for one in ranges]
         stretches = [Stretch.of(group, self._begun(group)) for group in groups]
         misses = 0
@@ -177,7 +196,8 @@ class Worker:
             before = [one.durable for one in stretches]
             try:
                 with self.slot.writer() as writer:
-                    self._deliver(stretches, Transaction(self, writer))
+                    ours = [one for one in stretches if self._is_granted(one)]
+                    self._deliver(ours, Transaction(self, writer))
                 return [report for one in stretches for report in one.reports]
             except SlotTaken:
                 misses = misses + 1 if [one.durable for one in stretches] == before else 1
@@ -185,6 +205,14 @@ class Worker:
                     raise
                 for one in stretches:
                     one.take_back()
+
+    def _is_granted(self, stretch: Stretch) -> bool:
+        """Whoever takes a range fences its giver's slots; and the giver's next proof says what it lacks."""
+        granted = self.slot.granted
+        if granted == self.spec.ranges:
+            return True
+        spans = (outlook.read_manifest(self.spec.store_dir, one.span).span for one in stretch.ranges)
+        return all(any(held.covers(span) for held in granted) for span in spans)
 
     def _begun(self, ranges: Sequence[Range]) -> Position | None:
         """How much of the commit ts after that of a range an earlier incarnation has delivered."""
@@ -209,6 +237,8 @@ class Worker:
     def _deliver_stretch(self, stretch: Stretch, batch: Transaction) -> Iterator[None]:
         """Write what is left of a stretch; at each yield the transaction may be committed."""
         schemas = None if self.schemas is None else self.schemas.upto(stretch.upto)
+        if schemas is not None and self._follows is not None:
+            stretch.tables = self._wanted(stretch, schemas, self._follows)
         splits = self.schemas is not None and self.plan.split_updates
         cutter = Cutter(partial(self._read, stretch), lambda: self._budget(batch.room), splits=splits)
         for piece in cutter.run(stretch.past):
@@ -234,7 +264,23 @@ class Worker:
             batch.progress(report, ts)
 
     def _read(self, stretch: Stretch, past: Place | None) -> Iterator[pa.RecordBatch]:
-        return reader.read_together(self.spec.store_dir, stretch.spans(past), past=past)
+        return reader.read_together(
+            self.spec.store_dir, stretch.spans(past), past=past, tables=stretch.tables
+        )
+
+    def _wanted(self, stretch: Stretch, schemas: SchemaStore, follows: Follows) -> list[int] | None:
+        """The tables of stripes whose rows are to be read; None where others have no rows there."""
+        wanted: list[int] = []
+        alone = True
+        for one in stretch.ranges:
+            ids = self._stripes.get(one.span)
+            if ids is None:
+                span = outlook.read_manifest(self.spec.store_dir, one.span).span
+                ids = self._stripes[one.span] = stripe_ids(span)
+            found, none_else = schemas.among(ids, one.after, one.upto, follows)
+            wanted += found
+            alone = alone and none_else
+        return None if alone else wanted
 
     def _budget(self, room: int) -> int:
         """Bytes of entries that become about so many bytes of messages."""
@@ -260,7 +306,10 @@ class Worker:
             assert self.keys is not None
             encoded = stages.run_keys(block, self.keys, self.plan)
         else:
-            encoded = stages.run(block, schemas, self.plan, self.clock.now_ms(), at=at, part=part)
+            follows = self._follows if at is None else None
+            encoded = stages.run(
+                block, schemas, self.plan, self.clock.now_ms(), at=at, part=part, follows=follows
+            )
         self.beats.beat()
         return encoded
 
@@ -283,6 +332,12 @@ class Worker:
                     fix="repair the rows upstream, or pause the changefeed and set "
                     "corruption-handle-level = 'warn' to let them pass",
                 )
+
+
+def _follows(config: ReplicaConfig) -> Follows:
+    """The verdicts of the feed's rules; each is noted in the version that it is about."""
+    rules = FeedFilter.of(config)
+    return Verdicts(rules.tables, 0, force_replicate=rules.force_replicate).follows
 
 
 def _undecodable(span: str, bad: Quarantined) -> dict[str, Any]:
@@ -353,7 +408,8 @@ class Transaction:
         """All rows of the span up to `ts`, and up to a position after it, are in this transaction or out."""
         report.ts = ts
         spec = self._worker.spec
-        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position)
+        rules = self._worker.rules
+        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position, rules)
         self.note(report.span, record.to_bytes())
 
     def note(self, key: str, record: bytes) -> None:

@@ -9,9 +9,11 @@ must not be stale.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,8 +21,10 @@ from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink
 from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.position import Position
+from tidegate.model.span import Span
 from tidegate.sink.base import Sink, SinkFeed
 from tidegate.sink.registry import sink_of
+from tidegate.tidb.keys import stripe_ids
 
 GRANT_READ_S = 10.0
 LOAD_FILE = "load.json"
@@ -43,6 +47,12 @@ class FeedSpec:
     """What the feed's progress records carry; others belong to an earlier feed of the same name."""
     incarnation: int
     slots: int
+    capture: str
+    """Whose slots these are."""
+    ranges: tuple[Span, ...]
+    """What was granted when the incarnation began."""
+    givers: Mapping[str, int]
+    """Other captures whose slots are fenced, too: `Grant.givers`."""
     store_dir: Path
     feed_dir: Path
     metadata_path: Path
@@ -74,6 +84,9 @@ class FeedSpec:
             instance=found["instance"],
             incarnation=found["incarnation"],
             slots=found["slots"],
+            capture=found["capture"],
+            ranges=tuple(Span(bytes.fromhex(start), bytes.fromhex(end)) for start, end in found["ranges"]),
+            givers=found["givers"],
             store_dir=Path(found["store_dir"]),
             feed_dir=path.parent,
             metadata_path=Path(found["metadata_path"]),
@@ -85,6 +98,15 @@ class FeedSpec:
     def changefeed(self) -> str:
         """`namespace/id`."""
         return f"{self.namespace}/{self.name}"
+
+    @property
+    def rules(self) -> str:
+        """What its progress in stripes is noted under; empty without stripes: `SpanProgress.rules`."""
+        config = self.config
+        if not config.tidegate.has_stripes:
+            return ""
+        rules = [config.filter.rules, config.case_sensitive, config.force_replicate]
+        return hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
 
     @property
     def start_file(self) -> Path:
@@ -125,36 +147,40 @@ class FeedSpec:
         """Where the feed's rows go."""
         grant = (*self.token, self.incarnation)
         who = self.cluster_id, self.namespace, self.name, self.instance
-        return sink_of(SinkFeed(*who, self.sink_uri, self.config, grant))
+        return sink_of(SinkFeed(*who, self.sink_uri, self.config, grant, self.capture))
+
+    @property
+    def writers(self) -> dict[str, int]:
+        """Whom this incarnation fences when it begins: captures, each with its slots."""
+        return {**self.givers, self.capture: self.slots}
 
     def prove(self) -> None:
         """Return if this incarnation is the current one by the metadata store, else raise Fenced."""
+        self.granted()
+
+    def granted(self) -> tuple[Span, ...]:
+        """The ranges that this incarnation may write now, by the metadata store; else raises Fenced."""
         mine = Grant(self.instance, self.token, self.incarnation, self.slots)
-        prove(self.metadata_path, self.cluster_id, FeedId(self.namespace, self.name), mine)
-
-    def read_grant(self) -> Grant | None:
-        """The grant as committed now. Raises Retryable when the metadata store cannot be read."""
-        return read_grant(self.metadata_path, self.cluster_id, FeedId(self.namespace, self.name))
+        feed = FeedId(self.namespace, self.name)
+        found = prove(self.metadata_path, self.cluster_id, feed, self.capture, mine)
+        return tuple(one.id for one in found.ranges)
 
 
-def prove(metadata: Path, cluster: int, feed: FeedId, mine: Grant) -> None:
-    """Return if a grant is the current one by the metadata store, else raise Fenced."""
-    grant = read_grant(metadata, cluster, feed)
-    if grant is None or (grant.instance, grant.token, grant.incarnation) != (
-        mine.instance,
-        mine.token,
-        mine.incarnation,
-    ):
+def prove(metadata: Path, cluster: int, feed: FeedId, capture: str, mine: Grant) -> Grant:
+    """A capture's grant as it is now, if it still is of this incarnation, else raises Fenced."""
+    grant = read_grant(metadata, cluster, feed, capture)
+    if grant is None or not grant.is_same(mine):
         raise Fenced(
             "Another incarnation of this changefeed writes now.",
             where=f"changefeed {feed}",
             why=f"granted: {grant}; this process: {mine}",
         )
+    return grant
 
 
-def read_grant(metadata: Path, cluster: int, feed: FeedId) -> Grant | None:
-    """A feed's grant as committed now. Raises Retryable when the metadata store cannot be read."""
-    key = grant_key(cluster, feed.namespace, feed.name)
+def read_grant(metadata: Path, cluster: int, feed: FeedId, capture: str) -> Grant | None:
+    """A capture's grant as committed now. Raises Retryable when the metadata store cannot be read."""
+    key = grant_key(cluster, feed, capture)
     try:
         connection = sqlite3.connect(f"file:{metadata}?mode=ro", uri=True, timeout=GRANT_READ_S)
         try:
@@ -174,6 +200,8 @@ class Barrier:
     ddl_span: str
     spans: dict[str, int]
     """Span id to the ts its rows begin after."""
+    wanted: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Of stripes, the first table id and which ids are wanted: bit i is the i-th (`SpanTask.wanted`)."""
 
     @classmethod
     def load(cls, path: Path) -> Barrier:
@@ -183,7 +211,12 @@ class Barrier:
         except ValueError as error:
             raise _damaged(path, error) from error
         spans = {name: span["start_ts"] for name, span in found["spans"].items()}
-        return cls(found["barrier_ts"], found["ddl_span"], spans)
+        wanted = {
+            name: (stripe_ids(Span(bytes.fromhex(one["start"]), bytes.fromhex(one["end"]))).start, bits)
+            for name, one in found["spans"].items()
+            if (bits := int(one.get("wanted", "0"), 16))
+        }
+        return cls(found["barrier_ts"], found["ddl_span"], spans, wanted)
 
 
 def _damaged(path: Path, error: ValueError) -> Retryable:

@@ -69,9 +69,9 @@ def begin(spec: FeedSpec) -> Begin:
 
     What of a commit ts is durable, where one is in pieces, is noted for the workers (`positions_file`).
     """
-    records = spec.sink.fence(spec.slots, spec.prove)
+    records = spec.sink.fence(spec.writers, spec.prove)
     starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
-    ours = span_progress(records, spec.instance)
+    ours = span_progress(records, spec.instance, spec.rules)
     for span, progress in ours.items():
         starts[span] = max(starts.get(span, 0), progress.ts)
     begun = {span: p.position.to_json() for span, p in ours.items() if p.position and p.ts == starts[span]}
@@ -175,7 +175,7 @@ KINDS = {kind.__name__: kind for kind in (Fatal, Fenced, Retryable)}
 def failure(error: Exception) -> Failed:
     """The error as the control process wants it; a task's error comes as text through Spark."""
     if isinstance(error, TidegateError):
-        return replace(Failed.of(error), retry=isinstance(error, Retryable | Fenced))
+        return replace(Failed.of(error), retry=isinstance(error, Retryable | Fenced), kind="")
     text = str(error)
     named = next((name for name in KINDS if f"tidegate.errors.{name}" in text), None)
     return Failed(**rendered(text), retry=named != "Fatal")

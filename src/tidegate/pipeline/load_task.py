@@ -17,11 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.control.load import Left
+from tidegate.errors import Fenced
 from tidegate.kvclient.pages import pages
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.progress import LoadProgress, load_key
+from tidegate.model.span import Span
 from tidegate.pipeline.deliver import Report, Transaction, Worker, open_worker, worker_of
 from tidegate.pipeline.pieces import weight
 from tidegate.sink.base import SlotTaken
@@ -69,12 +71,23 @@ def load(task: LoadTask) -> list[LoadReport]:
     loader = None
     try:
         with worker.slot.writer() as writer:
+            _check_granted(task.share, worker.slot.granted)
             loader = Loader(worker, Transaction(worker, writer), client, task)
             loader.run(task.share)
     except SlotTaken:
         if loader is None:
             raise
     return loader.durable
+
+
+def _check_granted(share: Sequence[Left], granted: Sequence[Span]) -> None:
+    for one in share:
+        if not any(held.covers(one.span) for held in granted):
+            raise Fenced(
+                "A range of an initial load was given to another capture.",
+                where=f"keys from {one.span.start.hex()} to {one.span.end.hex()}",
+                why=f"granted now: {len(granted)} ranges",
+            )
 
 
 class Loader:

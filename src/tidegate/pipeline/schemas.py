@@ -1,7 +1,7 @@
-"""The schemas a worker decodes with: the control process's snapshot, advanced by the DDL span itself.
+"""The schemas a worker decodes with: a base file of the capture's catalogue, advanced by the DDL span itself.
 
-`schema.bin` may lag behind the rows a task gets, but never behind what has been dropped from the DDL
-span; and no row is handed to a task before the DDL span is resolved up to it. So the snapshot plus the
+The base (`mounter.bases`) may lag behind the rows a task gets, but never behind what has been dropped from
+the DDL span; and no row is handed to a task before the DDL span is resolved up to it. So the base plus the
 DDL span's entries up to the task's ts is complete.
 """
 
@@ -10,12 +10,11 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.eventstore import outlook, reader
+from tidegate.mounter import bases
 from tidegate.mounter.ddl_jobs import jobs_in
-from tidegate.mounter.schema_image import map_file
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.feed import Barrier, FeedSpec
 
-SNAPSHOT: Final = "schema.bin"
 FORGET_EVERY: Final = 256
 """After so many jobs the versions that no task can ask for any more are dropped."""
 
@@ -55,9 +54,11 @@ class SchemaReader:
 
     def _forget(self) -> None:
         """Tasks to come begin where the spans in the barrier file do, or later."""
-        starts = Barrier.load(self._barrier_file).spans.values()
-        self._store.forget(min(starts, default=0))
+        self._store.forget(self._least_start())
         self._jobs = 0
 
     def _load(self) -> SchemaStore:
-        return SchemaStore.load(map_file(self._spec.feed_dir / SNAPSHOT))
+        return bases.load_for(bases.folder_of(self._spec.store_dir), self._least_start())
+
+    def _least_start(self) -> int:
+        return min(Barrier.load(self._barrier_file).spans.values(), default=0)

@@ -28,6 +28,8 @@ class Slot:
         self._folder.mkdir(exist_ok=True)
         self._me = f"{spec.token[0]}.{spec.token[1]}.{spec.incarnation}.{os.getpid()}"
         self._writers: dict[int, Writer] = {}
+        self.granted = spec.ranges
+        """What this incarnation might write when this process last proved itself."""
 
     @contextmanager
     def writer(self) -> Iterator[Writer]:
@@ -62,7 +64,10 @@ class Slot:
         )
 
     def _open(self, number: int) -> Writer:
-        return self._sink.writer(number, self._spec.prove, self._alive)
+        return self._sink.writer(number, self._prove, self._alive)
+
+    def _prove(self) -> None:
+        self.granted = self._spec.granted()
 
     def _path(self, number: int) -> Path:
         return self._folder / str(number)

@@ -20,11 +20,14 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from tidegate.eventstore import outlook
+from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, ranges, waits
 
 DESCRIPTOR = "span string, after long, upto long"
 LOOK_AGAIN_S: Final = 0.1
+KEPT: Final = 2
+"""Manifests that are remembered, for each span that is followed."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class EventReader(DataSourceStreamReader):
         self._spec = FeedSpec.load(spec)
         self._tasks = self._spec.sink.describe().at_once(tasks)
         self._batch_began = 0.0
+        self._manifests: dict[str, ManifestReader] = {}
+        """Of spans that were looked at: only what was appended is read again."""
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the driver found this incarnation to begin."""
@@ -81,17 +86,18 @@ class EventReader(DataSourceStreamReader):
 
     def _look(self, after: Offset) -> tuple[Offset, int]:
         """The end of a batch as of now, and how many bytes wait in all."""
-        store = self._spec.store_dir
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
         # The frontier first: every row below it is in a manifest by then.
-        frontier = outlook.read_frontier(store)
+        frontier = outlook.read_frontier(self._spec.store_dir)
+        if len(self._manifests) > KEPT * len(barrier.spans):
+            self._manifests.clear()  # tables come and go
         sizes = self._sizes(after, barrier, frontier)
         budget = self._spec.config.tidegate.max_batch_bytes // max(1, len(sizes))
 
         def cut(span: str, since: int, upto: int) -> int:
             if span not in sizes:
                 return since
-            return outlook.cut(outlook.read_manifest(store, span), since, upto, budget)
+            return outlook.cut(self._manifest(span), since, upto, budget)
 
         return advance(after, barrier, frontier, cut), sum(sizes.values())
 
@@ -99,7 +105,7 @@ class EventReader(DataSourceStreamReader):
         """The moved spans, packed into at most `tasks` tasks by their bytes."""
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
         found = ranges(Offset.from_json(start), Offset.from_json(end), barrier.spans)
-        sizes = {r.span: self._pending(r.span, r.after, r.upto) for r in found}
+        sizes = {r.span: self._pending(r.span, r.after, r.upto, barrier) for r in found}
         return [Task(members) for members in pack(found, sizes, self._tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -117,14 +123,24 @@ class EventReader(DataSourceStreamReader):
         found = {}
         for span, start_ts in barrier.spans.items():
             after, upto = max(start.spans.get(span, 0), start_ts), bound(barrier, frontier, span)
-            size = self._pending(span, after, upto) if upto > after else 0
+            size = self._pending(span, after, upto, barrier) if upto > after else 0
             if size:
                 found[span] = size
         return found
 
-    def _pending(self, span: str, after: int, upto: int) -> int:
-        manifest = outlook.read_manifest(self._spec.store_dir, span)
+    def _manifest(self, span: str) -> Manifest:
+        known = self._manifests.get(span)
+        if known is None:
+            known = self._manifests[span] = ManifestReader(self._spec.store_dir / span)
+        return outlook.read_manifest(self._spec.store_dir, span, known)
+
+    def _pending(self, span: str, after: int, upto: int, barrier: Barrier) -> int:
+        """Bytes in (after, upto]; 0: no row there is of a table that is wanted."""
+        manifest = self._manifest(span)
         if manifest.dropped_to > after:
             return 0  # the puller was told to begin the span anew, from `after` or before, and has not yet
         rows, size, _, _ = outlook.pending(manifest, after, upto)
+        if rows and span in barrier.wanted:
+            folder = self._spec.store_dir / span
+            rows = outlook.has_any(folder, manifest, after, upto, *barrier.wanted[span])
         return max(size, 1) if rows else 0

@@ -8,17 +8,21 @@ plan ends in what the sink takes (`sink.base.Form`): messages; rows or Arrow beh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
+from tidegate.claim_check import ClaimStorage
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.blocks import encode_block
-from tidegate.codec.kv_json import encode_block as encode_keys
-from tidegate.codec.registry import codec_options
-from tidegate.config import ReplicaConfig
+from tidegate.codec.definitions import definition_block
+from tidegate.codec.keys import encode_keys
+from tidegate.codec.large import CLAIM_CHECK, LargeOptions
+from tidegate.codec.registry import codec_of, options_of
+from tidegate.codec.schema_book import SchemaBook, SchemaRegistry, register_missing
+from tidegate.config import ReplicaConfig, revealed
 from tidegate.dispatcher.columns import ColumnSelectors
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.dispatcher.router import Router
@@ -28,11 +32,13 @@ from tidegate.filter.feed import FeedFilter
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.key_range import KeyRange
 from tidegate.model.message import MessageBlock
+from tidegate.model.schema import TableSchema
 from tidegate.model.slots import RowBlock
 from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
-from tidegate.mounter.integrity import Mismatch, Tally, verify
-from tidegate.mounter.schema_store import SchemaStore
+from tidegate.mounter.integrity import Mismatch, Tally, verify, with_checksums
+from tidegate.mounter.schema_store import Follows, SchemaStore
+from tidegate.schema_registry import ConfluentRegistry
 from tidegate.sink.base import Content, Form
 
 
@@ -47,27 +53,57 @@ class Plan:
     mount: MountOptions
     verify: bool
     """Compare rows with the checksums they carry."""
+    checksums: bool
+    """And tell them in messages."""
     rows: EventFilter | None
     """Which rows are left out; None: no rule speaks of rows."""
     columns: ColumnSelectors
     form: Form
     """What all this ends in."""
+    registered: Callable[[TableSchema], None] | None = None
+    """Registers the schemas of a table version before its rows are encoded: the one call that leaves this
+    process. None: the protocol has none. Raises Retryable while the registry does not answer."""
 
 
-def plan(config: ReplicaConfig, topic: str, partitions: int, form: Form = Form.MESSAGES) -> Plan:
+def plan(
+    config: ReplicaConfig,
+    topic: str,
+    partitions: int,
+    form: Form = Form.MESSAGES,
+    *,
+    namespace: str = "default",
+) -> Plan:
     """The plan of a changefeed whose topic has that many partitions, for a sink that takes `form`."""
-    verdicts = FeedFilter.of(config)
+    verdicts, options, registered = FeedFilter.of(config), options_of(config), None
+    if config.has_tables and form is Form.MESSAGES and (schemas := codec_of(options).schemas) is not None:
+        book = SchemaBook()
+        options = schemas.placed(options, topic, namespace, book)
+        registered = _registering(ConfluentRegistry(revealed(config.sink.schema_registry)), book, options)
+    if isinstance(options, LargeOptions) and options.large_message_handle_option == CLAIM_CHECK:
+        uri = config.sink.kafka_config.large_message_handle.claim_check_storage_uri
+        options = replace(options, claims=ClaimStorage(uri))
     return Plan(
-        codec=codec_options(config.codec_settings()),
+        codec=options,
+        registered=registered,
         router=Router(config.sink.dispatchers, topic, case_sensitive=config.case_sensitive),
         partitions=partitions,
         split_updates=config.splits_updates and form is not Form.ENTRIES,
         mount=MountOptions(config.tidegate.time_zone, config.force_replicate),
         verify=config.integrity.checks,
+        checksums=config.has_tables and form is Form.MESSAGES and codec_of(options).checksums(options),
         rows=verdicts.events if verdicts.events.concerns_rows else None,
         columns=verdicts.columns,
         form=form,
     )
+
+
+def _registering(
+    registry: SchemaRegistry, book: SchemaBook, options: CodecOptions
+) -> Callable[[TableSchema], None]:
+    schemas = codec_of(options).schemas
+    assert schemas is not None
+    needed = schemas.needed
+    return lambda table: register_missing(book, registry, needed(table, options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,53 +136,69 @@ def run(
     *,
     at: int | None = None,
     part: Part = Part.SPLIT,
+    follows: Follows | None = None,
 ) -> Encoded:
-    """All stages over one block of entries sorted by commit ts. `build_ms` is canal-json's `ts`.
+    """All stages over one block of entries sorted by commit ts. `build_ms` is the wall clock.
 
-    `at`: decode with the schemas valid then, instead of before each row's commit ts. `part`: what of the
-    block goes out; in a feed that splits no update SPLIT is WHOLE.
+    `at`: decode with the schemas valid then, instead of before each row's commit ts. `follows`: as `mount`.
+    `part`: what of the block goes out; in a feed that splits no update SPLIT is WHOLE.
     """
     if plan.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
     if part is Part.SPLIT and not plan.split_updates:
         part = Part.WHOLE
     checks = Checks.of(block) if plan.verify else None
-    tables, bad = mount(block, schemas, plan.mount, checks, at=at)
+    tables, bad = mount(block, schemas, plan.mount, checks, at=at, follows=follows)
     tally, damaged = Tally(), list[Mismatch]()
     if checks is not None:
         damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
+        if plan.checksums:
+            tables = [with_checksums(rows, checks) for rows in tables]
     content, split = _content(tables, plan, build_ms, part)
-    return _encoded(block, content, bad=tuple(bad), damaged=tuple(damaged), tally=tally, split=split)
+    rows = block.num_rows if follows is None else sum(map(len, tables)) + len(bad)
+    return _encoded(block, content, rows, bad=tuple(bad), damaged=tuple(damaged), tally=tally, split=split)
 
 
 def run_keys(block: pa.RecordBatch, keys: KeyRange, plan: Plan) -> Encoded:
     """The stages of a feed without tables: encode, by the hash of the key."""
     if plan.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
-    return _encoded(block, [encode_keys(block, keys.strip, plan.partitions)], tally=Tally())
+    return _encoded(block, [encode_keys(block, keys.strip, plan.partitions, plan.codec)], tally=Tally())
 
 
 def _encoded(
     block: pa.RecordBatch,
     content: Sequence[Content],
+    rows: int | None = None,
     *,
     tally: Tally,
     bad: tuple[Quarantined, ...] = (),
     damaged: tuple[Mismatch, ...] = (),
     split: int = 0,
 ) -> Encoded:
-    """What becomes of a block of entries, measured."""
+    """What becomes of a block of entries, measured. `rows`: how many of them count; by default all."""
     kept = tuple(one for one in content if len(one))
     count, values, size = sum(len(one) for one in kept), 0, 0
     for one in kept:
         if isinstance(one, MessageBlock):
-            values += int(one.value_length.sum())
-            size += int(one.value_length.sum() + np.maximum(one.key_length, 0).sum())
+            values += int(np.maximum(one.value_length, 0).sum())
+            size += int(np.maximum(one.value_length, 0).sum() + np.maximum(one.key_length, 0).sum())
         else:
             values += block.nbytes * len(one) // block.num_rows
             size += block.nbytes * len(one) // block.num_rows
     last_ts = block.column(0)[-1].as_py()
-    return Encoded(kept, count, values, size, bad, damaged, tally, block.num_rows, last_ts, split)
+    return Encoded(
+        kept,
+        count,
+        values,
+        size,
+        bad,
+        damaged,
+        tally,
+        block.num_rows if rows is None else rows,
+        last_ts,
+        split,
+    )
 
 
 def _content(tables: list[RowBlock], plan: Plan, build_ms: int, part: Part) -> tuple[list[Content], int]:
@@ -169,5 +221,9 @@ def _content(tables: list[RowBlock], plan: Plan, build_ms: int, part: Part) -> t
             continue
         rule = plan.router.rule(rows.table)
         partition = partition_block(routed, rule, plan.partitions, plan.mount.time_zone)
+        if plan.registered is not None:
+            plan.registered(routed.table)
+        told = definition_block(routed.table, partition, plan.codec, build_ms)
+        found += [] if told is None else [told]
         found.append(encode_block(routed, partition, plan.codec, build_ms))
     return found, split

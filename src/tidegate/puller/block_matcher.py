@@ -164,9 +164,19 @@ class BlockMatcher:
         return len(self._arena)
 
     def register(
-        self, request_id: int, region_id: int, span: int, mark: int, bounds: Span, checkpoint: Timestamp
+        self,
+        request_id: int,
+        region_id: int,
+        span: int,
+        mark: int,
+        bounds: Span,
+        checkpoint: Timestamp,
+        *,
+        records: bool = False,
     ) -> Registration:
         """Await rows of (request_id, region_id). Call it before the request is sent.
+
+        `records`: only of keys that are records of tables; `bounds` holds those of several.
 
         An older registration of the same pair must have been stopped; its late rows are the new one's
         only after the server's error event, which TiKV guarantees to come between.
@@ -184,6 +194,7 @@ class BlockMatcher:
             line[k.S_CHECKPOINT], line[k.S_RESOLVED] = checkpoint, checkpoint
             line[k.S_FROM], line[k.S_FROM_SIZE] = address(held[0]), len(bounds.start)
             line[k.S_TO], line[k.S_TO_SIZE] = address(held[1]), len(bounds.end)
+            line[k.S_RECORDS] = records
             registration = Registration(slot, request_id, region_id, span, mark, bounds, held)
             self._owners[slot] = registration
             slot_kernels.index_slot(self._at(self._index, k.index_address), self._at(self._slots), slot)

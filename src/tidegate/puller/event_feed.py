@@ -157,10 +157,20 @@ class Stream:
         at_end(self._call, self._ended)
 
     def register(
-        self, region: RegionInfo, request_id: int, span: int, mark: int, bounds: Span, checkpoint: Timestamp
+        self,
+        region: RegionInfo,
+        request_id: int,
+        span: int,
+        mark: int,
+        bounds: Span,
+        checkpoint: Timestamp,
+        *,
+        records: bool = False,
     ) -> Registration:
-        """Ask for the changes of `bounds` in a region above `checkpoint`."""
-        registration = self.matcher.register(request_id, region.id, span, mark, bounds, checkpoint)
+        """Ask for the changes of `bounds` in a region above `checkpoint`. `records`: of records only."""
+        registration = self.matcher.register(
+            request_id, region.id, span, mark, bounds, checkpoint, records=records
+        )
         self._requests.put(
             cdcpb.ChangeDataRequest(
                 header=self._header(),

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from tidegate.model.block import DELETE, PUT
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
+from tidegate.tidb.keys import is_record
 
 
 class Kind(IntEnum):
@@ -75,16 +76,19 @@ class BrokenContractError(Exception):
 class Matcher:
     """One registration of `span` (a region's part) from `checkpoint` (exclusive)."""
 
-    def __init__(self, span: Span, checkpoint: Timestamp, *, trust_empty: bool = False) -> None:
+    def __init__(
+        self, span: Span, checkpoint: Timestamp, *, trust_empty: bool = False, records: bool = False
+    ) -> None:
         """`trust_empty`: a repeated prewrite without a value writes the empty value.
 
         TiKV 5.0 and later leave out the rewritten locks that look the same. Not for TiDB's rows, which are
-        never empty.
+        never empty. `records`: of a range with several tables, only their records count.
         """
         self._span, self._checkpoint, self._resolved = span, checkpoint, checkpoint
         self._open: dict[tuple[Timestamp, bytes], Row] = {}
         self._waiting: list[Row] = []
         self._trust_empty = trust_empty
+        self._records = records
         self.initialized = False
 
     @property
@@ -101,7 +105,7 @@ class Matcher:
         """Take one row; the changes it completes. Raises BrokenContractError."""
         if row.kind == Kind.INITIALIZED:
             return self._initialize()
-        if not self._span.contains(row.key):
+        if not self._span.contains(row.key) or (self._records and not is_record(row.key)):
             return []
         if row.kind in (Kind.PREWRITE, Kind.COMMIT, Kind.COMMITTED) and row.op not in (PUT, DELETE):
             raise BrokenContractError(Violation.UNKNOWN_OPERATION, row.commit_ts)

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.config import RAW_MODE, TXN_MODE
+from tidegate.config import RAW_MODE, TABLE_MODE, TXN_MODE
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
@@ -59,6 +59,7 @@ from tidegate.puller.room import Deed, Room
 from tidegate.puller.sealer import Sealer
 from tidegate.puller.sink import Sink
 from tidegate.puller.watched import Held, Locate, Watched
+from tidegate.tidb.keys import stripe_ids
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -168,7 +169,10 @@ class Puller:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
             free_mark = self._frontier.hold(number, sink.resolved)
             lock = RangeLock(span, sink.ranges)
-            watched = Watched(number, next(self._numbers), span, sink, lock, free_mark, guarded=guarded)
+            records = self._kv_mode == TABLE_MODE and len(stripe_ids(span)) > 0
+            watched = Watched(
+                number, next(self._numbers), span, sink, lock, free_mark, records=records, guarded=guarded
+            )
             watched.request_ids.add(watched.request_id)
             watched.moved_at = self._clock.monotonic()
             self._spans.append(watched)
@@ -309,7 +313,13 @@ class Puller:
                 continue
             watched = held.watched
             held.registration = held.stream.register(
-                held.feed.region, held.request_id, watched.number, held.mark, held.feed.bounds, held.resolved
+                held.feed.region,
+                held.request_id,
+                watched.number,
+                held.mark,
+                held.feed.bounds,
+                held.resolved,
+                records=watched.records,
             )
             self._held[held.registration] = held
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tidegate.kernel import address, compare_bytes, inline, kernel
+from tidegate.kernel import address, compare_bytes, inline, kernel, load_u8
 from tidegate.puller.scan_kernels import read_varint, skip_field
 from tidegate.puller.spill_kernels import log_tick
 from tidegate.puller.table_kernels import (
@@ -32,6 +32,7 @@ from tidegate.puller.table_kernels import (
     S_FROM,
     S_FROM_SIZE,
     S_LEAST,
+    S_RECORDS,
     S_REGION,
     S_REQUEST,
     S_RESOLVED,
@@ -105,8 +106,16 @@ def violate(slots: int, slot: int, reason: int, commit: Any, notes: int, counts:
 
 
 @inline
+def _is_record(key: int, size: int) -> bool:
+    """As `keys.is_record`, of a key that lies between those of two tables."""
+    return size > 11 and load_u8(key + 9) == np.uint8(95) and load_u8(key + 10) == np.uint8(114)  # _r
+
+
+@inline
 def inside(slots: int, slot: int, key: int, size: int) -> bool:
-    """Whether a key lies in the slot's range."""
+    """Whether a key lies in the slot's range, and is one that counts there."""
+    if slot_word(slots, slot, S_RECORDS) != np.uint64(0) and not _is_record(key, size):
+        return False
     low, low_size = (
         i64(slot_word(slots, slot, S_FROM)),
         i64(slot_word(slots, slot, S_FROM_SIZE)),

@@ -52,7 +52,7 @@ PLACE is where the table of open prewrites refers to the row, 0 where it does no
 MOVED_ROOM: Final = 1 << 16
 """Places in `moved`; the rest overwrites them, see `match`."""
 
-SLOT_WORDS: Final = 18
+SLOT_WORDS: Final = 19
 (
     S_STATE,
     S_REGION,
@@ -72,12 +72,14 @@ SLOT_WORDS: Final = 18
     S_SPILLED,
     S_DUE,
     S_LEAST,
+    S_RECORDS,
 ) = range(SLOT_WORDS)
 """A registration: FROM and TO are the addresses of its raw key bounds (TO_SIZE 0: no bound). HEAD and TAIL
 chain its waiting rows (offset + 1 in the waiting arena; 0: none), WAITING counts them. OPEN: bytes of open
 prewrites. SPAN and MARK are the caller's numbers: changes come out with SPAN, a risen resolved ts with
 MARK. SPILLED (1): its rows go to the log instead of being matched; then LEAST is the least ts of an end among
-them (0: none), and DUE a resolved ts that may only be told once they are matched."""
+them (0: none), and DUE a resolved ts that may only be told once they are matched. RECORDS (1): keys that are
+no records of tables do not count."""
 
 FREE, SCANNING, LIVE, STOPPED = range(4)
 """States of a slot: unused; until INITIALIZED; after it; ended, so that its rows are ignored."""

@@ -30,6 +30,8 @@ class Watched:
     lock: RangeLock
     free_mark: int
     gone: bool = False
+    records: bool = False
+    """Whether it holds several tables: then only their records count."""
     guarded: bool = True
     """Whether nothing of it is registered below the safe point."""
     paused: bool = False

@@ -20,6 +20,7 @@ import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, assert_never, cast
 
@@ -28,11 +29,13 @@ from tidegate.clock import Clock, SystemClock
 from tidegate.config import TABLE_MODE
 from tidegate.control.gc import TTL_S
 from tidegate.control.metadata import (
+    FORMAT,
     Compare,
     FeedError,
     FeedId,
     MetadataStore,
     Put,
+    format_key,
     identity_key,
     owner_key,
 )
@@ -52,12 +55,15 @@ from tidegate.model.reports import (
     Report,
     Status,
 )
+from tidegate.server.catalogues import Catalogues
+from tidegate.server.feed_plan import Paths, PipelineCommand
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Captured, Node
+from tidegate.server.owner_sink import OpenSink, open_owner
 from tidegate.server.processes import described
-from tidegate.server.processor import OpenSink, Paths, PipelineCommand, open_owner
 from tidegate.server.puller_process import store_dir
 from tidegate.server.reactor import Reactor
+from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.supervisor import Child, Connection, ControlSocket, spawn
 
@@ -71,6 +77,9 @@ PULLER_START_S: Final = 600.0
 """Patience with a puller that has not said anything yet: it opens its store, and compiles kernels where there
 are none for this machine."""
 LOOK_S: Final = 0.5
+LOCAL: Final = "local"
+"""The capture's name in grants and transactional ids: a metadata store of one node has one. The same for
+every data folder, so that a feed which is made again in another fences what the first has left behind."""
 RESERVE_MAX: Final = 20 << 30
 """However large a disk is, the event store need not leave more of it."""
 HEALTHY_S: Final = 30.0
@@ -153,11 +162,15 @@ class Capture:
             disk, SqliteMetadata, paths.metadata, ballast
         )
         stack.callback(metadata.close)
+        check_format(metadata, self.cluster, options.data_dir)
+        owner_rev = take_ownership(metadata, self.cluster, self.id)
         self.node = Node(
             cluster=self.cluster,
             identity=identity_of(metadata, self.cluster),
+            capture=LOCAL,
+            epoch=owner_rev,
             address=options.address,
-            owner_rev=take_ownership(metadata, self.cluster, self.id),
+            owner_rev=owner_rev,
             paths=paths,
             pd=self.pd,
             metadata=metadata,
@@ -226,10 +239,17 @@ class Capture:
         if kv_mode not in self._modes:
             store = store_dir(self.options.data_dir, self.cluster, kv_mode)
             store.mkdir(parents=True, exist_ok=True)
-            self._modes[kv_mode] = Captured(store, SpanRegistry(kv_mode))
+            self._modes[kv_mode] = Captured(store, SpanRegistry(kv_mode), self._catalogues(kv_mode, store))
             keeper = asyncio.create_task(self._keep_puller(kv_mode), name=f"puller keeper {kv_mode}")
             self._keepers.append(keeper)
         return self._modes[kv_mode]
+
+    def _catalogues(self, kv_mode: str, store: Path) -> Catalogues | None:
+        if kv_mode != TABLE_MODE:
+            return None
+        catalogues = Catalogues(store, partial(load_catalogue, self.pd), self.options.clock)
+        self._stack.callback(catalogues.close)
+        return catalogues
 
     async def _keep_puller(self, kv_mode: str) -> None:
         """Start the puller of a mode, and start it again with a growing pause whenever it ends."""
@@ -309,9 +329,9 @@ class Capture:
             case PullerHello() as puller:
                 self._hear_puller(connection, puller, cast(FromPuller, report))
             case PipelineHello() as pipeline:
-                feed = self.reactor.feeds.get(FeedId.parse(pipeline.changefeed))
-                if feed is not None:
-                    feed.hear(pipeline.incarnation, cast(FromPipeline, report))
+                processor = self.reactor.processors.get(FeedId.parse(pipeline.changefeed))
+                if processor is not None:
+                    processor.hear(pipeline.incarnation, cast(FromPipeline, report))
 
     def _hear_puller(self, connection: Connection, puller: PullerHello, report: FromPuller) -> None:
         spans = self._captured(puller.kv_mode).spans
@@ -371,6 +391,21 @@ def lock_folder(data_dir: Path) -> int:
             fix="stop it, or choose another --data-dir",
         ) from error
     return descriptor
+
+
+def check_format(metadata: MetadataStore, cluster: int, where: Path) -> None:
+    """Raises InvalidInput when another version, to which the grants say something else, has written here."""
+    found, owned = metadata.get(format_key(cluster)), metadata.get(owner_key(cluster))
+    if (found.value if found is not None else b"") == FORMAT:
+        return
+    if found is not None or owned is not None:
+        raise InvalidInput(
+            "The data folder was written by another version of Tidegate.",
+            where=str(where),
+            why=f"its metadata has the form {found.value.decode() if found else '1'}, not {FORMAT.decode()}",
+            fix="start with another --data-dir and create the changefeeds again, or use that version",
+        )
+    metadata.transact((Compare(format_key(cluster), mod_revision=0),), (Put(format_key(cluster), FORMAT),))
 
 
 def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:

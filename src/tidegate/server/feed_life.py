@@ -26,11 +26,10 @@ from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.filter.feed import FeedFilter
 from tidegate.log import event, redact
+from tidegate.server.feed_ddl import LOST
 from tidegate.server.node import Node
 
 LOG: Final = logging.getLogger(__name__)
-
-LOST: Final = "CDC:ErrSnapshotLostByGC"
 
 
 class FeedLife(ABC):
@@ -51,6 +50,8 @@ class FeedLife(ABC):
         self._filter = FeedFilter.of(self.config)
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Lock()
+        self.left_behind = False
+        """Whether something that was to end has not: it may still write the feed's files."""
 
     @abstractmethod
     async def _replicate(self) -> None:
@@ -61,11 +62,7 @@ class FeedLife(ABC):
         """Wait for what runs beside the loop, once that has ended."""
 
     @abstractmethod
-    async def _save_last(self) -> None:
-        """Store what the next start needs of what `_close` lets go; nothing runs any more."""
-
-    @abstractmethod
-    def _close(self, *, forget: bool = False) -> None:
+    async def _close(self, *, forget: bool = False) -> None:
         """Let go of all that `_replicate` opened; `forget`: for ever."""
 
     def start(self) -> None:
@@ -88,9 +85,7 @@ class FeedLife(ABC):
 
     async def _leave(self, *, forget: bool = False) -> None:
         await self._settle()
-        if not forget:
-            await self._save_last()
-        self._close(forget=forget)
+        await self._close(forget=forget)
 
     async def command(self, command: Command) -> None:
         """Pause or resume, durably. Raises InvalidInput when the feed's state does not allow it."""
@@ -107,10 +102,21 @@ class FeedLife(ABC):
     async def update(self, info: FeedInfo) -> None:
         """Take on other settings, durably; the feed must not run. They are in force when it is resumed."""
         await self.stop()
+        self.check_ended()
         await self.node.write(Put(feed_key(self.node.cluster, self.id, "info"), info.to_bytes()))
         self.info, self.uri = info, parse_sink_uri(info.sink_uri)
         self.config = config_from_json(info.config)
         self._filter = FeedFilter.of(self.config)
+
+    def check_ended(self) -> None:
+        """Raises Retryable while something of the feed goes on that was to end."""
+        if self.left_behind:
+            raise Retryable(
+                "The changefeed has not come to its end yet.",
+                where=f"changefeed {self.id}",
+                why="its processor was asked to let go of everything and has not answered",
+                fix="ask again; if it goes on, see whether the disk answers, and start the server again",
+            )
 
     async def _become(self, life: Life) -> None:
         """Take on a new life; state and error are stored when they changed.
@@ -140,6 +146,8 @@ class FeedLife(ABC):
                     if self.life.runs:
                         await self._try()
                     await self._back_off()
+                    if self.life.ended:  # a resume that comes meanwhile finds the loop running
+                        await to_its_end(self._leave())
                 except Retryable as error:
                     event(
                         LOG, logging.ERROR, "metadata store failed", changefeed=str(self.id), error=str(error)

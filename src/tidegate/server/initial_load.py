@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tidegate.control.barrier import SpanTask
 from tidegate.control.load import LoadPlan, LoadRange
+from tidegate.disk import replace_file
 from tidegate.errors import Undecodable
 from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.pd import PdClient
@@ -20,7 +21,6 @@ from tidegate.mounter.ddl import Told
 from tidegate.mounter.table_version import TableVersion
 from tidegate.pipeline.feed import LOAD_FILE
 from tidegate.server.create_statement import create_schema, create_table
-from tidegate.server.schema_tracker import replace_file
 from tidegate.tables.reader import cut_at, region_starts
 
 LOG: Final = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from typing import Final
 
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.model.span import Span, span_id
-from tidegate.mounter.schema_image import Image
 from tidegate.mounter.table_version import TableVersion
 
 NO_TABLE: Final = 0
@@ -41,7 +40,3 @@ class KeyTracker:
     def name_of(self, physical_id: int) -> str:
         """The range, for people."""
         return f"keys from {self._span.start.hex() or 'the first'} to {self._span.end.hex() or 'the last'}"
-
-    def image(self, checkpoint: int) -> Image:
-        """There is no catalogue to be saved."""
-        raise AssertionError("a feed of keys has no catalogue")

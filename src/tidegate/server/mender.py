@@ -76,6 +76,10 @@ class Mender:
         found = span.assess(report.file)
         if found is None:
             damage.settle(self._store.folder, report)
+        elif not found.batches:
+            span.mend(found, [])
+            damage.settle(self._store.folder, report)
+            event(LOG, logging.INFO, "directory of a segment written again", span=span.id, file=found.file)
         elif not report.lost and found.upto <= span.resolved:
             self._mend(span, report, found)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidegate.codec.registry import codec_options
+from tidegate.codec.registry import settled
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.control.metadata import FeedId
+from tidegate.dispatcher.guarantees import weakness
+from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
@@ -18,9 +20,12 @@ from tidegate.filter.tables import why_ineligible
 from tidegate.kvclient.pd import Keyspace, PdClient
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
+from tidegate.server.stripes import chosen_width
 
 SHOWN_TABLES: Final = 20
 """How many tables without a key an error, or a changefeed's status, names."""
+WEIGHED_TABLES: Final = 5_000
+"""How many tables' definitions are looked at for what their dispatcher gives up: half a second."""
 
 
 class Refused(InvalidInput):
@@ -49,10 +54,9 @@ def check_new(
 ) -> NewFeed:
     """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
     uri = parse_sink_uri(sink_uri)
-    checked = merge_config(config, uri)
+    checked = settled(merge_config(config, uri))
     with named_code():
         FeedFilter.of(checked)
-    codec_options(checked.codec_settings())
     if target_ts and start_ts and target_ts <= start_ts:
         raise Refused(
             "CDC:ErrTargetTsBeforeStartTs",
@@ -62,8 +66,8 @@ def check_new(
     return NewFeed(feed, uri, checked, start_ts, target_ts)
 
 
-def check_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> None:
-    """Raise Refused for tables at `ts` that the feed would follow and cannot."""
+def with_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> NewFeed:
+    """The feed with what its tables at `ts` decide. Raises Refused for tables that it cannot follow."""
     followed, ineligible = split_tables(catalogue, new.config, ts)
     if ineligible and not new.config.ignore_ineligible_table:
         shown = ineligible[:SHOWN_TABLES]
@@ -78,6 +82,11 @@ def check_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> None:
         )
     with named_code():
         FeedFilter.of(new.config).check(followed)
+    own = new.config.tidegate
+    if own.ids_per_stripe:
+        return new
+    width = chosen_width(table_id for table in followed for table_id in table.physical_ids)
+    return replace(new, config=replace(new.config, tidegate=replace(own, ids_per_stripe=width)))
 
 
 def split_tables(
@@ -87,6 +96,32 @@ def split_tables(
     verdicts = FeedFilter.of(config)
     passing = verdicts.passing(catalogue.entries(ts))
     return [t for t in passing if verdicts.follows(t)], [t for t in passing if not verdicts.follows(t)]
+
+
+@dataclass(frozen=True, slots=True)
+class WeakOrder:
+    """Tables that a dispatcher gives less order than dispatch by table would."""
+
+    dispatcher: str
+    what: str
+    tables: tuple[str, ...]
+    """The first of them."""
+    more: int
+
+
+def weak_orders(followed: list[TableVersion], config: ReplicaConfig) -> list[WeakOrder]:
+    """What the dispatch rules give up, for the first of the followed tables that they name."""
+    router = Router(config.sink.dispatchers, "", case_sensitive=config.case_sensitive)
+    ruled = ((table, router.rule_of(table.schema, table.table)) for table in followed)
+    concerned = [(table, rule) for table, rule in ruled if rule.partition not in ("default", "table")]
+    found: dict[tuple[str, str], list[str]] = {}
+    for table, rule in concerned[:WEIGHED_TABLES]:
+        if not table.is_view and (what := weakness(table.parsed(), rule)):
+            found.setdefault((rule.partition, what), []).append(table.name)
+    return [
+        WeakOrder(dispatcher, what, tuple(names[:SHOWN_TABLES]), max(0, len(names) - SHOWN_TABLES))
+        for (dispatcher, what), names in found.items()
+    ]
 
 
 def is_embedded(pd: PdClient) -> bool:

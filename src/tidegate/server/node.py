@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tidegate.clock import Clock
 from tidegate.control.gc import TTL_S, History
-from tidegate.control.metadata import Compare, Delete, FeedId, Grant, MetadataStore, Put, feed_key, owner_key
+from tidegate.control.metadata import (
+    Compare,
+    Delete,
+    FeedId,
+    Grant,
+    MetadataStore,
+    Put,
+    grant_key,
+    owner_key,
+    raised,
+)
 from tidegate.disk import Ballast
-from tidegate.errors import Fenced, TidegateError
+from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.eventstore import outlook
-from tidegate.eventstore.manifest import MANIFEST, Manifest
+from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
-from tidegate.server.processor import OpenSink, Paths, PipelineCommand
+from tidegate.model.span import Span
+from tidegate.server.catalogues import Catalogues
+from tidegate.server.feed_plan import Paths, PipelineCommand
+from tidegate.server.owner_sink import OpenSink
+from tidegate.server.post import Post
 from tidegate.server.spans import SpanRegistry
 
 
@@ -26,6 +40,8 @@ class Captured:
 
     store: Path
     spans: SpanRegistry
+    catalogues: Catalogues | None = None
+    """Of the tables; keys have none."""
 
 
 @dataclass(slots=True)
@@ -35,6 +51,10 @@ class Node:
     cluster: int
     identity: str
     """The metadata store's."""
+    capture: str
+    """Its name in grants and transactional ids: one of those that share a metadata store."""
+    epoch: int
+    """Of this process: greater than that of all before it on this data folder."""
     address: str
     owner_rev: int
     paths: Paths
@@ -51,14 +71,18 @@ class Node:
     """Called when another control process has taken over."""
     ballast: Ballast = field(default_factory=lambda: Ballast(None))
     """Room for small files on a full disk; and whether it is full."""
+    post: Post = field(default_factory=Post)
     next_grant: int = 1
+    next_message: int = 1
     gc_ttl_s: int = TTL_S
     """How long upstream's history is kept for a feed that is stopped or has failed."""
     histories: dict[int, History] = field(default_factory=dict)
     """What PD keeps for us, by keyspace; -1: of what is in none."""
     upstream_ms: Callable[[], int] | None = None
     """PD's physical time, once somebody asks PD for it."""
-    manifests: dict[str, tuple[tuple[int, int], Manifest]] = field(default_factory=dict)
+    checkpoints: Callable[[], list[int]] = list
+    """Where every changefeed of tables would begin again, whether it runs or not."""
+    manifests: dict[str, ManifestReader] = field(default_factory=dict)
 
     def now_ms(self) -> int:
         """Upstream's time as far as it is known."""
@@ -68,6 +92,11 @@ class Node:
         """A token above all earlier ones."""
         self.next_grant += 1
         return self.owner_rev, self.next_grant - 1
+
+    def next_sequence(self) -> int:
+        """For a message of an owner: above all earlier ones."""
+        self.next_message += 1
+        return self.next_message - 1
 
     async def write(self, *writes: Put | Delete, guards: tuple[Compare, ...] = ()) -> bool:
         """Write durably while we are the owner, else raise Fenced. False: another guard failed."""
@@ -83,25 +112,36 @@ class Node:
         return outcome.succeeded
 
     def manifest(self, store: Path, span: str) -> Manifest | None:
-        """A span's manifest, read again only when the file was replaced; None while there is none."""
-        try:
-            status = (store / span / MANIFEST).stat()
-        except FileNotFoundError:
-            return None
-        signature = (status.st_mtime_ns, status.st_ino)
+        """A span's manifest, of which only what was appended is read again; None while there is none."""
         known = self.manifests.get(span)
-        if known is None or known[0] != signature:
-            known = (signature, outlook.read_manifest(store, span))
-            self.manifests[span] = known
-        return known[1]
+        if known is None:
+            known = self.manifests[span] = ManifestReader(store / span)
+        try:
+            return outlook.read_manifest(store, span, known)
+        except outlook.NoManifest:
+            return None
 
-    async def raise_grant(self, feed: FeedId, instance: str, token: tuple[int, int], slots: int) -> Grant:
-        """The next incarnation's grant, durable before anything acts under it."""
-        key = feed_key(self.cluster, feed, "grant")
+    async def raise_grant(
+        self, feed: FeedId, instance: str, token: tuple[int, int], ranges: Sequence[Span], slots: int
+    ) -> Grant:
+        """The next incarnation's grant on this capture, durable before anything acts under it."""
         loop = asyncio.get_running_loop()
-        stored = await loop.run_in_executor(self.disk, self.metadata.get, key)
-        old = Grant.from_bytes(stored.value) if stored else None
-        incarnation = (old.incarnation if old else 0) + 1
-        grant = Grant(instance, token, incarnation, max(slots, old.slots if old else 0))
-        await self.write(Put(key, grant.to_bytes()))
-        return grant
+        front = grant_key(self.cluster, feed, "")
+        found = await loop.run_in_executor(self.disk, self.metadata.under, front)
+        stored = {kv.key.removeprefix(front): Grant.from_bytes(kv.value) for kv in found}
+        grants = raised(stored, self.capture, instance, token, ranges, slots)
+        seen = (Compare(kv.key, mod_revision=kv.mod_revision) for kv in found)
+        puts = (Put(grant_key(self.cluster, feed, name), one.to_bytes()) for name, one in grants.items())
+        if not await self.write(*puts, guards=tuple(seen)):
+            raise Retryable("The grants of the changefeed have changed meanwhile.", where=front)
+        return grants[self.capture]
+
+    async def read(self, key: str) -> bytes | None:
+        """A value of the metadata store."""
+        found = await asyncio.get_running_loop().run_in_executor(self.disk, self.metadata.get, key)
+        return None if found is None else found.value
+
+    async def read_grant(self, feed: FeedId) -> Grant | None:
+        """What this capture may write of a feed now."""
+        found = await self.read(grant_key(self.cluster, feed, self.capture))
+        return None if found is None else Grant.from_bytes(found)

@@ -1,8 +1,10 @@
-"""One incarnation of a feed: its pipeline process, the files it is told by, and the owner's sink.
+"""What a capture does for one feed: follows its spans, runs its pipeline, tells the owner how far it is.
 
-The grant is raised in the metadata store before anything else happens, so that whatever an earlier
-incarnation still does is refused by the sink. The sink is opened next (a wrong topic shows at once, without
-starting Spark), then the process is started. Blocking sink calls run in one thread, in order.
+    Dispatch --> rest | prepare: spans are pulled | run: and an incarnation of the pipeline delivers them
+
+`control.processor` decides; this file performs. The owner is known by its messages alone, wherever it runs.
+Everything goes on in the control process's asyncio loop; what blocks goes to threads. A tick happens every
+`TICK_S` and as soon as the pipeline reports.
 """
 
 from __future__ import annotations
@@ -10,300 +12,574 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
-import shutil
-import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Final, assert_never
 
-from tidegate.codec.kv_json import KvMarks
-from tidegate.codec.registry import codec_options, encoder
-from tidegate.config import ReplicaConfig, SinkUri
+from tidegate import __version__, metrics
 from tidegate.control.barrier import DdlBatch, SpanTask
-from tidegate.control.metadata import FeedId, Grant
-from tidegate.disk import writing
-from tidegate.model.ddl import DdlEvent
-from tidegate.model.path_part import path_part
-from tidegate.pipeline.feed import prove
-from tidegate.server.schema_tracker import DDL_SPAN_ID, replace_file, spans_json
+from tidegate.control.load import LoadPlan
+from tidegate.control.messages import FROM_OWNER, Dispatch, Header, Told, Wish, parse
+from tidegate.control.metadata import FeedId, FeedInfo, Grant, feed_key
+from tidegate.control.processor import Goal, Processor
+from tidegate.disk import DiskFull
+from tidegate.errors import Retryable, TidegateError
+from tidegate.eventstore import outlook
+from tidegate.eventstore.manifest import Frontier, Manifest
+from tidegate.filter.feed import FeedFilter
+from tidegate.log import event
+from tidegate.model.progress import load_key
+from tidegate.model.reports import (
+    Durable,
+    Failed,
+    FromPipeline,
+    Gone,
+    Loaded,
+    LoadState,
+    PipelineHello,
+    Started,
+)
+from tidegate.model.span import Span
+from tidegate.model.timestamp import compose
+from tidegate.pipeline.feed import BEATS, LOAD_FILE
+from tidegate.server import initial_load
+from tidegate.server.feed_ddl import FeedDdl
+from tidegate.server.feed_life import to_its_end, unexpected
+from tidegate.server.feed_plan import BarrierFile, FeedPlan, write_spec
+from tidegate.server.feed_watch import PipelineWatch
+from tidegate.server.node import Node
+from tidegate.server.post import Box
+from tidegate.server.stripes import ids_of
 from tidegate.server.supervisor import Child, spawn
-from tidegate.sink.base import OwnerSink, Sink, SinkFeed
-from tidegate.sink.registry import sink_of
+from tidegate.server.totals import Totals
+from tidegate.tidb import keys
 
-T = TypeVar("T")
+LOG: Final = logging.getLogger(__name__)
 
-CLOSE_S: Final = 2.0
-"""How long the end of a sink's last call is waited for."""
-
-OF_INCARNATIONS: Final = ("spec*.json", "start*.json", "spark*")
-"""What lies in a feed's folder for one incarnation only."""
-
-PipelineCommand = Callable[[Path], Sequence[str]]
-"""The command line of a pipeline process, given its incarnation's spec."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """Where a capture keeps its things; everything lies below `data_dir`."""
-
-    data_dir: Path
-    store: Path
-
-    @property
-    def metadata(self) -> Path:
-        return self.data_dir / "metadata.db"
-
-    @property
-    def socket(self) -> Path:
-        return self.data_dir / "control.sock"
-
-    def feed(self, feed: FeedId) -> Path:
-        """A feed's own folder."""
-        return self.data_dir / "feeds" / path_part(feed.namespace) / path_part(feed.name)
-
-    def rename_earlier(self) -> None:
-        """Give folders of earlier releases, named as their feeds, the names that disks without case need."""
-        feeds = self.data_dir / "feeds"
-        for namespace in _folders(feeds):
-            for folder in _folders(namespace):
-                _rename_plain(folder)
-            _rename_plain(namespace)
+TICK_S: Final = 0.02
+RETRY_S: Final = 1.0
+"""How long a feed that is to be prepared waits after a failure."""
+TELL_S: Final = 0.5
+"""How often the owner is told what is waited for."""
+FLOOR_S: Final = 10.0
+"""How often the barrier file's start ts follows the checkpoint, so that segments can go."""
+DROP_AFTER_S: Final = 60.0
+"""Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
+PIPELINE_STARTS: Final = "pipeline process"
+"""What a feed waits for until its pipeline process says that it has started."""
+STOP_S: Final = 2.0
+"""Grace for a pipeline process; it has nothing to save."""
+LAST_WORDS_S: Final = 0.5
+"""How long the socket of a dead pipeline is still read for the reason."""
 
 
-def _folders(folder: Path) -> list[Path]:
-    return sorted(one for one in folder.iterdir() if one.is_dir()) if folder.is_dir() else []
+class FeedProcessor:
+    """A feed on this capture, from its owner's first word on."""
 
+    def __init__(self, node: Node, feed: FeedId) -> None:
+        self.node, self.id = node, feed
+        header = Header(node.cluster, str(feed), "", 0, node.capture, node.epoch, 0)
+        self.machine = Processor(header, __version__, os.cpu_count() or 1)
+        self.totals = Totals()
+        self.last_synced_ts = 0
+        self.waits = ""
+        """What the work under way waits for, in words."""
+        self._wake = asyncio.Event()
+        self.box = Box(self._wake.set)
+        self._task: asyncio.Task[None] | None = None
+        self._goal: Goal | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._failure: TidegateError | None = None
+        self._over = False
+        """Whether the goal's failure was said: nothing happens until the owner wants something else."""
+        self._ready = False
+        """Whether what the goal needs is open."""
+        self._plan: FeedPlan | None = None
+        self._ranges: tuple[Span, ...] = ()
+        """Those for which it is open."""
+        self._ddl: FeedDdl | None = None
+        self._barrier: BarrierFile | None = None
+        self._pipeline: Pipeline | None = None
+        self._load = LoadState()
+        self._loaded = False
+        self._load_plan: LoadPlan | None = None
+        self._undelivered: list[str] = []
+        """Spans with rows that the pipeline may deliver now."""
+        self._told_at = float("-inf")
+        self._drop_rows = self._drop_ddl = 0
+        self._floors: list[tuple[float, int, int]] = []
+        self._floor_at = 0.0
 
-def _rename_plain(folder: Path) -> None:
-    """No feed's name holds an equals sign, so that one in a folder's name says it is renamed already."""
-    wanted = folder.with_name(path_part(folder.name))
-    if "=" not in folder.name and wanted.name != folder.name and not wanted.exists():
-        folder.rename(wanted)
+    def start(self) -> None:
+        """Begin to listen."""
+        self._task = asyncio.create_task(self._run(), name=f"processor of {self.id}")
 
+    async def stop(self) -> None:
+        """End it with everything it started; what is kept stays."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
 
-class BarrierFile:
-    """`barrier.json`: how far each span may go. Replaced atomically, only when something changed."""
-
-    def __init__(
-        self, path: Path, token: tuple[int, int], target_ts: int, ddl_span: str = DDL_SPAN_ID
-    ) -> None:
-        self._path, self._token, self._target, self._ddl_span = path, token, target_ts, ddl_span
-        self._spans: dict[str, SpanTask] = {}
-        self._spans_text = ""
-        self._written = ""
-
-    def write(self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False) -> None:
-        """Tell bound and spans. A known span keeps the start it was told with, unless `raise_starts`.
-
-        Raises DiskFull; then what was told before stands.
-        """
-        if raise_starts or spans.keys() != self._spans.keys() or not self._spans_text:
-            kept = {} if raise_starts else self._spans
-            self._spans = {name: kept.get(name, task) for name, task in spans.items()}
-            self._spans_text = json.dumps(spans_json(self._spans.values()))
-        text = (
-            f'{{"token":[{self._token[0]},{self._token[1]}],"barrier_ts":{bound},"ddl_span":"{self._ddl_span}",'
-            f'"target_ts":{self._target or "null"},"spans":{self._spans_text}}}'
-        )
-        if text != self._written:
-            partial = self._path.with_suffix(".tmp")
-            with writing(partial):
-                partial.write_text(text)
-            partial.replace(self._path)
-            self._written = text
-
-
-class SinkThread:
-    """The one thread that calls an incarnation's sink, in order; tells what it is at, and how far it got."""
-
-    def __init__(self, feed: FeedId) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{feed.name}")
-        self.at = ""
-        """What the call under way does, in words; empty: there is none."""
-        self.answers = 0
-        """How many messages and calls the sink has answered so far."""
-
-    def call(self, what: str, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Do it after all earlier calls."""
-        return asyncio.get_running_loop().run_in_executor(self._pool, self._run, what, work)
-
-    def send(self, sink: OwnerSink, events: Iterable[DdlEvent]) -> asyncio.Future[None]:
-        """Deliver in order those that the journal does not hold already."""
-
-        def work() -> None:
-            for event in events:
-                self.at = f"a DDL of ts {event.finished_ts}"
-                sink.send_ddl(event, _now_ms())
-                self.answers += 1
-
-        return self.call("DDL", work)
-
-    def end(self) -> None:
-        """Take no more calls. One that is under way may take its time, in a thread that nobody waits for."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, what: str, work: Callable[[], T]) -> T:
-        self.at = what
+    async def _run(self) -> None:
         try:
-            return work()
+            while True:
+                try:
+                    await self._step()
+                except Exception as error:
+                    LOG.exception("changefeed %s: unexpected error", self.id)
+                    self._fail(unexpected(error))
+                    await asyncio.sleep(RETRY_S)
+                await self._pause()
         finally:
-            self.at = ""
-            self.answers += 1
+            await to_its_end(self._end())
 
+    async def _end(self) -> None:
+        await self._end_work()
+        await self._end_pipeline()
+        self._close()
 
-class Incarnation:
-    """A running pipeline process and its owner's sink. Made by `start`, ended by `stop`, never reused."""
-
-    def __init__(self, grant: Grant, child: Child, sink: OwnerSink, thread: SinkThread) -> None:
-        self.grant, self.child = grant, child
-        self._sink, self._thread = sink, thread
-        self.ended = asyncio.create_task(child.wait())
-
-    @property
-    def resolved_journal(self) -> int:
-        """The last Resolved the sink holds."""
-        return self._sink.journal.resolved_ts
-
-    async def send_ddl(self, batch: DdlBatch) -> None:
-        """Deliver a batch's events in order."""
-        await self._thread.send(self._sink, batch.events)
-
-    async def send_resolved(self, ts: int) -> None:
-        """Broadcast a Resolved."""
-        await self._thread.call(f"Resolved {ts}", lambda: self._sink.send_resolved(ts, _now_ms()))
-
-    async def forget(self, spans: Iterable[str]) -> None:
-        """Delete the progress of spans that have ended for good."""
-        await self._thread.call("the end of spans", lambda: self._sink.forget(spans))
-
-    async def stop(self, grace_s: float) -> None:
-        """End the process, then the sink.
-
-        A sink that does not answer may take its time: after `CLOSE_S` its call is left behind, and what that
-        still does is fenced by the next sink.
-        """
-        await self.child.stop(grace_s)
+    async def _pause(self) -> None:
+        """Until the next tick: at once when something happened."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await self._thread.call("the end", self._sink.close)
-        self._thread.end()
+            async with asyncio.timeout(TICK_S if self.machine.is_open else RETRY_S):
+                await self._wake.wait()
+        self._wake.clear()
 
+    # --- what the owner wants ------------------------------------------------------------------------
 
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
+    async def _step(self) -> None:
+        for message in self.box.take():
+            try:
+                self.machine.hear(parse(json.loads(message), FROM_OWNER))
+            except ValueError as error:
+                event(LOG, logging.ERROR, "no message of an owner", changefeed=str(self.id), why=str(error))
+        dispatch = self.machine.dispatch
+        if dispatch is not None and (goal := Goal.of(dispatch)) != self._goal:
+            await self._end_work()
+            self._goal, self._failure, self._over, self._ready = goal, None, False, False
+            self._work = asyncio.create_task(self._reach(dispatch), name=f"{goal.wish} {self.id}")
+        try:
+            if self._ready and self._failure is None:
+                self._tick()
+        except TidegateError as error:
+            self._fail(error)
+        except Exception as error:
+            LOG.exception("changefeed %s: unexpected error", self.id)
+            self._fail(unexpected(error))
+        if self._failure is not None and not self._over:
+            await self._end_work()
+            await to_its_end(self._end_pipeline())
+            self.machine.failed(Failed.of(self._failure))
+            self._over = True
+        self._tell()
+        for said in self.machine.tick(self.node.clock.monotonic()):
+            self.node.post.to_owner(said)
 
+    async def _reach(self, dispatch: Dispatch) -> None:
+        """Do what is wanted now, whatever was done before."""
+        try:
+            if self._pipeline is not None:
+                await to_its_end(self._end_pipeline())
+            match dispatch.wish:
+                case Wish.REST | Wish.DELETE:
+                    self._close(forget=dispatch.wish is Wish.DELETE)
+                    self.machine.given_up()
+                case Wish.PREPARE:
+                    self.machine.given_up()
+                    await self._prepare(dispatch)
+                case Wish.RUN:
+                    await self._open(dispatch)
+                    await self._start(dispatch)
+                case _:
+                    assert_never(dispatch.wish)
+        except TidegateError as error:
+            self._fail(error)
+        except Exception as error:
+            LOG.exception("changefeed %s: unexpected error", self.id)
+            self._fail(unexpected(error))
+        self._wake.set()
 
-@dataclass(frozen=True, slots=True)
-class FeedPlan:
-    """What does not change between the incarnations of a feed."""
+    async def _prepare(self, dispatch: Dispatch) -> None:
+        """Have the spans pulled; what stands against it is said when the feed is to run."""
+        while True:
+            try:
+                return await self._open(dispatch)
+            except Retryable as error:
+                self.waits = error.what
+                await asyncio.sleep(RETRY_S)
 
-    cluster: int
-    feed: FeedId
-    uri: SinkUri
-    config: ReplicaConfig
-    instance: str
-    paths: Paths
-    load: bool = False
-    """Whether the initial load comes first: `load.json` is there."""
-    grant: Grant | None = None
-    """Under which the owner's sink is opened."""
+    async def _end_work(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+            await to_its_end(_over(work))
+        self.waits = ""
+
+    def _fail(self, error: TidegateError) -> None:
+        """The first failure of an incarnation is the one that is told."""
+        if self._failure is None:
+            self._failure = error
+        self._wake.set()
+
+    # --- spans ---------------------------------------------------------------------------------------
+
+    async def _open(self, dispatch: Dispatch) -> None:
+        """Catalogue and spans at the stored checkpoint, unless they are open."""
+        info = await self._info(dispatch)
+        plan = FeedPlan.of(self.node.cluster, self.id, info, self.node.paths, self.node.capture)
+        captured = self.node.captured(plan.config.tidegate.kv_mode)
+        plan = replace(plan, paths=replace(plan.paths, store=captured.store))
+        ranges = tuple(one.id for one in dispatch.ranges)
+        same = (self._plan, self._ranges) == (plan, ranges)
+        if self.machine.is_open and same and self._ddl is not None and self._ddl.is_open:
+            self.machine.confirm()
+            self._ready = True
+            return
+        if self._plan is not None and not same:
+            self._close()
+        self._shut()
+        self._plan, self._ranges = plan, ranges
+        self._ddl = ddl = FeedDdl(self.node, plan, FeedFilter.of(plan.config))
+
+        def waits(what: str) -> None:
+            self.waits = what
+
+        batches, known = await ddl.open(dispatch.checkpoint, waits)
+        self.machine.open(dispatch.checkpoint, ddl.initial, batches, known)
+        self._hold(task for task in (*ddl.initial, *(task for batch in batches for task in batch.added)))
+        self.waits, self._ready = "", True
+
+    async def _info(self, dispatch: Dispatch) -> FeedInfo:
+        """What the feed is, as it is stored; its owner has stored it before it sent this."""
+        stored = await self.node.read(feed_key(self.node.cluster, self.id, "info"))
+        info = FeedInfo.from_bytes(stored) if stored is not None else None
+        if info is None or info.instance != dispatch.header.instance:
+            raise Retryable("The changefeed is not stored as its owner says.", where=f"changefeed {self.id}")
+        return info
+
+    def _hold(self, tasks: Iterable[SpanTask]) -> None:
+        plan = self._opened
+        spans = self.node.captured(plan.config.tidegate.kv_mode).spans
+        for task in filter(self.machine.holds, tasks):
+            spans.hold(self.id, task.span, task.start_ts, guarded=plan.config.check_gc_safe_point)
 
     @property
-    def folder(self) -> Path:
-        return self.paths.feed(self.feed)
+    def _opened(self) -> FeedPlan:
+        assert self._plan is not None
+        return self._plan
 
-    @property
-    def slots(self) -> int:
-        """Writers the pipeline may use at once."""
-        # Twice the cores: Spark keeps a worker for reading descriptors and one for delivering per task.
-        asked = self.config.tidegate.slots or 2 * (os.cpu_count() or 1)
-        return self.sink.describe().at_once(asked)
+    def _shut(self) -> None:
+        """Forget what is known, to open it anew; the spans stay held."""
+        self.machine.close()
+        self._ddl = self._barrier = None
+        self._undelivered = []
+        self._drop_rows = self._drop_ddl = 0
+        self._floors = []
+        self._load, self._loaded, self._load_plan = LoadState(), False, None
+        self.machine.told = Told()
 
-    @property
-    def sink(self) -> Sink:
-        """Where the feed goes."""
-        grant = (0, 0, 0) if self.grant is None else (*self.grant.token, self.grant.incarnation)
-        who = self.cluster, self.feed.namespace, self.feed.name, self.instance
-        return sink_of(SinkFeed(*who, self.uri, self.config, grant))
+    def _close(self, *, forget: bool = False) -> None:
+        """Let go of catalogue and spans; `forget`: for ever."""
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            self.node.captured(plan.config.tidegate.kv_mode).spans.release(self.id, forget=forget)
+        self._shut()
 
-    def spec(self, grant: Grant) -> dict[str, Any]:
-        """What an incarnation is told, in its `Grant.spec_file`."""
-        return {
-            "cluster_id": self.cluster,
-            "namespace": self.feed.namespace,
-            "id": self.feed.name,
-            "sink_uri": self.uri.render(redact=False),
-            "config": self.config.to_json(),
-            "token": list(grant.token),
-            "instance": grant.instance,
-            "incarnation": grant.incarnation,
-            "slots": grant.slots,
-            "store_dir": str(self.paths.store),
-            "metadata_path": str(self.paths.metadata),
-            "socket_path": str(self.paths.socket),
-            "load": self.load,
-        }
+    # --- the pipeline --------------------------------------------------------------------------------
 
-
-OpenSink = Callable[[FeedPlan], OwnerSink]
-"""Opens the owner's side of a feed's sink; blocks; raises TidegateError."""
-
-
-def open_owner(plan: FeedPlan) -> OwnerSink:
-    """The owner's side of the sink that the feed's URI names. Raises Fenced when the plan's grant is not the
-    current one.
-    """
-    feed, grant = plan.feed, plan.grant
-    assert grant is not None
-    marks = encoder(codec_options(plan.config.codec_settings())) if plan.config.has_tables else KvMarks()
-    return plan.sink.open_owner(marks, lambda: prove(plan.paths.metadata, plan.cluster, feed, grant))
-
-
-async def start(
-    plan: FeedPlan,
-    grant: Grant,
-    command: PipelineCommand,
-    open_sink: OpenSink,
-    thread: SinkThread,
-    first: Sequence[DdlEvent] = (),
-) -> Incarnation:
-    """Open the sink, send what is `first`, start the process; `barrier.json` and `schema.bin` must be there.
-
-    The grant must already be durable. `thread` is new. Raises TidegateError when the sink cannot be opened.
-    """
-    opening = thread.call("its opening", lambda: open_sink(replace(plan, grant=grant)))
-    try:
-        sink = await asyncio.shield(opening)
-        await thread.send(sink, first)
+    async def _start(self, dispatch: Dispatch) -> None:
+        """Files, then the process."""
+        self._load, self._loaded, self._load_plan = LoadState(), False, None
+        node, plan = self.node, replace(self._opened, load=dispatch.load)
+        grant = await node.read_grant(self.id)
+        if grant is None or (grant.instance, grant.incarnation) != (plan.instance, dispatch.incarnation):
+            raise Retryable(
+                "The changefeed's grant is not the dispatched one.", where=f"changefeed {self.id}"
+            )
+        assert self._ddl is not None
+        self._barrier = BarrierFile(plan.folder / "barrier.json", grant.token, self._ddl.span_id)
+        self._write_barrier()
+        if dispatch.load:
+            self.waits = "regions from PD"
+            tables = filter(self.machine.holds, self._ddl.tracker.initial)
+            self._load_plan = await asyncio.to_thread(
+                initial_load.plan_load, node.pd, dispatch.checkpoint, list(tables), plan.folder
+            )
+            self._load = replace(self._load, ranges=len(self._load_plan.ranges))
+        own, beats = plan.config.tidegate, plan.folder / grant.work_folder / BEATS
+        watch = PipelineWatch(node.clock, beats, own.stall_timeout, own.start_timeout)
         spec = await asyncio.to_thread(write_spec, plan, grant)
-        child = await spawn("pipeline", command(spec), plan.folder / "log")
-    except BaseException:
-        opening.add_done_callback(_close_opened)
-        thread.end()
-        raise
-    return Incarnation(grant, child, sink, thread)
+        self.waits = PIPELINE_STARTS
+        child = await spawn("pipeline", node.pipeline_command(spec), plan.folder / "log")
+        self._pipeline = Pipeline(grant, child, watch)
+        self._pipeline.ended.add_done_callback(self._on_exit)
+        self.totals.starts += 1
 
+    async def _end_pipeline(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        self._barrier = None
+        if pipeline is not None:
+            await pipeline.child.stop(STOP_S)
 
-def write_spec(plan: FeedPlan, grant: Grant) -> Path:
-    """The spec of an incarnation, in a file of its own; what earlier ones had goes.
+    @property
+    def pipeline_pid(self) -> int:
+        """Of the driver; 0: there is none."""
+        return self._pipeline.child.pid if self._pipeline is not None else 0
 
-    A process of an earlier incarnation that wakes up must never read who it is from its successor's.
-    """
-    path = plan.folder / grant.spec_file
-    for pattern in OF_INCARNATIONS:
-        for earlier in plan.folder.glob(pattern):
-            if earlier.is_dir():
-                shutil.rmtree(earlier, ignore_errors=True)
+    def _on_exit(self, ended: asyncio.Task[int]) -> None:
+        """The process is gone: its last words tell why, else its exit code does."""
+        pipeline = self._pipeline
+        if pipeline is not None and pipeline.ended is ended and not ended.cancelled():
+            pipeline.last_words = asyncio.create_task(self._hear_last_words(pipeline, ended.result()))
+
+    async def _hear_last_words(self, pipeline: Pipeline, code: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_S):
+                await pipeline.gone.wait()
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        if self._pipeline is pipeline:
+            where = str(self._opened.folder / "log")
+            self._fail(Retryable("The pipeline process has ended.", where=where, why=how))
+
+    def _look_out(self) -> None:
+        """Notice when the pipeline stands still."""
+        pipeline = self._pipeline
+        hung = pipeline.watch.look(self._to_do, pipeline.child.pid) if pipeline is not None else None
+        if hung is not None:
+            metrics.restarts.labels("pipeline").inc()
+            self._fail(hung)
+
+    def _to_do(self) -> str:
+        """What the pipeline has to do now, in words; empty: nothing."""
+        if self.waits == PIPELINE_STARTS:
+            return "its start"
+        if self._load_plan is not None:
+            return "" if self._load.finished and self._load.ranges else self._words()
+        spans = self._undelivered
+        if not spans or not self.machine.is_open:
+            return ""
+        slowest = self.machine.spans[min(spans, key=self.machine.durable)]
+        return f"rows of {self._named(slowest)}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
+
+    def hear(self, incarnation: int, report: FromPipeline) -> None:
+        """What a pipeline process of this feed says; one of an old incarnation changes nothing."""
+        pipeline, machine = self._pipeline, self.machine
+        if pipeline is None or incarnation != pipeline.grant.incarnation:
+            return
+        pipeline.watch.heard()
+        match report:
+            case PipelineHello():
+                pass
+            case Started(spans):
+                # Where it begins: the sink's own progress may be ahead of what was told.
+                if machine.started(incarnation, spans):
+                    self.waits = ""
+                    event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
+            case Durable(token, spans, stats):
+                machine.report(token, incarnation, spans)
+                if stats:  # a task that goes on counts at its end
+                    self._count(stats)
+                if stats.get("rows"):
+                    self.last_synced_ts = max(self.last_synced_ts, *spans.values())
+            case Loaded(state, stats):
+                self._load, self._loaded = state, state.finished
+                self._count(stats)
+            case Failed():
+                self._fail(report.error())
+            case Gone():
+                pipeline.gone.set()
+            case _:
+                assert_never(report)
+        self._wake.set()
+
+    def _count(self, stats: Any) -> None:
+        self.totals.count(self.id, stats, self._opened.folder)
+        self._told_at = float("-inf")
+
+    # --- the tick ------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        """Read what has arrived, advance what is idle, tell the pipeline its bound."""
+        machine, ddl = self.machine, self._ddl
+        assert ddl is not None
+        assert machine.dispatch is not None
+        ddl.check_history(machine.dispatch.checkpoint)
+        frontier = self._frontier()
+        resolved = frontier.get(ddl.span_id, 0)
+        if resolved > machine.known:
+            batches, known = ddl.look(resolved, machine.waiting)
+            machine.learn(batches, known)
+            # Pulled from now on, delivered from the DDL on.
+            self._hold(task for batch in batches for task in batch.added)
+        for batch in machine.passed():
+            self._let_go(batch)
+        self._advance_idle(frontier)
+        machine.resolve(frontier)
+        self._end_load()
+        self._move_floor()
+        with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
+            self._write_barrier()
+        self._look_out()
+
+    def _frontier(self) -> Frontier:
+        return outlook.read_frontier(self._opened.paths.store)
+
+    def _write_barrier(self, *, raise_starts: bool = False) -> None:
+        barrier, machine = self._barrier, self.machine
+        if barrier is not None:
+            bound, spans = machine.reach, machine.spans
+            self.node.ballast.small(lambda: barrier.write(bound, spans, raise_starts=raise_starts))
+
+    def _advance_idle(self, frontier: Frontier) -> None:
+        idle = []
+        undelivered = []
+        store = self._opened.paths.store
+        for span, after, upto in self.machine.idle_ranges(frontier):
+            manifest = self.node.manifest(store, span)
+            if manifest is None or manifest.dropped_to > after or frontier.reach(span, manifest) < upto:
+                continue
+            if outlook.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
+                undelivered.append(span)
             else:
-                earlier.unlink(missing_ok=True)
-    replace_file(path, json.dumps(plan.spec(grant)).encode(), mode=0o600)
-    return path
+                idle.append((span, after, upto))
+        self._undelivered = undelivered
+        if not idle:
+            return
+        # Once more: a span that was begun anew meanwhile has left the frontier before its rows were dropped.
+        frontier = self._frontier()
+        for span, after, upto in idle:
+            if frontier.get(span, 0) >= upto:
+                self.machine.idle(span, after, upto)
+
+    def _has_rows(self, span: str, manifest: Manifest, after: int, upto: int) -> bool:
+        """Whether what lies in (after, upto] may be of a table that is wanted."""
+        bounds, wanted = self.machine.wanted(span)
+        folder = self._opened.paths.store / span
+        return not wanted or outlook.has_any(
+            folder, manifest, after, upto, keys.stripe_ids(bounds).start, wanted
+        )
+
+    def _let_go(self, batch: DdlBatch) -> None:
+        """Spans have ended; a DDL that waits may bring one back (a table that is recovered)."""
+        spans = self.node.captured(self._opened.config.tidegate.kv_mode).spans
+        for name in batch.removed:
+            spans.drop(self.id, name, again_from=self.machine.start_of(name))
+
+    def _end_load(self) -> None:
+        """The owner has stored that the initial load is durable."""
+        dispatch, plan = self.machine.dispatch, self._load_plan
+        if plan is not None and dispatch is not None and dispatch.wish is Wish.RUN and not dispatch.load:
+            self._load_plan = None
+            (self._opened.folder / LOAD_FILE).unlink(missing_ok=True)
+            self.machine.over(load_key(one.id) for one in plan.ranges)
+
+    # --- letting go of old segments ------------------------------------------------------------------
+
+    def _move_floor(self) -> None:
+        """Now and then move what readers start from, so that old segments can be dropped a while later."""
+        now, dispatch, ddl = self.node.clock.monotonic(), self.machine.dispatch, self._ddl
+        assert dispatch is not None
+        assert ddl is not None
+        if self._barrier is None or now - self._floor_at < FLOOR_S:
+            return
+        self._floor_at = now
+        try:
+            self._write_barrier(raise_starts=True)
+        except DiskFull:
+            return  # readers may still start from below: nothing is let go
+        self._floors.append((now, dispatch.checkpoint, ddl.base_ts(dispatch.checkpoint)))
+        while self._floors and now - self._floors[0][0] >= DROP_AFTER_S:
+            _, self._drop_rows, self._drop_ddl = self._floors.pop(0)
+
+    @property
+    def drop_below(self) -> tuple[int, int] | None:
+        """Up to where rows, and DDL entries, may go: delivered, past every reader, not retained.
+
+        None: it is not open, and needs what its checkpoint says.
+        """
+        if not self.machine.is_open:
+            return None
+        kept = compose(round(self._opened.config.tidegate.retention * 1000))
+        return max(0, self._drop_rows - kept), max(0, self._drop_ddl - kept)
+
+    # --- for people ----------------------------------------------------------------------------------
+
+    def _tell(self) -> None:
+        now = self.node.clock.monotonic()
+        if now - self._told_at < TELL_S and self._loaded == self.machine.told.loaded:
+            return
+        self._told_at = now
+        totals = self.totals
+        self.machine.told = Told(
+            waits=self._words(),
+            last_synced_ts=self.last_synced_ts,
+            rows=totals.rows,
+            messages=totals.messages,
+            bytes=totals.bytes,
+            quarantined=totals.quarantined,
+            matched=totals.matched,
+            unchecked=totals.unchecked,
+            excused=totals.excused,
+            mismatched=totals.mismatched,
+            batches=totals.batches,
+            batch_ms=totals.batch_ms,
+            lag_ms=totals.lag_ms,
+            load=self._load,
+            loaded=self._loaded,
+        )
+
+    def _words(self) -> str:
+        """What the least checkpoint waits for."""
+        machine = self.machine
+        if self.waits or not machine.is_open:
+            return self.waits
+        if self._load_plan is not None:
+            return f"initial load: {self._load.done} of {self._load.ranges} ranges"
+        slowest = machine.slowest()
+        if slowest is None or machine.durable(slowest.id) >= machine.bound:
+            return "resolved ts of the DDL span"
+        return self._named(slowest)
+
+    def _named(self, task: SpanTask) -> str:
+        """A span, with its table's name where that is known."""
+        name = self._ddl.tracker.name_of(task.physical_id) if self._ddl is not None else ""
+        more = len(ids_of(task)) - 1
+        others = f" and {more} more tables" if more else ""
+        return f"span {task.id} ({name or f'table id {task.physical_id}'}{others})"
+
+    @property
+    def table_ids(self) -> list[int]:
+        """The tables and partitions whose rows it delivers now."""
+        has_tables = self._plan is not None and self._plan.config.has_tables
+        spans = self.machine.spans.values() if has_tables else ()
+        return sorted(table for task in spans for table in ids_of(task))
+
+    @property
+    def pulled(self) -> dict[str, int]:
+        """Rows and bytes the puller has received for its spans since it started."""
+        if self._plan is None:
+            return {"rows": 0, "bytes": 0}
+        names = self.machine.spans
+        spans = self.node.captured(self._plan.config.tidegate.kv_mode).spans
+        lines = [line for line in spans.status if line.get("span") in names]
+        return {kind: sum(int(line.get(kind, 0)) for line in lines) for kind in ("rows", "bytes")}
 
 
-def _close_opened(opening: asyncio.Future[OwnerSink]) -> None:
-    """A sink whose incarnation never came to be is closed as soon as it is open."""
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().close()
+class Pipeline:
+    """A running pipeline process, and how one looks after it."""
+
+    def __init__(self, grant: Grant, child: Child, watch: PipelineWatch) -> None:
+        self.grant, self.child, self.watch = grant, child, watch
+        self.ended = asyncio.create_task(child.wait())
+        self.gone = asyncio.Event()
+        """Set when its socket has ended: all that it said was heard."""
+        self.last_words: asyncio.Task[None] | None = None
+
+
+async def _over(work: asyncio.Task[None]) -> None:
+    """Until it has ended, however."""
+    await asyncio.wait({work})

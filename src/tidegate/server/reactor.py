@@ -34,6 +34,7 @@ from tidegate.control.metadata import (
 )
 from tidegate.errors import Fatal, InvalidInput, TidegateError
 from tidegate.eventstore import outlook
+from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.stores import check_versions
 from tidegate.log import event
 from tidegate.model.timestamp import MAX, physical_ms, readable
@@ -46,13 +47,15 @@ from tidegate.server.new_feed import (
     Refused,
     check_keyspace,
     check_new,
-    check_tables,
     is_embedded,
     named_code,
     split_tables,
+    with_tables,
 )
 from tidegate.server.node import Captured, Node
-from tidegate.server.schema_tracker import SNAPSHOT, load_catalogue, save_image
+from tidegate.server.post import Post
+from tidegate.server.processor import FeedProcessor
+from tidegate.server.schema_tracker import load_catalogue
 from tidegate.sink.registry import same_place
 
 LOG: Final = logging.getLogger(__name__)
@@ -63,7 +66,16 @@ SWEEP_S: Final = 30.0
 FORGET_S: Final = 5.0
 CREATING_TTL_S: Final = 3600
 UPDATABLE: Final = (State.STOPPED, State.FAILED)
-FIXED: Final = ("initial_load", "kv_mode", "keyspace", "keyspace_id", "start_key", "end_key", "key_prefix")
+FIXED: Final = (
+    "initial_load",
+    "ids_per_stripe",
+    "kv_mode",
+    "keyspace",
+    "keyspace_id",
+    "start_key",
+    "end_key",
+    "key_prefix",
+)
 """Settings of `[tidegate]` that a feed has for life."""
 STATUS_CODES: Final = {state: code for code, state in enumerate(State)}
 
@@ -74,6 +86,10 @@ class Reactor:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.feeds: dict[FeedId, Feed] = {}
+        """Those that this capture owns."""
+        self.processors: dict[FeedId, FeedProcessor] = {}
+        """Those that it works for."""
+        node.post = Post(self._begin_processor)
         self._gcs = {-1: GcGuard(node.gc_ttl_s)}
         self._gc_now = asyncio.Event()
         self._creating: set[FeedId] = set()
@@ -83,6 +99,7 @@ class Reactor:
         self._tasks: list[asyncio.Task[None]] = []
         self.clock_watch = ClockWatch(node.pd, node.clock, self._gc_now.set)
         node.upstream_ms = self.clock_watch.now_ms
+        node.checkpoints = self._checkpoints
         self.gc_error = ""
 
     async def start(self) -> None:
@@ -114,6 +131,18 @@ class Reactor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
+        await asyncio.gather(*(processor.stop() for processor in self.processors.values()))
+
+    def _begin_processor(self, changefeed: str) -> None:
+        feed = FeedId.parse(changefeed)
+        self.processors[feed] = processor = FeedProcessor(self.node, feed)
+        self.node.post.processors[changefeed] = processor.box
+        processor.start()
+
+    async def _end_processor(self, feed: FeedId) -> None:
+        self.node.post.processors.pop(str(feed), None)
+        if (processor := self.processors.pop(feed, None)) is not None:
+            await processor.stop()
 
     async def resign(self, take_ownership: Callable[[], int]) -> None:
         """End all feeds, let ownership be taken anew, start the feeds again under it."""
@@ -178,6 +207,8 @@ class Reactor:
         lasting = True
         try:
             catalogue = await self._catalogue(new, start_ts)
+            if catalogue is not None:
+                new = await asyncio.to_thread(with_tables, new, catalogue, start_ts)
             feed = await self._store(new, start_ts, catalogue)
             self.feeds[feed.id] = feed
             lasting = await self._tend_gc(force=True)
@@ -206,7 +237,7 @@ class Reactor:
         return replace(new, config=replace(new.config, tidegate=replace(own, keyspace_id=found.id)))
 
     async def _catalogue(self, new: NewFeed, ts: int) -> SchemaStore | None:
-        """Upstream's tables at `ts`, checked to suit the feed; None for a feed of keys."""
+        """Upstream's tables at `ts`; None for a feed of keys."""
         if not new.config.has_tables:
             return None
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
@@ -219,7 +250,6 @@ class Reactor:
                 fix="start TiDB on the cluster once before; to follow the keys of a keyspace set kv-mode and "
                 "keyspace in [tidegate]",
             )
-        await asyncio.to_thread(check_tables, new, catalogue, ts)
         return catalogue
 
     async def _start_ts(self, new: NewFeed) -> int:
@@ -266,7 +296,7 @@ class Reactor:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         if catalogue is not None:
-            await asyncio.to_thread(save_image, folder / SNAPSHOT, catalogue.image(start_ts))
+            await self._offer(catalogue, start_ts, new.config)
         info = FeedInfo(
             sink_uri=new.uri.render(redact=False),
             config=new.config.to_json(),
@@ -282,6 +312,12 @@ class Reactor:
         if not await node.write(Put(key, info.to_bytes()), status, guards=absent):
             raise Refused("CDC:ErrChangeFeedAlreadyExists", f"Changefeed {new.feed} exists already.")
         return Feed(node, new.feed, info, FeedStatus(start_ts))
+
+    async def _offer(self, catalogue: SchemaStore, ts: int, config: ReplicaConfig) -> None:
+        """Keep what was read of upstream where a feed will begin, so that it is not read once more."""
+        catalogues = self.node.captured(TABLE_MODE).catalogues
+        assert catalogues is not None
+        await catalogues.run(catalogues.offer, catalogue, ts, FeedFilter.of(config))
 
     async def command(self, feed: FeedId, command: Command) -> None:
         """Pause or resume a feed."""
@@ -336,10 +372,11 @@ class Reactor:
         await self._hold(held, ts, found.scope)
         lasting = True
         try:
-            await self._catalogue(new, ts)
+            catalogue = await self._catalogue(new, ts)
             await found.stop()
-            # Gone before the checkpoint moves: the next start reads it from upstream again.
-            (node.paths.feed(feed) / SNAPSHOT).unlink(missing_ok=True)
+            found.check_ended()
+            if catalogue is not None:
+                await self._offer(catalogue, ts, new.config)
             status = FeedStatus(ts, loaded=new.config.tidegate.initial_load)
             # Under the old instance, the progress in the sink would count.
             info = replace(
@@ -413,12 +450,17 @@ class Reactor:
                 f"{', '.join(changed)} would change.",
                 fix="give sasl-password again, in the sink URI or in the configuration",
             )
+        own, kept = new.config.tidegate, found.config.tidegate
+        if not own.ids_per_stripe:
+            own = replace(own, ids_per_stripe=kept.ids_per_stripe)
+            new = replace(new, config=replace(new.config, tidegate=own))
         for name in FIXED:
-            if getattr(new.config.tidegate, name) != getattr(found.config.tidegate, name):
+            if getattr(own, name) != getattr(kept, name):
                 raise Refused(
                     "CDC:ErrChangefeedUpdateRefused",
                     f"[CDC:ErrChangefeedUpdateRefused]{name.replace('_', '-')} cannot be changed.",
-                    why="where a changefeed begins and which keys it follows is decided when it is created",
+                    why="where a changefeed begins, and the ranges of keys it follows, are decided when it "
+                    "is created",
                     fix="leave it as it is, or create another changefeed",
                 )
         if target_ts and target_ts <= found.checkpoint:
@@ -474,10 +516,12 @@ class Reactor:
             await node.write(
                 Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
             )
+            await self._end_processor(feed)
             await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
             await self._forget_progress(found)
             # Last: a feed of the same name has folder and progress in the same place.
             del self.feeds[feed]
+            node.post.owners.pop(str(feed), None)
         await self._tend_gc(force=True)
         event(LOG, logging.INFO, "changefeed removed", changefeed=str(feed))
 
@@ -511,12 +555,26 @@ class Reactor:
             self._gc_now.clear()
             await self._tend_gc(force=force)
             self._tell_needs()
+            self._tend_catalogues()
             await self._look_at_disk()
-            limits = {f.id: f.drop_below for f in self.feeds.values()}
+            limits = {name: one.drop_below or (0, 0) for name, one in self.processors.items()}
             for captured in self._captured():
                 captured.spans.drop_below(limits)
             await self._sweep()
             self._measure()
+
+    def _tend_catalogues(self) -> None:
+        for captured in self._captured():
+            if captured.catalogues is not None:
+                running = [f.persisted for f in self.feeds.values() if f.owner and f.config.has_tables]
+                captured.catalogues.tend(self._checkpoints(), running)
+
+    def _checkpoints(self) -> list[int]:
+        return [
+            feed.persisted
+            for feed in self.feeds.values()
+            if feed.config.has_tables and feed.life.state in HELD
+        ]
 
     async def _look_at_disk(self) -> None:
         """A full disk is a warning of every feed that runs, with the time since when."""
@@ -539,7 +597,7 @@ class Reactor:
         if now - self._swept_at < SWEEP_S:
             return
         self._swept_at = now
-        floor = min((f.floor for f in self.feeds.values() if self._is_held(f)), default=MAX)
+        floor = min((self._floor(f) for f in self.feeds.values() if self._is_held(f)), default=MAX)
         for captured in self._captured():
             held = captured.spans.held
             try:
@@ -550,6 +608,15 @@ class Reactor:
             if not self._creating:
                 for span in captured.spans.sweep(idle, floor):
                     self.node.manifests.pop(span, None)
+
+    def _floor(self, feed: Feed) -> int:
+        """What lies at or below this nobody needs for the feed any more, were a span's files to go at once.
+
+        A feed that does not run needs what is above its checkpoint when it is resumed.
+        """
+        processor = self.processors.get(feed.id)
+        done = processor.drop_below if processor is not None else None
+        return done[0] if done is not None else max(0, feed.persisted - feed.retained)
 
     def _captured(self) -> list[Captured]:
         """The tables' event store, and those of other kv modes that feeds have."""

@@ -1,48 +1,37 @@
-"""Which tables a feed replicates over time: the catalogue, advanced by the DDL span of the event store.
+"""Which tables a feed replicates over time: its view of the catalogue (`catalogues`).
 
-Begins with the catalogue upstream had at the feed's start-ts, or with `schema.bin` from an earlier run; reads
-DDL jobs as the DDL span grows and turns them into `DdlBatch`es: what to send, which spans come and go, and
-where the feed must stop (`mounter.ddl_rules` says what every kind of job does). `schema.bin` holds the
-catalogue at a checkpoint, so that a restart reads the jobs since then and no others; pipeline workers start
-from the same file.
+Begins with the tables there are at the feed's checkpoint, and turns the catalogue's steps after it into
+`DdlBatch`es: what to send, which tables come and go, and where the feed must stop (`mounter.ddl_rules` says
+what every kind of job does; `stripes`, which spans hold the tables). What is wanted is noted nowhere: it
+follows from the verdicts on a table's versions before and after a step, which feeds with equal rules share.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
-from itertools import groupby
-from pathlib import Path
+from concurrent.futures import Future
+from dataclasses import replace
 from typing import Final
 
 from tidegate.control.barrier import DdlBatch, SpanTask
-from tidegate.disk import writing
-from tidegate.errors import Fatal, TidegateError
-from tidegate.eventstore import outlook, reader
+from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.ddl import DdlEvent
-from tidegate.model.span import span_id
-from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
-from tidegate.mounter.schema_image import Image, chunks, map_file
-from tidegate.mounter.schema_store import Applied, SchemaStore
+from tidegate.model.timestamp import MAX
+from tidegate.mounter.catalogue import Step
+from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server import told_text
+from tidegate.server.catalogues import Catalogues, Shared
+from tidegate.server.stripes import table_task
 from tidegate.tidb import keys
-from tidegate.tidb.ddl_job import DdlJob
 
-DDL_SPAN: Final = keys.ddl_span()
-DDL_SPAN_ID: Final = span_id(DDL_SPAN)
-SNAPSHOT: Final = "schema.bin"
 WAITING_MAX: Final = 512
 """DDL batches read ahead of the feed; each holds table definitions. The rest stays in the event store."""
-
-
-def table_task(physical_id: int, start_ts: int) -> SpanTask:
-    """The record span of a physical table, to be delivered from `start_ts` on."""
-    span = keys.record_span(physical_id)
-    return SpanTask(span_id(span), span, physical_id, start_ts)
+BEGINS: Final = 5
+"""How often a feed tries to find a catalogue that still has its checkpoint when it has been read up to it."""
 
 
 def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
@@ -58,151 +47,203 @@ def load_catalogue(pd: PdClient, ts: int) -> SchemaStore:
     return store
 
 
-def replace_file(path: Path, data: bytes | Iterable[bytes | memoryview], mode: int = 0o644) -> None:
-    """Put `data` at `path`, durably: a reader finds the old bytes or the new. Raises DiskFull."""
-    partial = path.with_suffix(".tmp")
-    with writing(partial):
-        partial.touch(mode)
-        with partial.open("wb") as file:
-            for piece in [data] if isinstance(data, bytes) else data:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-    partial.replace(path)
-    # Its name, too: after a loss of power a plan of an initial load, for one, must still be there.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def save_image(path: Path, image: Image) -> None:
-    """Write `schema.bin`; takes about a second for 100,000 tables."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, chunks(image))
-
-
 class SchemaTracker:
-    """One feed's catalogue and wanted spans. Not thread-safe; `begin` and `catch_up` read files."""
+    """One feed's view of the catalogue.
+
+    `open`, `begin` and `followed` block and belong to the catalogues' thread; the rest does not wait.
+    """
 
     def __init__(
         self,
-        catalogue: SchemaStore,
-        store: Path,
+        catalogues: Catalogues,
+        shared: Shared,
         feed_filter: FeedFilter,
         *,
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        self._catalogue, self._store, self._filter = catalogue, store, feed_filter
+        self._catalogues, self._given = catalogues, feed_filter
         self._waiting_max = waiting_max
-        self._wanted: dict[int, SpanTask] = {}
+        self._place = 0
         self._stopped = False
-        self._found: list[DdlBatch] = []
-        """Read and not handed out yet: reading may fail half-way, and the catalogue does not go back."""
-        self.broken = False
-        """Whether a failure came while jobs were being applied: the catalogue may hold half of what they did,
-        so that the feed has to open it anew."""
+        self._moving: Future[Shared] | None = None
+        """While another catalogue is opened: the shared one has forgotten what comes next here."""
+        self._estranged = False
+        self._lacking: dict[int, TableVersion] = {}
+        """By physical id, what `left_out` is made of."""
         self.initial: tuple[SpanTask, ...] = ()
-        """The spans wanted at the checkpoint that `begin` was told."""
+        """The tables wanted at the checkpoint that `begin` was told, each as a span of its own."""
         self.left_out: tuple[TableVersion, ...] = ()
         """Tables that pass the rules and are not followed, for want of a key; by logical id. Never changed
         in place, so that other threads may look."""
+        with shared.lock:
+            self._take(shared)
 
     @classmethod
-    def load(cls, snapshot: Path, store: Path, feed_filter: FeedFilter) -> SchemaTracker:
-        """From `schema.bin`; raises Undecodable when it is damaged, FileNotFoundError when there is none."""
-        catalogue = SchemaStore.load(map_file(snapshot))
-        return cls(catalogue, store, feed_filter)
+    def open(
+        cls,
+        catalogues: Catalogues,
+        feed_filter: FeedFilter,
+        checkpoint: int,
+        safe_point: int = MAX,
+        others: Iterable[int] = (),
+        *,
+        waiting_max: int = WAITING_MAX,
+    ) -> SchemaTracker:
+        """A view that can begin at `checkpoint`; as `Catalogues.open_at`."""
+        shared = catalogues.open_at(checkpoint, feed_filter, safe_point, others)
+        return cls(catalogues, shared, feed_filter, waiting_max=waiting_max)
 
     @property
     def resolved_ts(self) -> int:
-        """Every DDL finished at or before it is known."""
-        return self._catalogue.resolved_ts
+        """Every DDL finished at or before it has been handed out."""
+        return self._place
+
+    @property
+    def broken(self) -> bool:
+        """Whether the feed has to open its catalogue anew: a failure came while a job was being applied, so
+        that half of what it did may be there.
+        """
+        return self._estranged or self._shared.catalogue.broken
 
     def begin(self, checkpoint: int, resolved: int) -> tuple[list[DdlBatch], int]:
-        """Read from where the catalogue stands; what was finished at or before the checkpoint is history.
+        """Stand at the checkpoint; what was finished at or before it is history.
 
         `resolved` >= `checkpoint` is how far the DDL span is resolved. Sets `initial`. As `catch_up`.
         """
         assert resolved >= checkpoint
-        for _, jobs in self._jobs(checkpoint):
-            self._apply(jobs)
-        self._catalogue.advance(checkpoint)
-        passing = self._filter.passing(self._catalogue.entries(checkpoint))
-        self._wanted = {
-            physical_id: table_task(physical_id, checkpoint)
-            for table in passing
-            if self._filter.follows(table)
-            for physical_id in table.physical_ids
-        }
-        self.left_out = tuple(table for table in passing if self._filter.leaves_out(table))
-        self.initial = tuple(self._wanted.values())
-        return self.catch_up(resolved)
+        for _ in range(BEGINS):
+            shared = self._catalogues.settled(self._shared, checkpoint, self._given)
+            with shared.lock:
+                # Else another feed has read so far ahead with it meanwhile that the checkpoint is forgotten.
+                if shared.reaches(checkpoint, self._given):
+                    self._take(shared)
+                    self._place = checkpoint
+                    self._wants(shared.catalogue.tables(checkpoint))
+                    return self._catch_up(resolved, 0)
+        raise Retryable("The catalogue cannot be opened.", where=f"checkpoint {checkpoint}")
 
     def catch_up(self, resolved: int, waiting: int = 0) -> tuple[list[DdlBatch], int]:
-        """The DDLs that the DDL span has beyond what is known, and up to where they are known now.
+        """The DDLs that come next, and up to where they are known now.
 
-        That is `resolved`, unless so many are `waiting` already that the rest is left for later, or a batch
-        stops the feed. After a failure the next call hands out everything: what was read before it, and the
-        rest.
+        That is `resolved`, unless so many are `waiting` already that the rest is left for later, a batch
+        stops the feed, or another thread has the catalogue. After a failure the next call hands out
+        everything. Raises Retryable.
         """
-        if not self._stopped and resolved > self.resolved_ts and not self._is_full(waiting):
-            for ts, jobs in self._jobs(resolved):
-                self.broken = True
-                batch = self._batch(ts, self._apply(jobs))
-                if batch is not None:
-                    self._found.append(batch)
-                    self._stopped = batch.error is not None
-                self._catalogue.advance(ts)
-                self.broken = False
-                if self._stopped or self._is_full(waiting):
-                    break
-            else:
-                self._catalogue.advance(resolved)
-        batches, self._found = self._found, []
-        return batches, self.resolved_ts
-
-    def _is_full(self, waiting: int) -> bool:
-        return waiting + len(self._found) >= self._waiting_max
+        if self._stopped or resolved <= self._place or waiting >= self._waiting_max:
+            return [], self._place
+        if self.broken:
+            raise Retryable("The catalogue has to be opened anew.", why="a job was applied to it by halves")
+        if not self._settle():
+            return [], self._place
+        if not self._shared.lock.acquire(blocking=False):
+            return [], self._place
+        try:
+            # Under the lock: another thread may have had it read on, and forget what comes next here.
+            if self._shared.catalogue.since > self._place:
+                return [], self._place
+            return self._catch_up(resolved, waiting)
+        finally:
+            self._shared.lock.release()
 
     def followed(self, ts: int) -> list[TableVersion]:
-        """The tables that were followed at `ts`, by id."""
-        return [
-            table
-            for table in self._filter.passing(self._catalogue.entries(ts))
-            if self._filter.follows(table)
-        ]
+        """The tables that were followed at `ts`, by id; `ts` is the checkpoint of `begin` or later."""
+        with self._shared.lock:
+            return self._verdicts.split(self._shared.catalogue.tables(ts))[0]
 
     def name_of(self, physical_id: int) -> str:
-        """`schema.table` of a physical id as known now, else empty."""
-        table = self._catalogue.version_at(physical_id, self.resolved_ts)
-        return table.name if table else ""
+        """`schema.table` of a physical id as known now; empty where it is not, or another thread reads."""
+        if not self._shared.lock.acquire(blocking=False):
+            return ""
+        try:
+            table = self._shared.catalogue.store.version_at(physical_id, self._place)
+            return table.name if table else ""
+        finally:
+            self._shared.lock.release()
 
-    def image(self, checkpoint: int) -> Image:
-        """The catalogue at the durable checkpoint, to be saved; nobody will ask for earlier versions."""
-        self._catalogue.forget(checkpoint)
-        return self._catalogue.image(checkpoint)
+    def _wants(self, tables: list[TableVersion]) -> None:
+        """Begin with the tables there are at the checkpoint."""
+        followed, left_out = self._verdicts.split(tables)
+        self._leave_out({i: table for table in left_out for i in table.physical_ids})
+        ids = (physical_id for table in followed for physical_id in table.physical_ids)
+        self.initial = tuple(table_task(physical_id, self._place) for physical_id in ids)
 
-    def _jobs(self, upto: int) -> Iterator[tuple[int, list[DdlJob | UnreadableJob]]]:
-        """The jobs in (resolved, upto], ts by ts; read as they are asked for, those of one ts together."""
-        after = self.resolved_ts
-        if upto <= after:
-            return
-        manifest = outlook.covering_manifest(self._store, DDL_SPAN_ID, after, upto)
-        if not outlook.pending(manifest, after, upto)[0]:
-            return
-        columns = self._catalogue.job_meta_columns()
-        blocks = reader.read(self._store, DDL_SPAN_ID, after, upto)
-        jobs = (job for block in blocks for job in jobs_in(block, columns))
-        for ts, same in groupby(jobs, key=lambda job: job.finished_ts):
-            yield ts, list(same)
+    def _take(self, shared: Shared) -> None:
+        """Go on with a catalogue that has every step from here on; under its lock."""
+        self._shared = shared
+        self._verdicts = shared.verdicts.of(self._given)
+        self._filter = replace(self._given, tables=self._verdicts.tables)
 
-    def _apply(self, jobs: list[DdlJob | UnreadableJob]) -> list[Applied]:
-        return [self._catalogue.apply(job) for job in jobs]
+    def _settle(self) -> bool:
+        """Whether the catalogue has what comes next; else see to it that one will."""
+        if self._moving is not None:
+            if not self._moving.done():
+                return False
+            moved, self._moving = self._moving, None
+            return self._go_over(moved.result())
+        if self._catalogues.alone and self._shared.catalogue.since <= self._place:
+            return True
+        place = self._place
+        best = self._catalogues.newest(place, self._given, self._missing(), read_to=place)
+        if best is None:
+            self._moving = self._catalogues.submit(self._opened_again, place)
+            return False
+        return best is self._shared or self._go_over(best)
 
-    def _batch(self, ts: int, applied: list[Applied]) -> DdlBatch | None:
+    def _missing(self) -> tuple[int, ...]:
+        """Jobs that concern the feed, which it has passed over though they could not be taken in."""
+        return self._shared.catalogue.missing(self._place, self._given.concerned)
+
+    def _opened_again(self, place: int) -> Shared:
+        """A catalogue at `place`, for a feed further back than what the shared one keeps; blocks."""
+        shared = self._catalogues.open_at(place, self._given)
+        self._catalogues.read_up(shared, place)
+        return shared
+
+    def _go_over(self, shared: Shared) -> bool:
+        if not shared.lock.acquire(blocking=False):
+            return False
+        try:
+            # Under the lock: what is forgotten may have grown by what another feed has read.
+            if shared.catalogue.since > self._place:
+                return False
+            if not shared.reaches(self._place, self._given, self._missing()):
+                self._estranged = True
+                raise Retryable(
+                    "The changefeed has to open its catalogue anew.",
+                    where=f"DDL up to {self._place}",
+                    why="it has passed over a job that the catalogues since then have taken in",
+                )
+            self._take(shared)
+            return True
+        finally:
+            shared.lock.release()
+
+    def _catch_up(self, resolved: int, waiting: int) -> tuple[list[DdlBatch], int]:
+        found: list[DdlBatch] = []
+        place, stopped = self._place, False
+        for step in self._steps(resolved):
+            batch = self._batch(step)
+            place = step.ts
+            if batch is not None:
+                found.append(batch)
+                stopped = batch.error is not None
+            if stopped or waiting + len(found) >= self._waiting_max:
+                break
+        else:
+            place = max(place, resolved)
+        self._place, self._stopped = place, stopped
+        return found, place
+
+    def _steps(self, upto: int) -> Iterator[Step]:
+        """The steps from here on; those that nobody has asked for yet are read as they are asked for."""
+        catalogue = self._shared.catalogue
+        yield from catalogue.steps(self._place, upto)
+        for ts in self._shared.read(upto):
+            yield from catalogue.steps(ts - 1, ts)
+
+    def _batch(self, step: Step) -> DdlBatch | None:
         """What the jobs of one ts mean for the feed; None: nothing."""
+        ts, applied = step
         sent: list[DdlEvent] = []
         error: TidegateError | None = None
         try:
@@ -216,45 +257,29 @@ class SchemaTracker:
         added, removed = self._follow(ts, frozenset().union(*(one.changed_ids for one in applied)))
         if not sent and not added and not removed and error is None:
             return None
-        return DdlBatch(ts, tuple(sent), added, removed, error)
+        gone = frozenset(table_task(table, ts).id for table in removed)
+        return DdlBatch(ts, tuple(sent), added, gone, error, removed)
 
-    def _follow(self, ts: int, changed: frozenset[int]) -> tuple[tuple[SpanTask, ...], frozenset[str]]:
-        """The spans that come and go at `ts`, when these physical ids belong to other tables or to none."""
-        added, removed = [], set()
-        self._look_for_keys(ts, changed)
+    def _follow(self, ts: int, changed: frozenset[int]) -> tuple[tuple[SpanTask, ...], frozenset[int]]:
+        """The tables that come and go at `ts`, when these physical ids belong to other tables or to none."""
+        added, removed, lacking = [], set(), dict[int, TableVersion]()
+        version_at = self._shared.catalogue.store.version_at
         for physical_id in sorted(changed):
-            table = self._catalogue.version_at(physical_id, ts)
-            wanted = table is not None and self._filter.follows(table)
-            known = self._wanted.get(physical_id)
-            if wanted and known is None:
-                self._wanted[physical_id] = task = table_task(physical_id, ts)
-                added.append(task)
-            elif known is not None and not wanted:
-                removed.add(self._wanted.pop(physical_id).id)
+            before, after = version_at(physical_id, ts - 1), version_at(physical_id, ts)
+            was = before is not None and self._verdicts.follows(before)
+            wanted = after is not None and self._verdicts.follows(after)
+            if wanted and not was:
+                added.append(table_task(physical_id, ts))
+            elif was and not wanted:
+                removed.add(physical_id)
+            if after is not None and self._verdicts.leaves_out(after):
+                lacking[physical_id] = after
+        if lacking or not changed.isdisjoint(self._lacking):
+            stay = {i: table for i, table in self._lacking.items() if i not in changed}
+            self._leave_out(stay | lacking)
         return tuple(added), frozenset(removed)
 
-    def _look_for_keys(self, ts: int, changed: frozenset[int]) -> None:
-        """Bring `left_out` to `ts`, when these physical ids belong to other tables or to none."""
-        found = (self._catalogue.version_at(physical_id, ts) for physical_id in changed)
-        lacking = {table.id: table for table in found if table is not None and self._filter.leaves_out(table)}
-        stay = {table.id: table for table in self.left_out if changed.isdisjoint(table.physical_ids)}
-        if lacking or len(stay) < len(self.left_out):
-            self.left_out = tuple(table for _, table in sorted((stay | lacking).items()))
-
-
-def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:
-    """Spans as `barrier.json` holds them."""
-    return {
-        t.id: {
-            "start": t.span.start.hex(),
-            "end": t.span.end.hex(),
-            "physical_id": t.physical_id,
-            "start_ts": t.start_ts,
-        }
-        for t in tasks
-    }
-
-
-def save_catalogue(pd: PdClient, ts: int, path: Path) -> None:
-    """Read upstream's catalogue at `ts` and keep it as `schema.bin`."""
-    save_image(path, load_catalogue(pd, ts).image(ts))
+    def _leave_out(self, lacking: dict[int, TableVersion]) -> None:
+        self._lacking = lacking
+        tables = {table.id: table for table in lacking.values()}
+        self.left_out = tuple(tables[table_id] for table_id in sorted(tables))

@@ -19,7 +19,7 @@ from tidegate.control.metadata import FeedId
 from tidegate.model.reports import DropBelow, Refused, Remove, SafePoint, Status, ToPuller, Unwatch, Watch
 from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
-from tidegate.server.schema_tracker import DDL_SPAN_ID
+from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.supervisor import Connection
 
 

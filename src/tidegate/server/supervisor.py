@@ -18,7 +18,6 @@ import contextlib
 import logging
 import os
 import signal
-import sys
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,20 +26,13 @@ from typing import Final
 
 from tidegate.errors import Fatal, TidegateError
 from tidegate.ipc import HEADER, MAX_FRAME, frame, parsed
+from tidegate.launcher import bound
 from tidegate.log import event
-from tidegate.model.reports import HELLOS, SAID_BY, Gone, Hello, Kind, Report, parse
+from tidegate.model.reports import HELLOS, SAID_BY, Gone, Hello, Report, parse
+from tidegate.model.wire import Kind
 from tidegate.server.processes import kill_session
 
 LOG: Final = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG: Final = 1
-_LAUNCHER: Final = (
-    "import ctypes,os,sys;"
-    f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG},{int(signal.SIGKILL)});"
-    "os.getppid()==int(sys.argv[1]) or os._exit(1);"
-    "os.execv(sys.argv[2],sys.argv[2:])"
-)
-"""Runs in a fresh interpreter (15 ms): code between fork and exec of a process with threads is not safe."""
 
 GRACE_S: Final = 5.0
 """Between SIGTERM and SIGKILL."""
@@ -94,13 +86,7 @@ async def spawn(
     with log.open("ab") as output:
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                _LAUNCHER,
-                str(os.getpid()),
-                *command,
+                *bound(command, signal.SIGKILL),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -2,7 +2,7 @@
 
     check        settings and downstream, when a feed is made and when a task begins
     open_owner   Resolved and DDL, and the journal of what of them is out
-    fence        stop every earlier writer, then read what is durable
+    fence        stop every earlier writer of some captures, then read what is durable
     writer       rows and progress, durable together
     forget       what belongs to the feed, and to nobody else, goes
     describe     what it takes, promises and gives up
@@ -94,6 +94,8 @@ class SinkFeed:
     config: ReplicaConfig
     grant: tuple[int, int, int] = (0, 0, 0)
     """Under which the caller acts: token and incarnation, compared in this order. Zeros: it only asks."""
+    capture: str = ""
+    """Whose writers it opens: slots are a capture's own."""
 
 
 class Undecided(Retryable):
@@ -144,9 +146,9 @@ class Writer(Protocol):
 
 
 class Marks(Protocol):
-    """How a protocol says Resolved and DDL; `codec.registry.encoder` gives one. For sinks of messages."""
+    """How a protocol says Resolved and DDL; `codec.registry.marks` gives one. For sinks of messages."""
 
-    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message: ...
+    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None: ...
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None: ...
 
@@ -200,8 +202,10 @@ class Sink(Protocol):
         """The owner's side; every owner before this one is fenced. `prove` is asked after the fence."""
         ...
 
-    def fence(self, slots: int, prove: Prove) -> dict[str, bytes]:
-        """Fence every writer of the feed in the slots below this number; then what is durable, by key."""
+    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
+        """Fence every writer of the feed on these captures, in the slots below each one's number; then
+        what is durable, by key.
+        """
         ...
 
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> Writer:

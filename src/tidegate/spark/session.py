@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
+from pyspark import java_gateway
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -115,19 +117,57 @@ def open_session(
         builder = builder.config(key, value)
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        with _errors_to(log):
+        with _errors_to(log), _started_without_fork():
             return builder.getOrCreate()
     except PySparkRuntimeError as error:
         raise Retryable(
             "Spark's JVM does not start",
             where=str(log or work_dir),
-            why=" ".join(str(error).split())[:500],
+            why=f"{' '.join(str(error).split())[:500]}{_last_words(log)}",
             fix="see the log; check JAVA_HOME and that half a GB of memory is free",
         ) from error
     finally:
         # Spark puts its own in its place, which raises KeyboardInterrupt wherever the program stands.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
+
+
+@contextmanager
+def _started_without_fork() -> Iterator[None]:
+    """Let PySpark start its JVM by vfork, as Python does when no function is to be called in the child.
+
+    PySpark asks for such a function, which has the JVM ignore SIGINT. For it the whole process is forked, and
+    gRPC's handlers of that abort one child of fifty when other threads are within gRPC (measured with a
+    client of PD beside it): "the Java gateway exited". What a process ignores, its children ignore.
+    """
+    known: type[subprocess.Popen[bytes]] = java_gateway.Popen
+
+    def start(command: list[str], **wanted: Any) -> subprocess.Popen[bytes]:
+        main = threading.current_thread() is threading.main_thread()
+        if main:  # of another thread nobody may set a signal's handler
+            wanted.pop("preexec_fn", None)
+            interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            return known(command, **wanted)
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, interrupt)
+
+    java_gateway.Popen = start
+    try:
+        yield
+    finally:
+        java_gateway.Popen = known
+
+
+def _last_words(log: Path | None) -> str:
+    """The end of what the JVM printed, for an error: the log may go with its folder before that is read."""
+    if log is None or not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 2000))
+        text = " ".join(file.read().decode(errors="replace").split())
+    return f"; it printed: {text}" if text else "; it printed nothing"
 
 
 @contextmanager

@@ -58,11 +58,17 @@ def header_at(value: int, length: int) -> int:
 
 @inline
 def check_image(value: int, length: int, key: int, key_size: int, carried: int) -> int:
-    """The outcome of an image under its record key; BY_COLUMNS: its two sums are in `carried`, u32[2]."""
+    """The outcome of an image under its record key.
+
+    carried: u32[2]. BY_COLUMNS: its two sums. MATCHED, MISMATCHED: its sum and version; 0 and 0 where its
+    lists do not fit. UNCHECKED: nothing.
+    """
     at = header_at(value, length)
     if at == 0:
         return UNCHECKED
     if at < 0:
+        store_u32(carried, 0)
+        store_u32(carried + 4, 0)
         return MISMATCHED
     version = I64(load_u8(value + at)) & 7
     expected = I64(load_u32(value + at + 1))
@@ -70,6 +76,8 @@ def check_image(value: int, length: int, key: int, key_size: int, carried: int) 
         store_u32(carried, expected)
         store_u32(carried + 4, load_u32(value + at + 5) if length - at == 9 else expected)
         return BY_COLUMNS
+    store_u32(carried, expected)
+    store_u32(carried + 4, version)
     skip = 0 if version == 1 else _HANDLE_AT
     # As in the plain twin: the sum covers all but the sums themselves.
     if crc_row(value, at + 1, key + skip, key_size - skip) == expected:

@@ -28,6 +28,7 @@ STRING_DATA: Final = ord("s")
 HASH_DATA: Final = ord("h")
 
 INT_KEY_SIZE: Final = 19
+_TABLE_SIZE: Final = 9
 _RECORD: Final = b"_r"
 _INDEX: Final = b"_i"
 _MIN_COMMON_HANDLE: Final = 9
@@ -73,6 +74,20 @@ def record_prefix(table_id: int) -> bytes:
 def record_span(table_id: int) -> Span:
     """All record keys of a physical table: [`t{id}_r`, `t{id}_s`)."""
     return Span(record_prefix(table_id), table_prefix(table_id) + b"_s")
+
+
+def stripe_span(table_id: int, ids: int) -> Span:
+    """All keys of so many neighbouring table ids, `table_id` among them; edges are multiples of `ids`."""
+    first = table_id - table_id % ids
+    return Span(table_prefix(first), table_prefix(first + ids))
+
+
+def stripe_ids(span: Span) -> range:
+    """The table ids of a `stripe_span`; empty when the span is none."""
+    sizes = len(span.start), len(span.end)
+    if sizes != (_TABLE_SIZE, _TABLE_SIZE) or span.start[:1] != b"t" or span.end[:1] != b"t":
+        return range(0)
+    return range(memcomparable.decode_int(span.start, 1), memcomparable.decode_int(span.end, 1))
 
 
 def ddl_span() -> Span:

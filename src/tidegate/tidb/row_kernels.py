@@ -507,7 +507,7 @@ def decode_rows(
     the images it has (row i at cell i * stride) and faults (int64, 0 = none). free: at least as many bytes
     as the keys of these rows have, and the pad, for strings of common handles. context: int64[CONTEXT_WORDS].
     outcomes: 0, or uint8[rows of the block, 2] where what `check_image` says of the new and old image is
-    written; then carried: uint32[rows of the block, 2, 2], for sums of version 0.
+    written; then carried: uint32[rows of the block, 2, 2], as `check_image` fills them.
     """
     odd = 0
     store_u64(context + _DATUMS, datums)

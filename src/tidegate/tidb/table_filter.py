@@ -12,7 +12,7 @@ Regular expressions are RE2's, whose syntax and meaning are those of Go's `regex
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -121,6 +121,11 @@ class TableFilter:
             return rule
         return _Rule(rule.positive, rule.schema.folded(), rule.table.folded())
 
+    @property
+    def key(self) -> Hashable:
+        """Equal for filters that say the same of every table, because their rules are the same."""
+        return self._fold, self._last_first
+
     def matches(self, schema: str, table: str) -> bool:
         """Whether changes of a table pass."""
         known = self._known.get((schema, table))
@@ -134,13 +139,14 @@ class TableFilter:
             known.clear()
             unknown = list(dict.fromkeys(names))
         if unknown:
-            known |= zip(unknown, self._judge(unknown).tolist(), strict=True)
+            known |= zip(unknown, self.judge(unknown).tolist(), strict=True)
         answer = [known[name] for name in names]
         if len(known) > REMEMBERED:
             known.clear()
         return answer
 
-    def _judge(self, names: Sequence[tuple[str, str]]) -> Bools:
+    def judge(self, names: Sequence[tuple[str, str]]) -> Bools:
+        """`matching` that remembers nothing: bool[len(names)]."""
         schemas = [lower(schema) if self._fold else schema for schema, _ in names]
         tables = [lower(table) if self._fold else table for _, table in names]
         passes = np.zeros(len(names), np.bool_)

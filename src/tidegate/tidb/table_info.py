@@ -165,8 +165,8 @@ def _column(entry: dict[str, Any], version: int) -> Column:
         decimal=field["Decimal"],
         charset=field.get("Charset") or "",
         collate=field.get("Collate") or "",
-        elems=_elements(field),
-        default=_default(entry, "default"),
+        elems=elements(field),
+        default=default_of(entry, "default"),
         default_is_expr=bool(entry.get("default_is_expr")),
         origin_default=_origin_default(entry, version),
         generated=entry.get("generated_expr_string") or "",
@@ -188,7 +188,7 @@ def _kind(field: dict[str, Any]) -> Kind:
     return _KINDS[code]
 
 
-def _elements(field: dict[str, Any]) -> tuple[str, ...]:
+def elements(field: dict[str, Any]) -> tuple[str, ...]:
     """Enum and set elements; those written as binary literals are base64 there."""
     names = field.get("Elems") or []
     binary = field.get("ElemsIsBinaryLit") or []
@@ -199,7 +199,7 @@ def _elements(field: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _default(entry: dict[str, Any], name: str) -> Any:
+def default_of(entry: dict[str, Any], name: str) -> Any:
     """A default: text, or bytes where JSON could not hold them (`..._bit`, base64)."""
     bits = entry.get(f"{name}_bit")
     return base64.b64decode(bits) if bits is not None else entry.get(name)
@@ -211,7 +211,7 @@ def _origin_default(entry: dict[str, Any], version: int) -> Any:
     TiDB stores `CURRENT_DATE` unresolved, and reads such rows with the day of the reading. Here it is the day
     on which the table version began, in UTC, so that everyone who reads the version agrees.
     """
-    default = _default(entry, "origin_default")
+    default = default_of(entry, "origin_default")
     if isinstance(default, str) and default.upper() == "CURRENT_DATE" and _kind(entry["type"]) is Kind.DATE:
         return readable(version)[:10]
     return default

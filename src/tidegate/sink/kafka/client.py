@@ -1,8 +1,8 @@
 """Kafka: settings, topics, and the progress that is kept there.
 
-A *slot* is a transactional id, `tidegate.{cluster}.{namespace}.{changefeed}.{slot}`; a worker process
-holds one for its life. The fence is Kafka's own: the last caller of `init_transactions` wins. So a slot is
-initialised only under a proof that the caller's incarnation is the current one, read *after* the
+A *slot* is a transactional id, `tidegate.{cluster}.{namespace}.{changefeed}.{capture}.{slot}`; a worker
+process holds one for its life. The fence is Kafka's own: the last caller of `init_transactions` wins. So a
+slot is initialised only under a proof that the caller's incarnation is the current one, read *after* the
 initialisation; see `slot`. Progress is a record per span in a compacted topic, written in the same
 transaction as the rows it speaks of: there is no instant at which one is durable and the other is not.
 
@@ -274,6 +274,8 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
     )
 
 
-def transactional_id(cluster: int, namespace: str, changefeed: str, slot: int | str) -> str:
-    """The identity of a slot; `owner` is the slot of Resolved and DDL."""
-    return f"tidegate.{cluster}.{namespace}.{changefeed}.{slot}"
+def transactional_id(
+    cluster: int, namespace: str, changefeed: str, slot: int | str, capture: str = ""
+) -> str:
+    """The identity of a capture's slot; `owner` is the slot of Resolved and DDL, and no capture's."""
+    return ".".join(["tidegate", str(cluster), namespace, changefeed, *filter(None, [capture]), str(slot)])

@@ -95,10 +95,13 @@ class KafkaOwnerSink:
         """Release the producer."""
         self._producer.purge()
 
-    def _commit(self, message: Message, partitions: range, journal: Journal) -> None:
-        topic, headers = self._uri.topic, list(message.headers)
+    def _commit(self, message: Message | None, partitions: range, journal: Journal) -> None:
+        """Send a message, if there is one, with the journal that says so."""
+        topic = self._uri.topic
         with self._transaction():
-            for partition in partitions:
+            for partition in partitions if message is not None else ():
+                assert message is not None
+                headers = list(message.headers)
                 self._producer.produce(topic, message.value, message.key, partition, headers=headers)
             self._producer.produce(self._topic, journal.to_bytes(), JOURNAL_KEY, 0)
         self.journal = journal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tidegate.sink.base import Description, Domain, Form, Marks, Prove, SinkFeed
 from tidegate.sink.kafka.client import (
@@ -32,7 +32,11 @@ class KafkaSink:
 
     def transactional_id(self, slot: int | str) -> str:
         """The identity of one of the feed's slots."""
-        return transactional_id(self._feed.cluster, self._feed.namespace, self._feed.name, slot)
+        return self._id(slot, self._feed.capture)
+
+    def _id(self, slot: int | str, capture: str) -> str:
+        feed = self._feed
+        return transactional_id(feed.cluster, feed.namespace, feed.name, slot, capture)
 
     def describe(self) -> Description:
         """Messages; a transaction of TiDB may go out in several of Kafka's."""
@@ -51,14 +55,15 @@ class KafkaSink:
 
     def open_owner(self, marks: Marks, prove: Prove) -> KafkaOwnerSink:
         """The producer of Resolved and DDL."""
-        name = self.transactional_id("owner")
+        name = self._id("owner", "")
         feed = self._feed
         return KafkaOwnerSink(self._uri, self._config, name, self.progress_topic, feed.instance, marks, prove)
 
-    def fence(self, slots: int, prove: Prove) -> dict[str, bytes]:
+    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
         """Initialise all transactional ids, then read the progress topic."""
         ensure_progress_topic(self._uri, self._kafka, self.progress_topic)
-        fence_slots(self._uri, self._config, [self.transactional_id(slot) for slot in range(slots)])
+        names = [self._id(slot, capture) for capture, slots in writers.items() for slot in range(slots)]
+        fence_slots(self._uri, self._config, names)
         prove()
         return read_records(self._uri, self._kafka, self.progress_topic)
 

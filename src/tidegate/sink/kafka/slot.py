@@ -190,7 +190,7 @@ class SlotWriter:
     def _produce_part(self, block: MessageBlock, part: np.ndarray[Any, Any]) -> None:
         """Hand over one partition's messages, in order, as fast as the broker takes them."""
         data = block.data.data
-        weights = np.cumsum(block.value_length[part] + np.maximum(block.key_length[part], 0))
+        weights = np.cumsum(np.maximum(block.value_length[part], 0) + np.maximum(block.key_length[part], 0))
         first = done = 0
         while first < len(part):
             end = max(first + 1, int(np.searchsorted(weights, done + CHUNK_BYTES, side="right")))
@@ -269,15 +269,15 @@ class _UnderWay:
 
 
 def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any]) -> list[dict[str, Any]]:
-    """The messages of one partition as `produce_batch` takes them."""
+    """The messages of one partition as `produce_batch` takes them; nulls are left out."""
     starts = block.value_start[part]
     values = zip(starts.tolist(), (starts + block.value_length[part]).tolist(), strict=True)
     if block.key_length[part[0]] < 0:
-        return [{"value": data[a:b].tobytes()} for a, b in values]
+        return [{"value": data[a:b].tobytes()} if b >= a else {} for a, b in values]
     starts = block.key_start[part]
     keys = zip(starts.tolist(), (starts + block.key_length[part]).tolist(), strict=True)
     return [
-        {"value": data[a:b].tobytes(), "key": data[c:d].tobytes()}
+        {"value": data[a:b].tobytes(), "key": data[c:d].tobytes()} if b >= a else {"key": data[c:d].tobytes()}
         for (a, b), (c, d) in zip(values, keys, strict=True)
     ]
 

@@ -115,16 +115,16 @@ def in_zone(packed: int, time_zone: tzinfo) -> Parts:
     return _shift(parts, UTC, time_zone)
 
 
-def to_utc(parts: Parts, time_zone: tzinfo) -> Parts:
-    """The inverse of `in_zone`; of an hour that occurs twice, the first."""
+def to_utc(parts: Parts, time_zone: tzinfo, *, fold: int = 0) -> Parts:
+    """The inverse of `in_zone`; of an hour that occurs twice, the first, or with `fold` 1 the second."""
     if time_zone is UTC or not any(parts):
         return parts
-    return _shift(parts, time_zone, UTC)
+    return _shift(parts, time_zone, UTC, fold)
 
 
-def _shift(parts: Parts, source: tzinfo, target: tzinfo) -> Parts:
+def _shift(parts: Parts, source: tzinfo, target: tzinfo, fold: int = 0) -> Parts:
     try:
-        moved = datetime(*parts, tzinfo=source).astimezone(target)
+        moved = datetime(*parts, tzinfo=source, fold=fold).astimezone(target)
     except (ValueError, OverflowError) as error:
         raise Undecodable("a timestamp has no such day", why=f"{tuple(parts)}: {error}") from None
     return Parts(

@@ -1,0 +1,162 @@
+"""The storage of claim-check: where messages lie that do not fit into Kafka. Pipelines write, consumers read.
+
+A directory (`file:///DIR`, or a path that every worker has) or a bucket (`s3://BUCKET/PREFIX?region=..`,
+`gs://`, whatever pyarrow's file systems read). A message is one object with a name of its own, a UUID. It is
+whole or not there: in a directory it is written aside, made durable and then renamed; a bucket shows an
+object only when all of it has come. It is durable before the message that names it is handed to Kafka.
+
+Nothing is ever deleted here: only whoever runs the storage knows when every reader has passed, and a rule
+for the age of objects does it. A transaction that is written again leaves the objects of its first attempt.
+Credentials in the URI are in no message, no error and no log line.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+import pyarrow as pa
+from pyarrow import fs
+
+from tidegate.config import Secret, claim_uri, revealed
+from tidegate.errors import InvalidInput, Retryable
+
+SUFFIX: Final = ".json"
+MAX_OBJECT: Final = 1 << 30
+"""Bytes of an object that is read: more than any row of TiDB becomes, with its text in Base64."""
+URI_FORM: Final = "write file:///DIRECTORY or s3://BUCKET/PREFIX"
+
+
+class ClaimStorage:
+    """One storage. Picklable by its URI; not thread-safe."""
+
+    def __init__(self, uri: str) -> None:
+        """Reaches nothing yet. Raises InvalidInput, which does not quote it, for what is no such URI."""
+        self._uri = Secret(revealed(uri))
+        parts = claim_uri(revealed(uri))
+        self._is_local = parts.scheme in ("", "file")
+        self.prefix = f"{parts.scheme or 'file'}://{_host(parts)}{parts.path}".rstrip("/")
+        """How messages name it: the URI without credentials and options."""
+        self._root = unquote(parts.path) if self._is_local else f"{_host(parts)}{unquote(parts.path)}"
+        self._root = self._root.rstrip("/")
+        self._files: Any = None
+
+    def __repr__(self) -> str:
+        return f"ClaimStorage({self.prefix})"
+
+    def __reduce__(self) -> tuple[type[ClaimStorage], tuple[str]]:
+        return ClaimStorage, (self._uri,)
+
+    def location(self) -> str:
+        """A new place, as messages name it; nothing is there yet."""
+        return f"{self.prefix}/{uuid.uuid4()}{SUFFIX}"
+
+    def store(self, location: str, content: bytes) -> None:
+        """Put a message there, durable on return; Retryable while the storage fails."""
+        name = location.rpartition("/")[2]
+        try:
+            if self._is_local:
+                _write_aside(Path(self._root), name, content)
+                return
+            with self._opened().open_output_stream(f"{self._root}/{name}") as sink:
+                sink.write(content)
+        except (OSError, pa.ArrowException) as error:
+            raise Retryable(
+                "The storage of claim-check does not take a message.",
+                where=self.prefix,
+                why=_reason(error),
+                fix="check that it can be reached and written; the feed goes on by itself",
+            ) from None
+
+    def read(self, location: str) -> bytes:
+        """The message that a location names; only its last part counts, as in TiCDC's consumers.
+
+        Raises Retryable when it is not there, or cannot be read: it may come back.
+        """
+        name = location.rpartition("/")[2]
+        if not name or name in (".", ".."):
+            raise self._unread(location, "the message names no object")
+        try:
+            with self._opened().open_input_file(f"{self._root}/{name}") as source:
+                if source.size() > MAX_OBJECT:
+                    raise self._unread(name, f"it has {source.size()} bytes, more than any message")
+                found: bytes = source.read()
+                return found
+        except FileNotFoundError:
+            raise self._unread(name, "it is not there") from None
+        except (OSError, pa.ArrowException) as error:
+            raise self._unread(name, _reason(error)) from None
+
+    def _unread(self, name: str, why: str) -> Retryable:
+        return Retryable(
+            "A row lies in the storage of claim-check, and cannot be read there.",
+            where=f"{name[:200]} in {self.prefix}",
+            why=why,
+            fix="check that claim-check-storage-uri is the changefeed's, and that nothing deletes objects "
+            "before they are read; reading goes on by itself when it is there",
+        )
+
+    def _opened(self) -> Any:
+        if self._files is None:
+            self._files = _files(revealed(self._uri))
+        return self._files
+
+
+def _host(parts: SplitResult) -> str:
+    """The bucket, without a user before it."""
+    return str(parts.netloc.rpartition("@")[2])
+
+
+def _files(uri: str) -> Any:
+    """The file system of a URI, with TiCDC's names of S3's options."""
+    parts = claim_uri(uri)
+    if parts.scheme in ("", "file"):
+        return fs.LocalFileSystem()
+    given = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    try:
+        if parts.scheme == "s3" and given.keys() & {"access-key", "secret-access-key", "endpoint"}:
+            endpoint = urlsplit(given.get("endpoint", ""))
+            return fs.S3FileSystem(
+                access_key=given.get("access-key"),
+                secret_key=given.get("secret-access-key"),
+                session_token=given.get("session-token"),
+                region=given.get("region"),
+                endpoint_override=endpoint.netloc or endpoint.path or None,
+                scheme=endpoint.scheme or None,
+            )
+        return fs.FileSystem.from_uri(uri.replace("gcs://", "gs://", 1))[0]
+    except (ValueError, OSError, NotImplementedError, pa.ArrowException):
+        # Its words may quote the URI, which has credentials.
+        raise InvalidInput(
+            f"The storage of claim-check cannot be used: '{parts.scheme}' with these options.",
+            where="claim-check-storage-uri",
+            fix=URI_FORM,
+        ) from None
+
+
+def _write_aside(directory: Path, name: str, content: bytes) -> None:
+    """Written, durable, then renamed; the directory is made if need be."""
+    directory.mkdir(parents=True, exist_ok=True)
+    aside = directory / f".{name}.tmp"
+    try:
+        with aside.open("wb") as sink:
+            sink.write(content)
+            sink.flush()
+            os.fsync(sink.fileno())
+        aside.rename(directory / name)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _reason(error: Exception) -> str:
+    """An error's words; of an OSError of ours only what the system says, which holds no path."""
+    return os.strerror(error.errno) if isinstance(error, OSError) and error.errno else str(error)[:300]

@@ -1,0 +1,20 @@
+"""Values in Avro's binary form, one by one: what the protocols that write it share."""
+
+from __future__ import annotations
+
+
+def varint(value: int) -> bytes:
+    """An int or long: zigzag, seven bits a byte, the lowest first; 2**63 and above wrap to below zero."""
+    value -= 1 << 64 if value >= 1 << 63 else 0
+    rest = (value << 1 ^ value >> 63) & (1 << 64) - 1
+    out = bytearray()
+    while rest > 0x7F:
+        out.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    out.append(rest)
+    return bytes(out)
+
+
+def sized(data: bytes) -> bytes:
+    """A string or bytes."""
+    return varint(len(data)) + data

@@ -1,0 +1,882 @@
+"""Decode kernels of Avro's binary form: messages in, the words of their cells out.
+
+A message is walked once, by a plan made from its schema. A cell becomes two words, `starts` and `lengths` of
+its slot: a number its bits and 0; text, bytes and decimals their address and size; NULL and what is not there
+`NULL`. A message that does not go by the plan, or holds what only the plain decoder can judge, is left to it:
+its operation in `results` is 0. The `take_*` kernels turn a slot of many messages into an Arrow buffer.
+
+    confluent   read_heads, then walk_records by groups of messages with the same schemas (protocol avro)
+    simple      read_rows, then walk_rows by groups of messages of the same table version
+
+Every address is an int64; all reads stay inside the message, all writes inside the slots of its row. Plain
+twins: `codec.protocols.avro.plain.AvroDecoder` and `codec.protocols.simple.plain.SimpleDecoder`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.kernel import (
+    bswap64,
+    copy_bytes,
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u32,
+    load_u64,
+    same_bytes,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from tidegate.tidb.json_kernels import utf8_size
+from tidegate.tidb.kernels import I64, U64, put_u64
+
+NULL: Final = -1
+INSERT, UPDATE, DELETE = 1, 2, 3
+
+FIELD_WORDS: Final = 6
+FIELD_BYTES: Final = 8 * FIELD_WORDS
+F_FORM, F_NULL, F_SLOT, F_PARAM, F_TABLE, _ = range(0, FIELD_BYTES, 8)
+"""Byte offsets in a field of a record: its form; the branch that is null (-1: no union); its slot; a form's
+parameter; the address of a table of names."""
+
+# Forms of a field.
+NUMBER: Final = 0
+FLOAT: Final = 1
+DOUBLE: Final = 2
+BYTES: Final = 3
+TEXT: Final = 4
+BIT: Final = 5
+DIGITS: Final = 6  # text of an unsigned number
+ENUM: Final = 7  # F_TABLE: names, F_PARAM of them
+SET: Final = 8
+DECIMAL: Final = 9
+RECORD: Final = 10  # the old image: the F_PARAM fields behind this one, if it is there
+# What is no column:
+SKIPPED_TEXT: Final = 20
+SKIPPED_NUMBER: Final = 21
+SKIPPED_BOOLEAN: Final = 22
+OPERATION: Final = 23
+COMMIT_TS: Final = 24
+SUM: Final = 25
+CORRUPTED: Final = 26
+
+RESULT_BYTES: Final = 40
+R_OP, R_TS, R_CURRENT, R_PREVIOUS, R_OLD = range(0, RESULT_BYTES, 8)
+"""Byte offsets in the result of a message: operation, 0 if it is left; commit ts; the sums of its images, -1
+without one; and, under way, whether there is an old image."""
+
+HEAD_WORDS: Final = 10
+HEAD_BYTES: Final = 8 * HEAD_WORDS
+H_GROUP, H_OP, H_TS, H_AT, H_CURRENT, H_PREVIOUS, H_NAMES, H_NAMES_SIZE, H_TABLE_ID, H_VERSION = range(
+    0, HEAD_BYTES, 8
+)
+"""Byte offsets in the head of one of simple's rows: group, -1 if it is left; operation; commit ts; where its
+images begin; sums; where schema and table stand; table id and version."""
+MAX_GROUPS: Final = 256
+"""Groups of messages told apart at once; messages of others are left."""
+MAX_DECIMAL: Final = 40
+"""Bytes of a decimal at most, as in the plain decoder."""
+LIMBS: Final = MAX_DECIMAL // 4
+
+_TENTH: Final = U64(((1 << 64) - 1) // 10)
+"""2**64 - 1 ends with a 5 behind these digits."""
+_HIGH: Final = U64(0x8080808080808080)
+
+
+# --- primitives: every one gives where it ended, 0 where it could not -----------------------------------
+
+
+@inline
+def read_varint(at: int, end: int) -> tuple[int, int]:
+    """(an int or long, where it ended)."""
+    value = U64(0)
+    shift = 0
+    while at < end:
+        byte = I64(load_u8(at))
+        at += 1
+        if shift == 63 and byte > 1:
+            return 0, 0
+        value |= U64(byte & 0x7F) << U64(shift)
+        if byte < 0x80:
+            return I64(value >> U64(1)) ^ -I64(value & U64(1)), at
+        shift += 7
+    return 0, 0
+
+
+@inline
+def read_size(at: int, end: int) -> tuple[int, int]:
+    """(the size of a string or bytes, where they begin); they are wholly there."""
+    size, at = read_varint(at, end)
+    if at == 0 or size < 0 or size > end - at:
+        return 0, 0
+    return size, at
+
+
+@inline
+def is_text(at: int, end: int) -> bool:
+    """Whether the bytes are UTF-8."""
+    while at < end:
+        if at + 8 <= end and load_u64(at) & _HIGH == U64(0):
+            at += 8
+        elif load_u8(at) < 0x80:
+            at += 1
+        else:
+            used = utf8_size(at, end - at)
+            if used < 0:
+                return False
+            at += used
+    return True
+
+
+@inline
+def read_digits(at: int, size: int) -> int:
+    """An unsigned number of at most 18 digits; -1: it is longer, or none."""
+    if size < 1 or size > 18:
+        return -1
+    value = 0
+    for i in range(size):
+        digit = I64(load_u8(at + i)) - 48
+        if digit < 0 or digit > 9:
+            return -1
+        value = value * 10 + digit
+    return value
+
+
+@inline
+def read_unsigned(at: int, size: int) -> tuple[int, bool]:
+    """(the bits of an unsigned number of 64 bits, whether it is one)."""
+    value = U64(0)
+    for i in range(size):
+        digit = I64(load_u8(at + i)) - 48
+        last = i == 19 and (value > _TENTH or (value == _TENTH and digit > 5))
+        if digit < 0 or digit > 9 or i > 19 or last:
+            return 0, False
+        value = value * U64(10) + U64(digit)
+    return I64(value), size > 0
+
+
+@inline
+def read_bits(at: int, size: int) -> int:
+    """At most 8 bytes, big-endian."""
+    value = U64(0)
+    for i in range(size):
+        value = (value << U64(8)) | U64(load_u8(at + i))
+    return I64(value)
+
+
+@inline
+def find_name(at: int, size: int, names: int, count: int) -> int:
+    """The number of a name, from 1; 0: there is none, or the name has an escape's characters.
+
+    names: u32 offset and u32 length each, from the table's start, as in `avro_kernels`.
+    """
+    for i in range(size):
+        byte = I64(load_u8(at + i))
+        if byte == 39 or byte == 92:
+            return 0
+    for i in range(count):
+        entry = names + 8 * i
+        if I64(load_u32(entry + 4)) == size and same_bytes(names + I64(load_u32(entry)), at, size):
+            return i + 1
+    return 0
+
+
+@inline
+def find_names(at: int, size: int, names: int, count: int) -> int:
+    """The mask of names with commas between; 0: one of them is not there, or all are empty."""
+    mask = U64(0)
+    first = at
+    end = at + size
+    while at <= end:
+        if at == end or load_u8(at) == 44:
+            number = find_name(first, at - first, names, count)
+            if number == 0 or number > 64:
+                return 0
+            mask |= U64(1) << U64(number - 1)
+            first = at + 1
+        at += 1
+    return I64(mask)
+
+
+# --- records by a schema --------------------------------------------------------------------------------
+
+
+@inline
+def put_cell(starts: int, lengths: int, slot: int, word: int, size: int) -> None:
+    """A cell that is not NULL."""
+    store_u64(starts + 8 * slot, word)
+    store_u32(lengths + 4 * slot, size)
+
+
+@inline
+def walk_sized(at: int, end: int, field: int, form: int, starts: int, lengths: int, result: int) -> int:
+    """A field of text or bytes."""
+    size, at = read_size(at, end)
+    if at == 0:
+        return 0
+    stop = at + size
+    slot = load_i64(field + F_SLOT)
+    if form in (TEXT, BYTES):
+        if form == TEXT and not is_text(at, stop):
+            return 0
+        put_cell(starts, lengths, slot, at, size)
+    elif form == DECIMAL:
+        if size < 1 or size > MAX_DECIMAL:
+            return 0
+        put_cell(starts, lengths, slot, at, size)
+    elif form == BIT:
+        if size > 8:
+            return 0
+        put_cell(starts, lengths, slot, read_bits(at, size), 0)
+    elif form == DIGITS:
+        number, good = read_unsigned(at, size)
+        if not good:
+            return 0
+        put_cell(starts, lengths, slot, number, 0)
+    elif form == ENUM:
+        number = find_name(at, size, load_i64(field + F_TABLE), load_i64(field + F_PARAM))
+        if number == 0 and size > 0:
+            return 0
+        put_cell(starts, lengths, slot, number, 0)
+    elif form == SET:
+        mask = 0
+        if size > 0:
+            mask = find_names(at, size, load_i64(field + F_TABLE), load_i64(field + F_PARAM))
+            if mask == 0:
+                return 0
+        put_cell(starts, lengths, slot, mask, 0)
+    elif form == OPERATION:
+        letter = I64(load_u8(at)) if size == 1 else 0
+        if letter != 99 and letter != 117 and letter != 100:
+            return 0
+        if letter == 100:
+            store_u64(result + R_OP, DELETE)
+    elif form == SUM and size > 0:
+        number = read_digits(at, size)
+        if number < 0 or number > 0xFFFFFFFF:
+            return 0
+        store_u64(result + R_CURRENT, number if number > 0 else -1)
+    return stop
+
+
+@inline
+def walk(at: int, end: int, plan: int, fields: int, starts: int, lengths: int, result: int) -> bool:
+    """A record from behind the header to the last byte of the message."""
+    field = plan
+    last = plan + FIELD_BYTES * fields
+    while field < last:
+        null = load_i64(field + F_NULL)
+        form = load_i64(field + F_FORM)
+        here = field
+        field += FIELD_BYTES
+        if null >= 0:
+            branch, at = read_varint(at, end)
+            if at == 0 or branch < 0 or branch > 1:
+                return False
+            if branch == null:
+                if form == RECORD:
+                    field += FIELD_BYTES * load_i64(here + F_PARAM)
+                continue
+        if form == NUMBER:
+            number, at = read_varint(at, end)
+            if at == 0:
+                return False
+            put_cell(starts, lengths, load_i64(here + F_SLOT), number, 0)
+        elif form in (FLOAT, DOUBLE):
+            size = 4 if form == FLOAT else 8
+            if end - at < size:
+                return False
+            word = I64(load_u32(at)) if form == FLOAT else load_i64(at)
+            put_cell(starts, lengths, load_i64(here + F_SLOT), word, 0)
+            at += size
+        elif form == RECORD:
+            store_u64(result + R_OLD, 1)
+        elif form in (COMMIT_TS, SKIPPED_NUMBER):
+            number, at = read_varint(at, end)
+            if at == 0:
+                return False
+            if form == COMMIT_TS:
+                store_u64(result + R_TS, number)
+        elif form in (CORRUPTED, SKIPPED_BOOLEAN):
+            # A row marked as corrupted is refused, in words.
+            if at >= end or (form == CORRUPTED and load_u8(at) != 0):
+                return False
+            at += 1
+        else:
+            at = walk_sized(at, end, here, form, starts, lengths, result)
+            if at == 0:
+                return False
+    return at == end
+
+
+@inline
+def is_headed(at: int, size: int) -> bool:
+    """Whether a key or value names a schema."""
+    return size >= 5 and load_u8(at) == 0
+
+
+@kernel
+def read_heads(n: int, spans: int, groups: int, found: int) -> int:
+    """The group of each message: i32[n], -1 if it is left; how many there are.
+
+    spans: (key address, size, value address, size), 32 bytes each, a size of -1 for null. found: i64[2] for
+    each of MAX_GROUPS: the ids of the key's schema (-1: no key) and of the value's (-1: a delete).
+    """
+    count = 0
+    last = 0
+    for i in range(n):
+        key = load_i64(spans + 32 * i)
+        key_size = load_i64(spans + 32 * i + 8)
+        value = load_i64(spans + 32 * i + 16)
+        size = load_i64(spans + 32 * i + 24)
+        group = -1
+        of_key = -1
+        of_value = -1
+        good = key_size < 0 or is_headed(key, key_size)
+        if key_size >= 0 and good:
+            of_key = I64(bswap64(U64(load_u32(key + 1))) >> U64(32))
+        if size >= 0 and is_headed(value, size):
+            of_value = I64(bswap64(U64(load_u32(value + 1))) >> U64(32))
+        elif size >= 0 and (size != 9 or load_u8(value) != 3):
+            good = False
+        if good and (of_key >= 0 or of_value >= 0):
+            for k in range(count):
+                number = last + k
+                if number >= count:
+                    number -= count
+                if load_i64(found + 16 * number) == of_key and load_i64(found + 16 * number + 8) == of_value:
+                    group = number
+                    break
+            if group < 0 and count < MAX_GROUPS:
+                group = count
+                store_u64(found + 16 * count, of_key)
+                store_u64(found + 16 * count + 8, of_value)
+                count += 1
+        if group >= 0:
+            last = group
+        store_u32(groups + 4 * i, group)
+    return count
+
+
+@kernel
+def walk_records(
+    n: int, rows: int, spans: int, of_key: int, key_fields: int, of_value: int, value_fields: int,
+    columns: int, stride: int, starts: int, lengths: int, results: int, spare: int,
+) -> int:  # fmt: skip
+    """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
+
+    of_key, of_value: fields of the records; value_fields -1: deletes, whose key has the cells. starts,
+    lengths: i64 and i32 [n, stride]; with room for two images the old one has its slots behind `columns`.
+    results: RESULT_BYTES each. spare: slots of a key beside a value, which nobody needs.
+    """
+    walked = 0
+    for i in range(n):
+        span = spans + 32 * load_i64(rows + 8 * i)
+        key = load_i64(span)
+        key_end = key + load_i64(span + 8)
+        value = load_i64(span + 16)
+        size = load_i64(span + 24)
+        cells = starts + 8 * stride * i
+        sizes = lengths + 4 * stride * i
+        result = results + RESULT_BYTES * i
+        for slot in range(stride):
+            store_u32(sizes + 4 * slot, NULL)
+        store_u64(result + R_OP, 0)
+        store_u64(result + R_TS, 0)
+        store_u64(result + R_CURRENT, -1)
+        store_u64(result + R_PREVIOUS, -1)
+        store_u64(result + R_OLD, 0)
+        if value_fields < 0:
+            if not walk(key + 5, key_end, of_key, key_fields, cells, sizes, result):
+                continue
+            store_u64(result + R_OP, DELETE)
+            if size >= 0:
+                store_u64(result + R_TS, bswap64(load_u64(value + 1)))
+            walked += 1
+            continue
+        if key_fields > 0 and not walk(
+            key + 5, key_end, of_key, key_fields, spare, spare + 8 * key_fields, result
+        ):
+            continue
+        if not walk(value + 5, value + size, of_value, value_fields, cells, sizes, result):
+            store_u64(result + R_OP, 0)
+            continue
+        if load_i64(result + R_OP) == DELETE:
+            # A delete with its whole row, which is the old image: as TiCDC's new architecture sends it.
+            if stride < 2 * columns:
+                store_u64(result + R_OP, 0)
+                continue
+            for c in range(columns):
+                put_cell(cells, sizes, columns + c, load_i64(cells + 8 * c), I64(load_i32(sizes + 4 * c)))
+                store_u32(sizes + 4 * c, NULL)
+            store_u64(result + R_PREVIOUS, load_i64(result + R_CURRENT))
+            store_u64(result + R_CURRENT, -1)
+        else:
+            store_u64(result + R_OP, UPDATE if load_i64(result + R_OLD) else INSERT)
+        walked += 1
+    return walked
+
+
+# --- simple's rows --------------------------------------------------------------------------------------
+
+COLUMN_WORDS: Final = 4
+COLUMN_BYTES: Final = 8 * COLUMN_WORDS
+C_NAME, C_SIZE, C_FORM, C_NEXT = range(0, COLUMN_BYTES, 8)
+"""Byte offsets in a column of simple's plan: its name (address, size), its form; and, of the n-th, the column
+whose name is the n-th in the order of their bytes."""
+SIGNED: Final = 30
+UNSIGNED: Final = 31
+SINGLE: Final = 32
+WIDE: Final = 33
+STRING: Final = 34
+BINARY: Final = 35
+MOMENT: Final = 36
+_IS_NULL, _LONG, _FLOAT, _DOUBLE, _STRING, _BYTES, _MOMENT, _UNSIGNED = range(8)
+_MISSING: Final = -2
+_MIX: Final = U64(0x9E3779B97F4A7C15)
+
+
+@inline
+def hash_name(at: int, size: int) -> Any:
+    """A U64 whose upper bits spread names; reads nothing beyond the name."""
+    mixed = U64(size)
+    i = 0
+    while i + 8 <= size:
+        mixed = (mixed ^ load_u64(at + i)) * _MIX
+        mixed ^= mixed >> U64(29)
+        i += 8
+    while i < size:
+        mixed = (mixed ^ U64(load_u8(at + i))) * _MIX
+        i += 1
+    return (mixed ^ (mixed >> U64(32))) * _MIX
+
+
+@kernel
+def name_hash(at: int, size: int) -> int:
+    """`hash_name` for who fills the table of a plan."""
+    return I64(hash_name(at, size) >> U64(32))
+
+
+@inline
+def find_column(at: int, size: int, nth: int, plan: int, columns: int, table: int, bits: int) -> int:
+    """The column of a name, -1 if there is none: that of the n-th name first, as we write them."""
+    if nth < columns:
+        column = load_i64(plan + COLUMN_BYTES * nth + C_NEXT)
+        entry = plan + COLUMN_BYTES * column
+        if load_i64(entry + C_SIZE) == size and same_bytes(load_i64(entry + C_NAME), at, size):
+            return column
+    place = I64(hash_name(at, size) >> U64(32)) & ((1 << bits) - 1)
+    while True:
+        column = I64(load_i32(table + 4 * place))
+        if column < 0:
+            return -1
+        entry = plan + COLUMN_BYTES * column
+        if load_i64(entry + C_SIZE) == size and same_bytes(load_i64(entry + C_NAME), at, size):
+            return column
+        place = (place + 1) & ((1 << bits) - 1)
+
+
+@inline
+def walk_value(
+    at: int, end: int, form: int, slot: int, starts: int, lengths: int, zone: int, zone_size: int
+) -> int:
+    """A value of a column; where it ended, 0 if it is not what this column's usually is."""
+    branch, at = read_varint(at, end)
+    if at == 0:
+        return 0
+    if branch == _IS_NULL:
+        store_u32(lengths + 4 * slot, NULL)
+        return at
+    if form in (SIGNED, UNSIGNED):
+        if branch in (_LONG, _UNSIGNED):
+            number, at = read_varint(at, end)
+            if form == SIGNED and branch == _UNSIGNED and number < 0:
+                return 0
+            put_cell(starts, lengths, slot, number, 0)
+            return at
+        if branch == _STRING:
+            size, at = read_size(at, end)
+            number = read_digits(at, size) if at != 0 else -1
+            if number < 0:
+                return 0
+            put_cell(starts, lengths, slot, number, 0)
+            return at + size
+        return 0
+    if form in (SINGLE, WIDE):
+        size = 4 if form == SINGLE else 8
+        if branch != (_FLOAT if form == SINGLE else _DOUBLE) or end - at < size:
+            return 0
+        put_cell(starts, lengths, slot, I64(load_u32(at)) if form == SINGLE else load_i64(at), 0)
+        return at + size
+    if form == MOMENT:
+        if branch != _MOMENT:
+            return 0
+        size, at = read_size(at, end)
+        if at == 0 or size != zone_size or not same_bytes(at, zone, size):
+            return 0
+        at += size
+    elif branch != (_BYTES if form == BINARY else _STRING):
+        return 0
+    size, at = read_size(at, end)
+    if at == 0 or (form != BINARY and not is_text(at, at + size)):
+        return 0
+    put_cell(starts, lengths, slot, at, size)
+    return at + size
+
+
+@inline
+def walk_map(
+    at: int, end: int, base: int, plan: int, columns: int, table: int, bits: int,
+    starts: int, lengths: int, zone: int, zone_size: int,
+) -> tuple[int, int]:  # fmt: skip
+    """(how many entries, where a map ended) of an image whose slots begin at `base`."""
+    entries = 0
+    while True:
+        count, at = read_varint(at, end)
+        if at == 0:
+            return 0, 0
+        if count == 0:
+            return entries, at
+        if count < 0:
+            count = -count
+            _size, at = read_varint(at, end)
+            if at == 0:
+                return 0, 0
+        # Two entries of one name are left, so that there are never more than columns.
+        if count < 0 or count > columns - entries:
+            return 0, 0
+        for _ in range(count):
+            size, at = read_size(at, end)
+            if at == 0:
+                return 0, 0
+            column = find_column(at, size, entries, plan, columns, table, bits)
+            if column < 0 or I64(load_i32(lengths + 4 * (base + column))) != _MISSING:
+                return 0, 0
+            form = load_i64(plan + COLUMN_BYTES * column + C_FORM)
+            at = walk_value(at + size, end, form, base + column, starts, lengths, zone, zone_size)
+            if at == 0:
+                return 0, 0
+            entries += 1
+
+
+@inline
+def read_row(at: int, end: int, head: int) -> bool:
+    """The head of a row's message, behind its first three bytes; False: it is left."""
+    version, at = read_varint(at, end)
+    if at == 0 or version != 1:
+        return False
+    store_u64(head + H_NAMES, at)
+    names = at
+    for _ in range(2):
+        size, at = read_size(at, end)
+        if at == 0:
+            return False
+        at += size
+    store_u64(head + H_NAMES_SIZE, at - names)
+    table_id, at = read_varint(at, end)
+    kind, at = read_varint(at, end if at != 0 else 0)
+    ts, at = read_varint(at, end if at != 0 else 0)
+    _build, at = read_varint(at, end if at != 0 else 0)
+    table_version, at = read_varint(at, end if at != 0 else 0)
+    # Neither a claim check, nor a message of the key only.
+    if at == 0 or kind < 0 or kind > 2 or table_id < 0 or end - at < 3:
+        return False
+    if load_u8(at) != 0 or load_u8(at + 1) != 0 or load_u8(at + 2) > 2 or load_u8(at + 2) == 1:
+        return False
+    current = 0
+    previous = 0
+    summed = load_u8(at + 2) == 2
+    at += 3
+    if summed:
+        _version, at = read_varint(at, end)
+        if at == 0 or at >= end or load_u8(at) != 0:
+            return False
+        current, at = read_varint(at + 1, end)
+        previous, at = read_varint(at, end if at != 0 else 0)
+        if at == 0 or current < 0 or current > 0xFFFFFFFF or previous < 0 or previous > 0xFFFFFFFF:
+            return False
+    store_u64(head + H_OP, kind + 1)
+    store_u64(head + H_TS, ts)
+    store_u64(head + H_AT, at)
+    store_u64(head + H_CURRENT, current if current > 0 else -1)
+    store_u64(head + H_PREVIOUS, previous if previous > 0 else -1)
+    store_u64(head + H_TABLE_ID, table_id)
+    store_u64(head + H_VERSION, table_version)
+    return True
+
+
+@inline
+def same_table(left: int, right: int) -> bool:
+    """Whether two heads name one table version."""
+    size = load_i64(left + H_NAMES_SIZE)
+    return (
+        load_i64(left + H_VERSION) == load_i64(right + H_VERSION)
+        and load_i64(left + H_TABLE_ID) == load_i64(right + H_TABLE_ID)
+        and load_i64(right + H_NAMES_SIZE) == size
+        and same_bytes(load_i64(left + H_NAMES), load_i64(right + H_NAMES), size)
+    )
+
+
+@inline
+def is_row(value: int) -> bool:
+    """Whether a message of at least three bytes begins as one of simple's rows."""
+    return load_u8(value) == 0x16 and load_u8(value + 1) == 6 and load_u8(value + 2) == 6
+
+
+@kernel
+def read_rows(n: int, spans: int, heads: int, firsts: int) -> int:
+    """The heads of messages: HEAD_BYTES each; how many groups there are.
+
+    spans: as in `read_heads`. firsts: i64[MAX_GROUPS], the first message of each group.
+    """
+    count = 0
+    last = 0
+    for i in range(n):
+        value = load_i64(spans + 32 * i + 16)
+        end = value + load_i64(spans + 32 * i + 24)
+        head = heads + HEAD_BYTES * i
+        group = -1
+        if end - value > 3 and is_row(value) and read_row(value + 3, end, head):
+            for k in range(count):
+                number = last + k
+                if number >= count:
+                    number -= count
+                if same_table(heads + HEAD_BYTES * load_i64(firsts + 8 * number), head):
+                    group = number
+                    break
+            if group < 0 and count < MAX_GROUPS:
+                group = count
+                store_u64(firsts + 8 * count, i)
+                count += 1
+        if group >= 0:
+            last = group
+        store_u64(head + H_GROUP, group)
+    return count
+
+
+@inline
+def fill_missing(columns: int, starts: int, lengths: int) -> bool:
+    """Take for the old image what it leaves out from the new one; False: the new one has it not either."""
+    for c in range(columns):
+        size = I64(load_i32(lengths + 4 * (columns + c)))
+        if size == _MISSING:
+            size = I64(load_i32(lengths + 4 * c))
+            if size == _MISSING:
+                return False
+            put_cell(starts, lengths, columns + c, load_i64(starts + 8 * c), size)
+    return True
+
+
+@kernel
+def walk_rows(
+    n: int, rows: int, spans: int, heads: int, plan: int, columns: int, table: int, bits: int,
+    zone: int, zone_size: int, starts: int, lengths: int, results: int,
+) -> int:  # fmt: skip
+    """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
+
+    A message must have all the columns of the plan and no other. plan: COLUMN_BYTES each; table: i32[1 <<
+    bits], columns by the hash of their names, -1 where there is none. starts, lengths: [n, 2 * columns + 1].
+    """
+    walked = 0
+    stride = 2 * columns + 1
+    for i in range(n):
+        row = load_i64(rows + 8 * i)
+        head = heads + HEAD_BYTES * row
+        end = load_i64(spans + 32 * row + 16) + load_i64(spans + 32 * row + 24)
+        at = load_i64(head + H_AT)
+        op = load_i64(head + H_OP)
+        cells = starts + 8 * stride * i
+        sizes = lengths + 4 * stride * i
+        result = results + RESULT_BYTES * i
+        for slot in range(2 * columns):
+            store_u32(sizes + 4 * slot, _MISSING)
+        good = True
+        for side in range(2):
+            wanted = op != DELETE if side == 0 else op != INSERT
+            branch, at = read_varint(at, end if good else 0)
+            if at == 0 or branch != (1 if wanted else 0):
+                good = False
+            elif wanted:
+                entries, at = walk_map(
+                    at, end, side * columns, plan, columns, table, bits, cells, sizes, zone, zone_size
+                )
+                whole = entries == columns or (op == UPDATE and side == 1 and entries > 0)
+                good = at != 0 and whole
+            else:
+                for slot in range(side * columns, (side + 1) * columns):
+                    store_u32(sizes + 4 * slot, NULL)
+        if good and op == UPDATE:
+            good = fill_missing(columns, cells, sizes)
+        good = good and at == end
+        store_u64(result + R_OP, op if good else 0)
+        store_u64(result + R_TS, load_i64(head + H_TS))
+        store_u64(result + R_CURRENT, load_i64(head + H_CURRENT) if op != DELETE else -1)
+        store_u64(result + R_PREVIOUS, load_i64(head + H_PREVIOUS) if op != INSERT else -1)
+        walked += good
+    return walked
+
+
+# --- columns --------------------------------------------------------------------------------------------
+
+
+@kernel
+def take_words(
+    n: int, rows: int, starts: int, lengths: int, stride: int, slot: int, out: int, valid: int
+) -> int:
+    """A column of numbers: i64[n] and u8[n] validity, of the walked rows numbered in i64[n]; the nulls."""
+    nulls = 0
+    for i in range(n):
+        cell = load_i64(rows + 8 * i) * stride + slot
+        present = I64(load_i32(lengths + 4 * cell)) >= 0
+        store_u8(valid + i, 1 if present else 0)
+        store_u64(out + 8 * i, load_i64(starts + 8 * cell) if present else 0)
+        nulls += 0 if present else 1
+    return nulls
+
+
+@kernel
+def measure_spans(n: int, rows: int, lengths: int, stride: int, slot: int) -> int:
+    """The bytes of a column of text or bytes."""
+    total = 0
+    for i in range(n):
+        size = I64(load_i32(lengths + 4 * (load_i64(rows + 8 * i) * stride + slot)))
+        total += max(size, 0)
+    return total
+
+
+@kernel
+def take_spans(
+    n: int, rows: int, starts: int, lengths: int, stride: int, slot: int, out: int, ends: int, valid: int
+) -> int:
+    """A column of text or bytes: the bytes, i32[n] ends of each and u8[n] validity; the nulls.
+
+    `out` has what `measure_spans` says.
+    """
+    nulls = 0
+    data = out
+    for i in range(n):
+        cell = load_i64(rows + 8 * i) * stride + slot
+        size = I64(load_i32(lengths + 4 * cell))
+        store_u8(valid + i, 1 if size >= 0 else 0)
+        if size >= 0:
+            copy_bytes(out, load_i64(starts + 8 * cell), size)
+            out += size
+        else:
+            nulls += 1
+        store_u32(ends + 4 * i, out - data)
+    return nulls
+
+
+@inline
+def put_limbs_text(out: int, limbs: int) -> int:
+    """The digits of LIMBS words, the lowest first, which are zero afterwards; no digit for zero."""
+    chunks = limbs + 4 * LIMBS
+    count = 0
+    top = LIMBS
+    while top > 0:
+        if load_u32(limbs + 4 * (top - 1)) == 0:
+            top -= 1
+            continue
+        rest = U64(0)
+        for back in range(top):
+            at = limbs + 4 * (top - 1 - back)
+            rest = (rest << U64(32)) | U64(load_u32(at))
+            store_u32(at, I64(rest // U64(1_000_000_000)))
+            rest = rest % U64(1_000_000_000)
+        store_u32(chunks + 4 * count, I64(rest))
+        count += 1
+    for back in range(count):
+        word = I64(load_u32(chunks + 4 * (count - 1 - back)))
+        if back == 0:
+            out = put_u64(out, U64(word))
+        else:
+            for digit in range(9):
+                store_u8(out + 8 - digit, 48 + word % 10)
+                word //= 10
+            out += 9
+    return out
+
+
+@inline
+def put_unscaled(out: int, at: int, size: int, limbs: int) -> tuple[int, bool]:
+    """(the end of the digits, whether it is negative) of a two's complement, big-endian."""
+    negative = load_u8(at) >= 0x80
+    if size <= 8:
+        shift = U64(64 - 8 * size)
+        number = I64(U64(read_bits(at, size)) << shift) >> I64(shift)
+        return put_u64(out, U64(-number if negative else number)), negative
+    for i in range(LIMBS):
+        store_u32(limbs + 4 * i, 0)
+    carry = 1
+    for i in range(size):
+        byte = I64(load_u8(at + size - 1 - i))
+        if negative:
+            byte = (byte ^ 0xFF) + carry
+            carry = byte >> 8
+            byte &= 0xFF
+        store_u8(limbs + i, byte)
+    return put_limbs_text(out, limbs), negative
+
+
+@kernel
+def take_decimals(
+    n: int, rows: int, starts: int, lengths: int, stride: int, slot: int, scale: int, scratch: int,
+    out: int, ends: int, valid: int,
+) -> int:  # fmt: skip
+    """A column of decimals in bytes, as text: as `take_spans`.
+
+    `out` has three bytes for each of `measure_spans` and `scale` + 4 a row. scratch: 512 bytes.
+    """
+    nulls = 0
+    data = out
+    for i in range(n):
+        cell = load_i64(rows + 8 * i) * stride + slot
+        size = I64(load_i32(lengths + 4 * cell))
+        store_u8(valid + i, 1 if size >= 0 else 0)
+        if size >= 0:
+            digits = scratch + 128
+            end, negative = put_unscaled(digits, load_i64(starts + 8 * cell), size, scratch)
+            count = end - digits
+            if negative:
+                store_u8(out, 45)
+                out += 1
+            whole = count - scale
+            if whole > 0:
+                copy_bytes(out, digits, whole)
+                out += whole
+            else:
+                store_u8(out, 48)
+                out += 1
+            if scale > 0:
+                store_u8(out, 46)
+                out += 1
+                for _ in range(max(-whole, 0)):
+                    store_u8(out, 48)
+                    out += 1
+                tail = min(count, scale)
+                copy_bytes(out, end - tail, tail)
+                out += tail
+        else:
+            nulls += 1
+        store_u32(ends + 4 * i, out - data)
+    return nulls
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet, over no rows."""
+    spare = np.zeros(8, dtype=np.int64)
+    read_heads(0, 0, 0, 0)
+    walk_records(0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0)
+    name_hash(spare.ctypes.data, 8)
+    read_rows(0, 0, 0, 0)
+    walk_rows(0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0)
+    take_words(0, 0, 0, 0, 1, 0, 0, 0)
+    measure_spans(0, 0, 0, 1, 0)
+    take_spans(0, 0, 0, 0, 1, 0, 0, 0, 0)
+    take_decimals(0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0)

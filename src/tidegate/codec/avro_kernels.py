@@ -1,0 +1,476 @@
+"""Encode kernel of avro, and of simple in Avro: from slots straight to keys and values in Avro's binary form.
+
+The plan is `codec.plan`'s: pieces for the key, then for each operation. A piece here is a constant (before
+the first value a message's header, else nothing), the branch of a union (`P_TAIL`, or `P_NULL` for NULL) and
+a value in one of the forms below. Enums and sets have a table of names among the plan's constants
+(`P_OPEN`, `P_PARAM` names): u32 offset and u32 length each, from the table's start, then the names.
+
+    data = [ key of row 0 | its value | key of row 1 | ... ]
+
+An operation without pieces is a null value, a table whose key has none has null keys. The room is proved
+before each row, as in `codec.kernels`. Plain twins: `codec.protocols.avro.plain.AvroEncoder` and
+`codec.protocols.simple.avro_write.row`.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from tidegate.codec.kernels import (
+    CONSTANT,
+    CORRUPTED_AT,
+    CURRENT_AT,
+    DONE,
+    J_AT,
+    J_BUILD,
+    J_COMMIT_TS,
+    J_DATA,
+    J_MAX_BYTES,
+    J_MESSAGES,
+    J_NEED,
+    J_NEW_A,
+    J_NEW_L,
+    J_NEW_STRIDE,
+    J_OLD_A,
+    J_OLD_L,
+    J_OLD_STRIDE,
+    J_OP,
+    J_OUT,
+    J_PHYSICAL,
+    J_PIECES,
+    J_ROOM,
+    J_ROWS,
+    J_SCRATCH,
+    J_STACK,
+    J_VARIABLES,
+    JOB_WORDS,
+    NEED_ROOM,
+    P_CELL,
+    P_CONST,
+    P_FORM,
+    P_IMAGE,
+    P_LENGTH,
+    P_NULL,
+    P_NULL_BACK,
+    P_OPEN,
+    P_PARAM,
+    P_TAIL,
+    PIECE_BYTES,
+    PREVIOUS_AT,
+    TOO_LARGE,
+    VERSION_AT,
+    checksum_of,
+    end_message,
+    put_short,
+    row_bound,
+)
+from tidegate.codec.text_kernels import put_const, put_vector
+from tidegate.kernel import (
+    bswap64,
+    copy_bytes,
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u32,
+    load_u64,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from tidegate.tidb.float_kernels import single_bits
+from tidegate.tidb.json_kernels import put_json
+from tidegate.tidb.kernels import (
+    BYTES_OF_DIGITS,
+    I64,
+    POWERS_OF_TEN,
+    U64,
+    decimal_word,
+    put_date,
+    put_datetime,
+    put_decimal,
+    put_duration,
+    put_u64,
+)
+
+# Forms of a piece, beside those of `codec.kernels`.
+VARINT: Final = 40
+BYTES: Final = 41
+DOUBLE: Final = 42
+FLOAT: Final = 43
+DATE: Final = 44
+DATETIME: Final = 45
+TIME: Final = 46
+UINT_TEXT: Final = 47
+DECIMAL_TEXT: Final = 48
+DECIMAL_BYTES: Final = 49
+BIT: Final = 50
+ENUM: Final = 51
+SET: Final = 52
+JSON: Final = 53
+VECTOR: Final = 54
+OF_ROW: Final = 60
+"""From here on: numbers of the row itself."""
+COMMIT_TS: Final = 60
+PHYSICAL_MS: Final = 61
+STAMP: Final = 62
+"""The commit ts, u64 big-endian."""
+CHECKSUM_MEMBERS: Final = 63
+"""A row's checksum as avro's values have it: the current sum's digits, or no text; corrupted; version."""
+CHECKSUM_RECORD: Final = 64
+"""The same as simple has it: a union of null and a record of version, corrupted, current, previous."""
+BUILD_MS: Final = 65
+PHYSICAL_ID: Final = 66
+
+SIZES: Final = MappingProxyType({DECIMAL_TEXT: 112, BYTES: 16, ENUM: 16, SET: 16, JSON: 80, VECTOR: 80})
+"""Most bytes of a value that is not 64; of the last five, beside what `FACTORS` and the names count."""
+FACTORS: Final = MappingProxyType({BYTES: 1, JSON: 8, VECTOR: 16})
+"""Most bytes of text per byte of a value of variable size."""
+LIMBS: Final = 12
+"""u32 words of a decimal under way: 12 * 32 bits hold the 81 digits of any, times 10**30."""
+
+
+@inline
+def put_varint(out: int, value: int) -> int:
+    """An int or long, zigzag: at most 10 bytes."""
+    rest = U64((value << 1) ^ (value >> 63))
+    while rest > U64(0x7F):
+        store_u8(out, I64(rest & U64(0x7F)) | 0x80)
+        rest >>= U64(7)
+        out += 1
+    store_u8(out, I64(rest))
+    return out + 1
+
+
+@inline
+def put_sized(out: int, addr: int, size: int) -> int:
+    """Bytes with their length before them."""
+    out = put_varint(out, size)
+    copy_bytes(out, addr, size)
+    return out + size
+
+
+@inline
+def put_bit(out: int, value: int) -> int:
+    """A BIT: its bytes from the first that is not zero, big-endian; one zero byte for zero."""
+    size = 1
+    while size < 8 and U64(value) >> U64(8 * size) != U64(0):
+        size += 1
+    store_u8(out, 2 * size)
+    store_u64(out + 1, bswap64(U64(value) << U64(64 - 8 * size)))
+    return out + 1 + size
+
+
+@inline
+def put_small_decimal(out: int, number: int) -> int:
+    """A number of 64 bits as the shortest two's complement."""
+    size = 1
+    while size < 8 and (number >> (8 * size - 1)) != 0 and (number >> (8 * size - 1)) != -1:
+        size += 1
+    store_u8(out, 2 * size)
+    store_u64(out + 1, bswap64(U64(number) << U64(64 - 8 * size)))
+    return out + 1 + size
+
+
+@inline
+def scale_limbs(limbs: int, factor: int, add: int) -> None:
+    """Multiply the words by a factor and add to them; both below 2**31."""
+    carry = U64(add)
+    for i in range(LIMBS):
+        carry += U64(load_u32(limbs + 4 * i)) * U64(factor)
+        store_u32(limbs + 4 * i, I64(carry & U64(0xFFFFFFFF)))
+        carry >>= U64(32)
+
+
+@inline
+def cut_limbs(limbs: int, divisor: int) -> None:
+    """Divide the words by a divisor below 2**31; the rest is dropped."""
+    rest = U64(0)
+    for back in range(LIMBS):
+        at = limbs + 4 * (LIMBS - 1 - back)
+        rest = (rest << U64(32)) | U64(load_u32(at))
+        store_u32(at, I64(rest // U64(divisor)))
+        rest = rest % U64(divisor)
+
+
+@inline
+def put_limbs(out: int, limbs: int, negative: bool) -> int:
+    """A number of many words as the shortest two's complement, big-endian: at most 2 + 4 * LIMBS bytes."""
+    if negative:
+        carry = U64(1)
+        for i in range(LIMBS):
+            carry += U64(0xFFFFFFFF) ^ U64(load_u32(limbs + 4 * i))
+            store_u32(limbs + 4 * i, I64(carry & U64(0xFFFFFFFF)))
+            carry >>= U64(32)
+    size = 4 * LIMBS
+    sign = 0xFF if I64(load_u8(limbs + size - 1)) >= 0x80 else 0
+    while size > 1 and I64(load_u8(limbs + size - 1)) == sign:
+        if (I64(load_u8(limbs + size - 2)) ^ sign) & 0x80 != 0:
+            break
+        size -= 1
+    store_u8(out, 2 * size)
+    for i in range(size):
+        store_u8(out + 1 + i, load_u8(limbs + size - 1 - i))
+    return out + 1 + size
+
+
+@inline
+def put_decimal_bytes(out: int, addr: int, scale: int, scratch: int) -> int:
+    """A slot of kind DECIMAL as the two's complement of its digits, with `scale` of them behind the point.
+
+    Digits of one 64-bit number stay in a register: that is DECIMAL(18) and below.
+    """
+    frac = I64(load_u8(addr + 1))
+    whole = I64(load_u8(addr)) - frac
+    digits = addr + 2
+    negative = load_u8(digits) & 0x80 == 0
+    flip = -1 if negative else 0
+    small = whole + max(frac, scale) <= 18
+    number = 0
+    if not small:
+        for i in range(LIMBS):
+            store_u32(scratch + 4 * i, 0)
+    at = 0
+    left = whole % 9
+    words = 2 + whole // 9 + frac // 9
+    for i in range(words):
+        width = 9
+        if i == 0:
+            width = left
+        elif i == words - 1:
+            width = frac % 9
+        size = BYTES_OF_DIGITS[width]
+        if size > 0:
+            word = decimal_word(digits, at, size, flip)
+            at += size
+            if small:
+                number = number * POWERS_OF_TEN[width] + word
+            else:
+                scale_limbs(scratch, POWERS_OF_TEN[width], word)
+    more = scale - frac
+    if small:
+        number = number * POWERS_OF_TEN[more] if more > 0 else number // POWERS_OF_TEN[min(-more, 18)]
+        return put_small_decimal(out, -number if negative else number)
+    while more > 0:
+        scale_limbs(scratch, POWERS_OF_TEN[min(more, 9)], 0)
+        more -= 9
+    while more < 0:
+        cut_limbs(scratch, POWERS_OF_TEN[min(-more, 9)])
+        more += 9
+    return put_limbs(out, scratch, negative)
+
+
+@inline
+def put_enum(out: int, index: int, names: int, count: int) -> int:
+    """The name of an element; empty for 0, and for a number that no element has."""
+    if index < 1 or index > count:
+        store_u8(out, 0)
+        return out + 1
+    entry = names + 8 * (index - 1)
+    return put_sized(out, names + I64(load_u32(entry)), I64(load_u32(entry + 4)))
+
+
+@inline
+def put_set(out: int, mask: int, names: int, count: int) -> int:
+    """The names of a mask's elements with commas between; bits of no element are left out."""
+    size = -1
+    for bit in range(count):
+        if U64(mask) >> U64(bit) & U64(1) != U64(0):
+            size += I64(load_u32(names + 8 * bit + 4)) + 1
+    out = put_varint(out, max(size, 0))
+    first = True
+    for bit in range(count):
+        if U64(mask) >> U64(bit) & U64(1) != U64(0):
+            if not first:
+                store_u8(out, 44)
+                out += 1
+            first = False
+            length = I64(load_u32(names + 8 * bit + 4))
+            copy_bytes(out, names + I64(load_u32(names + 8 * bit)), length)
+            out += length
+    return out
+
+
+@inline
+def put_short_text(out: int, end: int) -> int:
+    """The length of a text of at most 63 bytes that stands behind the byte at `out`."""
+    store_u8(out, 2 * (end - out - 1))
+    return end
+
+
+@inline
+def put_checksum_members(out: int, job: int, row: int) -> int:
+    """Text, boolean and int: at most 22 bytes. A delete has none."""
+    found = checksum_of(job, row)
+    if found == 0:
+        store_u32(out, 0)
+        return out + 3
+    out = put_short_text(out, put_u64(out + 1, U64(load_u32(found + CURRENT_AT))))
+    store_u8(out, load_u8(found + CORRUPTED_AT))
+    return put_varint(out + 1, I64(load_u8(found + VERSION_AT)))
+
+
+@inline
+def put_checksum_record(out: int, job: int, op: int, row: int) -> int:
+    """A union: at most 14 bytes. The sum of an image that the row does not have is 0."""
+    found = checksum_of(job, row)
+    store_u8(out, 0 if found == 0 else 2)
+    out += 1
+    if found == 0:
+        return out
+    out = put_varint(out, I64(load_u8(found + VERSION_AT)))
+    store_u8(out, load_u8(found + CORRUPTED_AT))
+    out = put_varint(out + 1, 0 if op == 3 else I64(load_u32(found + CURRENT_AT)))
+    return put_varint(out, 0 if op == 1 else I64(load_u32(found + PREVIOUS_AT)))
+
+
+@inline
+def put_of_row(out: int, form: int, job: int, op: int, row: int) -> int:
+    """A number of the row itself."""
+    if form == CHECKSUM_MEMBERS:
+        return put_checksum_members(out, job, row)
+    if form == CHECKSUM_RECORD:
+        return put_checksum_record(out, job, op, row)
+    if form == BUILD_MS:
+        return put_varint(out, load_i64(job + J_BUILD))
+    if form == PHYSICAL_ID:
+        return put_varint(out, load_i64(load_i64(job + J_PHYSICAL) + 8 * row))
+    ts = load_u64(load_i64(job + J_COMMIT_TS) + 8 * row)
+    if form == COMMIT_TS:
+        return put_varint(out, I64(ts))
+    if form == PHYSICAL_MS:
+        return put_varint(out, I64(ts >> U64(18)))
+    store_u64(out, bswap64(ts))
+    return out + 8
+
+
+@inline
+def put_avro(out: int, piece: int, form: int, a: int, size: int, scratch: int, stack: int) -> int:
+    """A value that is not NULL; the order of tests is that of how common the forms are."""
+    if form == VARINT:
+        return put_varint(out, a)
+    if form == BYTES:
+        return put_sized(out, a, size)
+    param = load_i64(piece + P_PARAM)
+    if form == DATETIME:
+        return put_short_text(out, put_datetime(out + 1, a, param))
+    if form == DECIMAL_BYTES:
+        return put_decimal_bytes(out, a, param, scratch)
+    if form == DATE:
+        return put_short_text(out, put_date(out + 1, a))
+    if form == TIME:
+        return put_short_text(out, put_duration(out + 1, a, param))
+    if form == DOUBLE:
+        store_u64(out, a)
+        return out + 8
+    if form == FLOAT:
+        store_u32(out, I64(single_bits(a)))
+        return out + 4
+    if form == BIT:
+        return put_bit(out, a)
+    if form == ENUM:
+        return put_enum(out, a, load_i64(piece + P_OPEN), param)
+    if form == SET:
+        return put_set(out, a, load_i64(piece + P_OPEN), param)
+    if form == UINT_TEXT:
+        return put_short_text(out, put_u64(out + 1, U64(a)))
+    if form == DECIMAL_TEXT:
+        return put_sized(out, scratch, put_decimal(scratch, a, size) - scratch)
+    if form == JSON:
+        return put_sized(out, scratch, put_json(scratch, a, size, stack) - scratch)
+    return put_sized(out, scratch, put_vector(scratch, a, size) - scratch)
+
+
+@inline
+def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
+    """All pieces of the key (number 0) or of an operation.
+
+    A piece of the new image takes the old one in a delete: the key, and avro's only image of it.
+    """
+    old_a = load_i64(job + J_OLD_A) + 8 * row * load_i64(job + J_OLD_STRIDE)
+    old_l = load_i64(job + J_OLD_L) + 4 * row * load_i64(job + J_OLD_STRIDE)
+    new_a = load_i64(job + J_NEW_A) + 8 * row * load_i64(job + J_NEW_STRIDE)
+    new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
+    if op == 3:
+        new_a = old_a
+        new_l = old_l
+    scratch = load_i64(job + J_SCRATCH)
+    stack = load_i64(job + J_STACK)
+    piece = load_i64(load_i64(job + J_PIECES) + 16 * number)
+    last = piece + PIECE_BYTES * load_i64(load_i64(job + J_PIECES) + 16 * number + 8)
+    while piece < last:
+        form = load_i64(piece + P_FORM)
+        length = load_i64(piece + P_LENGTH)
+        if length > 0:
+            out = put_const(out, load_i64(piece + P_CONST), length)
+        if form >= OF_ROW:
+            out = put_of_row(out, form, job, op, row)
+        elif form != CONSTANT:
+            cell = load_i64(piece + P_CELL)
+            old = load_i64(piece + P_IMAGE) != 0
+            size = I64(load_i32((old_l if old else new_l) + 4 * cell))
+            if size < 0:
+                out = put_short(out - load_i64(piece + P_NULL_BACK), load_i64(piece + P_NULL))
+            else:
+                a = load_i64((old_a if old else new_a) + 8 * cell)
+                out = put_short(out, load_i64(piece + P_TAIL))
+                out = put_avro(out, piece, form, a, size, scratch, stack)
+        piece += PIECE_BYTES
+    return out
+
+
+@kernel
+def encode_avro(job: int) -> int:
+    """One message a row, its key before its value: DONE, or why not. J_AT is then the row."""
+    data = load_i64(job + J_DATA)
+    end = data + load_i64(job + J_ROOM)
+    out = data + load_i64(job + J_OUT)
+    rows = load_i64(job + J_ROWS)
+    ops = load_i64(job + J_OP)
+    pieces = load_i64(job + J_PIECES)
+    limit = load_i64(job + J_MAX_BYTES) - 36
+    keyed = load_i64(pieces + 8) > 0
+    row = load_i64(job + J_AT)
+    status = DONE
+    while row < rows:
+        op = I64(load_u8(ops + row))
+        bound = row_bound(job, op, row)
+        if out + bound > end:
+            store_u64(job + J_NEED, bound)
+            status = NEED_ROOM
+            break
+        key = out
+        start = put_members(key, job, 0, op, row) if keyed else key
+        valued = load_i64(pieces + 16 * op + 8) > 0
+        out = put_members(start, job, op, op, row) if valued else start
+        if out - key > limit:
+            store_u64(job + J_NEED, out - key + 36)
+            status = TOO_LARGE
+            break
+        end_message(
+            job,
+            row,
+            key if keyed else data - 1,
+            start if keyed else data - 2,
+            start if valued else data,
+            out if valued else data - 1,
+            row,
+            1,
+        )
+        row += 1
+    store_u64(job + J_OUT, out - data)
+    store_u64(job + J_AT, row)
+    store_u64(job + J_MESSAGES, row)
+    return status
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet, over no rows."""
+    job = np.zeros(JOB_WORDS, dtype=np.int64)
+    none = np.zeros(8, dtype=np.int64)
+    job[J_VARIABLES // 8] = job[J_PIECES // 8] = none.ctypes.data
+    encode_avro(job.ctypes.data)

@@ -1,0 +1,76 @@
+"""Compression of messages by the producer itself, apart from Kafka's own: docs/formats/large-messages.md.
+
+    snappy   a raw block, which begins with the length of its content
+    lz4      frames, which do not tell it
+
+Open-protocol compresses the value of each item, the others the whole value; empty stays empty. Bytes differ
+between libraries and are equal once expanded. A hostile message cannot make the reader allocate much:
+what it expands to is bounded before, or while, it is expanded.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+NONE: Final = "none"
+SNAPPY: Final = "snappy"
+LZ4: Final = "lz4"
+MAX_EXPANDED: Final = 1 << 28
+"""Bytes that one value may expand to. TiDB's largest row has 120 MB; 256 MB hold its text."""
+_SNAPPY_RATIO: Final = 32
+"""More than a block can expand: a copy of three bytes gives at most 64."""
+_CHUNK: Final = 1 << 16
+_LENGTH_BYTES: Final = 5
+
+
+class ExpandError(ValueError):
+    """Bytes that are not compressed as they should be, or expand to more than is allowed."""
+
+
+def compressed(kind: str, data: bytes) -> bytes:
+    """The data as messages hold it."""
+    if kind == NONE or not data:
+        return data
+    found: bytes = pa.compress(data, kind, asbytes=True)
+    return found
+
+
+def expanded(kind: str, data: bytes) -> bytes:
+    """What was compressed; raises ExpandError."""
+    if kind == NONE or not data:
+        return data
+    try:
+        return _unsnapped(data) if kind == SNAPPY else _unframed(data)
+    except (pa.ArrowException, OSError) as error:
+        raise ExpandError(f"the value is not compressed with {kind}: {str(error)[:200]}") from error
+
+
+def _unsnapped(data: bytes) -> bytes:
+    size = _claimed(data)
+    if size > min(MAX_EXPANDED, _SNAPPY_RATIO * len(data)):
+        raise ExpandError(f"a snappy block of {len(data)} bytes claims to hold {size}")
+    found: bytes = pa.decompress(data, size, SNAPPY, asbytes=True) if size else b""
+    return found
+
+
+def _claimed(data: bytes) -> int:
+    """The length a snappy block begins with: seven bits a byte, the lowest first."""
+    size = 0
+    for i, byte in enumerate(data[:_LENGTH_BYTES]):
+        size |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return size
+    raise ExpandError("a snappy block does not begin with a length")
+
+
+def _unframed(data: bytes) -> bytes:
+    chunks, size = [], 0
+    with pa.CompressedInputStream(pa.BufferReader(data), LZ4) as stream:
+        while chunk := stream.read(max(_CHUNK, size)):
+            chunks.append(chunk)
+            size += len(chunk)
+            if size > MAX_EXPANDED:
+                raise ExpandError(f"an lz4 frame of {len(data)} bytes expands to more than {MAX_EXPANDED}")
+    return b"".join(chunks)

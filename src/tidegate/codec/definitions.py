@@ -1,0 +1,50 @@
+"""The messages that tell a table version's columns, ahead of its rows: for protocols whose rows do not.
+
+Each block of rows is preceded by one such message in each partition that it has rows for, in the transaction
+of the rows: so a reader that looks back from a row, in its partition, finds it before any other block, and no
+memory of what was sent has to survive a restart or an aborted transaction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.codec.base import RECORD_OVERHEAD, CodecOptions
+from tidegate.codec.registry import codec_of
+from tidegate.errors import InvalidInput
+from tidegate.model.message import MessageBlock
+from tidegate.model.schema import TableSchema
+
+
+def definition_block(
+    table: TableSchema, partition: npt.NDArray[np.int32], options: CodecOptions, build_ms: int
+) -> MessageBlock | None:
+    """The definition of a table version for each of these partitions; None where rows need none.
+
+    Raises InvalidInput when it does not fit a message.
+    """
+    definitions = codec_of(options).definitions
+    if definitions is None:
+        return None
+    value = definitions.encode(table, options, build_ms).value
+    assert value is not None, "a definition has a value and no key"
+    if len(value) + RECORD_OVERHEAD > options.max_message_bytes:
+        raise InvalidInput(
+            "the definition of a table is larger than one message may be",
+            where=f"table {table.name}, {len(table.columns)} columns",
+            why=f"it needs {len(value) + RECORD_OVERHEAD} bytes, max-message-bytes is "
+            f"{options.max_message_bytes}",
+            fix="raise max-message-bytes in the sink URI and max.message.bytes of the topic",
+        )
+    wanted = np.unique(partition)
+    zeros = np.zeros(len(wanted), dtype=np.int64)
+    return MessageBlock(
+        data=np.frombuffer(value, dtype=np.uint8),
+        key_start=zeros,
+        key_length=zeros - 1,
+        value_start=zeros,
+        value_length=zeros + len(value),
+        partition=wanted,
+        rows=np.zeros(len(wanted), dtype=np.int32),
+    )

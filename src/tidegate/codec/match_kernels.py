@@ -1,0 +1,580 @@
+"""Match kernels: JSON messages of a known shape, walked along a template of their table.
+
+Rows of one table differ only in their values. `match_items` walks a *template* (pieces: a constant that
+must stand there, then a value) over each message and notes where each value stands; `decode_kernels` turns
+the spans into Arrow buffers. Where a producer writes an object's members in an order of its own each time
+(Go's maps), or leaves some out, the piece is a set of members, found by a hash of their names.
+
+Which templates are tried is told by the names of schema and table at the head of a message (`route`), so
+that a thousand tables in turns cost what one costs. Whatever does not match is left to the plain decoders,
+which alone decide what is a bad message.
+
+All reads stay inside the message; addresses are int64.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.kernel import (
+    address,
+    bswap64,
+    cttz64,
+    inline,
+    kernel,
+    load_i32,
+    load_i64,
+    load_u8,
+    load_u32,
+    load_u64,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from tidegate.tidb.json_kernels import utf8_size
+from tidegate.tidb.kernels import I64, U64
+
+# Forms of a template's piece: what follows its constant.
+CELL: Final = 0  # any scalar, booleans too; its span goes to a slot
+NUMBER: Final = 1  # an integer that nobody needs
+TIMESTAMP: Final = 2  # an unsigned integer: the commit ts
+MILLISECONDS: Final = 3  # an unsigned integer: milliseconds, the commit ts where there is none
+OPTIONAL: Final = 4  # constant and integer together may be missing
+END: Final = 5  # the item may end here, as operation `slot`
+WRAPPED: Final = 6  # null, or the constant of the WRAPPER behind it, a string and `}`; the string is the cell
+WRAPPER: Final = 7  # no piece of its own: what stands before the string of the WRAPPED before it
+MEMBERS: Final = 8  # the members of an object in any order, with its `}`; the slot is a set's address
+TEXT_ALONE: Final = 9  # of a member: nothing follows its constant
+STRING: Final = 10  # of a route: a string that tells where the message belongs
+PIECE_BYTES: Final = 32
+"""A piece: address and length of the constant, form, slot."""
+
+SET_WORDS: Final = 10
+(
+    S_COUNT, S_PARTIAL, S_SHIFT, S_MASK, S_HASHES, S_STAMPS, S_ENTRIES, S_GENERATION, S_TAIL, S_TAIL_LENGTH,
+) = range(0, 8 * SET_WORDS, 8)  # fmt: skip
+"""Byte offsets in a set of members: how many; whether some may be missing, whose spans are then those of the
+slot so much lower; the hash table (i32, number + 1 of an entry) and its mask; i64 stamps, an entry's last
+generation; the entries; the generation, counted up by each object; what stands behind each value."""
+ENTRY_BYTES: Final = 32
+"""An entry: address and length of its constant, which begins with the name in quotes; form; slot."""
+
+RESULT_BYTES: Final = 32
+"""A result: operation, commit ts, template or -1, the number of its first span."""
+
+NULL_SPAN: Final = -1
+ESCAPED: Final = 1
+IS_STRING: Final = 2
+
+_QUOTES: Final = U64(0x2222222222222222)
+_BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
+_SPACES: Final = U64(0x2020202020202020)
+_ONES: Final = U64(0x0101010101010101)
+_HIGH_BITS: Final = U64(0x8080808080808080)
+_MIX: Final = U64(0x9E3779B97F4A7C15)
+
+
+@inline
+def same(left: int, right: int, size: int) -> bool:
+    """Whether `size` bytes are equal."""
+    at = 0
+    while at + 8 <= size:
+        if load_u64(left + at) != load_u64(right + at):
+            return False
+        at += 8
+    while at < size:
+        if load_u8(left + at) != load_u8(right + at):
+            return False
+        at += 1
+    return True
+
+
+@inline
+def scan_digits(at: int, end: int) -> int:
+    """The end of a run of decimal digits."""
+    while at < end and 48 <= I64(load_u8(at)) <= 57:
+        at += 1
+    return at
+
+
+@inline
+def scan_number(at: int, end: int) -> int:
+    """The end of the JSON number (RFC 8259, section 6) at `at`; `at` itself when none stands there.
+
+    The grammar is checked, not only the characters: the plain decoders refuse `0613`, `1.` and `-`, so a
+    message that holds one must not match a template. They also refuse what is infinite as a double, so a
+    number that might be (more than two digits of exponent, or 300 before it) is left to them.
+    """
+    first = at + (at < end and load_u8(at) == 45)
+    stop = scan_digits(first, end)
+    if stop == first or stop - first > 300 or (stop - first > 1 and load_u8(first) == 48):
+        return at
+    if stop < end and load_u8(stop) == 46:
+        fraction = scan_digits(stop + 1, end)
+        if fraction == stop + 1:
+            return at
+        stop = fraction
+    if stop < end and (load_u8(stop) == 101 or load_u8(stop) == 69):
+        exponent = stop + 1
+        exponent += exponent < end and (load_u8(exponent) == 43 or load_u8(exponent) == 45)
+        stop = scan_digits(exponent, end)
+        if stop == exponent or stop - exponent > 2:
+            return at
+    return stop
+
+
+@inline
+def scan_bool(at: int, end: int) -> int:
+    """The end of `true` or `false`; `at` itself when neither stands there."""
+    if end - at >= 4 and load_u32(at) == 0x65757274:
+        return at + 4
+    if end - at >= 5 and load_u32(at) == 0x736C6166 and load_u8(at + 4) == 101:
+        return at + 5
+    return at
+
+
+@inline
+def scan_string(at: int, end: int) -> tuple[int, int]:
+    """(address of the closing quote or 0, ESCAPED if there is a backslash), from after the first quote."""
+    flags = 0
+    while at < end:
+        if at + 8 <= end:
+            # Of the marks below only the lowest is exact: a borrow may set others above it.
+            bits = load_u64(at)
+            quote = bits ^ _QUOTES
+            slash = bits ^ _BACKSLASHES
+            odd = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
+            odd &= _HIGH_BITS
+            if odd == U64(0):
+                at += 8
+                continue
+            at += I64(cttz64(odd)) >> 3
+        byte = I64(load_u8(at))
+        if byte == 34:
+            return at, flags
+        if byte < 32:
+            return 0, 0
+        if byte == 92:
+            flags = ESCAPED
+            at += 2
+        elif byte < 128:
+            at += 1
+        else:
+            used = utf8_size(at, end - at)
+            if used < 0:
+                return 0, 0
+            at += used
+    return 0, 0
+
+
+@inline
+def read_unsigned(at: int, end: int) -> Any:
+    """A U64 of plain digits; more than 64 bits or anything else is 2**64 - 1 (no such timestamp)."""
+    value = U64(0)
+    if at >= end or end - at > 19:
+        return ~U64(0)
+    while at < end:
+        digit = I64(load_u8(at)) - 48
+        if digit < 0 or digit > 9:
+            return ~U64(0)
+        value = value * U64(10) + U64(digit)
+        at += 1
+    return value
+
+
+@inline
+def hash_text(at: int, size: int, end: int) -> Any:
+    """A hash of `size` bytes; words are read up to `end`."""
+    found = U64(size) * _MIX
+    while size >= 8:
+        found = (found ^ load_u64(at)) * _MIX
+        found ^= found >> U64(29)
+        at += 8
+        size -= 8
+    if size > 0:
+        word = U64(0)
+        if end - at >= 8:
+            word = load_u64(at) & ((U64(1) << U64(8 * size)) - U64(1))
+        else:
+            for i in range(size):
+                word |= U64(load_u8(at + i)) << U64(8 * i)
+        found = (found ^ word) * _MIX
+        found ^= found >> U64(29)
+    return found ^ (found >> U64(32))
+
+
+@kernel
+def hash_name(at: int, size: int) -> int:
+    """`hash_text` of a text that a hash table is built of."""
+    return I64(hash_text(at, size, at + size))
+
+
+@inline
+def route(at: int, end: int, pieces: int, count: int) -> Any:
+    """The hash of the strings among the pieces at an item's head; 0 when it begins with something else."""
+    found = U64(1)
+    for i in range(count):
+        piece = pieces + PIECE_BYTES * i
+        size = load_i64(piece + 8)
+        if size >= end - at or not same(at, load_i64(piece), size):
+            return U64(0)
+        at += size
+        if load_i64(piece + 16) == STRING:
+            if load_u8(at) != 34:
+                return U64(0)
+            close, _ = scan_string(at + 1, end)
+            if close == 0:
+                return U64(0)
+            found = (found ^ hash_text(at + 1, close - at - 1, end)) * _MIX
+            at = close + 1
+        else:
+            stop = scan_digits(at, end)
+            if stop == at:
+                return U64(0)
+            at = stop
+    return found | U64(1)
+
+
+@kernel
+def route_of(at: int, size: int, pieces: int, count: int) -> int:
+    """`route` of a text: how the table of routes is built."""
+    return I64(route(at, at + size, pieces, count))
+
+
+@inline
+def scalar(at: int, end: int, form: int, slot: int, starts: int, lengths: int, result: int) -> int:
+    """The end of the scalar at `at`, its span noted; 0 where none stands that the form allows."""
+    if at >= end:
+        return 0
+    byte = I64(load_u8(at))
+    if form == CELL and byte == 34:
+        close, flags = scan_string(at + 1, end)
+        if close == 0:
+            return 0
+        store_u64(starts + 8 * slot, ((at + 1) << 2) | flags | IS_STRING)
+        store_u32(lengths + 4 * slot, close - at - 1)
+        return close + 1
+    if form in (CELL, WRAPPED) and byte == 110:
+        if end - at < 4 or load_u32(at) != 0x6C6C756E:
+            return 0
+        store_u64(starts + 8 * slot, 0)
+        store_u32(lengths + 4 * slot, NULL_SPAN)
+        return at + 4
+    stop = scan_bool(at, end) if byte == 116 or byte == 102 else scan_number(at, end)
+    if stop == at:
+        return 0
+    if form == CELL:
+        store_u64(starts + 8 * slot, at << 2)
+        store_u32(lengths + 4 * slot, stop - at)
+    elif byte == 116 or byte == 102:
+        return 0
+    elif form in (TIMESTAMP, MILLISECONDS):
+        ts = read_unsigned(at, stop)
+        if ts == ~U64(0) or (form == MILLISECONDS and ts >> U64(46) != U64(0)):
+            return 0
+        store_u64(result + 8, ts << U64(18) if form == MILLISECONDS else ts)
+    return stop
+
+
+@inline
+def find_member(at: int, end: int, members: int) -> int:
+    """The number of the entry whose constant stands at `at`, by its name; -1 when there is none."""
+    if at + 1 >= end or load_u8(at) != 34:
+        return -1
+    close, _ = scan_string(at + 1, end)
+    if close == 0:
+        return -1
+    mask = load_i64(members + S_MASK)
+    hashes = load_i64(members + S_HASHES)
+    place = I64(hash_text(at + 1, close - at - 1, end)) & mask
+    while True:
+        number = I64(load_i32(hashes + 4 * place)) - 1
+        if number < 0:
+            return -1
+        entry = load_i64(members + S_ENTRIES) + ENTRY_BYTES * number
+        size = load_i64(entry + 8)
+        if size <= end - at and same(at, load_i64(entry), size):
+            return number
+        place = (place + 1) & mask
+
+
+@inline
+def walk_members(at: int, end: int, members: int, starts: int, lengths: int, result: int) -> int:
+    """The end of an object whose members come in any order, from after its `{`; 0 when it is another one."""
+    count = load_i64(members)
+    generation = load_i64(members + S_GENERATION) + 1
+    store_u64(members + S_GENERATION, generation)
+    partial = load_i64(members + S_PARTIAL)
+    if at < end and load_u8(at) == 125:
+        return at + 1 if partial or count == 0 else 0
+    entries = load_i64(members + S_ENTRIES)
+    stamps = load_i64(members + S_STAMPS)
+    tail = load_i64(members + S_TAIL)
+    tail_length = load_i64(members + S_TAIL_LENGTH)
+    expected = 0
+    met = 0
+    while True:
+        number = expected
+        entry = entries + ENTRY_BYTES * number
+        size = load_i64(entry + 8)
+        if number >= count or size > end - at or not same(at, load_i64(entry), size):
+            number = find_member(at, end, members)
+            if number < 0:
+                return 0
+            entry = entries + ENTRY_BYTES * number
+            size = load_i64(entry + 8)
+        # The plain decoders take the last of two members of one name; that is left to them.
+        if load_i64(stamps + 8 * number) == generation:
+            return 0
+        store_u64(stamps + 8 * number, generation)
+        at += size
+        form = load_i64(entry + 16)
+        if form != TEXT_ALONE:
+            at = scalar(at, end, form, load_i64(entry + 24), starts, lengths, result)
+            if at == 0 or tail_length > end - at or not same(at, tail, tail_length):
+                return 0
+            at += tail_length
+        met += 1
+        expected = number + 1
+        if at >= end:
+            return 0
+        byte = load_u8(at)
+        at += 1
+        if byte == 125:
+            return at if partial or met == count else 0
+        if byte != 44:
+            return 0
+
+
+@inline
+def fill_missing(members: int, starts: int, lengths: int) -> None:
+    """Give the members that the last object left out the spans of the slots they stand for."""
+    generation = load_i64(members + S_GENERATION)
+    stamps = load_i64(members + S_STAMPS)
+    entries = load_i64(members + S_ENTRIES)
+    shift = load_i64(members + S_SHIFT)
+    for i in range(load_i64(members)):
+        if load_i64(stamps + 8 * i) != generation:
+            slot = load_i64(entries + ENTRY_BYTES * i + 24)
+            store_u64(starts + 8 * slot, load_u64(starts + 8 * (slot - shift)))
+            store_u32(lengths + 4 * slot, load_u32(lengths + 4 * (slot - shift)))
+
+
+@inline
+def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, result: int) -> bool:
+    """Match one list of pieces; spans go to starts/lengths, operation and timestamp to `result`."""
+    filled = 0
+    for i in range(count):
+        piece = pieces + PIECE_BYTES * i
+        size = load_i64(piece + 8)
+        form = load_i64(piece + 16)
+        if form == WRAPPER:
+            continue
+        fits = size <= end - at and same(at, load_i64(piece), size)
+        if form == END:
+            if fits and at + size == end:
+                store_u64(result, load_i64(piece + 24))
+                if filled != 0:
+                    fill_missing(filled, starts, lengths)
+                return True
+            continue
+        if not fits:
+            if form == OPTIONAL:
+                continue
+            return False
+        at += size
+        if at >= end:
+            return False
+        slot = load_i64(piece + 24)
+        if form == MEMBERS:
+            at = walk_members(at, end, slot, starts, lengths, result)
+            if at == 0:
+                return False
+            if load_i64(slot + S_PARTIAL):
+                filled = slot
+            continue
+        if form == WRAPPED and load_u8(at) != 110:
+            opening = piece + PIECE_BYTES
+            size = load_i64(opening + 8)
+            # A byte is left behind the constant, so that the quote may be looked at.
+            if size >= end - at or not same(at, load_i64(opening), size) or load_u8(at + size) != 34:
+                return False
+            at += size + 1
+            close, flags = scan_string(at, end)
+            if close == 0 or close + 1 >= end or load_u8(close + 1) != 125:
+                return False
+            store_u64(starts + 8 * slot, (at << 2) | flags | IS_STRING)
+            store_u32(lengths + 4 * slot, close - at)
+            at = close + 2
+            continue
+        at = scalar(at, end, form, slot, starts, lengths, result)
+        if at == 0:
+            return False
+    return False
+
+
+@inline
+def fits_template(item: int, lists: int, starts: int, lengths: int, result: int) -> bool:
+    """Whether an item is one of a template, of whichever operation."""
+    key = load_i64(item)
+    pieces = load_i64(lists + 8)
+    if pieces > 0 and not walk(
+        key, key + load_i64(item + 8), load_i64(lists), pieces, starts, lengths, result
+    ):
+        return False
+    value = load_i64(item + 16)
+    end = value + load_i64(item + 24)
+    for alternative in range(1, 4):
+        pieces = load_i64(lists + 16 * alternative + 8)
+        if pieces > 0 and walk(
+            value, end, load_i64(lists + 16 * alternative), pieces, starts, lengths, result
+        ):
+            return True
+    return False
+
+
+@kernel
+def match_items(
+    n: int,
+    items: int,
+    templates: int,
+    strides: int,
+    following: int,
+    routes: int,
+    mask: int,
+    head: int,
+    head_pieces: int,
+    head_at: int,
+    starts: int,
+    lengths: int,
+    results: int,
+) -> int:
+    """Match n items (key address, key size, value address, value size; 32 bytes each); how many matched.
+
+    templates: 4 lists each (address, number of pieces): key, and three alternatives for the value.
+    strides: i64, the spans that an item of a template takes. following: i64, the template to be tried after
+    one, or -1; routes: (hash, template + 1) in mask + 1 places, by open addressing; a chain's first template
+    is the one that matched last. head: the pieces of `route`, over the key (head_at 0) or the value (16).
+    starts, lengths: i64 and i32 of each span; results as RESULT_BYTES says.
+    """
+    matched = 0
+    span = 0
+    for i in range(n):
+        item = items + 32 * i
+        result = results + RESULT_BYTES * i
+        store_u64(result + 16, -1)
+        side = load_i64(item + head_at)
+        hashed = route(side, side + load_i64(item + head_at + 8), head, head_pieces)
+        if hashed == U64(0):
+            continue
+        place = I64(hashed) & mask
+        while load_i64(routes + 16 * place + 8) != 0 and load_u64(routes + 16 * place) != hashed:
+            place = (place + 1) & mask
+        first = load_i64(routes + 16 * place + 8) - 1
+        number = first
+        before = -1
+        row_starts = starts + 8 * span
+        row_lengths = lengths + 4 * span
+        while number >= 0 and not fits_template(
+            item, templates + 64 * number, row_starts, row_lengths, result
+        ):
+            before = number
+            number = load_i64(following + 8 * number)
+        if number < 0:
+            continue
+        if before >= 0:
+            store_u64(following + 8 * before, load_i64(following + 8 * number))
+            store_u64(following + 8 * number, first)
+            store_u64(routes + 16 * place + 8, number + 1)
+        store_u64(result + 16, number)
+        store_u64(result + 24, span)
+        span += load_i64(strides + 8 * number)
+        matched += 1
+    return matched
+
+
+@kernel
+def order_items(
+    n: int, results: int, owner: int, missed: int, ranks: int, count: int, counts: int, ops: int, order: int
+) -> int:
+    """Items of whole messages by their template's rank, in their order within one; how many.
+
+    owner: i32, an item's message; missed: u8, messages to be left out. ranks: i64 of each template, of
+    `count`. counts: i64[count + 1], where the items of each rank begin; ops: u8[count], bits 1 << operation.
+    """
+    for i in range(n):
+        template = load_i64(results + RESULT_BYTES * i + 16)
+        if template >= 0 and load_u8(missed + I64(load_i32(owner + 4 * i))) == 0:
+            rank = load_i64(ranks + 8 * template)
+            store_u64(counts + 8 * rank + 8, load_i64(counts + 8 * rank + 8) + 1)
+            op = load_i64(results + RESULT_BYTES * i)
+            store_u8(ops + rank, I64(load_u8(ops + rank)) | (1 << op))
+    for rank in range(count):
+        store_u64(counts + 8 * rank + 8, load_i64(counts + 8 * rank + 8) + load_i64(counts + 8 * rank))
+    for i in range(n):
+        template = load_i64(results + RESULT_BYTES * i + 16)
+        if template >= 0 and load_u8(missed + I64(load_i32(owner + 4 * i))) == 0:
+            rank = load_i64(ranks + 8 * template)
+            place = load_i64(counts + 8 * rank)
+            store_u64(order + 8 * place, i)
+            store_u64(counts + 8 * rank, place + 1)
+    # Each rank's beginning has become its end, which is the beginning of the next.
+    total = load_i64(counts + 8 * count)
+    for rank in range(count, 0, -1):
+        store_u64(counts + 8 * rank, load_i64(counts + 8 * rank - 8))
+    store_u64(counts, 0)
+    return total
+
+
+@kernel
+def split_batches(n: int, messages: int, items: int, owner: int, room: int) -> int:
+    """Items of n messages that are batches (key address, size, value address, size); how many items in all.
+
+    owner: i32 per item, its message; after `room` of them i32 per item, its number within the message. A
+    message that is not whole gets no item. With room 0 it only counts.
+    """
+    total = 0
+    for i in range(n):
+        key = load_i64(messages + 32 * i)
+        key_end = key + load_i64(messages + 32 * i + 8)
+        value = load_i64(messages + 32 * i + 16)
+        value_end = value + load_i64(messages + 32 * i + 24)
+        if key_end - key < 16 or load_u64(key) != U64(0x0100000000000000):
+            continue
+        key += 8
+        first = total
+        whole = True
+        while key < key_end or value < value_end:
+            if key_end - key < 8 or value_end - value < 8:
+                whole = False
+                break
+            key_size = bswap64(load_u64(key))
+            value_size = bswap64(load_u64(value))
+            if key_size > U64(key_end - key - 8) or value_size > U64(value_end - value - 8):
+                whole = False
+                break
+            if room > total:
+                store_u64(items + 32 * total, key + 8)
+                store_u64(items + 32 * total + 8, key_size)
+                store_u64(items + 32 * total + 16, value + 8)
+                store_u64(items + 32 * total + 24, value_size)
+                store_u32(owner + 4 * total, i)
+                store_u32(owner + 4 * (room + total), total - first)
+            total += 1
+            key += 8 + I64(key_size)
+            value += 8 + I64(value_size)
+        if not whole:
+            total = first
+    return total
+
+
+def warm() -> None:
+    """Compile what is not in numba's cache yet, over no rows."""
+    spare = np.zeros(1, dtype=np.int64)  # of no ranks there is a beginning, too
+    hash_name(0, 0)
+    route_of(0, 0, 0, 0)
+    match_items(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    order_items(0, 0, 0, 0, 0, 0, address(spare), 0, 0)
+    split_batches(0, 0, 0, 0, 0)

@@ -1,0 +1,352 @@
+"""A table's encode plan: what `codec.kernels` needs to know of one table version under given options.
+
+A protocol's folder builds the plan with a `Writer`: text, values, and the text that follows them, first for
+the key and then for each operation. Constants lie in one run of bytes; pieces point into it by offset until
+`Plan.bind` gives them an address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.codec import connect_kernels, kernels
+from tidegate.errors import InvalidInput
+from tidegate.kernel import address, buffer
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+
+Int64s = npt.NDArray[np.int64]
+NEW, OLD = 0, 1
+KEY: Final = 0
+OPERATIONS: Final = (INSERT, UPDATE, DELETE)
+"""What a plan has pieces for: `KEY`, then these, in this order."""
+
+NUMBERS: Final = {
+    Kind.INT: kernels.INT,
+    Kind.YEAR: kernels.INT,
+    Kind.UINT: kernels.UINT,
+    Kind.ENUM: kernels.UINT,
+    Kind.SET: kernels.UINT,
+    Kind.BIT: kernels.UINT,
+}
+"""Forms of the kinds whose text is digits."""
+_TEXTS: Final = {
+    Kind.DECIMAL: kernels.DECIMAL,
+    Kind.DATE: kernels.DATE,
+    Kind.DATETIME: kernels.DATETIME,
+    Kind.TIMESTAMP: kernels.DATETIME,
+    Kind.TIME: kernels.TIME,
+    Kind.JSON: kernels.JSON,
+    Kind.VECTOR: kernels.VECTOR,
+}
+_WITH_FSP: Final = (Kind.DATETIME, Kind.TIMESTAMP, Kind.TIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How one column's values are written, between the text before and behind them."""
+
+    form: int
+    """One of `kernels`, with its parameter."""
+    param: int = 0
+    before: bytes = b""
+    behind: bytes = b""
+    """A short text (`kernels.SHORT_TEXT`), with what ends the cell."""
+    null: bytes = b"null"
+    """What stands for NULL instead of all three; of any length, but short texts are faster."""
+    names: tuple[bytes, ...] | None = None
+    """Of the forms `connect_kernels.TABLED` the names of the elements, as they stand in messages."""
+
+    @property
+    def room(self) -> int:
+        """Most bytes of a value beyond what its form needs."""
+        return sum(map(len, self.names)) + len(self.names) if self.names else 0
+
+
+def bare(form: int, param: int = 0) -> Shape:
+    """A JSON number."""
+    return Shape(form, param)
+
+
+def quoted(form: int, param: int = 0) -> Shape:
+    """A JSON string; NULL without quotes."""
+    return Shape(form, param, b'"', b'"')
+
+
+def text_shape(column: Column, std: int) -> Shape | None:
+    """In quotes, the text of decimals, times, JSON and vectors; None for a column of another kind.
+
+    `std`: whether JSON's text is escaped as Go's encoding/json does it (1) or as easyjson (0).
+    """
+    if column.kind not in _TEXTS:
+        return None
+    param = max(column.decimal, 0) if column.kind in _WITH_FSP else std
+    return quoted(_TEXTS[column.kind], param)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A plan with addresses; `owners` keep the memory alive while a kernel runs."""
+
+    pieces: Int64s
+    """For the key and each operation: address and number of its pieces."""
+    owners: tuple[npt.NDArray[np.generic], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """One table version under one set of options."""
+
+    framed: bool
+    """Messages are batches of rows with lengths; False: a message is a row."""
+    encode: Callable[[int], int]
+    """The kernel that writes them: `kernels.encode_single`, `encode_framed`, or a protocol's own."""
+    max_rows: int
+    """Of a batch."""
+    refused: dict[int, InvalidInput]
+    """Operations that these options cannot say for this table, and why."""
+    constants: bytes
+    stamps: tuple[int, ...]
+    """Offsets in `constants` where the build time stands."""
+    pieces: Int64s
+    """int64[pieces, PIECE_WORDS], those of the key and of one operation in a row."""
+    tabled: Int64s
+    """The numbers of the pieces whose parameter is the offset of a table of names in `constants`."""
+    first: tuple[int, ...]
+    """For the key and each operation the number of its first piece; then the number of pieces."""
+    key_bound: int
+    """Most bytes of one row's key."""
+    fixed: Int64s
+    """Per operation the bound of everything but values of variable size."""
+    typical: Int64s
+    """Per operation a guess of the same, for sizing the buffer."""
+    variables: Int64s
+    """Count, then (column, growth) of the columns of variable size."""
+    quoted: bool
+    """Whether Go's table of printable characters is needed."""
+    json_columns: bool
+    zoned: tuple[int, ...]
+    """TIMESTAMP columns whose text is in the feed's zone."""
+
+    def bind(self, build_ms: int) -> Bound:
+        """The plan over memory of its own, with the build time written in."""
+        data = buffer(len(self.constants))
+        data[: len(self.constants)] = np.frombuffer(self.constants, dtype=np.uint8)
+        stamp = np.frombuffer(b"%d" % build_ms, dtype=np.uint8)
+        for offset in self.stamps:
+            data[offset : offset + len(stamp)] = stamp
+        pieces, base = self.pieces.copy(), address(data)
+        pieces[:, kernels.P_CONST // 8] += base
+        pieces[:, kernels.P_OPEN // 8] += base
+        if len(self.tabled):
+            pieces[self.tabled, kernels.P_PARAM // 8] += base
+        table, begin = np.zeros(8, dtype=np.int64), address(pieces)
+        for number in (KEY, *OPERATIONS):
+            table[2 * number] = begin + kernels.PIECE_BYTES * self.first[number]
+            table[2 * number + 1] = self.first[number + 1] - self.first[number]
+        return Bound(table, (data, pieces, table))
+
+
+@dataclass(slots=True)
+class Writer:
+    """Writes the pieces of the key, then of each operation; text waits until a value follows it."""
+
+    constants: bytearray = field(default_factory=bytearray)
+    pieces: list[list[int]] = field(default_factory=list)
+    stamps: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=lambda: [0])
+    waiting: int = 0
+    rooms: list[int] = field(default_factory=list)
+    """Most bytes of each piece beyond its constant and what its form needs."""
+    tables: dict[tuple[bytes, ...], int] = field(default_factory=dict)
+    """Where tables of names begin."""
+
+    def text(self, data: bytes) -> None:
+        """Bytes to be copied as they are."""
+        self.constants += data
+
+    def stamp(self, digits: int) -> None:
+        """Room for the build time."""
+        self.stamps.append(len(self.constants))
+        self.constants += b"0" * digits
+
+    def number(self, form: int) -> None:
+        """A number of the row itself: MILLISECONDS, COMMIT_TS, PHYSICAL_ID; in a key also ROW_ID."""
+        self._piece(form)
+
+    def cell(self, shape: Shape, position: int, image: int, end: bytes = b"") -> None:
+        """A column's value; `end` follows it, or NULL."""
+        param = shape.param if shape.names is None else self._table(shape.names)
+        self.constants += shape.before
+        self._piece(shape.form, position, image, param)
+        null = shape.null + end
+        long = len(null) > kernels.SHORT_TEXT
+        ends = [_short(shape.behind + end), kernels.LONG_NULL if long else _short(null), len(shape.before)]
+        piece = self.pieces[-1]
+        piece[kernels.P_TAIL // 8 : kernels.P_ONLY_CHANGED // 8] = ends
+        self.rooms[-1] = shape.room + len(null)
+        if long:
+            piece[kernels.P_OPEN // 8 :] = [len(self.constants), len(null)]
+            self.constants += null
+            self.waiting = len(self.constants)
+
+    def _table(self, names: tuple[bytes, ...]) -> int:
+        """The table of these names as `connect_kernels.put_name` reads it; waiting text comes behind it."""
+        if names not in self.tables:
+            waiting = self.constants[self.waiting :]
+            del self.constants[self.waiting :]
+            self.tables[names] = len(self.constants)
+            at = 8 * len(names) + 8
+            self.constants += len(names).to_bytes(8, "little")
+            for name in names:
+                self.constants += at.to_bytes(4, "little") + len(name).to_bytes(4, "little")
+                at += len(name)
+            self.constants += b"".join(names)
+            self.waiting = len(self.constants)
+            self.constants += waiting
+        return self.tables[names]
+
+    def checksum(self, part: int) -> None:
+        """A part of the row's checksum (`kernels.SUM_VERSION` and the like), which a row without one leaves
+        out together with the text before it.
+        """
+        self._piece(kernels.CHECKSUM, param=part)
+
+    def promoted(self, param: int, position: int, image: int) -> None:
+        """A number that depends on how large a column's value is, see `kernels.put_promoted`."""
+        self._piece(kernels.PROMOTED, position, image, param)
+
+    def only_changed(self, opening: bytes) -> None:
+        """Make the last value one that is left out, with the text before it, when it did not change.
+
+        The first byte of that text parts such values; before the first one `opening` stands instead of it.
+        """
+        assert self.pieces[-1][kernels.P_NULL // 8] != kernels.LONG_NULL, "it stands where the opening does"
+        at = len(self.constants)
+        self.constants += opening
+        self.waiting = len(self.constants)
+        self.pieces[-1][kernels.P_ONLY_CHANGED // 8 :] = [1, at, len(opening)]
+
+    def end_group(self) -> None:
+        """The waiting text, if any of the values since the last group was not left out."""
+        self._piece(kernels.GROUP_END)
+
+    def flush(self) -> None:
+        """The waiting text alone: what comes next may be left out without it."""
+        if len(self.constants) > self.waiting:
+            self._piece(kernels.CONSTANT)
+
+    def end(self) -> None:
+        """The key, or an operation, is complete."""
+        self.flush()
+        self.first.append(len(self.pieces))
+
+    def _piece(self, form: int, cell: int = 0, image: int = NEW, param: int = 0) -> None:
+        """The waiting text, then a value."""
+        self.rooms.append(0)
+        words = [self.waiting, len(self.constants) - self.waiting, form, cell, image, param]
+        self.pieces.append(words + [0] * (kernels.PIECE_WORDS - len(words)))
+        self.waiting = len(self.constants)
+
+    def names(self, table: bytes) -> int:
+        """A table that values point to by its offset in the constants: before any text."""
+        assert self.waiting == len(self.constants), "no text waits"
+        self.constants += table
+        self.waiting = len(self.constants)
+        return self.waiting - len(table)
+
+    def named(self, shape: Shape, position: int, table: int, size: int) -> None:
+        """A column's value that is one or more of a table's names, together at most so many bytes."""
+        self.cell(shape, position, NEW)
+        self.pieces[-1][kernels.P_OPEN // 8 :] = [table, size]
+
+    def plan(
+        self,
+        table: TableSchema,
+        shapes: Sequence[Shape],
+        *,
+        framed: bool = False,
+        max_rows: int = 1,
+        refused: dict[int, InvalidInput] | None = None,
+        utc: bool = False,
+        encode: Callable[[int], int] | None = None,
+        sizes: Mapping[int, int] = kernels.FIXED_SIZE,
+        growing: Sequence[tuple[int, int]] | None = None,
+    ) -> Plan:
+        """What was written, with the shapes of all columns; `utc`: TIMESTAMPs are not moved.
+
+        A protocol with a kernel of its own (`encode`) says how large its forms are, and (column, bytes per
+        byte) of those of variable size.
+        """
+        assert len(self.first) == 2 + len(OPERATIONS), "a plan has a key and every operation"
+        pieces = np.array(self.pieces, dtype=np.int64).reshape(-1, kernels.PIECE_WORDS)
+        parts = [pieces[self.first[number] : self.first[number + 1]] for number in (KEY, *OPERATIONS)]
+        rooms = [
+            sum(self.rooms[self.first[number] : self.first[number + 1]]) for number in (KEY, *OPERATIONS)
+        ]
+        key_bound = _fixed(parts[KEY], sizes) + rooms[KEY] + kernels.KEY_SLACK if len(parts[KEY]) else 0
+        own = 0 if framed else key_bound
+        forms = [shape.form for shape in shapes]
+        if growing is None:
+            growing = _growing(parts[KEY], forms, framed=framed)
+        return Plan(
+            framed=framed,
+            encode=encode or (kernels.encode_framed if framed else kernels.encode_single),
+            max_rows=max_rows,
+            refused=refused or {},
+            constants=bytes(self.constants),
+            stamps=tuple(self.stamps),
+            pieces=pieces,
+            tabled=np.flatnonzero(np.isin(pieces[:, kernels.P_FORM // 8], connect_kernels.TABLED)),
+            first=tuple(self.first),
+            key_bound=key_bound,
+            fixed=np.array(
+                [_fixed(part, sizes) + room + own + 128 for part, room in zip(parts, rooms, strict=True)],
+                dtype=np.int64,
+            ),
+            typical=np.array([_typical(part) + own for part in parts], dtype=np.int64),
+            variables=np.array([len(growing), *(word for pair in growing for word in pair)], dtype=np.int64),
+            quoted=kernels.QUOTED in forms,
+            json_columns=kernels.JSON in forms or connect_kernels.RAW_JSON in forms,
+            zoned=tuple(
+                i for i, column in enumerate(table.columns) if column.kind is Kind.TIMESTAMP and not utc
+            ),
+        )
+
+
+def _growing(key: Int64s, forms: Sequence[int], *, framed: bool) -> list[tuple[int, int]]:
+    """Columns whose values have no size of their own, and how many bytes each byte becomes at most."""
+    cell, form = kernels.P_CELL // 8, kernels.P_FORM // 8
+    # A column that is in the key, too, grows twice.
+    keyed = [int(piece[cell]) for piece in key if int(piece[form]) in kernels.VALUE_FACTOR]
+    assert not (framed and keyed), "keys of batches have no values of variable size"
+    return [
+        (i, kernels.VALUE_FACTOR[form] * (1 + keyed.count(i)))
+        for i, form in enumerate(forms)
+        if form in kernels.VALUE_FACTOR
+    ]
+
+
+def _short(text: bytes) -> int:
+    """A short text as the kernels store it at once."""
+    assert len(text) <= kernels.SHORT_TEXT, f"{text!r} is no short text"
+    return int.from_bytes(text, "little") | len(text) << 56
+
+
+def _constants(part: Int64s) -> int:
+    lengths = part[:, kernels.P_LENGTH // 8] + part[:, kernels.P_OPEN_LENGTH // 8]
+    return int(lengths.sum()) + kernels.SHORT_TEXT * len(part)
+
+
+def _fixed(part: Int64s, sizes: Mapping[int, int]) -> int:
+    """The bound of an operation without what values of variable size need per byte."""
+    return _constants(part) + sum(sizes.get(int(form), 64) for form in part[:, kernels.P_FORM // 8])
+
+
+def _typical(part: Int64s) -> int:
+    return _constants(part) + 6 * len(part) + 8

@@ -1,0 +1,49 @@
+"""Avro in Confluent's wire format, with a schema registry, as TiCDC writes it: docs/formats/avro.md."""
+
+from dataclasses import replace
+from typing import Final
+
+from tidegate.codec.entry import DdlTo, Loss, RowCodec, Schemas, Unmarked
+from tidegate.codec.protocols.avro.bulk import AvroBulkDecoder
+from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, named_ids
+from tidegate.codec.protocols.avro.plan import plan
+from tidegate.codec.protocols.avro.schema import AvroOptions, needs_of_checksums, subjects
+
+
+def _losses(options: AvroOptions) -> frozenset[Loss]:
+    lost = {Loss.BAD_TEXT, Loss.PARTITION, Loss.OLD_IMAGE, Loss.DELETED_CELLS, Loss.NAMES}
+    if not options.enable_tidb_extension:
+        lost |= {Loss.COMMIT_TS}
+    if not options.has_marks:
+        lost |= {Loss.DELETED_TS}
+    return frozenset(lost)
+
+
+CODEC: Final = RowCodec(
+    name=AvroOptions.protocol,
+    options=AvroOptions,
+    ddl_to=DdlTo.ALL,
+    unmarked=Unmarked(
+        option="enable-tidb-extension=true&avro-enable-watermark=true",
+        without=lambda options: not options.has_marks,
+        shown=lambda values, decoded: any((table.commit_ts == 0).any() for table in decoded.rows),
+        why="its rows do not say when they were committed, or there are no watermarks between them",
+    ),
+    encoder=AvroEncoder,
+    decoder=AvroDecoder,
+    plan=plan,
+    form=None,
+    binary=AvroBulkDecoder,
+    schemas=Schemas(
+        placed=lambda options, topic, namespace, book: replace(
+            options, topic=topic, namespace=namespace, book=book
+        ),
+        needed=lambda table, options: [one for one in subjects(table, options) if one is not None],
+        named=lambda batch: list(named_ids(batch)),
+    ),
+    lacks_old=lambda options: f"protocol = {AvroOptions.protocol}",
+    no_checksums=needs_of_checksums,
+    checksums=lambda options: bool(options.has_checksums),
+    splits_updates=True,
+    losses=_losses,
+)

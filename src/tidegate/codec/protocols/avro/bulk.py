@@ -1,0 +1,213 @@
+"""Avro's messages in bulk: grouped by the schemas that they name, walked by a kernel, made columns.
+
+What a schema says is `plain.record_of`'s; a message that does not go by it, or whose meaning takes more than
+its bytes (an element's name with a quote, a text that is not UTF-8), is left to the plain decoder.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tidegate.codec import avro_decode_kernels as kernels
+from tidegate.codec import sums
+from tidegate.codec.assemble import DecodeError, RowKey
+from tidegate.codec.base import Batch, Decoded, DecodedTable, Decoder
+from tidegate.codec.binary import Messages, Walked, table_of
+from tidegate.codec.joined import join
+from tidegate.codec.protocols.avro.plain import AvroDecoder, Field, Record, wire_columns
+from tidegate.kernel import address
+from tidegate.model.slots import stride_for
+
+Int64s = npt.NDArray[np.int64]
+_FORMS: Final = {
+    "float": kernels.FLOAT,
+    "double": kernels.DOUBLE,
+    "int": kernels.NUMBER,
+    "long": kernels.NUMBER,
+}
+_CONTENT: Final = {
+    "BLOB": kernels.BYTES, "BIT": kernels.BIT, "ENUM": kernels.ENUM, "SET": kernels.SET,
+    "BIGINT UNSIGNED": kernels.DIGITS,
+}  # fmt: skip
+"""Forms of the TiDB types whose text or bytes are not taken as they are."""
+_EXTENSION: Final = {
+    "_tidb_op": kernels.OPERATION,
+    "_tidb_commit_ts": kernels.COMMIT_TS,
+    "_tidb_row_level_checksum": kernels.SUM,
+    "_tidb_corrupted": kernels.CORRUPTED,
+}
+_SKIPPED: Final = {
+    "string": kernels.SKIPPED_TEXT,
+    "boolean": kernels.SKIPPED_BOOLEAN,
+    "int": kernels.SKIPPED_NUMBER,
+    "long": kernels.SKIPPED_NUMBER,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """A record as the kernel walks it."""
+
+    fields: Int64s
+    owners: tuple[npt.NDArray[np.uint8], ...]
+    """Tables of names, which `fields` has the addresses of."""
+
+    def __len__(self) -> int:
+        return len(self.fields)
+
+
+class _Fields:
+    """Writes the fields of a plan."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[int]] = []
+        self.owners: list[npt.NDArray[np.uint8]] = []
+
+    def record(self, record: Record, base: int, *, value: bool) -> None:
+        """The fields of a record, whose columns have the slots from `base` on; `value`: and an extension."""
+        slot = base
+        for field in record.fields:
+            if field.tidb_type:
+                self._column(field, slot)
+                slot += 1
+            elif field.inner is not None:
+                self.lines.append([kernels.RECORD, field.null, 0, len(field.inner.fields), 0, 0])
+                self.record(field.inner, len(wire_columns(record, frozenset())), value=False)
+            else:
+                usual = _SKIPPED[field.of_type]
+                form = _EXTENSION.get(field.name, usual) if value else usual
+                self.lines.append([form, field.null, 0, 0, 0, 0])
+
+    def _column(self, field: Field, slot: int) -> None:
+        form, names, count = _FORMS.get(field.of_type, kernels.TEXT), 0, 0
+        if form == kernels.TEXT:
+            form = _CONTENT.get(field.tidb_type, kernels.TEXT)
+            if field.scale >= 0:
+                form = kernels.DECIMAL
+        if form in (kernels.ENUM, kernels.SET):
+            table = _names(field.allowed)
+            self.owners.append(table)
+            names, count = address(table), len(field.allowed)
+        self.lines.append([form, field.null, slot, count, names, 0])
+
+    def plan(self) -> _Plan:
+        """What was written."""
+        lines = np.array(self.lines, dtype=np.int64).reshape(-1, kernels.FIELD_WORDS)
+        return _Plan(lines, tuple(self.owners))
+
+
+def _names(allowed: tuple[str, ...]) -> npt.NDArray[np.uint8]:
+    """A table of names, as `avro_kernels` has it."""
+    names = [name.encode() for name in allowed]
+    entries, at = b"", 8 * len(names)
+    for name in names:
+        entries += struct.pack("<II", at, len(name))
+        at += len(name)
+    return np.frombuffer(entries + b"".join(names) + bytes(8), dtype=np.uint8).copy()
+
+
+@lru_cache(maxsize=1024)
+def _plan_of(record: Record, base: int, *, value: bool) -> _Plan:
+    fields = _Fields()
+    fields.record(record, base, value=value)
+    return fields.plan()
+
+
+class AvroBulkDecoder:
+    """A `Decoder` over the plain one: the same result, in bulk."""
+
+    def __init__(self, plain: AvroDecoder, otherwise: Decoder) -> None:
+        self._plain, self._otherwise = plain, otherwise
+
+    def decode(self, batch: Batch) -> Decoded:
+        """As `Decoder.decode`; tables may come in another order than by first appearance."""
+        messages = Messages(batch)
+        groups = np.empty(len(messages) + 1, dtype=np.int32)
+        found = np.empty((kernels.MAX_GROUPS, 2), dtype=np.int64)
+        count = kernels.read_heads(len(messages), address(messages.spans), address(groups), address(found))
+        groups = groups[: len(messages)]
+        left, tables = [np.flatnonzero(groups < 0)], list[DecodedTable]()
+        for number in range(count):
+            rows = np.flatnonzero(groups == number)
+            table, rest = self._group(messages, rows, *found[number].tolist())
+            left.append(rest)
+            tables += [] if table is None or not len(table) else [table]
+        parts, rest = [Decoded(rows=tables)], np.sort(np.concatenate(left))
+        if len(rest):
+            parts.append(self._otherwise.decode(messages.subset(rest)))
+        return join(parts)
+
+    def _group(
+        self, messages: Messages, rows: Int64s, key_id: int, value_id: int
+    ) -> tuple[DecodedTable | None, Int64s]:
+        """The rows of messages of the same schemas, and the messages that are left."""
+        try:
+            of_key = self._plain.record(key_id) if key_id >= 0 else None
+            of_value = self._plain.record(value_id) if value_id >= 0 else None
+        except DecodeError:
+            return None, rows
+        if of_value is None:
+            assert of_key is not None, "a group has a schema"
+            return self._deletes(messages, rows, of_key)
+        if of_key is not None and (of_key.schema, of_key.table) != (of_value.schema, of_value.table):
+            return None, rows
+        names = frozenset(one.name for one in of_key.fields) if of_key is not None else frozenset()
+        columns = wire_columns(of_value, names)
+        has_old = any(one.inner is not None for one in of_value.fields)
+        walked = Walked.of(rows, stride_for(len(columns) * (2 if has_old else 1)))
+        self._walk(messages, walked, of_key, of_value, len(columns))
+        key = RowKey(of_value.schema, of_value.table, None, columns)
+        scales = [one.scale for one in of_value.fields if one.tidb_type]
+        return self._table(messages, key, scales, walked)
+
+    def _deletes(
+        self, messages: Messages, rows: Int64s, of_key: Record
+    ) -> tuple[DecodedTable | None, Int64s]:
+        columns = wire_columns(of_key, frozenset(one.name for one in of_key.fields))
+        # Beside watermarks a delete without a value does not say when: the plain decoder says so.
+        told = messages.spans[rows, 3] >= 0 if self._plain.has_marks else np.ones(len(rows), dtype=np.bool_)
+        walked = Walked.of(rows[told], stride_for(2 * len(columns)))
+        self._walk(messages, walked, of_key, None, len(columns))
+        key = RowKey(of_key.schema, of_key.table, None, columns)
+        scales = [one.scale for one in of_key.fields if one.tidb_type]
+        table, rest = self._table(messages, key, scales, walked)
+        return table, np.concatenate([rest, rows[~told]])
+
+    def _walk(
+        self, messages: Messages, walked: Walked, of_key: Record | None, of_value: Record | None, columns: int
+    ) -> None:
+        if any(one.inner is not None for one in of_key.fields) if of_key is not None else False:
+            walked.results[:] = 0  # no key of ours has an old image
+            return
+        base = columns if of_value is None else 0
+        key = None if of_key is None else _plan_of(of_key, base, value=False)
+        value = None if of_value is None else _plan_of(of_value, 0, value=True)
+        spare = np.empty(2 * (0 if key is None else len(key)) + 1, dtype=np.int64)
+        kernels.walk_records(
+            len(walked.rows), address(walked.rows), address(messages.spans),
+            0 if key is None else address(key.fields), 0 if key is None else len(key),
+            0 if value is None else address(value.fields), -1 if value is None else len(value),
+            columns, walked.starts.shape[1], *walked.addresses, address(spare),
+        )  # fmt: skip
+
+    def _table(
+        self, messages: Messages, key: RowKey, scales: list[int], walked: Walked
+    ) -> tuple[DecodedTable, Int64s]:
+        table = table_of(messages, key, scales, walked, len(key.columns))
+        taken = np.flatnonzero(walked.result(kernels.R_OP))
+        sound = sums.matching(
+            table,
+            walked.result(kernels.R_CURRENT)[taken],
+            walked.result(kernels.R_PREVIOUS)[taken],
+            self._plain.time_zone,
+        )
+        if not sound.all():
+            walked.results[taken[~sound], kernels.R_OP // 8] = 0
+            table = table_of(messages, key, scales, walked, len(key.columns))
+        return table, walked.rows[walked.result(kernels.R_OP) == 0]

@@ -1,0 +1,583 @@
+"""Avro with a schema registry, row by row, both directions: docs/formats/avro.md.
+
+    key     00 | id of the key's schema, i32 big-endian | the handle key's columns
+    value   00 | id of the value's schema | all columns, then _tidb_op, ...    insert, update
+            nothing                                                           delete
+            03 | commit ts, u64 big-endian                                    delete, with marks
+            01 | {"query":"..","type":5,"schema":"..",...}                    DDL, no key
+            02 | ts, u64 big-endian                                           watermark, no key
+
+One message a row. An integer is a zigzag varint, text and bytes have their length before them, a nullable
+column its branch.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.codec import ddl_header, sums
+from tidegate.codec.assemble import DecodeError, RowKey, Rows, decode_plainly, integer, member, wire_type
+from tidegate.codec.avro_binary import sized, varint
+from tidegate.codec.base import (
+    RECORD_OVERHEAD,
+    Batch,
+    DdlMessage,
+    Decoded,
+    WireColumn,
+    too_large,
+)
+from tidegate.codec.json_text import std_string
+from tidegate.codec.protocols.avro.schema import (
+    CHECKSUMS,
+    EXTENSION,
+    AvroOptions,
+    avro_type,
+    escaped_elem,
+    is_null_first,
+    key_columns,
+    refused_delete,
+    subjects,
+    value_columns,
+)
+from tidegate.codec.schema_book import Subject
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.message import Message
+from tidegate.model.row import RowChange, RowChecksum, Value
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.timestamp import physical_ms
+from tidegate.tidb.types import enum
+
+ROW, DDL, WATERMARK, DELETED = 0, 1, 2, 3
+"""The first byte of a value."""
+HEADER_BYTES: Final = 5
+MAX_FIELDS: Final = 8192
+"""Of one schema: TiDB's tables have at most 4096 columns."""
+_EXTENSION: Final = "_tidb_"
+_BEFORE: Final = "_ticdc_before"
+_NO_KEYS: Final[frozenset[str]] = frozenset()
+_MEMBERS: Final = {name: of_type for name, of_type, _ in (*EXTENSION, *CHECKSUMS)}
+
+
+# --- encoding
+
+
+def unscaled(text: str, scale: int) -> bytes:
+    """A decimal's digits, `scale` of them behind the point, as the shortest two's complement, big-endian."""
+    whole, _, frac = text.partition(".")
+    number = int(whole + frac[:scale].ljust(scale, "0"))
+    return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
+
+
+def schema_header(subject: Subject, options: AvroOptions) -> bytes:
+    """The first bytes of a message of this schema."""
+    number = options.book.id_of(subject)
+    assert number is not None, "the edge registers schemas before rows are encoded"
+    return b"\x00" + number.to_bytes(4, "big")
+
+
+def value_bytes(column: Column, value: Value, options: AvroOptions) -> bytes:
+    """A value that is not NULL."""
+    of_type, _ = avro_type(column, options)
+    if of_type in ("int", "long"):
+        assert isinstance(value, int)
+        return varint(value)
+    match column.kind:
+        case Kind.FLOAT:
+            return struct.pack("<f", np.float32(value))
+        case Kind.DOUBLE:
+            return struct.pack("<d", value)
+        case Kind.BIT:
+            assert isinstance(value, int)
+            return sized(value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big"))
+        case Kind.ENUM:
+            assert isinstance(value, int)
+            known = 0 < value <= len(column.elems)
+            return sized(column.elems[value - 1].encode() if known else b"")
+        case Kind.SET:
+            assert isinstance(value, int)
+            return sized(enum.set_names(value & (1 << len(column.elems)) - 1, column.elems).encode())
+        case Kind.DECIMAL if of_type == "bytes":
+            assert isinstance(value, str)
+            return sized(unscaled(value, max(column.decimal, 0)))
+    return sized(value if isinstance(value, bytes) else str(value).encode())
+
+
+def checksum_members(found: RowChecksum | None) -> bytes:
+    """The members of the extension for a row's checksum; of a row without one the text is empty."""
+    if found is None:
+        return sized(b"") + b"\0" + varint(0)
+    return sized(b"%d" % found.current) + bytes([found.corrupted]) + varint(found.version)
+
+
+class AvroEncoder:
+    """Encodes rows, DDL and watermarks; the ids of schemas are in the options' book."""
+
+    def __init__(self, options: AvroOptions) -> None:
+        self._options = options
+
+    def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
+        """One message a row; a delete has only its key."""
+        messages = []
+        for row in rows:
+            key, value = self._row(row)
+            size = len(key or b"") + len(value or b"") + RECORD_OVERHEAD
+            if size > self._options.max_message_bytes:
+                raise too_large(row.table.name, size, self._options)
+            messages.append(Message(key, value))
+        return messages
+
+    def _row(self, row: RowChange) -> tuple[bytes | None, bytes | None]:
+        table, options = row.table, self._options
+        image = row.old if row.new is None else row.new
+        assert image is not None, "a row has an image"
+        of_key, of_value = subjects(table, options)
+        key = None
+        if of_key is not None:
+            key = schema_header(of_key, options) + self._columns(table, image, key_columns(table))
+        if row.new is None:
+            if key is None:
+                raise refused_delete(table)
+            return key, b"\x03" + row.commit_ts.to_bytes(8, "big") if options.has_marks else None
+        value = schema_header(of_value, options) + self._columns(table, image, value_columns(table, options))
+        if options.enable_tidb_extension:
+            value += sized(b"c" if row.old is None else b"u")
+            value += varint(row.commit_ts) + varint(physical_ms(row.commit_ts))
+        if options.has_checksums:
+            value += checksum_members(row.told_checksum)
+        return key, value
+
+    def _columns(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int]) -> bytes:
+        return b"".join(self._cell(table.columns[i], image[i]) for i in shown)
+
+    def _cell(self, column: Column, value: Value) -> bytes:
+        if not column.nullable:
+            assert value is not None, "a NOT NULL column has a value"
+            return value_bytes(column, value, self._options)
+        null_first = is_null_first(column, self._options)
+        if value is None:
+            return varint(0 if null_first else 1)
+        return varint(1 if null_first else 0) + value_bytes(column, value, self._options)
+
+    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:
+        """A DDL message; None where the options leave it out."""
+        if not self._options.has_marks:
+            return None
+        texts = (std_string(text.encode()) for text in (event.query, event.schema, event.table))
+        query, schema, table = texts
+        value = b'\x01{"query":%s,"type":%d,"schema":%s,"table":%s,"commitTs":%d}' % (
+            query, event.action, schema, table, event.finished_ts,
+        )  # fmt: skip
+        return Message(None, value, headers=ddl_header.headers(event))
+
+    def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
+        """A watermark; None where the options leave it out."""
+        return Message(None, b"\x02" + ts.to_bytes(8, "big")) if self._options.has_marks else None
+
+
+# --- schemas that messages name
+
+
+class Field(NamedTuple):
+    """One member of a record."""
+
+    name: str
+    of_type: str
+    """Avro's primitive type, or `record`."""
+    null: int
+    """The branch that is null; -1: not a union."""
+    tidb_type: str
+    """Empty: it is no column."""
+    allowed: tuple[str, ...] = ()
+    """Elements of an enum or set, as `escaped_elem` writes them, commas plain."""
+    scale: int = -1
+    """Of a decimal in bytes."""
+    inner: Record | None = None
+
+
+class Record(NamedTuple):
+    """A schema, as decoding needs it."""
+
+    schema: str
+    table: str
+    fields: tuple[Field, ...]
+
+
+_CODE: Final = {
+    "FLOAT": 4, "DOUBLE": 5, "BIT": 16, "DECIMAL": 246, "TEXT": 252, "BLOB": 252, "ENUM": 247, "SET": 248,
+    "JSON": 245, "DATE": 10, "DATETIME": 12, "TIMESTAMP": 7, "TIME": 11, "YEAR": 13,
+    "TiDBVECTORFloat32": 225, "INT": 3, "BIGINT": 8,
+}  # fmt: skip
+_AVRO_OF: Final = {
+    3: ("int", "long"), 8: ("long", "string"), 4: ("float",), 5: ("double",), 16: ("bytes",),
+    246: ("bytes", "string"), 13: ("int",),
+}  # fmt: skip
+"""Avro's types that a MySQL type code may come as; of all others text (or bytes of a BLOB)."""
+
+
+@lru_cache(maxsize=1024)
+def record_of(text: str) -> Record:
+    """A schema's text, taken apart. Raises DecodeError for what no schema of TiCDC's is."""
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise DecodeError(f"its schema is not JSON: {error}") from None
+    return _record(found)
+
+
+def _record(found: Any, *, nested: bool = False) -> Record:
+    if not isinstance(found, dict) or found.get("type") != "record":
+        raise DecodeError("its schema is not a record's")
+    namespace, fields = member(found, "namespace", str, ""), member(found, "fields", list)
+    if len(fields) > MAX_FIELDS:
+        raise DecodeError(f"its schema has {len(fields)} members")
+    taken = tuple(_field(one, nested=nested) for one in fields)
+    if len({one.name for one in taken}) < len(taken):
+        raise DecodeError("its schema has two members of one name")
+    made = Record(namespace.partition(".")[2], member(found, "name", str), taken)
+    for one in taken:
+        # The cells of the old image are taken as those of the same columns.
+        if one.inner is not None and wire_columns(one.inner, _NO_KEYS) != wire_columns(made, _NO_KEYS):
+            raise DecodeError(f"member {one.name!r} of its schema has other columns than the row")
+    return made
+
+
+def _field(found: Any, *, nested: bool) -> Field:
+    if not isinstance(found, dict):
+        raise DecodeError("a member of its schema is not an object")
+    name, of_type, null = member(found, "name", str), found.get("type"), -1
+    if isinstance(of_type, list):
+        if len(of_type) != 2 or of_type.count("null") != 1:
+            raise DecodeError(
+                f"member {name[:100]!r} of its schema is a union of other than null and one type"
+            )
+        null = of_type.index("null")
+        of_type = of_type[1 - null]
+    if name == _BEFORE and isinstance(of_type, dict) and not nested:
+        return Field(name, "record", null, "", inner=_record(of_type, nested=True))
+    if isinstance(of_type, str):
+        if not name.startswith(_EXTENSION):
+            raise DecodeError(f"member {name[:100]!r} of its schema has no TiDB type")
+        if of_type not in ("string", "long", "int", "boolean") or of_type != _MEMBERS.get(name, of_type):
+            raise DecodeError(f"member {name[:100]!r} of its schema is {of_type[:100]!r}")
+        return Field(name, of_type, null, "")
+    if not isinstance(of_type, dict):
+        raise DecodeError(f"member {name[:100]!r} of its schema has no type")
+    parameters = member(of_type, "connect.parameters", dict)
+    tidb_type, base = member(parameters, "tidb_type", str), member(of_type, "type", str)
+    code = _CODE.get(tidb_type.removesuffix(" UNSIGNED"))
+    if code is None or base not in _AVRO_OF.get(code, ("bytes" if tidb_type == "BLOB" else "string",)):
+        raise DecodeError(f"member {name[:100]!r} of its schema is {base[:100]!r} of {tidb_type[:100]!r}")
+    allowed: tuple[str, ...] = ()
+    if code in (247, 248):
+        allowed = _split(member(parameters, "allowed", str, ""))
+    scale = -1
+    if code == 246 and base == "bytes":
+        scale = member(of_type, "scale", int, 0)
+        if not 0 <= scale <= 100:
+            raise DecodeError(f"member {name[:100]!r} of its schema has the scale {scale}")
+    return Field(name, base, null, tidb_type, allowed, scale)
+
+
+def _split(allowed: str) -> tuple[str, ...]:
+    """The elements of an enum or set; a comma within one has a backslash before it."""
+    parts = [part.replace("\0", ",") for part in allowed.replace("\0", "").replace("\\,", "\0").split(",")]
+    return tuple(parts)
+
+
+def wire_column(field: Field, *, key: bool) -> WireColumn:
+    """What a member says of its column."""
+    code = _CODE[field.tidb_type.removesuffix(" UNSIGNED")]
+    kind = wire_type(code, field.tidb_type.endswith(" UNSIGNED"), field.tidb_type == "BLOB")
+    return WireColumn(field.name, kind, code, key, None, field.tidb_type)
+
+
+# --- decoding
+
+
+class AvroDecoder:
+    """Decodes messages one by one: the oracle of the compiled form."""
+
+    def __init__(self, options: AvroOptions | None = None) -> None:
+        self._options = options or AvroOptions()
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether deletes must say when they were committed."""
+        return self._options.has_marks
+
+    @property
+    def time_zone(self) -> str:
+        """That of the texts of TIMESTAMPs."""
+        return self._options.time_zone
+
+    def decode(self, batch: Batch) -> Decoded:
+        """Rows, watermarks and DDL; a message that is not whole is one BadMessage."""
+        return decode_plainly(batch, self._message)
+
+    def _message(
+        self, key: bytes | None, value: bytes | None, header: bytes | None, offset: int, decoded: Decoded
+    ) -> Rows:
+        if key is None and value and value[0] in (DDL, WATERMARK):
+            if value[0] == DDL:
+                decoded.ddls.append(_ddl(value, header, offset))
+            else:
+                decoded.resolved.append((_stamp(value), offset))
+            return []
+        if key is None and value is None:
+            raise DecodeError("a message without key and value says nothing")
+        of_key = self.record(schema_id(key)) if key is not None else None
+        names = frozenset(one.name for one in of_key.fields) if of_key is not None else frozenset()
+        if value == b"":
+            raise DecodeError("its value is empty, and not null")
+        if value is None or value[0] == DELETED:
+            return [self._deleted(key, value, of_key, offset)]
+        of_value = self.record(schema_id(value))
+        reader = Reader(value)
+        cells, more = _cells(reader, of_value)
+        reader.end()
+        columns = wire_columns(of_value, names)
+        if key is not None and of_key is not None:
+            _check_key(Reader(key), of_key, of_value)
+        ts, op = (more.get("_tidb_commit_ts") or 0) & (1 << 64) - 1, more.get("_tidb_op") or ""
+        if "_tidb_op" not in more or more["_tidb_op"] is None:
+            op = "c"
+        if op not in ("c", "u", "d"):
+            raise DecodeError(f"a row has the operation {op[:100]!r}")
+        name = f"{of_value.schema}.{of_value.table}"
+        if more.get("_tidb_corrupted"):
+            raise DecodeError(f"the producer marked this row of {name} as corrupted")
+        told = _told_sum(more.get("_tidb_row_level_checksum") or "")
+        if told:
+            sums.check(name, ts, columns, cells, told, self._options.time_zone)
+        row_key, before = RowKey(of_value.schema, of_value.table, None, columns), more.get(_BEFORE)
+        if op == "d":
+            return [(row_key, (DELETE, ts, offset, 0, None, cells))]
+        if before is not None:
+            return [(row_key, (UPDATE, ts, offset, 0, cells, before))]
+        return [(row_key, (INSERT, ts, offset, 0, cells, None))]
+
+    def record(self, number: int) -> Record:
+        """The schema of that id; DecodeError when there is none, or it is not like TiCDC's."""
+        text = self._options.book.schema_of(number)
+        if text is None:
+            raise DecodeError(
+                f"the schema registry has no schema of the id {number}, which the message names"
+            )
+        return record_of(text)
+
+    def _deleted(
+        self, key: bytes | None, value: bytes | None, of_key: Record | None, offset: int
+    ) -> tuple[RowKey, tuple[Any, ...]]:
+        if key is None or of_key is None:
+            raise DecodeError("a delete has no key")
+        ts = 0 if value is None else _stamp(value)
+        if value is None and self._options.has_marks:
+            raise DecodeError(
+                "a delete without a value does not say when it was committed; TiCDC's classic architecture "
+                "writes such deletes also with avro-enable-watermark"
+            )
+        reader = Reader(key)
+        cells, _ = _cells(reader, of_key)
+        reader.end()
+        columns = wire_columns(of_key, frozenset(one.name for one in of_key.fields))
+        return RowKey(of_key.schema, of_key.table, None, columns), (DELETE, ts, offset, 0, None, cells)
+
+
+def schema_id(data: bytes) -> int:
+    """The schema that a key or value names."""
+    if len(data) < HEADER_BYTES or data[0] != ROW:
+        raise DecodeError("it does not begin with a zero byte and the id of a schema")
+    return int.from_bytes(data[1:HEADER_BYTES], "big")
+
+
+def named_ids(batch: Batch) -> Iterator[int]:
+    """Every id that keys and values name, once; of messages that are whole. Those of most messages first."""
+    counts = Counter[bytes]()
+    for column in (batch.keys, batch.values):
+        whole = column if isinstance(column, pa.Array) else pa.array(column, pa.large_binary())
+        for one in pc.value_counts(pc.binary_slice(whole.drop_null(), 0, HEADER_BYTES)).to_pylist():
+            counts[one["values"]] += one["counts"]
+    for head, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if len(head) == HEADER_BYTES and head[0] == ROW:
+            yield int.from_bytes(head[1:], "big")
+
+
+@lru_cache(maxsize=1024)
+def wire_columns(record: Record, keys: frozenset[str]) -> tuple[WireColumn, ...]:
+    """What a schema says of its columns, those of the key by name."""
+    return tuple(wire_column(one, key=one.name in keys) for one in record.fields if one.tidb_type)
+
+
+def _check_key(reader: Reader, of_key: Record, of_value: Record) -> None:
+    """The key is whole, and one of this table."""
+    if (of_key.schema, of_key.table) != (of_value.schema, of_value.table):
+        raise DecodeError("key and value are of different tables")
+    _cells(reader, of_key)
+    reader.end()
+
+
+def _told_sum(text: str) -> int:
+    """The checksum that a row tells; 0: none."""
+    if text == "":
+        return 0
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
+    if not 0 <= number < 1 << 32:
+        raise DecodeError(f"a row has the checksum {text[:100]!r}")
+    return number
+
+
+def _stamp(value: bytes) -> int:
+    if len(value) != 9:
+        raise DecodeError(f"a ts needs 8 bytes, there are {len(value) - 1}")
+    return int.from_bytes(value[1:], "big")
+
+
+def _ddl(value: bytes, header: bytes | None, offset: int) -> DdlMessage:
+    body = orjson.loads(value[1:])
+    if not isinstance(body, dict):
+        raise DecodeError("a DDL message is not a JSON object")
+    names = member(body, "schema", str, ""), member(body, "table", str, "")
+    return DdlMessage(
+        integer(body, "commitTs"), member(body, "query", str), integer(body, "type"), *names, header, offset
+    )
+
+
+class Reader:
+    """The bytes of a message behind its header, from the first to the last."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, HEADER_BYTES
+
+    def varint(self) -> int:
+        """An int or long."""
+        value = shift = 0
+        while True:
+            if self._at >= len(self._data):
+                raise DecodeError("it is cut")
+            byte = self._data[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 63:
+                raise DecodeError("a number has more than 64 bits")
+        if value >= 1 << 64:
+            raise DecodeError("a number has more than 64 bits")
+        return value >> 1 ^ -(value & 1)
+
+    def take(self, size: int) -> bytes:
+        """So many bytes."""
+        if not 0 <= size <= len(self._data) - self._at:
+            raise DecodeError(f"{size} bytes are said to follow, there are {len(self._data) - self._at}")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def end(self) -> None:
+        """Nothing follows."""
+        if self._at != len(self._data):
+            raise DecodeError(f"{len(self._data) - self._at} bytes follow its last member")
+
+
+def _cells(reader: Reader, record: Record) -> tuple[list[Any], dict[str, Any]]:
+    """The columns of a record, and its other members by name."""
+    cells: list[Any] = []
+    more: dict[str, Any] = {}
+    for one in record.fields:
+        value = _value(reader, one)
+        if one.tidb_type:
+            cells.append(value)
+        else:
+            more[one.name] = value
+    return cells, more
+
+
+def _value(reader: Reader, field: Field) -> Any:
+    if field.null >= 0:
+        branch = reader.varint()
+        if branch not in (0, 1):
+            raise DecodeError(f"member {field.name!r} has the branch {branch} of two")
+        if branch == field.null:
+            return None
+    match field.of_type:
+        case "record":
+            assert field.inner is not None
+            return _cells(reader, field.inner)[0]
+        case "float":
+            return struct.unpack("<f", reader.take(4))[0]
+        case "double":
+            return struct.unpack("<d", reader.take(8))[0]
+        case "boolean":
+            return reader.take(1) != b"\0"
+        case "int" | "long":
+            return _number(field, reader.varint())
+    data = reader.take(reader.varint())
+    return _content(field, data)
+
+
+def _number(field: Field, number: int) -> int:
+    """A number of 64 bits, whatever the width of its column: as it came."""
+    return number & (1 << 64) - 1 if field.tidb_type.endswith(" UNSIGNED") else number
+
+
+def _content(field: Field, data: bytes) -> Any:
+    """What text or bytes say."""
+    match field.tidb_type:
+        case "BLOB":
+            return data
+        case "BIT":
+            if len(data) > 8:
+                raise DecodeError(f"member {field.name!r}: {len(data)} bytes of BIT")
+            return int.from_bytes(data, "big")
+        case "DECIMAL" if field.scale >= 0:
+            return _decimal(field, data)
+    text = data.decode(errors="replace")
+    match field.tidb_type:
+        case "BIGINT UNSIGNED":
+            number = int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else -1
+            if not 0 <= number < 1 << 64:
+                raise DecodeError(f"member {field.name!r}: {text[:100]!r} of {field.tidb_type}")
+            return number
+        case "ENUM":
+            return _position(field, text)
+        case "SET":
+            mask = 0
+            for name in text.split(",") if text else []:
+                mask |= 1 << _position(field, name) - 1
+            return mask
+    return text
+
+
+def _decimal(field: Field, data: bytes) -> str:
+    if not 0 < len(data) <= 40:
+        raise DecodeError(f"member {field.name!r}: {len(data)} bytes of a decimal")
+    number, scale = int.from_bytes(data, "big", signed=True), field.scale
+    digits = str(abs(number)).rjust(scale + 1, "0")
+    text = digits[: len(digits) - scale] + ("." + digits[len(digits) - scale :] if scale else "")
+    return "-" + text if number < 0 else text
+
+
+def _position(field: Field, name: str) -> int:
+    """The number of an element, from 1; 0 for the empty text that stands for no element."""
+    # `allowed` has lost what the escapes of commas and quotes have taken: compare what is left of the name.
+    found = _positions(field.allowed).get(escaped_elem(name).replace("\\,", ","))
+    if found is None:
+        if name == "" and field.tidb_type == "ENUM":
+            return 0
+        raise DecodeError(f"member {field.name!r} has no element {name[:100]!r}")
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _positions(allowed: tuple[str, ...]) -> dict[str, int]:
+    return {name: number + 1 for number, name in reversed(list(enumerate(allowed)))}

@@ -1,0 +1,273 @@
+"""Avro schemas of a table as TiCDC writes them: names, types, defaults, and which branch is null.
+
+    {"type":"record","name":TABLE,"namespace":NS.SCHEMA,"fields":[{"default":null,"name":"a","type":["null",
+      {"type":"int","connect.parameters":{"tidb_type":"INT"}}]}]}
+
+One text for the key (the handle key's columns) and one for the value. Source: tiflow
+`pkg/sink/codec/avro/avro.go`. Plain code: it runs once a table version.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
+from weakref import WeakKeyDictionary
+
+from tidegate.codec.base import CHECKSUMS_ON, CodecOptions, one_of
+from tidegate.codec.json_text import json_float, std_string
+from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.schema_book import LOCAL, SchemaBook, Subject
+from tidegate.errors import InvalidInput
+from tidegate.model.schema import Column, Kind, TableSchema
+
+PRECISE: Final = "precise"
+LONG: Final = "long"
+STRING: Final = "string"
+EXTENSION: Final = (
+    ("_tidb_op", "string", b'""'),
+    ("_tidb_commit_ts", "long", b"0"),
+    ("_tidb_commit_physical_time", "long", b"0"),
+)
+"""What enable-tidb-extension adds to values: name, Avro type, default."""
+CHECKSUMS: Final = (
+    ("_tidb_row_level_checksum", "string", b'""'),
+    ("_tidb_corrupted", "boolean", b"false"),
+    ("_tidb_checksum_version", "int", b"0"),
+)
+"""What integrity-check-level = correctness adds behind that."""
+_TIDB_TYPE: Final = {
+    Kind.FLOAT: ("float", "FLOAT"), Kind.DOUBLE: ("double", "DOUBLE"), Kind.BIT: ("bytes", "BIT"),
+    Kind.ENUM: ("string", "ENUM"), Kind.SET: ("string", "SET"), Kind.JSON: ("string", "JSON"),
+    Kind.DATE: ("string", "DATE"), Kind.DATETIME: ("string", "DATETIME"), Kind.YEAR: ("int", "YEAR"),
+    Kind.TIMESTAMP: ("string", "TIMESTAMP"), Kind.TIME: ("string", "TIME"),
+    Kind.VECTOR: ("string", "TiDBVECTORFloat32"),
+}  # fmt: skip
+_INT32, _INT64 = 3, 8
+_NOT_A_NAME: Final = re.compile(r"[^A-Za-z0-9_]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvroOptions(CodecOptions):
+    """TiCDC's avro."""
+
+    protocol: ClassVar[str] = "avro"
+    enable_tidb_extension: bool = False
+    """Operation and commit ts in every value."""
+    avro_enable_watermark: bool = False
+    """With the extension: DDL and watermark messages, which no other Avro reader understands."""
+    avro_decimal_handling_mode: str = one_of(PRECISE, STRING)
+    avro_bigint_unsigned_handling_mode: str = one_of(LONG, STRING)
+    integrity_check_level: str = one_of("none", CHECKSUMS_ON)
+    topic: str = field(default="", metadata={"placed": True})
+    namespace: str = field(default="default", metadata={"placed": True})
+    """The changefeed's."""
+    book: SchemaBook = field(default=LOCAL, repr=False, metadata={"placed": True})
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether values tell their row's checksum, and their columns are in the order of it."""
+        return self.enable_tidb_extension and self.integrity_check_level == CHECKSUMS_ON
+
+    @property
+    def extension(self) -> tuple[tuple[str, str, bytes], ...]:
+        """The members of values behind the columns: name, Avro type, default."""
+        if not self.enable_tidb_extension:
+            return ()
+        return (*EXTENSION, *CHECKSUMS) if self.has_checksums else EXTENSION
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether there are DDL and watermark messages, and deletes say when they were committed."""
+        return self.enable_tidb_extension and self.avro_enable_watermark
+
+
+def sanitized(name: str) -> str:
+    """A name as Avro allows it: `_` for every other character, and before a digit at the start."""
+    if name[:1].isascii() and name[:1].isdigit():
+        return "_" + _NOT_A_NAME.sub("_", name)
+    return _NOT_A_NAME.sub("_", name)
+
+
+def escaped_elem(elem: str) -> str:
+    """An element of an enum or set within the list `allowed`."""
+    return elem.replace(",", "\\,").replace("\\'", "'").replace("''", "'")
+
+
+def is_null_first(column: Column, options: AvroOptions) -> bool:
+    """Whether branch 0 of a nullable column's union is null: without a default, and of a decimal always."""
+    return _is_logical(column, options) or _default(column, options) is None
+
+
+_made: WeakKeyDictionary[TableSchema, dict[AvroOptions, tuple[Subject | None, Subject]]] = WeakKeyDictionary()
+MAX_MADE: Final = 16
+"""Options for which the schemas of one table version are kept."""
+
+
+def subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None, Subject]:
+    """The schemas of keys (None: the table has no handle key) and of values; made once a table version.
+
+    Raises InvalidInput for two columns whose names are one name in Avro.
+    """
+    made = _made.setdefault(table, {})
+    if options not in made:
+        if len(made) >= MAX_MADE:
+            made.clear()
+        made[options] = _subjects(table, options)
+    return made[options]
+
+
+def refused_delete(table: TableSchema) -> InvalidInput:
+    """The error for a delete of a table without a key: its message would say nothing."""
+    return InvalidInput(
+        "a delete cannot be sent",
+        where=f"table {table.name}",
+        why="protocol avro sends the handle key of a delete, and the table has no handle key",
+        fix="give the table a primary key or a unique key without NULLs, or use another protocol",
+    )
+
+
+def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None, Subject]:
+    names = [sanitized(column.name) for column in table.columns]
+    names += [name for name, _, _ in options.extension]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise InvalidInput(
+            "two columns have one name in Avro",
+            where=f"table {table.name}",
+            why=f"what Avro allows in no name becomes '_', and then these are the same: {', '.join(twice)}",
+            fix="rename a column, leave one out by [[sink.column-selectors]], or use another protocol",
+        )
+    topic = options.topic.replace(".", "_")
+    keys = [table.columns[i] for i in key_columns(table)]
+    values = [table.columns[i] for i in value_columns(table, options)]
+    value = _record(table, values, options, options.extension)
+    key = _record(table, keys, options, ()) if keys else None
+    return (
+        Subject(f"{topic}-key", key) if key is not None else None,
+        Subject(f"{topic}-value", value),
+    )
+
+
+def key_columns(table: TableSchema) -> list[int]:
+    """Positions of the columns of the key, in the table's order."""
+    return sorted(table.handle_key)
+
+
+def value_columns(table: TableSchema, options: AvroOptions) -> list[int]:
+    """Positions of the columns of a value: in the table's order, beside checksums in that of their ids.
+
+    A reader sums the columns as they come, and the sum is over the order of the ids.
+    """
+    positions = range(len(table.columns))
+    return sorted(positions, key=lambda i: table.columns[i].id) if options.has_checksums else [*positions]
+
+
+def needs_of_checksums(options: AvroOptions) -> str:
+    """What checksums take and these options have not; empty: nothing."""
+    lacking = [
+        option
+        for option, given in (
+            ("enable-tidb-extension=true", options.enable_tidb_extension),
+            ("avro-decimal-handling-mode=string", options.avro_decimal_handling_mode == STRING),
+            (
+                "avro-bigint-unsigned-handling-mode=string",
+                options.avro_bigint_unsigned_handling_mode == STRING,
+            ),
+        )
+        if not given
+    ]
+    if not lacking:
+        return ""
+    return (
+        "a checksum travels in the extension, and is over the texts of decimals and the digits of unsigned "
+        f"bigints; {' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
+    )
+
+
+def _record(
+    table: TableSchema,
+    columns: Sequence[Column],
+    options: AvroOptions,
+    extension: Sequence[tuple[str, str, bytes]],
+) -> str:
+    fields = [_field(column, options) for column in columns]
+    fields += [
+        b'{"default":%s,"name":"%s","type":"%s"}' % (default, name.encode(), of_type.encode())
+        for name, of_type, default in extension
+    ]
+    namespace = f"{sanitized(options.namespace)}.{sanitized(table.schema)}"
+    head = b'{"type":"record","name":"%s","namespace":"%s","fields":[' % (
+        sanitized(table.table).encode(),
+        namespace.encode(),
+    )
+    return (head + b",".join(fields) + b"]}").decode()
+
+
+def _field(column: Column, options: AvroOptions) -> bytes:
+    name, of_type = sanitized(column.name).encode(), _type(column, options)
+    default = None if _is_logical(column, options) else _default(column, options)
+    if column.nullable:
+        union = b'["null",%s]' % of_type if default is None else b'[%s,"null"]' % of_type
+        return b'{"default":%s,"name":"%s","type":%s}' % (default or b"null", name, union)
+    if default is None:
+        return b'{"name":"%s","type":%s}' % (name, of_type)
+    return b'{"default":%s,"name":"%s","type":%s}' % (default, name, of_type)
+
+
+def _is_logical(column: Column, options: AvroOptions) -> bool:
+    return column.kind is Kind.DECIMAL and options.avro_decimal_handling_mode == PRECISE
+
+
+def avro_type(column: Column, options: AvroOptions) -> tuple[str, str]:
+    """(Avro's type, TiDB's type) of a column's values."""
+    match column.kind:
+        case Kind.INT | Kind.UINT:
+            sign = " UNSIGNED" if column.unsigned else ""
+            if column.mysql_type == _INT64:
+                as_text = column.unsigned and options.avro_bigint_unsigned_handling_mode == STRING
+                return "string" if as_text else "long", "BIGINT" + sign
+            return "long" if column.mysql_type == _INT32 and column.unsigned else "int", "INT" + sign
+        case Kind.DECIMAL:
+            return "bytes" if options.avro_decimal_handling_mode == PRECISE else "string", "DECIMAL"
+        case Kind.STRING | Kind.BYTES:
+            return ("bytes", "BLOB") if is_binary(column) else ("string", "TEXT")
+    return _TIDB_TYPE[column.kind]
+
+
+def _type(column: Column, options: AvroOptions) -> bytes:
+    of_type, tidb_type = avro_type(column, options)
+    extra = b""
+    if column.kind is Kind.BIT:
+        extra = b'"length":"%d",' % column.flen
+    elif column.kind in (Kind.ENUM, Kind.SET):
+        extra = b'"allowed":%s,' % std_string(",".join(map(escaped_elem, column.elems)).encode())
+    text = b'{"type":"%s","connect.parameters":{%s"tidb_type":"%s"}' % (
+        of_type.encode(),
+        extra,
+        tidb_type.encode(),
+    )
+    if _is_logical(column, options):
+        size = (column.flen, max(column.decimal, 0)) if column.flen > 0 else (10, 0)
+        text += b',"logicalType":"decimal","precision":%d,"scale":%d' % size
+    return text + b"}"
+
+
+def _default(column: Column, options: AvroOptions) -> bytes | None:
+    """The default in JSON; None without one. An expression is none: its value is not known."""
+    default = column.default
+    if default is None or column.default_is_expr:
+        return None
+    of_type, _ = avro_type(column, options)
+    data = default if isinstance(default, bytes) else str(default).encode()
+    match of_type:
+        case "int" | "long":
+            number = int(data)
+            return b"%d" % (number - (1 << 64) if number >= 1 << 63 else number)
+        case "float" | "double":
+            return json_float(float(data), single=of_type == "float")
+        case "bytes":
+            return b'"' + base64.b64encode(data) + b'"'
+    return std_string(data)

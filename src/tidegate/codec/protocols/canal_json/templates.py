@@ -1,0 +1,82 @@
+"""What canal-json's row messages of one table look like."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.codec import decode_kernels, match_kernels
+from tidegate.codec.assemble import RowKey
+from tidegate.codec.base import WireColumn
+from tidegate.codec.json_text import easy_string
+from tidegate.codec.template import Cells, Members, Pieces, Route, Template
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+
+
+def templates(key: RowKey) -> list[Template]:
+    """Canal-JSON's layout, with and without the TiDB extension.
+
+    `mysqlType` is a map of Go's, in an order of its own in each message; `old` may lack what did not change.
+    """
+    names, n = [easy_string(column.name.encode()) for column in key.columns], len(key.columns)
+    types = [easy_string(column.type_name.encode()) for column in key.columns]
+    typed = Members(
+        [
+            (name + b":" + of_type, match_kernels.TEXT_ALONE, 0)
+            for name, of_type in zip(names, types, strict=True)
+        ]
+    )
+    old = Members(
+        [(name + b":", match_kernels.CELL, n + i) for i, name in enumerate(names)], partial=True, shift=n
+    )
+    return [
+        Template(
+            key, ([], *(_pieces(key, names, typed, old, op, extended) for op in (INSERT, UPDATE, DELETE)))
+        )
+        for extended in (True, False)
+    ]
+
+
+def _pieces(
+    key: RowKey, names: list[bytes], typed: Members, former: Members, op: int, extended: bool
+) -> Pieces:
+    n = len(names)
+    keys = b",".join(name for name, column in zip(names, key.columns, strict=True) if column.key)
+    database, table = easy_string(key.schema.encode()), easy_string(key.table.encode())
+    text = b'{"id":0,"database":%s,"table":%s,"pkNames":[%s],"isDdl":false,"type":"%s","es":' % (
+        database,
+        table,
+        keys,
+        (b"", b"INSERT", b"UPDATE", b"DELETE")[op],
+    )
+    found: Pieces = [
+        (text, match_kernels.NUMBER if extended else match_kernels.MILLISECONDS, 0),
+        (b',"ts":', match_kernels.NUMBER, 0),
+    ]
+    opening = b',"sql":"","sqlType":{'
+    for name in names:
+        found.append((opening + name + b":", match_kernels.NUMBER, 0))
+        opening = b","
+    found.append((b'},"mysqlType":{', match_kernels.MEMBERS, typed))
+    if op == UPDATE:
+        found.append((b',"old":[{', match_kernels.MEMBERS, former))
+    opening = b'],"data":[{' if op == UPDATE else b',"old":null,"data":[{'
+    for i, name in enumerate(names):
+        found.append((opening + name + b":", match_kernels.CELL, (n if op == DELETE else 0) + i))
+        opening = b","
+    if extended:
+        found.append((b'}],"_tidb":{"commitTs":', match_kernels.TIMESTAMP, 0))
+    return [*found, (b"}}" if extended else b"}]}", match_kernels.END, op)]
+
+
+ROUTE = Route(
+    ((b'{"id":0,"database":', match_kernels.STRING), (b',"table":', match_kernels.STRING)),
+    lambda key: (
+        b'{"id":0,"database":%s,"table":%s,'
+        % (easy_string(key.schema.encode()), easy_string(key.table.encode()))
+    ),
+)
+
+
+def cells(column: WireColumn) -> Cells:
+    """All values are texts; bytes are Latin-1."""
+    return Cells(True, decode_kernels.LATIN1 if column.type == pa.binary() else decode_kernels.TEXT)

@@ -1,0 +1,101 @@
+"""Debezium's pieces of a table; the plain twin is `plain.DebeziumEncoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tidegate.codec import connect_kernels as connect
+from tidegate.codec import kernels
+from tidegate.codec.json_text import raw_string
+from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.plan import NEW, OLD, OPERATIONS, Plan, Shape, Writer
+from tidegate.codec.protocols.debezium import schema
+from tidegate.codec.protocols.debezium.plain import (
+    AFTER_TS,
+    HEAD,
+    OPENINGS,
+    DebeziumOptions,
+    after_ms,
+    null_json,
+)
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import DELETE, UPDATE
+
+_BARE = {
+    Kind.INT: kernels.INT,
+    Kind.UINT: kernels.INT,
+    Kind.YEAR: kernels.INT,
+    Kind.FLOAT: connect.FLOAT_ITERATOR,
+    Kind.DOUBLE: connect.DOUBLE_ITERATOR,
+    Kind.DECIMAL: connect.DECIMAL_DOUBLE,
+    Kind.TIME: connect.MICROS,
+}
+"""Forms of the kinds that are numbers, whatever the column; of an unsigned one the signed one of its bits."""
+
+
+def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> Plan:
+    """The plan of a table version, with room for a build time of so many digits."""
+    write, shapes = Writer(), [_shape(column) for column in table.columns]
+    bare = options.debezium_disable_schema
+    extended = options.enable_tidb_extension
+    value_end = b"}}" + (b"" if bare else schema.of_value(table, extended)) + b"}"
+    write.text(b'{"payload":{')
+    # A key's values are those of the row's newest image, whatever the piece says.
+    _image(write, table, shapes, schema.key_columns(table), NEW)
+    write.text(b"}" + (b"" if bare else schema.of_key(table, extended)) + b"}")
+    write.end()
+    everything = range(len(table.columns))
+    for op in OPERATIONS:
+        write.text(HEAD)
+        write.number(kernels.MILLISECONDS)
+        write.text(after_ms(table.schema, table.table))
+        write.number(kernels.COMMIT_TS)
+        write.text(AFTER_TS)
+        write.stamp(digits)
+        write.text(OPENINGS[op])
+        if op == UPDATE:
+            if options.debezium_output_old_value:
+                write.text(b'"before":{')
+                _image(write, table, shapes, everything, OLD)
+                write.text(b"},")
+            write.text(b'"after":{')
+        _image(write, table, shapes, everything, OLD if op == DELETE else NEW)
+        write.text(value_end)
+        write.end()
+    return write.plan(table, shapes, utc=True)
+
+
+def _image(
+    write: Writer, table: TableSchema, shapes: Sequence[Shape], shown: Sequence[int], image: int
+) -> None:
+    for number, i in enumerate(shown):
+        write.text((b"," if number else b"") + raw_string(table.columns[i].name.encode()) + b":")
+        write.cell(shapes[i], i, image)
+
+
+def _shape(column: Column) -> Shape:
+    """How a column's values are written."""
+    null = null_json(column)
+    if column.kind in _BARE:
+        return Shape(_BARE[column.kind], null=null)
+    unknown = connect.NULLABLE if column.nullable else 0
+    match column.kind:
+        case Kind.DATE:
+            return Shape(connect.DAYS, unknown, null=null)
+        case Kind.DATETIME:
+            unit = connect.MICROSECONDS if column.decimal > 3 else 0
+            return Shape(connect.EPOCH, unknown | unit, null=null)
+        case Kind.TIMESTAMP:
+            return Shape(connect.ZONED, max(column.decimal, 0), b'"', b'Z"', null)
+        case Kind.BIT if column.flen == 1:
+            return Shape(connect.BOOL, null=null)
+        case Kind.BIT:
+            return Shape(connect.BITS, column.flen, b'"', b'"', null)
+        case Kind.ENUM | Kind.SET:
+            names = tuple(raw_string(name.encode())[1:-1] for name in column.elems)
+            form = connect.NAME if column.kind is Kind.ENUM else connect.NAMES
+            return Shape(form, 0, b'"', b'"', null, names)
+        case Kind.JSON | Kind.VECTOR:
+            form = connect.RAW_JSON if column.kind is Kind.JSON else kernels.VECTOR
+            return Shape(form, 0, b'"', b'"', null)
+    return Shape(kernels.BASE64 if is_binary(column) else connect.RAW_TEXT, 0, b'"', b'"', null)

@@ -1,0 +1,16 @@
+"""Kv-json: pure keys in TiKV-CDC's messages, docs/formats/key-value.md."""
+
+from typing import Final
+
+from tidegate.codec.entry import DdlTo, KeyCodec
+from tidegate.codec.protocols.kv_json.plain import TEXTS, KvMarks, KvOptions
+
+CODEC: Final = KeyCodec(
+    name=KvOptions.protocol,
+    # TiKV-CDC has no other, and calls it open-protocol, or nothing.
+    aliases=("", "default", "open", "open-protocol"),
+    options=KvOptions,
+    ddl_to=DdlTo.NONE,
+    marks=KvMarks,
+    texts=TEXTS,
+)

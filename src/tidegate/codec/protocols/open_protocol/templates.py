@@ -1,0 +1,90 @@
+"""What open-protocol's row messages of one table look like: classic TiCDC's layout, which ours is too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+
+from tidegate.codec import decode_kernels
+from tidegate.codec import match_kernels as kernels
+from tidegate.codec.assemble import BLOB_TYPES, RowKey
+from tidegate.codec.base import WireColumn
+from tidegate.codec.json_text import raw_string, std_string
+from tidegate.codec.template import Cells, Members, Pieces, Route, Template
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+
+
+def templates(key: RowKey) -> list[Template]:
+    """The layouts of both flavours: columns in the order they came in, `u` then maybe `p`, or `d`.
+
+    Names are escaped as each flavour does it; a table without any such name has one layout for both.
+    """
+    names = [key.schema, key.table, *(column.name for column in key.columns)]
+    flavours = [std_string]
+    if any(std_string(name.encode()) != raw_string(name.encode()) for name in names):
+        flavours.append(raw_string)
+    return [_template(key, string) for string in flavours]
+
+
+def _template(key: RowKey, string: Callable[[bytes], bytes]) -> Template:
+    head = b',"scm":' + string(key.schema.encode()) if key.schema else b""
+    head += b',"tbl":' + string(key.table.encode()) if key.table else b""
+    meta: Pieces = [(b'{"ts":', kernels.TIMESTAMP, 0), (head + b',"rid":', kernels.OPTIONAL, 0)]
+    if key.physical_id is not None:
+        partition = b',"ptn":%d' % key.physical_id
+        # The new flavour has the partition last.
+        last = head + b',"t":1' + partition + b"}"
+        meta = [
+            *meta,
+            (partition + b',"t":1}', kernels.END, 0),
+            (head + partition + b',"t":1}', kernels.END, 0),
+            (last, kernels.END, 0),
+        ]
+    else:
+        meta = [*meta, (b',"t":1}', kernels.END, 0), (head + b',"t":1}', kernels.END, 0)]
+    n = len(key.columns)
+
+    def heads() -> Iterator[bytes]:
+        for column in key.columns:
+            mark = b',"h":true' if column.key else b""
+            name = string(column.name.encode())
+            yield b'%s:{"t":%d%s,"f":%d,"v":' % (name, column.mysql_type, mark, column.flag or 0)
+
+    def image(opening: bytes, base: int) -> Pieces:
+        found: Pieces = []
+        for i, head in enumerate(heads()):
+            found.append((opening + head, kernels.CELL, base + i))
+            opening = b"},"
+        return found
+
+    end = b"}}}"
+    old = [(head, kernels.CELL, n + i) for i, head in enumerate(heads())]
+    upserts = [
+        *image(b'{"u":{', 0),
+        (end, kernels.END, INSERT),
+        # The new architecture says so that nothing changed.
+        (b'}},"p":{}}', kernels.END, INSERT),
+        (b'}},"p":{', kernels.MEMBERS, Members(old, tail=b"}", partial=True, shift=n)),
+        (b"}", kernels.END, UPDATE),
+    ]
+    deletes = [*image(b'{"d":{', n), (end, kernels.END, DELETE)]
+    return Template(key, (meta, upserts, deletes, []))
+
+
+ROUTE = Route(
+    ((b'{"ts":', kernels.NUMBER), (b',"scm":', kernels.STRING), (b',"tbl":', kernels.STRING)),
+    lambda key: (
+        b'{"ts":0,"scm":%s,"tbl":%s,' % (std_string(key.schema.encode()), std_string(key.table.encode()))
+    ),
+    in_key=True,
+)
+
+
+def cells(column: WireColumn) -> Cells:
+    """How the values of a column stand in messages (facts 1.5)."""
+    blob = column.mysql_type in BLOB_TYPES
+    if column.type == pa.binary():
+        return Cells(True, decode_kernels.BASE64 if blob else decode_kernels.QUOTED)
+    is_text = column.type == pa.string()
+    return Cells(is_text, decode_kernels.BASE64_TEXT if blob else decode_kernels.TEXT)

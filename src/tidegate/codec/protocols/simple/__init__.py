@@ -1,0 +1,50 @@
+"""Simple, TiCDC's own JSON or Avro, tables' definitions in messages of their own: docs/formats/simple.md."""
+
+from typing import Final
+
+from tidegate.codec.entry import DdlTo, Definitions, Loss, RowCodec
+from tidegate.codec.large import Large
+from tidegate.codec.opening import opening
+from tidegate.codec.protocols.simple.bulk import SimpleBulkDecoder
+from tidegate.codec.protocols.simple.plain import (
+    SimpleDecoder,
+    SimpleEncoder,
+    SimpleOptions,
+    parts,
+    size,
+    tells,
+    versions,
+)
+from tidegate.codec.protocols.simple.plan import plan
+from tidegate.codec.protocols.simple.templates import ROUTE, cells, templates
+from tidegate.codec.template import DecodeForm
+
+LARGE: Final = Large(
+    framed=False,
+    size=size,
+    parts=parts,
+    refuses=lambda options: "its Avro messages are written of whole rows only" if options.in_avro else "",
+)
+
+CODEC: Final = RowCodec(
+    name=SimpleOptions.protocol,
+    options=SimpleOptions,
+    ddl_to=DdlTo.ALL,
+    flavours=("classic", "new"),
+    classic_only=lambda options: "its Avro is only written as classic's" if options.in_avro else "",
+    encoder=SimpleEncoder,
+    decoder=lambda options: opening(SimpleDecoder(options), options, LARGE),
+    plan=plan,
+    form=DecodeForm(
+        framed=False, templates=templates, cells=cells, redefined=lambda plain: plain.redefined, route=ROUTE
+    ),
+    binary=SimpleBulkDecoder,
+    definitions=Definitions(
+        encode=lambda table, options, build_ms: SimpleEncoder(options).encode_definition(table, build_ms),
+        tells=tells,
+        versions=versions,
+    ),
+    checksums=lambda options: bool(options.has_checksums),
+    large=LARGE,
+    losses=lambda options: frozenset({Loss.BAD_TEXT}),
+)

@@ -1,0 +1,182 @@
+"""Simple's Avro encoding, written: the twin of `avro`, which reads it and says what the bytes are.
+
+Messages of the owner come as the object that the JSON encoding would be (`message`); rows from their values
+(`row`). TiCDC writes the members of `data` and `old` in any order, since they are Go's maps; ours are in the
+order of the names' bytes, as in JSON. Source: tiflow `pkg/sink/codec/simple/{avro.go,message.json}`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.codec.avro_binary import sized, varint
+from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.protocols.simple.avro import DDL_TYPES, MESSAGE
+from tidegate.model.row import RowChange, RowChecksum, Value
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.tidb.text import value_text
+
+WATERMARK, BOOTSTRAP, DDL, DML = (bytes([MESSAGE, 2 * kind, 2 * kind]) for kind in range(4))
+"""What a message begins with: the last of the twelve types, its type, and the branch of its payload."""
+NULL: Final = varint(0)
+PRESENT: Final = varint(1)
+"""The branches of a union of null and one type."""
+LONG, FLOAT, DOUBLE, STRING, BYTES, TIMESTAMP, UNSIGNED = (varint(branch) for branch in range(1, 8))
+"""The branches of a value that is not NULL."""
+BIGINT: Final = 8
+_NUMERIC: Final = frozenset(
+    ("tinyint", "smallint", "mediumint", "int", "bigint", "year", "bit", "float", "double", "decimal")
+)
+"""Types that say whether they are unsigned and filled with zeros."""
+_INTEGERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT)
+
+
+# --- rows
+
+
+def branch_of(column: Column) -> bytes:
+    """Which of the types of a value those of a column have."""
+    if column.kind is Kind.UINT and column.mysql_type == BIGINT:
+        return UNSIGNED
+    if column.kind in _INTEGERS:
+        return LONG
+    if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
+        return FLOAT if column.kind is Kind.FLOAT else DOUBLE
+    if column.kind is Kind.TIMESTAMP:
+        return TIMESTAMP
+    return BYTES if is_binary(column) else STRING
+
+
+def row_head(table: TableSchema) -> bytes:
+    """A row's message before the table id."""
+    return DML + varint(1) + sized(table.schema.encode()) + sized(table.table.encode())
+
+
+def row(
+    change: RowChange, build_ms: int, version: int, order: Sequence[int], zone: str, *, summed: bool
+) -> bytes:
+    """A row's message; `order`: the columns' positions by name."""
+    table = change.table
+    kind = 2 if change.is_delete else 0 if change.is_insert else 1
+    parts = [
+        row_head(table),
+        varint(change.physical_id),
+        varint(kind),
+        varint(change.commit_ts),
+        varint(build_ms),
+        varint(version),
+        NULL,  # claimCheckLocation
+        NULL,  # handleKeyOnly
+        checksum(change.told_checksum if summed else None),
+    ]
+    for cells in (change.new, change.old):
+        parts.append(NULL if cells is None else PRESENT + image(table, cells, order, zone))
+    return b"".join(parts)
+
+
+def checksum(found: RowChecksum | None) -> bytes:
+    """A union of null and the record of a row's checksum."""
+    if found is None:
+        return NULL
+    return (
+        PRESENT
+        + varint(found.version)
+        + bytes([found.corrupted])
+        + varint(found.current)
+        + varint(found.previous)
+    )
+
+
+def image(table: TableSchema, cells: Sequence[Value], order: Sequence[int], zone: str) -> bytes:
+    """A map of the columns in `order`."""
+    entries = (sized(table.columns[i].name.encode()) + _cell(table.columns[i], cells[i], zone) for i in order)
+    return varint(len(order)) + b"".join(entries) + varint(0)
+
+
+def _cell(column: Column, value: Value, zone: str) -> bytes:
+    if value is None:
+        return NULL
+    branch = branch_of(column)
+    if branch in (LONG, UNSIGNED):
+        assert isinstance(value, int)
+        return branch + varint(value)
+    if branch == FLOAT:
+        return branch + struct.pack("<f", np.float32(value))
+    if branch == DOUBLE:
+        return branch + struct.pack("<d", value)
+    text = sized(value_text(column.kind, value))
+    return branch + (sized(zone.encode()) + text if branch == TIMESTAMP else text)
+
+
+# --- messages of the owner
+
+
+def message(body: dict[str, Any]) -> bytes:
+    """A watermark, definition or DDL: the members of its JSON."""
+    version, build = varint(body["version"]), varint(body["buildTs"])
+    if body["type"] == "WATERMARK":
+        return WATERMARK + version + varint(body["commitTs"]) + build
+    if body["type"] == "BOOTSTRAP":
+        return BOOTSTRAP + version + build + _table(body["tableSchema"])
+    kind, sql = varint(DDL_TYPES.index(body["type"])), sized(_text(body["sql"]))
+    sides = (_optional(body.get(name), _table) for name in ("tableSchema", "preTableSchema"))
+    return DDL + version + kind + sql + varint(body["commitTs"]) + build + b"".join(sides)
+
+
+def _text(text: str) -> bytes:
+    return text.encode(errors="replace")
+
+
+def _optional(value: Any, write: Callable[[Any], bytes]) -> bytes:
+    return NULL if value is None else PRESENT + write(value)
+
+
+def _array(items: Iterable[bytes]) -> bytes:
+    found = list(items)
+    return varint(len(found)) + b"".join(found) + varint(0) if found else varint(0)
+
+
+def _boolean(value: bool) -> bytes:
+    return bytes([value])
+
+
+def _table(told: dict[str, Any]) -> bytes:
+    return (
+        sized(_text(told["schema"]))
+        + sized(_text(told["table"]))
+        + varint(told["tableID"])
+        + varint(told["version"])
+        + _array(map(_column, told["columns"]))
+        + _array(map(_index, told["indexes"]))
+    )
+
+
+def _column(told: dict[str, Any]) -> bytes:
+    described, default = told["dataType"], told["default"]
+    name = described["mysqlType"]
+    numeric = name in _NUMERIC
+    if isinstance(default, int):  # of a bit column, whose bytes these are
+        default = default.to_bytes(max(1, (default.bit_length() + 7) // 8), "big")
+    elements = described.get("elements")
+    return b"".join(
+        (
+            sized(_text(told["name"])),
+            *(sized(_text(described[member])) for member in ("mysqlType", "charset", "collate")),
+            varint(described.get("length", 0)),
+            _optional(described.get("decimal", 0) if name == "decimal" else None, varint),
+            _optional(elements, lambda found: _array(sized(_text(one)) for one in found)),
+            _optional(described.get("unsigned", False) if numeric else None, _boolean),
+            _optional(described.get("zerofill", False) if numeric else None, _boolean),
+            _boolean(told["nullable"]),
+            _optional(default, lambda found: sized(found if isinstance(found, bytes) else _text(found))),
+        )
+    )
+
+
+def _index(told: dict[str, Any]) -> bytes:
+    flags = bytes([told["unique"], told["primary"], told["nullable"]])
+    return sized(_text(told["name"])) + flags + _array(sized(_text(name)) for name in told["columns"])

@@ -1,0 +1,158 @@
+"""Simple's rows in Avro in bulk: grouped by the table version that they name, walked by a kernel.
+
+TiCDC writes the members of `data` and `old` in any order, so the kernel finds a member's column by a hash of
+its name. Which columns there are the first row of a group shows; rows with other columns are another group.
+What does not go by its definition is left to the decoder behind this one, which also reads JSON, definitions
+and all else.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.codec import avro_decode_kernels as kernels
+from tidegate.codec import sums
+from tidegate.codec.assemble import INTEGER_TYPES, DecodeError
+from tidegate.codec.base import Batch, Decoded, DecodedTable, Decoder, WireColumn
+from tidegate.codec.binary import Messages, Walked, table_of
+from tidegate.codec.joined import join
+from tidegate.codec.protocols.simple.definition import TIMESTAMP
+from tidegate.codec.protocols.simple.plain import SimpleDecoder
+from tidegate.kernel import address
+
+Int64s = npt.NDArray[np.int64]
+COLUMN_SETS: Final = 4
+"""Sets of columns told apart in the rows of one table version in one call; the others are decoded plainly."""
+MAX_PLANS: Final = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """The columns of a table version as the kernel looks for them."""
+
+    lines: Int64s
+    names: npt.NDArray[np.uint8]
+    """What the lines have addresses of."""
+    table: npt.NDArray[np.int32]
+
+    @property
+    def bits(self) -> int:
+        """The size of the table, as a power of two."""
+        return len(self.table).bit_length() - 1
+
+
+def _plan_of(columns: tuple[WireColumn, ...]) -> _Plan:
+    names = [column.name.encode() for column in columns]
+    held = np.frombuffer(b"".join(names) + bytes(8), dtype=np.uint8).copy()
+    lines = np.zeros((len(columns), kernels.COLUMN_WORDS), dtype=np.int64)
+    at = address(held)
+    for i, (column, name) in enumerate(zip(columns, names, strict=True)):
+        lines[i, :3] = at, len(name), _form(column)
+        at += len(name)
+    lines[:, kernels.C_NEXT // 8] = sorted(range(len(columns)), key=lambda i: names[i])
+    table = np.full(1 << (2 * len(columns)).bit_length(), -1, dtype=np.int32)
+    for i in range(len(columns)):
+        place = kernels.name_hash(*lines[i, :2].tolist()) & (len(table) - 1)
+        while table[place] >= 0:
+            place = (place + 1) & (len(table) - 1)
+        table[place] = i
+    return _Plan(lines, held, table)
+
+
+def _form(column: WireColumn) -> int:
+    if column.mysql_type == TIMESTAMP:
+        return kernels.MOMENT
+    if pa.types.is_floating(column.type):
+        return kernels.SINGLE if column.type == pa.float32() else kernels.WIDE
+    if column.mysql_type in INTEGER_TYPES:
+        return kernels.UNSIGNED if column.type == pa.uint64() else kernels.SIGNED
+    return kernels.BINARY if column.type == pa.binary() else kernels.STRING
+
+
+class SimpleBulkDecoder:
+    """A `Decoder` over the plain one, and over one for all but rows in Avro: the same result, in bulk."""
+
+    def __init__(self, plain: SimpleDecoder, otherwise: Decoder) -> None:
+        self._plain, self._otherwise = plain, otherwise
+        self._plans: OrderedDict[tuple[WireColumn, ...], _Plan] = OrderedDict()
+        zone = plain.time_zone.encode()
+        self._zone, self._zone_size = np.frombuffer(zone + bytes(8), dtype=np.uint8).copy(), len(zone)
+
+    def decode(self, batch: Batch) -> Decoded:
+        """As `Decoder.decode`; tables may come in another order than by first appearance."""
+        messages = Messages(batch)
+        heads = np.empty((len(messages) + 1, kernels.HEAD_WORDS), dtype=np.int64)
+        firsts = np.empty(kernels.MAX_GROUPS, dtype=np.int64)
+        count = kernels.read_rows(len(messages), address(messages.spans), address(heads), address(firsts))
+        if not count:
+            return self._otherwise.decode(batch)
+        groups = heads[: len(messages), kernels.H_GROUP // 8]
+        parts, others = list[Decoded](), np.flatnonzero(groups < 0)
+        if len(others):
+            # Definitions come first, wherever in the batch they stand: as in the plain decoder.
+            parts.append(self._otherwise.decode(messages.subset(others)))
+        left = list[Int64s]()
+        for number in range(count):
+            rows = np.flatnonzero(groups == number)
+            for _ in range(COLUMN_SETS):
+                table, rows = self._group(messages, heads, rows, left)
+                if table is None:
+                    break
+                parts += [Decoded(rows=[table])] if len(table) else []
+                if not len(rows):
+                    break
+            left.append(rows)
+        rest = np.sort(np.concatenate(left))
+        if len(rest):
+            parts.append(self._otherwise.decode(messages.subset(rest)))
+        return join(parts)
+
+    def _group(
+        self, messages: Messages, heads: Int64s, rows: Int64s, left: list[Int64s]
+    ) -> tuple[DecodedTable | None, Int64s]:
+        """The rows with the columns of the first, and the others; what is judged elsewhere goes to `left`."""
+        value = messages.values[int(rows[0])].as_py()
+        try:
+            key = self._plain.row_key(value)
+        except (DecodeError, ValueError):
+            return None, rows
+        if not key.columns:
+            return None, rows  # a damaged definition: Arrow has no rows without columns to hold them
+        plan = self._plan(key.columns)
+        columns = len(key.columns)
+        walked = Walked.of(rows, 2 * columns + 1)
+        kernels.walk_rows(
+            len(rows), address(rows), address(messages.spans), address(heads),
+            address(plan.lines), columns, address(plan.table), plan.bits,
+            address(self._zone), self._zone_size, *walked.addresses,
+        )  # fmt: skip
+        others = walked.rows[walked.result(kernels.R_OP) == 0]
+        scales = [-1] * columns
+        table = table_of(messages, key, scales, walked, columns)
+        taken = np.flatnonzero(walked.result(kernels.R_OP))
+        told = (kernels.R_CURRENT, kernels.R_PREVIOUS)
+        current, previous = (walked.result(word)[taken] for word in told)
+        sound = sums.matching(table, current, previous, self._plain.time_zone)
+        if not sound.all():
+            left.append(walked.rows[taken[~sound]])
+            walked.results[taken[~sound], kernels.R_OP // 8] = 0
+            table = table_of(messages, key, scales, walked, columns)
+        if len(others) and others[0] == rows[0]:
+            # The first itself is none that the kernel takes, so its columns are no guide either.
+            left.append(others[:1])
+            others = others[1:]
+        return table, others
+
+    def _plan(self, columns: tuple[WireColumn, ...]) -> _Plan:
+        found = self._plans.get(columns)
+        if found is None:
+            found = self._plans[columns] = _plan_of(columns)
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return found

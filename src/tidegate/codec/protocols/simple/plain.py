@@ -1,0 +1,491 @@
+"""TiCDC's simple protocol as its classic encoder writes it, row by row, both directions. In JSON:
+
+    {"version":1,"database":"d","table":"t","tableID":120,"type":"UPDATE","commitTs":1,"buildTs":2,
+     "schemaVersion":3,"data":{"id":"1","ts":{"location":"UTC","value":"2024-01-01 00:00:00"}},"old":{..}}
+
+One message a row, key null. A row tells its values as texts and names a table version; the version's columns
+come in BOOTSTRAP and DDL messages (`definition`). `data` and `old` are in the order of the names' bytes.
+
+The Avro encoding of the same messages is written by `avro_write` and read by `avro`; the decoder tells it by
+its first byte. It keeps the
+MAX_DEFINITIONS table versions that it has met last; rows of one that it does not know are bad messages with
+`unknown`, and of a batch it reads the definitions first.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from tidegate.codec import ddl_header, sums
+from tidegate.codec.assemble import (
+    INTEGER_TYPES,
+    DecodeError,
+    ReducedError,
+    RowKey,
+    Rows,
+    UnknownVersionError,
+    at,
+    decode_plainly,
+    integer,
+    json_object,
+    member,
+    number,
+)
+from tidegate.codec.base import (
+    CHECKSUMS_ON,
+    RECORD_OVERHEAD,
+    Batch,
+    DdlMessage,
+    Decoded,
+    TableVersion,
+    WireColumn,
+    one_of,
+)
+from tidegate.codec.compression import compressed
+from tidegate.codec.ddl_words import WORDS, action_of, word_of
+from tidegate.codec.json_text import std_string
+from tidegate.codec.large import (
+    LargeOptions,
+    Part,
+    Reduced,
+    Sent,
+    fitted,
+    key_words,
+    without,
+    without_key,
+)
+from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.protocols.simple import avro, avro_write
+from tidegate.codec.protocols.simple.definition import (
+    TIMESTAMP,
+    Definition,
+    definition,
+    is_told,
+    of_table,
+    table_schema,
+    version_of,
+)
+from tidegate.errors import Undecodable
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.message import Message
+from tidegate.model.row import RowChange, RowChecksum, Value
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.tidb.text import value_text
+
+VERSION: Final = 1
+WATERMARK: Final = "WATERMARK"
+BOOTSTRAP: Final = "BOOTSTRAP"
+OPERATIONS: Final = {"INSERT": INSERT, "UPDATE": UPDATE, "DELETE": DELETE}
+MAX_DEFINITIONS: Final = 32_768
+"""Table versions that one decoder keeps, about 3 KB each for ten columns; the one not used for longest goes
+first, and is told again when its rows come again."""
+
+_FLOATS: Final = frozenset({4, 5})
+_ALL_BITS: Final = (1 << 64) - 1
+_INTEGER: Final = re.compile(r"-?[0-9]+")
+_SCHEMA_MEMBERS: Final = ("tableSchema", "preTableSchema")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimpleOptions(LargeOptions):
+    """Simple's own settings."""
+
+    protocol: ClassVar[str] = "simple"
+    encoding_format: str = one_of("json", "avro")
+    """What messages are written in; readers tell it by a message's first byte."""
+    integrity_check_level: str = one_of("none", CHECKSUMS_ON)
+
+    @property
+    def in_avro(self) -> bool:
+        """Whether messages are Avro."""
+        return self.encoding_format == "avro"
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether rows tell their checksums."""
+        return self.integrity_check_level == CHECKSUMS_ON
+
+
+# --- to the wire
+
+
+def head(table: TableSchema) -> bytes:
+    """The members of a row's message before the table id."""
+    names = std_string(table.schema.encode()), std_string(table.table.encode())
+    return b'{"version":1,"database":%s,"table":%s,"tableID":' % names
+
+
+def timestamp_head(zone: str) -> bytes:
+    """A TIMESTAMP up to its text."""
+    return b'{"location":%s,"value":' % std_string(zone.encode())
+
+
+def by_name(table: TableSchema, *, only_key: bool = False) -> list[int]:
+    """Positions of the columns in the order in which Go writes the members of a map."""
+    shown = table.handle_key if only_key else range(len(table.columns))
+    return sorted(shown, key=lambda i: table.columns[i].name.encode())
+
+
+def size(sent: Sent) -> int:
+    """Bytes of a row's message."""
+    return len(sent.value) + RECORD_OVERHEAD
+
+
+def reduced_mark(location: str | None) -> bytes:
+    """What stands before the images, in a message that does not hold the whole row."""
+    if location is None:
+        return b""
+    told = b',"claimCheckLocation":' + std_string(location.encode()) if location else b""
+    return told + b',"handleKeyOnly":true'
+
+
+def checksum_member(found: RowChecksum | None) -> bytes:
+    """The member that tells a row's checksum, left out of a row without one."""
+    if found is None:
+        return b""
+    numbers = (found.version, b"true" if found.corrupted else b"false", found.current, found.previous)
+    return b',"checksum":{"version":%d,"corrupted":%s,"current":%d,"previous":%d}' % numbers
+
+
+def go_json(value: Any) -> bytes:
+    """A value as Go's encoding/json writes it."""
+    match value:
+        case None:
+            return b"null"
+        case bool():
+            return b"true" if value else b"false"
+        case int():
+            return b"%d" % value
+        case str():
+            return std_string(value.encode(errors="replace"))
+        case list():
+            return b"[" + b",".join(map(go_json, value)) + b"]"
+    members = (std_string(name.encode()) + b":" + go_json(item) for name, item in value.items())
+    return b"{" + b",".join(members) + b"}"
+
+
+class SimpleEncoder:
+    """Encodes rows, DDL, watermarks and definitions."""
+
+    def __init__(self, options: SimpleOptions) -> None:
+        self._options = options
+        self._timestamp_head = timestamp_head(options.time_zone)
+
+    def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
+        """One message a row."""
+        return [Message(None, self._fitted(row, build_ms)) for row in rows]
+
+    def _fitted(self, row: RowChange, build_ms: int) -> bytes:
+        (_, value), _ = fitted(
+            self._options,
+            Sent(b"", self._compressed(self._row(row, build_ms))),
+            size,
+            lambda location: Sent(b"", self._compressed(self._row(row, build_ms, location))),
+            lambda whole: (None, whole.value),
+            lambda: (row.table.name, key_words(row)),
+        )
+        return value
+
+    def _compressed(self, value: bytes) -> bytes:
+        return compressed(self._options.large_message_handle_compression, value)
+
+    def _row(self, row: RowChange, build_ms: int, location: str | None = None) -> bytes:
+        """The value of one row's message; with a location, or an empty one, only the handle key."""
+        table, version = row.table, version_of(row.table.info, row.table.version)
+        options = self._options
+        if options.in_avro:
+            assert location is None, "refused with the options"
+            order, zone, summed = by_name(table), options.time_zone, options.has_checksums
+            return avro_write.row(row, build_ms, version, order, zone, summed=summed)
+        if location is not None and not table.handle_key:
+            raise without_key(table, options)
+        shown = by_name(table, only_key=location is not None)
+        word = b"DELETE" if row.is_delete else b"INSERT" if row.is_insert else b"UPDATE"
+        numbers = (row.physical_id, word, row.commit_ts, build_ms, version)
+        parts = [
+            head(table) + b'%d,"type":"%s","commitTs":%d,"buildTs":%d,"schemaVersion":%d' % numbers,
+            reduced_mark(location),
+            checksum_member(row.told_checksum if options.has_checksums else None),
+            *(
+                b',"%s":{%s}' % (name, self._image(table, image, shown))
+                for name, image in ((b"data", row.new), (b"old", row.old))
+                if image is not None
+            ),
+            b"}",
+        ]
+        return b"".join(parts)
+
+    def _image(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int]) -> bytes:
+        return b",".join(
+            std_string(table.columns[i].name.encode()) + b":" + self._cell(table.columns[i], image[i])
+            for i in shown
+        )
+
+    def _cell(self, column: Column, value: Value) -> bytes:
+        if value is None:
+            return b"null"
+        text = value_text(column.kind, value)
+        if column.kind is Kind.TIMESTAMP:
+            return self._timestamp_head + std_string(text) + b"}"
+        return b'"' + base64.b64encode(text) + b'"' if is_binary(column) else std_string(text)
+
+    def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message:
+        """A DDL message; the owner sends it to every partition."""
+        body: dict[str, Any] = {
+            "version": VERSION,
+            "type": word_of(event.action),
+            "sql": event.query,
+            "commitTs": event.finished_ts,
+            "buildTs": build_ms,
+        }
+        told = event.after if is_told(event.after) else event.before
+        sides = ((event.schema, told), (event.old_schema, event.before))
+        for name, (schema, info) in zip(_SCHEMA_MEMBERS, sides, strict=True):
+            if info is not None and is_told(info):
+                body[name] = table_schema(schema, info, event.finished_ts)
+        return Message(None, self._compressed(self._written(body)), headers=ddl_header.headers(event))
+
+    def encode_resolved(self, ts: int, build_ms: int = 0) -> Message:
+        """A watermark."""
+        body = {"version": VERSION, "type": WATERMARK, "commitTs": ts, "buildTs": build_ms}
+        return Message(None, self._compressed(self._written(body)))
+
+    def encode_definition(self, table: TableSchema, build_ms: int = 0) -> Message:
+        """A BOOTSTRAP message: the columns of a table version."""
+        body = {"version": VERSION, "type": BOOTSTRAP, "commitTs": 0, "buildTs": build_ms}
+        return Message(None, self._compressed(self._written(body | {"tableSchema": of_table(table)})))
+
+    def _written(self, body: dict[str, Any]) -> bytes:
+        return avro_write.message(body) if self._options.in_avro else go_json(body)
+
+
+# --- from the wire
+
+
+def tells(value: bytes) -> bool:
+    """Whether a message may tell a table version: a quote inside a text would be escaped."""
+    return avro.tells(value) if avro.is_avro(value) else b'"tableSchema"' in value
+
+
+def versions(value: bytes) -> list[tuple[str, str, int]]:
+    """The table versions that a message tells; none if it is not sound."""
+    return [(one.schema, one.table, one.version) for one in _definitions(value, "")]
+
+
+def _definitions(value: bytes, zone: str) -> list[Definition]:
+    try:
+        body = _body(value)
+        return [definition(member(body, name, dict), zone) for name in _SCHEMA_MEMBERS if body.get(name)]
+    except (DecodeError, ValueError):
+        return []
+
+
+class SimpleDecoder:
+    """Decodes messages one by one: the oracle and fallback of the compiled form."""
+
+    def __init__(self, options: SimpleOptions) -> None:
+        self._zone = options.time_zone
+        self.redefined = 0
+        """How often a table version was told that had been told otherwise before."""
+        self._known: OrderedDict[tuple[str, str, int, int], Definition] = OrderedDict()
+        """By schema, table, version and table id. With 0 for the id the last one: rows of a partitioned table
+        name their partition, and TRUNCATE TABLE gives a new id and leaves the version as it was."""
+
+    def decode(self, batch: Batch) -> Decoded:
+        """Rows, watermarks and DDL; a message that is not whole is one BadMessage."""
+        for i in range(len(batch)):
+            value = at(batch.values, i)
+            if value is not None and tells(value):
+                self._learn(value)
+        return decode_plainly(batch, self._message)
+
+    def _learn(self, value: bytes) -> None:
+        """Take the table versions of a message; one that is not sound is refused later."""
+        for one in _definitions(value, self._zone):
+            known = [self._known.get((one.schema, one.table, one.version, id_)) for id_ in (one.table_id, 0)]
+            self.redefined += any(before not in (None, one) for before in known)
+            self._keep(one)
+            while len(self._known) > 2 * MAX_DEFINITIONS:
+                self._known.popitem(last=False)
+
+    def _keep(self, one: Definition) -> None:
+        """As the one used last, under its id and under 0: they are forgotten together."""
+        for table_id in (one.table_id, 0):
+            key = one.schema, one.table, one.version, table_id
+            self._known[key] = one
+            self._known.move_to_end(key)
+
+    def _message(
+        self, key: bytes | None, value: bytes | None, header: bytes | None, offset: int, decoded: Decoded
+    ) -> Rows:
+        if value is None:
+            raise DecodeError("simple messages have a value")
+        body = _body(value)
+        if member(body, "version", int) != VERSION:
+            raise DecodeError("the version of the protocol is not 1")
+        kind, ts = member(body, "type", str), integer(body, "commitTs")
+        if kind in OPERATIONS:
+            return [self._row(body, kind, ts, offset, native=avro.is_avro(value))]
+        schemas = [
+            definition(member(body, name, dict), self._zone)
+            for name in _SCHEMA_MEMBERS
+            if body.get(name) is not None
+        ]
+        if kind == WATERMARK:
+            decoded.resolved.append((ts, offset))
+        elif kind == BOOTSTRAP:
+            if not schemas:
+                raise DecodeError("a BOOTSTRAP without its tableSchema")
+        elif kind in WORDS:
+            query = member(body, "sql", str)
+            schema, table = _names(header, schemas)
+            decoded.ddls.append(DdlMessage(ts, query, action_of(kind), schema, table, header, offset))
+        else:
+            raise DecodeError(f"unknown type {kind[:100]!r}")
+        return []
+
+    def _row(
+        self, body: dict[str, Any], kind: str, ts: int, offset: int, *, native: bool
+    ) -> tuple[RowKey, tuple[Any, ...]]:
+        schema, table = member(body, "database", str), member(body, "table", str)
+        claim = member(body, "claimCheckLocation", str, "")
+        if claim or member(body, "handleKeyOnly", bool, False):
+            raise ReducedError(f"{schema}.{table}", ts, claim)
+        checksum = member(body, "checksum", dict, {})
+        if member(checksum, "corrupted", bool, False):
+            raise DecodeError(f"the producer marked this row of {schema}.{table} as corrupted")
+        version = integer({"schemaVersion": 0} | body, "schemaVersion")
+        table_id = integer(body, "tableID")
+        known = self._definition(schema, table, version, table_id)
+        op, data, old = OPERATIONS[kind], member(body, "data", dict, {}), member(body, "old", dict, {})
+        if (bool(data), bool(old)) != (op != DELETE, op != INSERT):
+            raise DecodeError(f"the images of {kind} are not there, or one too many")
+        columns = known.columns_of(data or old)
+        if data and not old.keys() <= data.keys():
+            raise DecodeError("the before image has columns that the after image has not")
+        read = self._native if native else self._text
+        new = [read(column, data[column.name]) for column in columns] if data else None
+        # What an update's before image leaves out is as it was.
+        was = data | old
+        former = [read(column, was[column.name]) for column in columns] if old else None
+        for name, cells in (("current", new), ("previous", former)):
+            summed = integer({name: 0} | {k: v for k, v in checksum.items() if v is not None}, name)
+            if summed >= 1 << 32:
+                raise DecodeError(f"a row has the checksum {summed}")
+            if summed and cells is not None:
+                sums.check(f"{schema}.{table}", ts, columns, cells, summed, self._zone)
+        physical_id = None if table_id == known.table_id else table_id
+        told = TableVersion(known.table_id, version)
+        return RowKey(schema, table, physical_id, columns, told), (op, ts, offset, 0, new, former)
+
+    def row_key(self, value: bytes) -> RowKey:
+        """What a row's message in Avro has in common with others; DecodeError or ValueError: it is no row."""
+        body = avro.message(value)
+        schema, table = member(body, "database", str), member(body, "table", str)
+        table_id, version = integer(body, "tableID"), integer(body, "schemaVersion")
+        known = self._definition(schema, table, version, table_id)
+        columns = known.columns_of(member(body, "data", dict, {}) or member(body, "old", dict, {}))
+        physical_id = None if table_id == known.table_id else table_id
+        return RowKey(schema, table, physical_id, columns, TableVersion(known.table_id, version))
+
+    @property
+    def time_zone(self) -> str:
+        """That of the texts of TIMESTAMPs."""
+        return self._zone
+
+    def _definition(self, schema: str, table: str, version: int, table_id: int) -> Definition:
+        for wanted in (table_id, 0):
+            known = self._known.get((schema, table, version, wanted))
+            if known is not None:
+                self._keep(known)
+                return known
+        raise UnknownVersionError(schema, table, version)
+
+    def _moment(self, column: WireColumn, value: Any) -> str:
+        """A TIMESTAMP's text."""
+        if not isinstance(value, dict):
+            raise DecodeError(f"column {column.name!r} holds {type(value).__name__}, no TIMESTAMP")
+        text: str = member(value, "value", str)
+        zone: str = member(value, "location", str)
+        if zone != self._zone:
+            raise DecodeError(
+                f"column {column.name!r} has TIMESTAMPs in the zone {zone[:100]!r}, not in {self._zone!r}: "
+                "give the reader the changefeed's time zone"
+            )
+        return text
+
+    def _text(self, column: WireColumn, value: Any) -> Any:
+        """A value of a JSON message."""
+        if value is None:
+            return None
+        code = column.mysql_type
+        if code == TIMESTAMP:
+            return self._moment(column, value)
+        if not isinstance(value, str):
+            raise DecodeError(f"column {column.name!r} holds {type(value).__name__}, not a string")
+        if column.type == "binary":
+            return base64.b64decode(value, validate=True)
+        if code in _FLOATS:
+            return number(column, float(value))
+        if code not in INTEGER_TYPES:
+            return value
+        if not _INTEGER.fullmatch(value):
+            raise DecodeError(f"column {column.name!r} holds a text that is no integer")
+        return number(column, int(value))
+
+    def _native(self, column: WireColumn, value: Any) -> Any:
+        """A value of an Avro message."""
+        if value is None:
+            return None
+        code = column.mysql_type
+        if code == TIMESTAMP:
+            return self._moment(column, value)
+        if code in _FLOATS:
+            return number(column, value)
+        if code in INTEGER_TYPES:
+            # TiCDC's new architecture writes a BIT as text; all else is a long, negative above 2**63.
+            if isinstance(value, str) and _INTEGER.fullmatch(value):
+                return number(column, int(value))
+            wraps = isinstance(value, int) and column.type == "uint64"
+            return number(column, value & _ALL_BITS if wraps else value)
+        wanted = bytes if column.type == "binary" else str
+        if not isinstance(value, wanted):
+            raise DecodeError(f"column {column.name!r} holds {type(value).__name__}, not {wanted.__name__}")
+        return value
+
+
+def _body(value: bytes) -> dict[str, Any]:
+    return avro.message(value) if avro.is_avro(value) else json_object(value, "value")
+
+
+def parts(key: bytes | None, value: bytes | None) -> list[Part]:
+    """The one row of a message."""
+    assert value is not None, "a message without a value holds no row that is reduced"
+    body = _body(value)
+    claim = member(body, "claimCheckLocation", str, "")
+    if not (claim or member(body, "handleKeyOnly", bool, False)):
+        return [Part(key, value, None)]
+    reduced = Reduced(
+        member(body, "database", str), member(body, "table", str), integer(body, "commitTs"), claim
+    )
+    if avro.is_avro(value):
+        return [Part(key, None, reduced)]
+    return [Part(key, without(body, "claimCheckLocation", "handleKeyOnly"), reduced)]
+
+
+def _names(header: bytes | None, schemas: list[Definition]) -> tuple[str, str]:
+    """Whose DDL it is: as the header says, else the definition; a schema's own DDL has none in TiCDC's."""
+    if header is not None:
+        try:
+            event = ddl_header.decode(header)
+        except Undecodable:
+            pass
+        else:
+            return event.schema, event.table
+    return (schemas[0].schema, schemas[0].table) if schemas else ("", "")

@@ -1,0 +1,73 @@
+"""What simple's row messages of one table version look like in JSON; the Avro ones are decoded plainly."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.codec import decode_kernels
+from tidegate.codec import match_kernels as kernels
+from tidegate.codec.assemble import RowKey
+from tidegate.codec.base import WireColumn
+from tidegate.codec.json_text import std_string
+from tidegate.codec.protocols.simple.definition import TIMESTAMP
+from tidegate.codec.protocols.simple.plain import OPERATIONS, timestamp_head
+from tidegate.codec.template import Cells, Pieces, Route, Template
+from tidegate.model.slots import DELETE, INSERT
+
+
+def templates(key: RowKey) -> list[Template]:
+    """As they are without a checksum, and with one that its producer found to match."""
+    return [
+        Template(key, ([], *(_pieces(key, word, summed) for word in OPERATIONS)), summed)
+        for summed in (False, True)
+    ]
+
+
+def _pieces(key: RowKey, word: str, summed: bool) -> Pieces:
+    op = OPERATIONS[word]
+    names = std_string(key.schema.encode()), std_string(key.table.encode())
+    before = b'{"version":1,"database":%s,"table":%s,"tableID":' % names
+    found: Pieces = []
+    assert key.version is not None, "rows name their table's version"
+    before += b"%d" % (key.version.table_id if key.physical_id is None else key.physical_id)
+    found += [
+        (before + b',"type":"%s","commitTs":' % word.encode(), kernels.TIMESTAMP, 0),
+        (b',"buildTs":', kernels.NUMBER, 0),
+    ]
+    before = b',"schemaVersion":%d' % key.version.version
+    if summed:
+        found.append((before + b',"checksum":{"version":', kernels.NUMBER, 0))
+        found.append((b',"corrupted":false,"current":', kernels.CELL, 2 * len(key.columns)))
+        found.append((b',"previous":', kernels.CELL, 2 * len(key.columns) + 1))
+        before = b"}"
+    order = sorted(range(len(key.columns)), key=lambda i: key.columns[i].name.encode())
+    images = ((b"data", 0, op != DELETE), (b"old", len(key.columns), op != INSERT))
+    for name, base, shown in images:
+        if not shown:
+            continue
+        before += b',"%s":{' % name
+        for i in order:
+            column = key.columns[i]
+            before += std_string(column.name.encode()) + b":"
+            if column.mysql_type == TIMESTAMP:
+                found.append((before, kernels.WRAPPED, base + i))
+                found.append((timestamp_head(column.zone), kernels.WRAPPER, 0))
+            else:
+                found.append((before, kernels.CELL, base + i))
+            before = b","
+        before = b"}"
+    return [*found, (before + b"}", kernels.END, op)]
+
+
+ROUTE = Route(
+    ((b'{"version":1,"database":', kernels.STRING), (b',"table":', kernels.STRING)),
+    lambda key: (
+        b'{"version":1,"database":%s,"table":%s,'
+        % (std_string(key.schema.encode()), std_string(key.table.encode()))
+    ),
+)
+
+
+def cells(column: WireColumn) -> Cells:
+    """All values are texts; bytes are in Base64."""
+    return Cells(True, decode_kernels.BASE64 if column.type == pa.binary() else decode_kernels.TEXT)

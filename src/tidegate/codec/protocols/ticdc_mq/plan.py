@@ -1,0 +1,50 @@
+"""Ticdc-mq's pieces of a table; the plain twin is `plain.TicdcMqEncoder`."""
+
+from __future__ import annotations
+
+from tidegate.codec import kernels
+from tidegate.codec.assemble import HANDLE_KEY_FLAG
+from tidegate.codec.mysql_type import is_binary
+from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, bare, quoted, text_shape
+from tidegate.codec.protocols.ticdc_mq.plain import (
+    DELETE_MEMBER,
+    ROW,
+    UPDATE_MEMBER,
+    MqOptions,
+    cell_end,
+    cell_head,
+    deleted_columns,
+    key_tail,
+)
+from tidegate.codec.protocols.ticdc_mq.types import type_name
+from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.model.slots import DELETE
+
+
+def plan(table: TableSchema, options: MqOptions, digits: int) -> Plan:
+    """The plan of a table version; neither the options nor the build time change it."""
+    write, shapes = Writer(), [_shape(column) for column in table.columns]
+    write.text(b'{"ts":')
+    write.number(kernels.COMMIT_TS)
+    write.text(key_tail(ROW, table.schema, table.table))
+    write.end()
+    for op in OPERATIONS:
+        deleted = op == DELETE
+        write.text(b'{"%s":{' % (DELETE_MEMBER if deleted else UPDATE_MEMBER).encode())
+        for number, i in enumerate(deleted_columns(table) if deleted else range(len(table.columns))):
+            column = table.columns[i]
+            write.text((b"," if number else b"") + cell_head(column.name, type_name(column)))
+            write.cell(shapes[i], i, OLD if deleted else NEW)
+            write.text(cell_end(bool(table.ticdc_flags[i] & HANDLE_KEY_FLAG)))
+        write.text(b"}}")
+        write.end()
+    return write.plan(table, shapes)
+
+
+def _shape(column: Column) -> Shape:
+    """How a column's values are written: numbers bare, bytes in Base64, all else as TiDB's text."""
+    if column.kind in NUMBERS:
+        return bare(NUMBERS[column.kind])
+    if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:
+        return bare(kernels.FLOAT_JSON if column.kind is Kind.FLOAT else kernels.DOUBLE_JSON)
+    return text_shape(column, std=1) or quoted(kernels.BASE64 if is_binary(column) else kernels.TEXT, 1)

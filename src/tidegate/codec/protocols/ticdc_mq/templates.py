@@ -1,0 +1,58 @@
+"""What ticdc-mq's row messages of one table look like."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tidegate.codec import decode_kernels
+from tidegate.codec import match_kernels as kernels
+from tidegate.codec.assemble import INTEGER_TYPES, RowKey
+from tidegate.codec.base import WireColumn
+from tidegate.codec.protocols.ticdc_mq.plain import (
+    DELETE_MEMBER,
+    FLOATS,
+    ROW,
+    UPDATE_MEMBER,
+    cell_end,
+    cell_head,
+    key_tail,
+)
+from tidegate.codec.template import Cells, Pieces, Route, Template
+from tidegate.model.slots import DELETE, INSERT
+
+
+def templates(key: RowKey) -> list[Template]:
+    """The key, and the value as an update and as a delete of these columns."""
+    meta: Pieces = [
+        (b'{"ts":', kernels.TIMESTAMP, 0),
+        (key_tail(ROW, key.schema, key.table), kernels.END, 0),
+    ]
+
+    def image(name: str, base: int, op: int) -> Pieces:
+        found: Pieces = []
+        before = b'{"%s":{' % name.encode()
+        for i, column in enumerate(key.columns):
+            found.append((before + cell_head(column.name, column.type_name), kernels.CELL, base + i))
+            before = cell_end(column.key) + b","
+        return [*found, (before.removesuffix(b",") + b"}}", kernels.END, op)]
+
+    updates = image(UPDATE_MEMBER, 0, INSERT)
+    return [Template(key, (meta, updates, image(DELETE_MEMBER, len(key.columns), DELETE), []))]
+
+
+ROUTE = Route(
+    (
+        (b'{"ts":', kernels.NUMBER),
+        (b',"type":"%s","schema":' % ROW.encode(), kernels.STRING),
+        (b',"table":', kernels.STRING),
+    ),
+    lambda key: b'{"ts":0' + key_tail(ROW, key.schema, key.table),
+    in_key=True,
+)
+
+
+def cells(column: WireColumn) -> Cells:
+    """Numbers are bare, bytes in Base64."""
+    if column.mysql_type in INTEGER_TYPES or column.mysql_type in FLOATS:
+        return Cells(False, decode_kernels.TEXT)
+    return Cells(True, decode_kernels.BASE64 if column.type == pa.binary() else decode_kernels.TEXT)

@@ -1,0 +1,98 @@
+"""Decoded rows compared with the checksums that their messages tell: row by row, and in bulk.
+
+The sum is over all columns in the order of their ids, which is the order in which decoders give them where
+there are checksums: docs/formats/checksums.md. 0 or nothing: the message tells none. A text that the producer
+could not send as UTF-8 has U+FFFD in it and another sum, so such a row is taken as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice, product
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.codec.assemble import DecodeError
+from tidegate.codec.base import DecodedTable, WireColumn
+from tidegate.errors import TidegateError
+from tidegate.model.schema import Kind
+from tidegate.tidb import arrow_checksum
+from tidegate.tidb.checksum import column_bytes
+from tidegate.tidb.types import temporal
+
+_KINDS: Final = {
+    4: Kind.FLOAT, 5: Kind.DOUBLE, 7: Kind.TIMESTAMP, 10: Kind.DATE, 11: Kind.TIME, 12: Kind.DATETIME,
+    13: Kind.YEAR, 16: Kind.BIT, 225: Kind.VECTOR, 245: Kind.JSON, 246: Kind.DECIMAL, 247: Kind.ENUM,
+    248: Kind.SET,
+}  # fmt: skip
+"""By MySQL type code; of integers and texts the Arrow type says it."""
+MAX_CHOICES: Final = 256
+"""Ways to take the TIMESTAMPs of one row in hours that its zone has twice, of which one must give the sum."""
+_FRACTION_AT: Final = 20
+"""Of `YYYY-MM-DD hh:mm:ss.`; what follows are the digits of the second."""
+
+
+def kind_of(column: WireColumn) -> Kind:
+    """What its values are to a checksum."""
+    found = _KINDS.get(column.mysql_type)
+    if found is not None:
+        return found
+    if pa.types.is_integer(column.type):
+        return Kind.UINT if column.type == pa.uint64() else Kind.INT
+    return Kind.BYTES if column.type == pa.binary() else Kind.STRING
+
+
+def check(
+    table: str, ts: int, columns: Sequence[WireColumn], cells: Sequence[Any], told: int, zone: str
+) -> None:
+    """Raises DecodeError, naming the row, unless its cells give the sum that its message tells."""
+    choices = [_bytes(kind_of(column), cell, zone) for column, cell in zip(columns, cells, strict=True)]
+    found = [crc32(b"".join(one)) for one in islice(product(*choices), MAX_CHOICES)]
+    if told in found or any(isinstance(cell, str) and "\ufffd" in cell for cell in cells):
+        return
+    key = ", ".join(
+        f"{column.name}={cell!r}"[:100] for column, cell in zip(columns, cells, strict=True) if column.key
+    )
+    raise DecodeError(
+        f"the row of {table} with {key or 'no key'} at commit ts {ts} is not what its checksum says: the "
+        f"message tells {told}, its columns give {found[0]}"
+    )
+
+
+def _bytes(kind: Kind, cell: Any, zone: str) -> tuple[bytes, ...]:
+    """What a cell adds to the sum; of a TIMESTAMP in an hour that its zone has twice, both that it may be."""
+    try:
+        if kind is Kind.FLOAT and cell is not None:
+            cell = float(np.float32(cell))
+        if kind is not Kind.TIMESTAMP or cell is None or zone.upper() == "UTC":
+            return (column_bytes(kind, cell),)
+        parts, digits = temporal.parse(cell), max(len(cell) - _FRACTION_AT, 0)
+        moments = [temporal.to_utc(parts, temporal.zone(zone), fold=fold) for fold in (0, 1)]
+        return tuple(
+            column_bytes(kind, temporal.datetime_text(moment, digits)) for moment in dict.fromkeys(moments)
+        )
+    except TidegateError as error:
+        raise DecodeError(f"a value has no checksum: {error.what}") from None
+
+
+def matching(
+    table: DecodedTable, current: npt.NDArray[np.int64], previous: npt.NDArray[np.int64], zone: str
+) -> npt.NDArray[np.bool_]:
+    """Of each row, whether its images give the sums told, -1 for none; False: `check` has to say."""
+    sound = np.ones(len(table), dtype=np.bool_)
+    kinds = None
+    for image, told in ((table.new, current), (table.old, previous)):
+        if image is None or not (told >= 0).any():
+            continue
+        kinds = kinds or [kind_of(column) for column in table.columns]
+        try:
+            found = arrow_checksum.sums(image, kinds, zone)
+        except (TidegateError, ValueError):
+            sound &= told < 0
+            continue
+        sound &= (told < 0) | (found == told)
+    return sound

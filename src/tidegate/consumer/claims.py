@@ -1,0 +1,165 @@
+"""Rows that did not fit into their messages, read where they are: claim-check's storage, or upstream.
+
+The decoder says of such a message that its row is not in it. Here the message is taken apart into its rows,
+each that is claimed is read, decoded like any other and compared with what its message tells of it: table,
+commit ts, handle key. What the storage does not have now is Retryable: the messages stay to be read, and
+nothing behind them is applied. A row of which only the handle key was sent is read from TiKV
+(`handle_keys`), if an address of PD is given; what cannot be had at all leaves its message bad, with its ts
+(`checks.check_complete`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from tidegate.codec import registry
+from tidegate.codec.assemble import DecodeError
+from tidegate.codec.base import BadMessage, Batch, Decoded, DecodedTable, Decoder, describe
+from tidegate.codec.compression import ExpandError
+from tidegate.codec.large import Large, LargeOptions, Part, Reduced, bare, told_location, unclaimed
+from tidegate.codec.opening import opened
+from tidegate.consumer.handle_keys import GoneError
+from tidegate.errors import Retryable
+from tidegate.model.row import RowChange
+
+
+class Storage(Protocol):
+    """Where claimed messages lie: `tidegate.claim_check.ClaimStorage`."""
+
+    def read(self, location: str) -> bytes:
+        """The message that a location names; Retryable when it is not there."""
+        ...
+
+
+class Upstream(Protocol):
+    """Where every row is: `handle_keys.RowReader`."""
+
+    def row(self, told: Mapping[str, Any], *, finds_updates: bool) -> RowChange:
+        """The whole change of which a message tells the key; GoneError, or Retryable."""
+        ...
+
+
+class ClaimReader:
+    """Puts whole rows in the place of the messages that only name them."""
+
+    def __init__(
+        self,
+        storage: Storage | None,
+        decoder: Decoder,
+        options: LargeOptions,
+        large: Large,
+        upstream: Upstream | None = None,
+    ) -> None:
+        """`decoder` takes messages that are expanded already. A claimed row is read from the storage, if
+        there is one, any other from upstream.
+        """
+        self._storage, self._decoder, self._options, self._large = storage, decoder, options, large
+        self._upstream = upstream
+
+    def resolve(self, decoded: Decoded) -> Decoded:
+        """What was decoded, with the rows of the storage; raises Retryable when one cannot be had."""
+        if all(bad.reduced_ts is None for bad in decoded.bad):
+            return decoded
+        rows, left = list(decoded.rows), list[BadMessage]()
+        for bad in decoded.bad:
+            found = None if bad.reduced_ts is None else self._rows(bad)
+            if isinstance(found, list):
+                rows += found
+            else:
+                left.append(found or bad)
+        rows.sort(key=lambda table: (int(table.offset[0]), int(table.seq[0])))
+        return replace(decoded, rows=rows, bad=left)
+
+    def _rows(self, bad: BadMessage) -> list[DecodedTable] | BadMessage | None:
+        """The rows of a message; None when one lies nowhere; what must wait for a definition."""
+        try:
+            parts = self._large.parts(bad.key, None if bad.value is None else self._opened(bad.value))
+        except (DecodeError, ValueError) as error:
+            return replace(bad, why=str(error))
+        if any(part.reduced is not None and not self._has(part.reduced) for part in parts):
+            return None
+        found: list[DecodedTable] = []
+        for seq, part in enumerate(parts):
+            try:
+                one = self._one(bad.offset, part)
+            except GoneError as error:
+                return replace(bad, why=f"{bad.why}; {error}")
+            if one.bad:
+                return replace(bad, why=one.bad[0].why, unknown=one.bad[0].unknown, reduced_ts=None)
+            found += [replace(table, seq=np.full(len(table), seq, dtype=np.int32)) for table in one.rows]
+        return found
+
+    def _has(self, reduced: Reduced) -> bool:
+        """Whether there is a place to read such a row from."""
+        return self._upstream is not None or (bool(reduced.claim) and self._storage is not None)
+
+    def _opened(self, value: bytes) -> bytes:
+        return opened(value, self._options.large_message_handle_compression, framed=self._large.framed)
+
+    def _one(self, offset: int, part: Part) -> Decoded:
+        told = self._decoder.decode(Batch([part.key], [part.value], [offset]))
+        if part.reduced is None or any(bad.unknown is not None for bad in told.bad):
+            return told
+        if not part.reduced.claim or self._storage is None:
+            return self._of_upstream(offset, told)
+        content = self._storage.read(part.reduced.claim)
+        try:
+            key, value = unclaimed(self._options, content)
+            whole = self._decoder.decode(Batch([key], [self._opened(value)], [offset]))
+        except (ExpandError, ValueError) as error:
+            raise _not_it(part.reduced, f"the object holds no message: {error}") from None
+        if any(bad.unknown is not None for bad in whole.bad):
+            return whole
+        _compare(part, describe(told) if part.value is not None else [], whole)
+        return whole
+
+    def _of_upstream(self, offset: int, told: Decoded) -> Decoded:
+        """The row that upstream has under the key, through the protocol's own encoder and decoder."""
+        assert self._upstream is not None, "asked for only where there is one"
+        keys = describe(told)
+        if len(keys) != 1 or told.bad:
+            raise GoneError("its message does not tell its key as text" if not told.bad else told.bad[0].why)
+        # Such options leave out what did not change, so that nothing of an update's old key is left.
+        hides = ("only_output_updated_columns", "content_compatible")
+        options = bare(self._options)
+        whole = self._upstream.row(
+            keys[0], finds_updates=any(getattr(options, name, False) for name in hides)
+        )
+        version = told.rows[0].version
+        if version is not None:
+            whole = replace(whole, table=replace(whole.table, version=version.version))
+        sent = [(one.key, one.value) for one in registry.encoder(options).encode_rows([whole])]
+        return self._decoder.decode(Batch([sent[0][0]], [sent[0][1]], [offset]))
+
+
+def _compare(part: Part, told: list[dict[str, Any]], whole: Decoded) -> None:
+    """Raises Retryable unless an object holds the row that its message names."""
+    reduced, rows = part.reduced, describe(whole)
+    assert reduced is not None
+    if whole.bad or len(rows) != 1 or len(whole.rows) != 1:
+        why = whole.bad[0].why if whole.bad else f"it holds {len(rows)} rows or marks"
+        raise _not_it(reduced, f"the object holds no row: {why}")
+    row = rows[0]
+    if (row["schema"], row["table"], row["commit_ts"]) != (reduced.schema, reduced.table, reduced.commit_ts):
+        raise _not_it(
+            reduced, f"the object holds a row of {row['schema']}.{row['table']} at {row['commit_ts']}"
+        )
+    for side in ("new", "old") if told else ():
+        mine: Mapping[str, Any] = told[0].get(side) or {}
+        if mine and any((row[side] or {}).get(name) != value for name, value in mine.items()):
+            raise _not_it(reduced, "the object holds a row with another key")
+
+
+def _not_it(reduced: Reduced, why: str) -> Retryable:
+    return Retryable(
+        "An object in the storage of claim-check is not the row that its message names.",
+        where=f"{told_location(reduced.claim)[:200]}, a row of {reduced.schema}.{reduced.table} at commit ts "
+        f"{reduced.commit_ts}",
+        why=why[:400],
+        fix="give the changefeed's own claim-check-storage-uri, claim-check-raw-value and "
+        "large-message-handle-compression in the source URI",
+    )

@@ -1,0 +1,74 @@
+"""What the Kafka headers of Resolved messages say: docs/formats/contract.md, "Forms that are decided". Pure.
+
+tidegate-align   JSON: id (text), table (`schema.table`), epoch (a count that rises)
+tidegate-epoch   a count: how often the number of partitions has changed
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from tidegate.codec.base import Batch
+
+ALIGN: Final = "tidegate-align"
+EPOCH: Final = "tidegate-epoch"
+MAX_COUNT: Final = 1 << 63
+MAX_DIGITS: Final = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """A Resolved that asks readers to have applied everything up to it before they go on with a table."""
+
+    id: str
+    table: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MarkHeaders:
+    """Of the messages of a batch that have such headers, by offset."""
+
+    alignments: dict[int, Alignment] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+    unsound: dict[int, str] = field(default_factory=dict)
+    """Why a header is none of these."""
+
+
+def mark_headers(batch: Batch) -> MarkHeaders:
+    """The headers of a batch's messages; one that is not sound is named and never raises."""
+    found = MarkHeaders()
+    for offset, headers in zip(batch.offsets, batch.headers or (), strict=False):
+        for name, value in headers or ():
+            if name not in (ALIGN, EPOCH):
+                continue
+            try:
+                if name == ALIGN:
+                    found.alignments[int(offset)] = _alignment(value)
+                else:
+                    found.epochs[int(offset)] = _epoch(value)
+            except ValueError as error:
+                found.unsound[int(offset)] = f"its header {name}: {error}"
+    return found
+
+
+def _alignment(value: Any) -> Alignment:
+    body = orjson.loads(value or b"")
+    if not isinstance(body, dict):
+        raise ValueError("it is no JSON object")
+    id_, table, epoch = (body.get(name) for name in ("id", "table", "epoch"))
+    if not isinstance(id_, str) or not isinstance(table, str):
+        raise ValueError("id and table are no texts")
+    if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < MAX_COUNT:
+        raise ValueError("epoch is no count")
+    return Alignment(id_, table, epoch)
+
+
+def _epoch(value: Any) -> int:
+    text = bytes(value or b"")
+    if not text.isdigit() or len(text) > MAX_DIGITS:
+        raise ValueError("it is no count")
+    return int(text)

@@ -1,0 +1,146 @@
+"""On which partition a dispatcher puts decoded rows: computed from what the messages hold. Pure.
+
+The hash is TiCDC's (`dispatcher.partitions`), over the texts that the wire has. Without the producer's rules
+what they are is guessed: by table or by the handle key, whatever fits all rows of a table so far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.codec.base import DecodedTable, WireColumn
+from tidegate.config import DispatchRule
+from tidegate.dispatcher.router import Router
+from tidegate.model.schema import Kind
+from tidegate.model.slots import DELETE
+from tidegate.tidb.text import value_text
+
+GUESSES: Final = (DispatchRule(partition="table"), DispatchRule(partition="index-value"))
+ENOUGH: Final = 10_000
+"""So many rows of a table on the one partition of its name are no chance."""
+UNKNOWN: Final = -1
+"""Instead of a partition: the message does not have what the dispatcher hashed."""
+BROKEN: Final = "\ufffd"
+"""In a text whose bytes were no UTF-8."""
+
+
+@dataclass(slots=True)
+class _Guess:
+    left: list[DispatchRule] = field(default_factory=lambda: list(GUESSES))
+    rows: int = 0
+
+
+class Placement:
+    """Where rows of one topic belong. `strict_null`: a NULL is hashed as classic TiCDC does."""
+
+    def __init__(self, partitions: int, router: Router | None, *, strict_null: bool = True) -> None:
+        self._count, self._router, self._strict_null = partitions, router, strict_null
+        self._guesses: dict[str, _Guess] = {}
+        self._rules: dict[str, DispatchRule] = {}
+
+    def look(self, table: DecodedTable, partition: int) -> tuple[list[tuple[int, int]], int, str]:
+        """Rows that lie elsewhere than their rule says, with where they belong; how many rows nobody can tell
+        it of; the rule's name. Without rules nothing is wrong: a guess that does not fit is given up.
+        """
+        name = f"{table.schema}.{table.table}"
+        if self._router is None:
+            guess = self._guesses.setdefault(name, _Guess())
+            guess.rows += len(table)
+            guess.left = [rule for rule in guess.left if self._fits(table, rule, partition)]
+            if guess.rows > ENOUGH and self._count > 1:
+                del guess.left[1:]
+            return [], 0, ""
+        rule = self._rules.get(name)
+        if rule is None:
+            rule = self._rules[name] = self._router.rule_of(table.schema, table.table)
+        places = self._places(table, rule)
+        wrong = np.flatnonzero((places != partition) & (places != UNKNOWN))
+        unknown = int((places == UNKNOWN).sum())
+        return [(int(i), int(places[i])) for i in wrong], unknown, rule.partition
+
+    def may_move(self, table: str) -> bool:
+        """Whether the dispatcher of a table puts a row on other partitions as its values change."""
+        rule = self._rules.get(table)
+        return rule is not None and (rule.partition in ("ts", "columns") or bool(rule.index))
+
+    def words(self) -> dict[str, str]:
+        """What is known of each table's dispatcher."""
+        found = {name: f"{rule.partition}, as given" for name, rule in self._rules.items()}
+        for name, guess in self._guesses.items():
+            if self._count == 1:
+                found[name] = "one partition"
+            elif guess.left:
+                found[name] = " or ".join(rule.partition for rule in guess.left) + ", as it seems"
+            else:
+                found[name] = "neither table nor index-value"
+        return found
+
+    def _fits(self, table: DecodedTable, rule: DispatchRule, partition: int) -> bool:
+        places = self._places(table, rule)
+        return bool(((places == partition) | (places == UNKNOWN)).all())
+
+    def _places(self, table: DecodedTable, rule: DispatchRule) -> npt.NDArray[np.int64]:
+        """int64[rows]: the partition of each, or UNKNOWN."""
+        count, size = self._count, len(table)
+        if rule.partition == "ts":
+            return (table.commit_ts % np.uint64(count)).astype(np.int64)
+        seed = crc32((table.schema + table.table).encode())
+        if rule.partition in ("table", "default"):
+            return np.full(size, seed % count, dtype=np.int64)
+        hashed = self._hashed(table, rule)
+        if hashed is None:
+            return np.full(size, UNKNOWN, dtype=np.int64)
+        states = [seed] * size
+        unknown = np.zeros(size, dtype=np.bool_)
+        deleted = (table.op == DELETE).tolist()
+        for column in hashed:
+            self._add(column, table, deleted, states, unknown)
+        places = np.array([state % count for state in states], dtype=np.int64)
+        places[unknown] = UNKNOWN
+        return places
+
+    def _hashed(self, table: DecodedTable, rule: DispatchRule) -> list[WireColumn] | None:
+        """The columns whose values are hashed; None: the message does not say which, or lacks some."""
+        if rule.partition == "columns":
+            by_name = {column.name.lower(): column for column in table.columns}
+            wanted = [by_name.get(name.lower()) for name in rule.columns]
+            found = [column for column in wanted if column is not None]
+            return found if len(found) == len(wanted) else None
+        if rule.index:
+            return None  # messages name no indexes
+        return [column for column in table.columns if column.key] or None
+
+    def _add(
+        self,
+        column: WireColumn,
+        table: DecodedTable,
+        deleted: list[bool],
+        states: list[int],
+        unknown: npt.NDArray[np.bool_],
+    ) -> None:
+        new, old = _values(table.new, column.name), _values(table.old, column.name)
+        name, kind = column.name.encode(), _kind(column.type)
+        for i, gone in enumerate(deleted):
+            values = old if gone else new
+            value = values[i] if values is not None else None
+            if value is None:
+                unknown[i] |= values is None or not self._strict_null
+                text = b"null"
+            else:
+                unknown[i] |= isinstance(value, str) and BROKEN in value
+                text = value_text(kind, value)
+            states[i] ^= crc32(name + text)
+
+
+def _values(image: pa.RecordBatch | None, name: str) -> list[Any] | None:
+    return None if image is None else image.column(name).to_pylist()
+
+
+def _kind(of: pa.DataType) -> Kind:
+    return Kind.FLOAT if pa.types.is_float32(of) else Kind.DOUBLE

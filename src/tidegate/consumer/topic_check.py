@@ -1,0 +1,140 @@
+"""Read a topic to its end, or for ever, and judge it by `contract`. No Spark, starts at once.
+
+A partition whose Resolved is ahead of the others waits while the check remembers much, so that memory is
+bounded by `remember` and not by how unevenly the broker answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from tidegate.codec import registry
+from tidegate.codec.base import Batch
+from tidegate.consumer.contract import REMEMBER, Producer, TopicCheck, Verdict
+from tidegate.consumer.mark_headers import mark_headers
+from tidegate.consumer.source import Offsets, Topic, TopicDecoder
+from tidegate.dispatcher.router import Router
+from tidegate.errors import Retryable
+from tidegate.model.timestamp import compose
+from tidegate.sink.kafka.client import take
+
+BATCH: Final = 5_000
+SKEW_MS: Final = 60_000
+"""So much may the clocks of producer and broker be behind upstream's."""
+SILENCE_S: Final = 20.0
+"""How long the broker may keep silent before the topic's end."""
+
+
+def check_topic(
+    topic: Topic,
+    *,
+    producer: Producer = Producer.TIDEGATE,
+    router: Router | None = None,
+    remember: int = REMEMBER,
+    follow: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+    told: Callable[[Verdict, int, int], None] = lambda *_: None,
+) -> Verdict:
+    """The verdict on a topic from its oldest message to what is its end now; `follow`: until `stop`.
+
+    `told` hears, after each batch, what was found, and how many of how many messages are read. Raises
+    Retryable when the broker does not answer, InvalidInput when there is no such topic.
+    """
+    offsets = Offsets(topic)
+    partitions = offsets.partitions()
+    starts, ends = offsets.first(partitions), offsets.ends(partitions)
+    total = sum(ends.values()) - sum(starts.values())
+    at = dict(starts)
+    reader, decoder = Consumer(topic.settings()), TopicDecoder(topic)
+    check = TopicCheck(
+        partitions,
+        producer=producer,
+        ddl_to=registry.codec_of(topic.options).ddl_to,
+        router=router,
+        begun=_begun(topic, starts, ends),
+        remember=remember,
+    )
+    left = {p for p in partitions if follow or starts[p] < ends[p]}
+    paused: set[int] = set()
+    heard = time.monotonic()
+    try:
+        reader.assign([TopicPartition(topic.name, p, starts[p]) for p in partitions])
+        while left and not stop():
+            paused = _paused(reader, topic.name, check, left, paused)
+            batches: dict[int, list[Any]] = {}
+            for message in take(reader, BATCH, 0.2):
+                heard = time.monotonic()
+                error, partition = message.error(), message.partition()
+                if error is None:
+                    batches.setdefault(partition, []).append(message)
+                    at[partition] = message.offset() + 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    at[partition] = max(at[partition], message.offset())
+                else:
+                    raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
+            for partition, messages in sorted(batches.items()):
+                batch = _batch(messages)
+                check.take(partition, decoder.decode(batch), mark_headers(batch))
+            if not follow:
+                left = {p for p in left if at[p] < ends[p]}
+            told(check.verdict, min(total, sum(at.values()) - sum(starts.values())), total)
+            if left and not follow and time.monotonic() - heard > SILENCE_S:
+                raise Retryable(
+                    "the topic cannot be read to its end",
+                    where=topic.name,
+                    why=f"no message for {SILENCE_S:.0f} s",
+                    fix="check the broker",
+                )
+    finally:
+        reader.close()
+    return check.finish()
+
+
+def _begun(topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:
+    """Of partitions that have lost their beginning a ts that nothing in it exceeds.
+
+    What was written before a message was committed upstream before that message's own time.
+    """
+    lost = [p for p, start in starts.items() if start > 0]
+    if not lost:
+        return {}
+    found = dict.fromkeys(lost, compose(int(time.time() * 1000)))
+    reader = Consumer(topic.settings())
+    try:
+        waiting = {p for p in lost if starts[p] < ends[p]}
+        reader.assign([TopicPartition(topic.name, p, starts[p]) for p in waiting])
+        deadline = time.monotonic() + SILENCE_S
+        while waiting and time.monotonic() < deadline:
+            for message in take(reader, 100, 0.2):
+                if message.error() is None and message.partition() in waiting:
+                    waiting.discard(message.partition())
+                    found[message.partition()] = compose(message.timestamp()[1] + SKEW_MS)
+    finally:
+        reader.close()
+    return found
+
+
+def _paused(reader: Consumer, name: str, check: TopicCheck, left: set[int], paused: set[int]) -> set[int]:
+    """The partitions that wait from now on: never all of those that are left."""
+    wanted = {p for p in left if check.ahead(p)} if check.pressed else set()
+    if wanted == left:
+        wanted = set()
+    if wanted - paused:
+        reader.pause([TopicPartition(name, p) for p in wanted - paused])
+    if paused - wanted:
+        reader.resume([TopicPartition(name, p) for p in paused - wanted])
+    return wanted
+
+
+def _batch(messages: list[Any]) -> Batch:
+    return Batch(
+        [message.key() for message in messages],
+        [message.value() for message in messages],
+        np.array([message.offset() for message in messages], np.int64),
+        [message.headers() for message in messages],
+    )

@@ -1,0 +1,392 @@
+"""What one capture does for one feed: which spans it must deliver how far, and what of it it has done.
+
+    Announce, Dispatch ----------+
+    DDL batches -----------------+--> Processor --tick--> Sync | DispatchResponse | Checkpoint
+    what the pipeline reports ---+                 bound, spans: what the pipeline may do
+    frontier, idle spans --------+
+
+The owner speaks of key ranges; which tables these hold, and since when the feed wants them, the processor
+knows by itself, from the same history of DDL.
+
+Promises, whatever the order of events:
+ - what is reported of a range is durable for every table that the feed wants of it at any ts up to there;
+   so it never lies above the bound in force: beyond that other tables may be wanted;
+ - a table that a DDL at F adds is delivered from F on, once the bound lies above F;
+ - reports of the pipeline under another token or incarnation change nothing;
+ - what an earlier owner says, or said late, changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.messages import (
+    Announce,
+    Checkpoint,
+    Dispatch,
+    DispatchResponse,
+    FromOwner,
+    FromProcessor,
+    Header,
+    RangeProgress,
+    RangeState,
+    RangeStatus,
+    Sync,
+    Told,
+    Wish,
+)
+from tidegate.control.metadata import GrantedRange
+from tidegate.model.reports import Failed
+from tidegate.model.span import Span
+
+SYNC_S: Final = 5.0
+"""How often everything is said again, were a message lost."""
+
+
+class Goal(NamedTuple):
+    """What of a Dispatch makes something new to do; bound and checkpoint do not."""
+
+    wish: Wish
+    instance: str
+    incarnation: int
+    ranges: tuple[GrantedRange, ...]
+
+    @classmethod
+    def of(cls, dispatch: Dispatch) -> Goal:
+        """Of two with the same goal the later asks for nothing that the earlier did not."""
+        return cls(dispatch.wish, dispatch.header.instance, dispatch.incarnation, tuple(dispatch.ranges))
+
+
+@dataclass(slots=True)
+class _Progress:
+    task: SpanTask
+    checkpoint: int
+
+
+class Processor:
+    """One feed on one capture, from its first Announce on. Not thread-safe, no I/O."""
+
+    def __init__(self, header: Header, version: str = "", cores: int = 1) -> None:
+        """`header`: of what it will send; owner and sequence are filled in."""
+        self._header, self._version, self._cores = header, version, cores
+        self._heard = (0, 0)
+        """Owner revision and sequence of the last Dispatch that counted."""
+        self._instance = header.instance
+        self.dispatch: Dispatch | None = None
+        """What the owner wants; None: no owner has said anything yet."""
+        self.told = Told()
+        """What the next Checkpoint says for people."""
+        self._spans: dict[str, _Progress] | None = None
+        self._open_for: tuple[str, int] | None = None
+        """Instance and incarnation of the Dispatch for which that holds."""
+        self._reported: dict[str, int] = {}
+        """What this incarnation said about spans, also about those that a DDL yet to come will add."""
+        self._waiting: deque[DdlBatch] = deque()
+        self._known = 0
+        """Every DDL finished at or before it is known."""
+        self._running = 0
+        """The incarnation that delivers; 0: none."""
+        self._resolved = 0
+        self._sent: dict[Span, RangeProgress] = {}
+        self._told_sent = Told()
+        self._over: list[str] = []
+        self._response: DispatchResponse | None = None
+        """What is still to be said."""
+        self._answered: DispatchResponse | None = None
+        """What was said last, of the Dispatch that holds."""
+        self._sync_at = float("-inf")
+
+    # --- what the owner says --------------------------------------------------------------------------
+
+    def hear(self, message: FromOwner) -> bool:
+        """False, and no effect, when it is not for us, or a later owner or Dispatch has come before."""
+        header = message.header
+        mine = self._header
+        if (header.cluster, header.changefeed, header.capture) != (
+            mine.cluster,
+            mine.changefeed,
+            mine.capture,
+        ):
+            return False
+        if header.owner_rev < self._heard[0]:
+            return False
+        match message:
+            case Announce():
+                if header.owner_rev > self._heard[0]:
+                    self._heard = (header.owner_rev, 0)
+                self._sync_at = float("-inf")
+            case Dispatch():
+                if (header.owner_rev, header.sequence) <= self._heard:
+                    return False
+                if header.capture_epoch != mine.capture_epoch:
+                    return False  # meant for what ran here before
+                self._heard = (header.owner_rev, header.sequence)
+                before, self.dispatch = self.dispatch, message
+                if before is None or Goal.of(before) != Goal.of(message):
+                    self._reported.clear()
+                    self._sent.clear()
+                    self._answered = None
+                elif self._answered is not None and (
+                    self._answered.error is not None or message.wish is not Wish.RUN
+                ):
+                    # It may have been lost; that a range runs, each Sync says.
+                    self._response = replace(self._answered, answers=header.sequence)
+        self._instance = header.instance
+        return True
+
+    # --- what is wanted -------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the spans there are at the checkpoint are known."""
+        return self._spans is not None
+
+    def confirm(self) -> None:
+        """What is open is what the Dispatch that holds now needs: what is known of it may be told."""
+        assert self.dispatch is not None
+        self._open_for = self.dispatch.header.instance, self.dispatch.incarnation
+
+    @property
+    def _is_confirmed(self) -> bool:
+        dispatch = self.dispatch
+        return (
+            self.is_open
+            and dispatch is not None
+            and self._open_for == (dispatch.header.instance, dispatch.incarnation)
+        )
+
+    def open(
+        self, checkpoint: int, initial: Iterable[SpanTask], batches: Iterable[DdlBatch], known: int
+    ) -> None:
+        """The spans that are wanted at a checkpoint, and the DDL above it as far as it is known."""
+        self._spans = {
+            task.id: _Progress(task, max(checkpoint, task.start_ts)) for task in initial if self.holds(task)
+        }
+        self._waiting.clear()
+        self._known = self._resolved = 0
+        self._reported.clear()
+        self._sent.clear()
+        self.learn(batches, known)
+        self.confirm()
+
+    def close(self) -> None:
+        """Nothing is held any more."""
+        self._spans = self._open_for = None
+        self._running = 0
+        self._waiting.clear()
+        self._known = self._resolved = 0
+
+    def holds(self, task: SpanTask) -> bool:
+        """Whether a span lies in what was granted."""
+        return any(one.id.intersect(task.span) is not None for one in self._ranges)
+
+    def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
+        """DDL in order; all of it up to `known` is known now."""
+        self._waiting.extend(batches)
+        self._known = max(self._known, known)
+
+    @property
+    def waiting(self) -> int:
+        """How many DDL batches wait."""
+        return len(self._waiting)
+
+    @property
+    def known(self) -> int:
+        """Every DDL finished at or before it is known."""
+        return self._known
+
+    @property
+    def bound(self) -> int:
+        """How far spans may be delivered."""
+        return min(self.dispatch.bound, self._known) if self.dispatch is not None else 0
+
+    @property
+    def reach(self) -> int:
+        """How far spans may be delivered by who is told of `spans`: not beyond a DDL that is to be `passed`,
+        since other tables may be wanted of them from there on.
+        """
+        return min(self.bound, self._waiting[0].finished_ts) if self._waiting else self.bound
+
+    def passed(self) -> list[DdlBatch]:
+        """The DDL that the bound has left behind since the last call: spans have come and gone."""
+        found = []
+        while self._spans is not None and self._waiting and self._waiting[0].finished_ts < self.bound:
+            batch = self._waiting.popleft()
+            for name in batch.removed:
+                self._spans.pop(name, None)
+            for task in filter(self.holds, batch.added):
+                held = self._spans.get(task.id)
+                if held is not None:  # a stripe: other tables of it are wanted from now on
+                    held.task = task
+                    continue
+                start = max(task.start_ts, self._reported.get(task.id, 0))
+                self._spans[task.id] = _Progress(task, start)
+            found.append(batch)
+        return found
+
+    def start_of(self, span: str) -> int | None:
+        """From where a span is wanted by a DDL that is still waiting; None: by none."""
+        return next((t.start_ts for batch in self._waiting for t in batch.added if t.id == span), None)
+
+    @property
+    def spans(self) -> dict[str, SpanTask]:
+        """The spans that are to be delivered now, each with the ts it is durable to as `start_ts`."""
+        return {
+            name: SpanTask(name, p.task.span, p.task.physical_id, p.checkpoint, p.task.wanted)
+            for name, p in (self._spans or {}).items()
+        }
+
+    # --- what is done ---------------------------------------------------------------------------------
+
+    def started(self, incarnation: int, spans: Mapping[str, int]) -> bool:
+        """The pipeline has fenced those before it, and begins where the sink's own progress says."""
+        if not self._is_current(incarnation):
+            return False
+        assert self.dispatch is not None
+        self._take(spans)
+        self._running = incarnation
+        self._answer()
+        return True
+
+    def report(self, token: tuple[int, int], incarnation: int, spans: Mapping[str, int]) -> bool:
+        """Spans are durable downstream up to a ts. False, and no effect, under an old grant."""
+        if not self._is_current(incarnation) or not any(one.token == token for one in self._ranges):
+            return False
+        self._take(spans)
+        return True
+
+    def _is_current(self, incarnation: int) -> bool:
+        dispatch = self.dispatch
+        return dispatch is not None and dispatch.wish is Wish.RUN and dispatch.incarnation == incarnation
+
+    def _take(self, spans: Mapping[str, int]) -> None:
+        for name, ts in spans.items():
+            self._reported[name] = max(ts, self._reported.get(name, 0))
+            if self._spans is not None and name in self._spans:
+                self._spans[name].checkpoint = max(ts, self._spans[name].checkpoint)
+
+    def idle_ranges(self, frontier: Mapping[str, int]) -> list[tuple[str, int, int]]:
+        """(span, after, upto) of spans that need no pipeline to advance, if no row lies in the range."""
+        found = []
+        bound = self.bound
+        for name, progress in (self._spans or {}).items():
+            upto = min(frontier.get(name, 0), bound)
+            if upto > progress.checkpoint:
+                found.append((name, progress.checkpoint, upto))
+        return found
+
+    def idle(self, name: str, after: int, upto: int) -> None:
+        """No row of the span lies in (after, upto]."""
+        progress = (self._spans or {}).get(name)
+        if progress is not None and after <= progress.checkpoint:
+            progress.checkpoint = max(upto, progress.checkpoint)
+
+    def resolve(self, frontier: Mapping[str, int]) -> None:
+        """What has been received."""
+        if self._spans is not None:
+            found = min((frontier.get(name, 0) for name in self._spans), default=self._known)
+            self._resolved = max(self._resolved, min(found, self._known))
+
+    def wanted(self, span: str) -> tuple[Span, int]:
+        """A span, and which of its tables are wanted (`SpanTask.wanted`)."""
+        assert self._spans is not None
+        task = self._spans[span].task
+        return task.span, task.wanted
+
+    def durable(self, span: str) -> int:
+        """How far a span is durable."""
+        assert self._spans is not None
+        return self._spans[span].checkpoint
+
+    def slowest(self) -> SpanTask | None:
+        """The span that holds the checkpoint back, if there is any span."""
+        if not self._spans:
+            return None
+        return min(self._spans.values(), key=lambda p: p.checkpoint).task
+
+    def checkpoint_of(self, granted: Span) -> int:
+        """Up to where all that is wanted of a range is durable; never above the bound, nor above a DDL whose
+        spans are not among ours yet (`passed`).
+        """
+        bound = self.reach
+        held = (p for p in (self._spans or {}).values() if granted.intersect(p.task.span) is not None)
+        return min(bound, min((p.checkpoint for p in held), default=bound))
+
+    def over(self, records: Iterable[str]) -> None:
+        """Records of progress that nobody needs any more: the owner deletes them."""
+        self._over += records
+
+    def given_up(self) -> None:
+        """Nothing of the feed is delivered here any more, whatever was dispatched before."""
+        self._running = 0
+        self._answer()
+
+    def failed(self, error: Failed) -> None:
+        """The dispatched incarnation is over."""
+        self._running = 0
+        self._answer(error)
+
+    # --- what the owner is told -----------------------------------------------------------------------
+
+    def tick(self, now: float) -> list[FromProcessor]:
+        """What is to be sent now; `now` in monotonic seconds."""
+        if not self._heard[0]:
+            return []
+        found: list[FromProcessor] = []
+        if now - self._sync_at >= SYNC_S:
+            self._sync_at = now
+            found.append(self._sync())
+        if self._response is not None:
+            found.append(self._response)
+            self._response = None
+        if self._ranges:
+            found += self._progress()
+        return [replace(message, header=self._next()) for message in found]
+
+    def _progress(self) -> list[FromProcessor]:
+        assert self.dispatch is not None
+        moved = [one for one in self._checkpoints() if self._sent.get(one.id) != one]
+        if not moved and not self._over and self.told == self._told_sent:
+            return []
+        self._sent |= {one.id: one for one in moved}
+        over, self._over, self._told_sent = tuple(self._over), [], self.told
+        return [Checkpoint(self._header, self.dispatch.incarnation, moved, self.told, over)]
+
+    def _checkpoints(self) -> list[RangeProgress]:
+        if not self._is_confirmed:
+            return []
+        return [
+            RangeProgress(one.id, one.token, self.checkpoint_of(one.id), self._resolved)
+            for one in self._ranges
+        ]
+
+    def _answer(self, error: Failed | None = None) -> None:
+        assert self.dispatch is not None
+        incarnation, number = self.dispatch.incarnation, self.dispatch.header.sequence
+        self._response = DispatchResponse(self._header, number, incarnation, self._states(), error)
+        self._answered = self._response
+
+    def _sync(self) -> Sync:
+        incarnation = self.dispatch.incarnation if self.dispatch is not None else 0
+        states, known = self._states(), self._checkpoints()
+        return Sync(self._header, self._version, self._cores, incarnation, states, known)
+
+    def _states(self) -> list[RangeStatus]:
+        if not self.is_open or self.dispatch is None:
+            return []
+        runs = 0 < self._running == self.dispatch.incarnation
+        state = RangeState.RUNNING if runs else RangeState.PREPARING
+        return [RangeStatus(one.id, one.token, state) for one in self._ranges]
+
+    @property
+    def _ranges(self) -> Sequence[GrantedRange]:
+        return self.dispatch.ranges if self.dispatch is not None else ()
+
+    def _next(self) -> Header:
+        number, owner_rev = self._header.sequence + 1, self._heard[0]
+        self._header = replace(self._header, sequence=number, owner_rev=owner_rev, instance=self._instance)
+        return self._header

@@ -1,0 +1,46 @@
+"""What a reader loses by a dispatcher, for one table: the limits of docs/dispatchers.md. Pure.
+
+Source: the table of guarantees in TiCDC's MQ design (docs/design/2020-02-24-ticdc-mq-protocol-cn.md).
+"""
+
+from __future__ import annotations
+
+from tidegate.config import DispatchRule
+from tidegate.dispatcher.partitions import hashed_columns
+from tidegate.model.schema import TableSchema
+
+
+def weakness(table: TableSchema, rule: DispatchRule) -> str:
+    """What of the order of a table's rows this rule gives up, in words; empty: nothing.
+
+    By table, each partition has a table's changes in commit order. By the handle key it still has all changes
+    of a row. Raises InvalidInput when the table lacks what the rule names.
+    """
+    if rule.partition == "ts":
+        return (
+            "the changes of one row are on several partitions, in no order between them: "
+            "readers must sort by commit ts up to Resolved"
+        )
+    hashed, handle = set(hashed_columns(table, rule)), set(table.handle_key)
+    if not hashed:
+        return ""
+    names = ", ".join(table.columns[i].name for i in sorted(hashed))
+    if not hashed <= handle:
+        return (
+            f"a row moves to another partition when {names} changes: "
+            "readers must not go on with one partition alone, but all together by Resolved"
+        )
+    if hashed != handle:
+        return ""  # a part of the key: all rows that share it are together
+    unique = [index.name for index in table.indexes if index.unique and not _is_handle(table, index.columns)]
+    if unique:
+        return (
+            f"beside its key it has the unique key {', '.join(unique)}: two rows that exchange a value of it "
+            "may be on different partitions, and only Resolved tells which came first"
+        )
+    return ""
+
+
+def _is_handle(table: TableSchema, offsets: tuple[int, ...]) -> bool:
+    positions = {column.offset: i for i, column in enumerate(table.columns)}
+    return {positions.get(offset, -1) for offset in offsets} == set(table.handle_key)

@@ -1,0 +1,154 @@
+"""Typed messages as JSON: one frozen dataclass each, checked once where it comes in.
+
+A message is an object whose `type` names the class and whose other members are the class's, all of them and
+no others; both ends are of one version. `Wire` knows the form of each member by its annotation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Final, NamedTuple, TypeVar
+
+from tidegate.model.span import Span
+
+Kind = TypeVar("Kind")
+
+
+class Form(NamedTuple):
+    """How a member is in JSON, and how it is read: the second raises ValueError."""
+
+    dump: Callable[[Any], Any]
+    load: Callable[[Any], Any]
+
+
+class Wire:
+    """The messages of one conversation.
+
+    `forms`: those of its own members, by annotation, beside `FORMS`. `separator` stands in the names of
+    members where Python's have an underscore.
+    """
+
+    def __init__(self, forms: Mapping[str, Form] | None = None, separator: str = "_") -> None:
+        self._forms = {**FORMS, **(forms or {})}
+        self._separator = separator
+
+    def to_json(self, message: object) -> dict[str, Any]:
+        """A message as an object of JSON."""
+        return {"type": self._word(type(message)), **self.dumped(message)}
+
+    def parse(self, message: Mapping[str, Any], kinds: Sequence[type[Kind]]) -> Kind:
+        """The message of one of these kinds; ValueError says what is wrong with it."""
+        named = message.get("type")
+        kind = next((each for each in kinds if self._word(each) == named), None)
+        if kind is None:
+            raise ValueError(f"a message of the type {named!r:.80} does not belong here")
+        return self.loaded(kind, {name: value for name, value in message.items() if name != "type"})
+
+    def dumped(self, value: Any) -> dict[str, Any]:
+        """The members of a dataclass."""
+        return {
+            self._name(each.name): self._forms[str(each.type)].dump(getattr(value, each.name))
+            for each in fields(value)
+        }
+
+    def loaded(self, kind: type[Kind], members: Any) -> Kind:
+        """The inverse of `dumped`; raises ValueError."""
+        if not isinstance(members, dict):
+            raise ValueError(f"{self._word(kind)} is no object")
+        forms = {each.name: self._forms[str(each.type)] for each in fields(kind)}  # type: ignore[arg-type]
+        expected = {self._name(name) for name in forms}
+        if expected != members.keys():
+            raise ValueError(f"{self._word(kind)} has the members {sorted(members)}, not {sorted(expected)}")
+        try:
+            return kind(**{name: form.load(members[self._name(name)]) for name, form in forms.items()})
+        except ValueError as error:
+            raise ValueError(f"{self._word(kind)}: {error}") from error
+
+    def part(self, kind: type[Any]) -> Form:
+        """A dataclass within a message."""
+        return Form(self.dumped, lambda value: self.loaded(kind, value))
+
+    def option(self, kind: type[Any]) -> Form:
+        """A dataclass within a message, or None."""
+        form = self.part(kind)
+        return Form(
+            lambda value: None if value is None else form.dump(value),
+            lambda value: None if value is None else form.load(value),
+        )
+
+    def parts(self, kind: type[Any]) -> Form:
+        """A list of dataclasses."""
+        return listed(self.part(kind))
+
+    def add(self, forms: Mapping[str, Form]) -> None:
+        """Further forms, made of this conversation's own classes."""
+        self._forms |= forms
+
+    def _name(self, name: str) -> str:
+        return name.replace("_", self._separator)
+
+    def _word(self, kind: type) -> str:
+        return re.sub("(?<=[a-z])(?=[A-Z])", self._separator, kind.__name__).lower()
+
+
+def just(*kinds: type) -> Form:
+    """A value of one of these types, as it is."""
+
+    def load(value: Any) -> Any:
+        if type(value) not in kinds:
+            raise ValueError(f"{value!r:.80} is not {kinds[0].__name__}")
+        return value
+
+    return Form(lambda value: value, load)
+
+
+def listed(form: Form) -> Form:
+    """A list of such values; a tuple in Python."""
+
+    def load(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise ValueError("a list is none")
+        return tuple(form.load(one) for one in value)
+
+    return Form(lambda values: [form.dump(one) for one in values], load)
+
+
+INT: Final = just(int)
+
+
+def _numbers(value: Any) -> dict[str, int]:
+    if not isinstance(value, dict):
+        raise ValueError("an object of numbers is none")
+    return {name: INT.load(number) for name, number in value.items()}
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError("a pair of numbers is none")
+    return INT.load(value[0]), INT.load(value[1])
+
+
+def _span(value: Any) -> Span:
+    if not isinstance(value, list) or len(value) != 2 or not all(isinstance(key, str) for key in value):
+        raise ValueError("a span is two keys in hex")
+    start, end = (bytes.fromhex(key) for key in value)
+    if end and start >= end:
+        raise ValueError(f"the span {value} is empty")
+    return Span(start, end)
+
+
+FORMS: Final[Mapping[str, Form]] = {
+    "int": INT,
+    "Timestamp": INT,
+    "bool": just(bool),
+    "str": just(str),
+    "float": just(float, int),
+    "Span": Form(lambda span: [span.start.hex(), span.end.hex()], _span),
+    "tuple[int, int]": Form(list, _pair),
+    "tuple[str, ...]": listed(just(str)),
+    "Mapping[str, Timestamp]": Form(dict, _numbers),
+    "Mapping[str, int]": Form(dict, _numbers),
+}
+"""By the member's annotation."""

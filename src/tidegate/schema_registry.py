@@ -1,0 +1,162 @@
+"""A schema registry with Confluent's REST API, as pipelines and consumers reach it over HTTP.
+
+Calls block. One call tries `ATTEMPTS` times within a few seconds while the registry does not answer or says
+that it is ill (5xx, 408, 429), then raises Retryable, which names the registry: whoever calls begins again
+later and has lost nothing. What it refuses (other 4xx) is InvalidInput at once. Credentials stand in the URL
+before the host; no error and no log line holds them. The picture of the requests: docs/formats/avro.md.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import quote, unquote, urlsplit
+
+import httpx
+
+from tidegate.config import check_registry_url
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+
+ATTEMPTS: Final = 5
+PAUSES_S: Final = (0.1, 0.3, 0.8, 1.8)
+TIMEOUT_S: Final = 10.0
+MAX_ANSWER: Final = 16 << 20
+"""Bytes of an answer: a schema of 4096 columns with all that TiCDC says of them has about one million."""
+ILL: Final = frozenset({408, 429})
+_JSON: Final = "application/vnd.schemaregistry.v1+json"
+_HEADERS: Final = {
+    "Content-Type": _JSON,
+    "Accept": f"{_JSON}, application/vnd.schemaregistry+json, application/json",
+}
+
+
+class ConfluentRegistry:
+    """One registry. Picklable by its URL; not thread-safe."""
+
+    def __init__(self, url: str, sleep: Callable[[float], None] = time.sleep) -> None:
+        """`url` with its credentials, if there are any. Raises InvalidInput as
+        `check_registry_url`.
+        """
+        check_registry_url(url)
+        parts, self._url, self._sleep = urlsplit(url), url, sleep
+        host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        self.where = (
+            f"{parts.scheme}://{host}{f':{parts.port}' if parts.port else ''}{parts.path.rstrip('/')}"
+        )
+        """The address without credentials."""
+        user, password = unquote(parts.username or ""), unquote(parts.password or "")
+        self._auth = httpx.BasicAuth(user, password) if user or password else None
+        self._client: httpx.Client | None = None
+
+    def __repr__(self) -> str:
+        return f"ConfluentRegistry({self.where})"
+
+    def __reduce__(self) -> tuple[type[ConfluentRegistry], tuple[str]]:
+        return ConfluentRegistry, (self._url,)
+
+    def register(self, subject: str, schema: str) -> int:
+        """The id of a schema under a subject; a schema that is there already keeps its id."""
+        found = self._call("POST", f"/subjects/{quote(subject, safe='')}/versions", {"schema": schema})
+        assert found is not None
+        number = found.get("id")
+        if type(number) is not int or not 0 < number < 1 << 31:
+            raise self._odd(f"it answered a registration with the id {str(number)[:100]}")
+        return number
+
+    def look_up(self, number: int) -> str | None:
+        """The schema of an id; None when the registry has no such id."""
+        found = self._call("GET", f"/schemas/ids/{number}", missing_is_none=True)
+        if found is None:
+            return None
+        schema, kind = found.get("schema"), found.get("schemaType", "AVRO")
+        if not isinstance(schema, str) or kind != "AVRO":
+            raise self._odd(f"schema {number} is no Avro schema")
+        return schema
+
+    def check(self) -> None:
+        """Raises Retryable unless it answers, InvalidInput when it wants other credentials."""
+        self._call("GET", "/subjects", any_json=True)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        missing_is_none: bool = False,
+        any_json: bool = False,
+    ) -> dict[str, Any] | None:
+        why = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                self._sleep(PAUSES_S[min(attempt, len(PAUSES_S)) - 1])
+            try:
+                status, found = self._ask(method, path, body)
+            except httpx.HTTPError as error:
+                why = f"{type(error).__name__}: {error}"
+                continue
+            if status >= 500 or status in ILL:
+                why = f"it answered {status}{_said(found)}"
+                continue
+            if status == 404 and missing_is_none and isinstance(found, dict) and "error_code" in found:
+                return None
+            if status != 200:
+                raise self._refused(status, found, method, path)
+            if isinstance(found, dict) or any_json:
+                return found if isinstance(found, dict) else {}
+            raise self._odd("it answered something other than a JSON object")
+        raise Retryable(
+            "The schema registry does not answer.",
+            where=self.where,
+            why=f"{why} ({ATTEMPTS} attempts)",
+            fix="check that it runs and can be reached from here; the work goes on when it answers",
+        )
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        """Status and JSON of one answer; None for what is no JSON."""
+        if self._client is None:
+            self._client = httpx.Client(auth=self._auth, headers=_HEADERS, timeout=TIMEOUT_S)
+        with self._client.stream(method, self.where + path, json=body) as answer:
+            data = bytearray()
+            for part in answer.iter_bytes():
+                data += part
+                if len(data) > MAX_ANSWER:
+                    raise self._odd(f"its answer has more than {MAX_ANSWER:,} bytes")
+            try:
+                return answer.status_code, httpx.Response(200, content=bytes(data)).json()
+            except ValueError:
+                return answer.status_code, None
+
+    def _odd(self, why: str) -> TidegateError:
+        return InvalidInput(
+            "The schema registry does not answer as one.",
+            where=self.where,
+            why=why,
+            fix="check that schema-registry names the base of a registry's REST API",
+        )
+
+    def _refused(self, status: int, found: Any, method: str, path: str) -> InvalidInput:
+        fix = "check that schema-registry names the base of a registry's REST API"
+        if status in (401, 403):
+            fix = "check the user and the password in schema-registry"
+        elif status == 409:
+            fix = (
+                "set the compatibility of the subject to NONE, or run one changefeed per table: tables that "
+                "share a topic share its subject, and so do the versions of a table"
+            )
+        elif status == 422:
+            fix = "the registry takes the schema for an invalid one: use another protocol, or other names"
+        return InvalidInput(
+            "The schema registry refuses a schema." if method == "POST" else "The schema registry refuses.",
+            where=f"{self.where}{path}",
+            why=f"it answered {status}{_said(found)}",
+            fix=fix,
+        )
+
+
+def _said(found: Any) -> str:
+    """What the registry says of its refusal."""
+    if isinstance(found, dict) and isinstance(found.get("message"), str):
+        return f": {found['message'][:500]}"
+    return ""

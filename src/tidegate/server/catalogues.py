@@ -1,0 +1,347 @@
+"""An upstream's catalogue, once for all changefeeds: kept up by the DDL span, saved in base files.
+
+Changefeeds stand at different checkpoints. Those that are within the last jobs of one another (`Catalogue`'s
+STEPS_MAX) read one catalogue, each step of it at its own pace. Who stands further back reads another one,
+begun from a base file at or below its checkpoint, until it has caught up; then that one is given up. So
+nobody waits for anybody, what is held in memory is bounded by how many changefeeds are far apart, and no
+catalogue ever has to take in its own past. (To merge an earlier one into a catalogue in use would need all
+jobs in between at once, and a lock over the time that takes.)
+
+For the same reason there may be several base files (`mounter.bases`). A base serves every changefeed at or
+above it, and those with no DDL in between share one whatever their checkpoints; one that stopped long ago
+keeps the base that serves it, and holds back nobody else's. Each changefeed has upstream's history held
+from the `ts` of the base that serves its stored checkpoint, or from the checkpoint if that is less. What
+serves a checkpoint only ever moves up with it, so what the DDL span has dropped, which follows a minute
+later, is never above a base that anyone may take. A base is renamed as long as no DDL comes, which costs the
+same for any number of tables, and written anew after DDL.
+
+A job that could not be taken in (refused, or not to be read) leaves its tables as they were. The changefeeds
+it concerns stop there; one that begins behind it must see what it did. So it takes no catalogue that has met
+such a job, and no base is ever made of one: both are read from upstream again.
+
+What blocks runs in one thread (`run`), one thing after the other. `SchemaTracker.catch_up` runs in the
+control process's loop, and leaves the rest for later where that thread has the catalogue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+from weakref import ReferenceType, ref
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.disk import replace_file, sync_folder
+from tidegate.errors import Retryable, TidegateError, Undecodable
+from tidegate.eventstore import outlook, reader
+from tidegate.filter.feed import FeedFilter
+from tidegate.filter.verdicts import SharedVerdicts
+from tidegate.log import event
+from tidegate.model.span import span_id
+from tidegate.model.timestamp import MAX
+from tidegate.mounter import bases
+from tidegate.mounter.bases import Base
+from tidegate.mounter.catalogue import STEPS_MAX, Catalogue
+from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
+from tidegate.mounter.schema_image import Image, chunks
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.tidb import keys
+from tidegate.tidb.ddl_job import DdlJob
+
+LOG: Final = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DDL_SPAN: Final = keys.ddl_span()
+DDL_SPAN_ID: Final = span_id(DDL_SPAN)
+SAVE_REST: Final = 50
+"""A base is written again after so many times what writing it took, at the earliest."""
+RENAME_S: Final = 10.0
+"""How often a base's name follows the DDL span while no DDL comes: history is held from there on."""
+RETRY_S: Final = 10.0
+"""After a failure to write or rename one."""
+
+
+class Shared:
+    """An open catalogue, and what filters say of its tables. Used under the lock, but for `reaches`."""
+
+    def __init__(self, catalogue: Catalogue, store: Path) -> None:
+        self.catalogue = catalogue
+        self.lock = threading.Lock()
+        self.verdicts = SharedVerdicts(catalogue.store.versions_held)
+        self._store = store
+
+    def reaches(self, ts: int, feed_filter: FeedFilter, missing: tuple[int, ...] = ()) -> bool:
+        """Whether it has what comes after `ts`, and of the jobs before lacks just those at `missing`."""
+        catalogue = self.catalogue
+        if catalogue.broken or catalogue.since > ts:
+            return False
+        return catalogue.missing(ts, feed_filter.concerned) == missing
+
+    def read(self, upto: int) -> Iterator[int]:
+        """Take in the jobs of the DDL span up to `upto`; yields each ts once its jobs have been applied.
+
+        Raises Retryable where the event store does not hold all of them, now or any more.
+        """
+        for ts, jobs in self._jobs(upto):
+            self.catalogue.apply(ts, jobs)
+            yield ts
+        if upto > self.catalogue.resolved_ts:
+            self.catalogue.advance(upto)
+
+    def _jobs(self, upto: int) -> Iterator[tuple[int, list[DdlJob | UnreadableJob]]]:
+        """The jobs beyond what is known, ts by ts; read as they are asked for."""
+        after = self.catalogue.resolved_ts
+        if upto <= after:
+            return
+        manifest = outlook.covering_manifest(self._store, DDL_SPAN_ID, after, upto)
+        if not outlook.pending(manifest, after, upto)[0]:
+            return
+        columns = self.catalogue.store.job_meta_columns()
+        blocks = reader.read(self._store, DDL_SPAN_ID, after, upto)
+        jobs = (job for block in blocks for job in jobs_in(block, columns))
+        for ts, same in groupby(jobs, key=lambda job: job.finished_ts):
+            yield ts, list(same)
+
+
+class Catalogues:
+    """The catalogue of one upstream, as often as it is open; see the module's first lines.
+
+    `serves`, `open_at`, `settled`, `offer` and `keep` block and belong to its thread (`run`); the rest may be
+    called from the loop.
+    """
+
+    def __init__(
+        self,
+        store: Path,
+        load: Callable[[int], SchemaStore],
+        clock: Clock | None = None,
+        *,
+        steps_max: int = STEPS_MAX,
+    ) -> None:
+        """`store`: the event store. `load`: upstream's catalogue at a ts; blocks, raises TidegateError."""
+        self.folder = bases.folder_of(store)
+        self._store, self._load_upstream, self._clock = store, load, clock or SystemClock()
+        self._steps_max = steps_max
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="catalogue")
+        self._bases: tuple[Base, ...] = tuple(bases.found(self.folder))
+        self._listing = threading.Lock()
+        # Weak: a catalogue is open as long as some changefeed reads it, however that one ends.
+        self._open: tuple[ReferenceType[Shared], ...] = ()
+        self._keeping: Future[None] | None = None
+        self._write_at = self._rename_at = float("-inf")
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do something that blocks, after what was asked for before."""
+        return await asyncio.wrap_future(self.submit(work, *args, **kwargs))
+
+    def submit(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """The same, for who does not wait."""
+        return self._thread.submit(work, *args, **kwargs)
+
+    def close(self) -> None:
+        """Take no more work; what is under way may take its time."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def base_ts(self, checkpoint: int) -> int | None:
+        """From where on the DDL span is read for who begins at `checkpoint`; None while no base serves."""
+        base = bases.serving(self._bases, checkpoint)
+        return base.ts if base is not None else None
+
+    def newest(
+        self, ts: int, feed_filter: FeedFilter, missing: tuple[int, ...] = (), *, read_to: int = 0
+    ) -> Shared | None:
+        """The open catalogue that has come furthest, and to `read_to` at least, of those that reach `ts`."""
+        found = [shared for shared in self._opened() if shared.reaches(ts, feed_filter, missing)]
+        best = max(found, key=lambda shared: shared.catalogue.resolved_ts, default=None)
+        return best if best is not None and best.catalogue.resolved_ts >= read_to else None
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is no other catalogue to go over to."""
+        return len(self._opened()) < 2
+
+    # --- opened --------------------------------------------------------------------------------------
+
+    def serves(self, checkpoint: int, safe_point: int) -> bool:
+        """Whether there is a base for a checkpoint, and the jobs after it can still be had.
+
+        `safe_point`: below it upstream's history may be gone; MAX: nobody knows.
+        """
+        base = bases.serving(self._bases, checkpoint)
+        if base is None:
+            return False
+        return safe_point == MAX or base.ts >= safe_point or self._has_ddl(base.ts, checkpoint)
+
+    def _has_ddl(self, after: int, upto: int) -> bool:
+        """Whether the event store still has the DDL span from `after` on."""
+        try:
+            manifest = outlook.covering_manifest(self._store, DDL_SPAN_ID, after, max(after, upto))
+            return manifest.dropped_to <= after
+        except Retryable:
+            return False
+
+    def open_at(
+        self, checkpoint: int, feed_filter: FeedFilter, safe_point: int = MAX, others: Iterable[int] = ()
+    ) -> Shared:
+        """A catalogue that a changefeed can begin with at its checkpoint; `settled` brings it there.
+
+        Where no base serves, upstream's catalogue is read: at the least of the checkpoint and those of the
+        `others` who may need it next, as far as upstream has it. Raises what the reading raises.
+        """
+        if not self.serves(checkpoint, safe_point):
+            readable = (ts for ts in others if safe_point == MAX or ts >= safe_point)
+            self._read_base(min([checkpoint, *readable]))
+        base = bases.serving(self._bases, checkpoint)
+        assert base is not None
+        # One that stands below the base may stand below what the DDL span has dropped, too.
+        found = self.newest(checkpoint, feed_filter, read_to=base.ts)
+        if found is not None:
+            return found
+        try:
+            return self._opened_from(base)
+        except (Undecodable, OSError) as error:
+            event(LOG, logging.WARNING, "catalogue is read again", where=base.name, why=str(error))
+            self._remove([base])
+            return self._opened_from(self._read_base(checkpoint))
+
+    def settled(self, found: Shared, checkpoint: int, feed_filter: FeedFilter) -> Shared:
+        """What `open_at` has found, read up to the checkpoint, or another in its place. Raises as `read`."""
+        if not found.reaches(checkpoint, feed_filter):
+            found = self.open_at(checkpoint, feed_filter)
+        self.read_up(found, checkpoint)
+        if found.catalogue.missing(checkpoint, feed_filter.concerned):
+            found = self._opened_from(self._read_base(checkpoint))
+        return found
+
+    @staticmethod
+    def read_up(shared: Shared, ts: int) -> None:
+        """Bring an open catalogue to `ts`, if it is not there. Raises as `Shared.read`."""
+        with shared.lock:
+            for _ in shared.read(ts):
+                pass
+
+    def _opened(self) -> list[Shared]:
+        return [shared for one in self._open if (shared := one()) is not None]
+
+    def _opened_from(self, base: Base) -> Shared:
+        store = bases.load(self.folder, base)
+        shared = Shared(Catalogue(store, base.since, steps_max=self._steps_max), self._store)
+        self._open = (*(ref(one) for one in self._opened()), ref(shared))
+        return shared
+
+    # --- saved ---------------------------------------------------------------------------------------
+
+    def offer(self, store: SchemaStore, ts: int, feed_filter: FeedFilter) -> None:
+        """Upstream's catalogue at `ts`, where a changefeed is to begin: kept unless there is one for it."""
+        found = self.newest(ts, feed_filter)
+        if found is None or bases.serving(self._bases, ts) is None:
+            self._write(Base(ts, ts), store.image(ts))
+
+    def _read_base(self, ts: int) -> Base:
+        """Upstream's catalogue at `ts`, as a base."""
+        image = self._load_upstream(ts).image(ts)
+        for shared in self._opened():
+            with shared.lock:
+                catalogue = shared.catalogue
+                if catalogue.since <= ts <= catalogue.resolved_ts and not catalogue.broken:
+                    # Upstream does not tell what recovered schemas held, nor which jobs are done.
+                    known = catalogue.image(ts)
+                    image = replace(image, dropped=known.dropped, done=known.done)
+        return self._write(Base(ts, ts), image)
+
+    def tend(self, checkpoints: Collection[int], running: Collection[int]) -> None:
+        """Bring the bases up to date some time soon.
+
+        `checkpoints`: of every changefeed that may begin again; `running`: of those that run now.
+        """
+        if self._keeping is not None:
+            if not self._keeping.done():
+                return
+            self._keeping.result()
+        # Decided in the loop, where checkpoints move: if a base went that has just come to serve somebody,
+        # the one before it would serve again, from whose ts on history is not held any more.
+        needed = {bases.serving(self._bases, ts) for ts in checkpoints} | {*self._bases[-1:]}
+        gone = [base for base in self._bases if base not in needed]
+        self._list(gone=gone)
+        self._keeping = self.submit(self.keep, tuple(running), gone)
+
+    def keep(self, running: Collection[int], gone: Collection[Base] = ()) -> None:
+        """Save what the open catalogues have learned, as far as it is due; remove the files of `gone`."""
+        self._remove(gone)
+        try:
+            now = self._clock.monotonic()
+            if now >= self._rename_at:
+                self._rename_at = now + RENAME_S
+                for shared in self._opened():
+                    self._extend(shared)
+            for shared in self._opened():
+                self._save(shared, running)
+        except (TidegateError, OSError) as error:
+            # Not needed now: history is held from where the bases stand.
+            why = error.why or error.what if isinstance(error, TidegateError) else str(error)
+            event(LOG, logging.WARNING, "catalogue not saved", where=str(self.folder), why=why)
+            self._write_at = self._rename_at = self._clock.monotonic() + RETRY_S
+
+    def _extend(self, shared: Shared) -> None:
+        """Let each base reach to the next DDL, or to where the DDL span is known."""
+        for base in self._bases:
+            with shared.lock:
+                catalogue = shared.catalogue
+                if catalogue.broken or not catalogue.since <= base.ts <= catalogue.resolved_ts:
+                    continue
+                _, ts = catalogue.stretch(base.ts)
+            if ts > base.ts:
+                self._rename(base, base._replace(ts=ts))
+
+    def _save(self, shared: Shared, running: Collection[int]) -> None:
+        """Write a base for the changefeed that has come furthest; the others will pass it, too."""
+        now = self._clock.monotonic()
+        with shared.lock:
+            catalogue = shared.catalogue
+            covered = [ts for ts in running if catalogue.since <= ts <= catalogue.resolved_ts]
+            if not covered or catalogue.broken:
+                return
+            checkpoint = max(covered)
+            since, ts = catalogue.stretch(checkpoint)
+            base = bases.serving(self._bases, checkpoint)
+            due = now >= self._write_at and (base is None or base.ts < since)
+            complete = not catalogue.missing(checkpoint, lambda refusal: True)
+            image = catalogue.image(checkpoint) if due and complete else None
+            catalogue.forget(min(covered))
+        if image is not None:
+            self._write(Base(since, ts), image)
+        elif due:
+            self._read_base(checkpoint)
+        if due:
+            self._write_at = now + SAVE_REST * (self._clock.monotonic() - now)
+
+    def _write(self, base: Base, image: Image) -> Base:
+        """Takes about a second for 100,000 tables."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        replace_file(self.folder / base.name, chunks(image))
+        self._list(base)
+        return base
+
+    def _rename(self, before: Base, after: Base) -> None:
+        (self.folder / before.name).rename(self.folder / after.name)
+        self._list(after, gone=[before])
+        sync_folder(self.folder)
+
+    def _list(self, *new: Base, gone: Collection[Base] = ()) -> None:
+        with self._listing:
+            self._bases = tuple(sorted({*self._bases, *new} - {*gone}))
+
+    def _remove(self, gone: Collection[Base]) -> None:
+        self._list(gone=gone)
+        for base in gone:
+            with contextlib.suppress(OSError):  # it is looked for no more; a restart tries again
+                (self.folder / base.name).unlink(missing_ok=True)

@@ -1,0 +1,178 @@
+"""A feed's view of upstream's catalogue and DDL, as its capture has it. The owner has one, and the processor.
+
+    open   the catalogue at the checkpoint, and the DDL since then
+    look   the DDL that has come since the last look
+
+Behind both views is the capture's one catalogue (`server.catalogues`), which is kept up by the DDL span of
+its event store, and saved in base files, from which the workers start, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, ParamSpec, TypeVar
+
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.gc import History
+from tidegate.errors import Fatal, Retryable
+from tidegate.eventstore import outlook
+from tidegate.filter.feed import FeedFilter
+from tidegate.model.key_range import KeyRange
+from tidegate.model.span import Span, span_id
+from tidegate.model.timestamp import MAX
+from tidegate.server.catalogues import DDL_SPAN
+from tidegate.server.feed_plan import FeedPlan
+from tidegate.server.key_tracker import KeyTracker
+from tidegate.server.node import Node
+from tidegate.server.schema_tracker import SchemaTracker
+from tidegate.server.stripes import Stripes
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LOST: Final = "CDC:ErrSnapshotLostByGC"
+LOOK_S: Final = 0.02
+
+
+class FeedDdl:
+    """One task's view. Not thread-safe; one asyncio loop."""
+
+    def __init__(self, node: Node, plan: FeedPlan, feed_filter: FeedFilter) -> None:
+        self._node, self._plan, self._filter = node, plan, feed_filter
+        captured = node.captured(plan.config.tidegate.kv_mode)
+        self._store, self._spans = captured.store, captured.spans
+        self._catalogues = captured.catalogues if plan.config.has_tables else None
+        self._tracker: SchemaTracker | KeyTracker | None = None
+        self._stripes = Stripes(max(1, plan.config.tidegate.ids_per_stripe))
+        self.initial: tuple[SpanTask, ...] = ()
+        """The spans wanted at the checkpoint that `open` was told."""
+
+    @property
+    def span(self) -> Span:
+        """Whose resolved ts bounds all others': that of DDL, or of a feed of keys the only one there is."""
+        config = self._plan.config
+        return DDL_SPAN if config.has_tables else KeyRange.of(config).span
+
+    @property
+    def span_id(self) -> str:
+        """Its name in the event store."""
+        return span_id(self.span, self._plan.config.tidegate.kv_mode)
+
+    @property
+    def tracker(self) -> SchemaTracker | KeyTracker:
+        """What is known; it is open."""
+        assert self._tracker is not None
+        return self._tracker
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened, and its catalogue is whole."""
+        return self._tracker is not None and not self._tracker.broken
+
+    async def open(self, checkpoint: int, waits: Callable[[str], None]) -> tuple[list[DdlBatch], int]:
+        """The DDL above a checkpoint as far as it is known, and how far that is.
+
+        `waits` is told what it waits for. Raises as `check_held` and `check_history`.
+        """
+        self.check_held(checkpoint)
+        tracker = await self._open_tracker(checkpoint, waits)
+        kept_from = self.base_ts(checkpoint)
+        self.hold(kept_from)
+        waits("DDL puller" if self._plan.config.has_tables else "puller")
+        while not (resolved := self._resolved_from(checkpoint, kept_from)):
+            self.check_history(checkpoint)
+            await asyncio.sleep(LOOK_S)
+        batches, known = await self.run(tracker.begin, checkpoint, resolved)
+        self._tracker = tracker
+        self.initial = self._stripes.begin(tracker.initial)
+        return self._stripes.follow(batches), known
+
+    @property
+    def resolved(self) -> int:
+        """Up to where the event store has the DDL span now."""
+        return outlook.read_frontier(self._store).get(self.span_id, 0)
+
+    def base_ts(self, checkpoint: int) -> int:
+        """From where on DDL is read to have the catalogue at a checkpoint."""
+        base = self._catalogues.base_ts(checkpoint) if self._catalogues is not None else None
+        return checkpoint if base is None else base
+
+    async def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """In the thread where whatever blocks of the catalogue is done; a feed of keys blocks nowhere."""
+        if self._catalogues is None:
+            return work(*args, **kwargs)
+        return await self._catalogues.run(work, *args, **kwargs)
+
+    def hold(self, start_ts: int) -> None:
+        """Have the DDL span pulled from a ts on."""
+        guarded = self._plan.config.check_gc_safe_point
+        self._spans.hold(self._plan.feed, self.span, start_ts, guarded=guarded)
+
+    def look(self, resolved: int, waiting: int) -> tuple[list[DdlBatch], int]:
+        """The DDL that has come, where so many batches wait already; and up to where all is known."""
+        batches, known = self.tracker.catch_up(resolved, waiting)
+        return self._stripes.follow(batches), known
+
+    def check_held(self, checkpoint: int) -> None:
+        """Raises Retryable until PD has been asked to hold what the feed needs: nothing is read before."""
+        needed, history = min(checkpoint, self.base_ts(checkpoint)), self.history
+        if self._plan.config.check_gc_safe_point and needed < history.needed:
+            held = f"from {history.needed} on" if history.needed < MAX else "nothing"
+            raise Retryable(
+                "Upstream's history is not held yet from where the changefeed needs it.",
+                where=f"changefeed {self._plan.feed}",
+                why=f"it needs it from {needed} on, PD has been asked for {held}",
+                fix="nothing while PD answers: it is asked again every second",
+            )
+
+    @property
+    def history(self) -> History:
+        """What PD keeps for us of what the feed follows."""
+        return self._node.histories.get(self._plan.config.tidegate.keyspace_id, History())
+
+    def check_history(self, checkpoint: int) -> None:
+        """Raises Fatal when neither upstream nor the event store has what the feed needs."""
+        refusal = self._spans.refusal(self._plan.feed)
+        if refusal is not None:
+            what = f"span {span_id(refusal.span, self._plan.config.tidegate.kv_mode)}"
+            raise self.history_gone(checkpoint, refusal.start_ts, refusal.safe_point, what)
+
+    def history_gone(self, checkpoint: int, ts: int, safe_point: int, what: str) -> Fatal:
+        """Neither upstream nor the event store has what the feed needs."""
+        passed = "the checkpoint" if safe_point > checkpoint else "the saved catalogue"
+        return Fatal(
+            f"[{LOST}]upstream's GC safepoint {safe_point} has passed {passed}.",
+            where=f"changefeed {self._plan.feed}, checkpoint {checkpoint}, "
+            f"catalogue of {self.base_ts(checkpoint)}",
+            why=f"{what} has to be read from {ts} on, and the event store does not have it from there either",
+            fix="remove the changefeed and create it again from a later start-ts",
+        )
+
+    def _resolved_from(self, checkpoint: int, start: int) -> int:
+        """How far the DDL span is resolved that is kept from `start` on; 0: not to the checkpoint, or not so.
+
+        What is kept may begin later, until the puller has begun anew from where it was told.
+        """
+        frontier = outlook.read_frontier(self._store)
+        manifest = self._node.manifest(self._store, self.span_id)
+        if manifest is None or manifest.dropped_to > start:
+            return 0
+        resolved = frontier.reach(self.span_id, manifest)
+        return resolved if resolved >= max(checkpoint, start) else 0
+
+    async def _open_tracker(
+        self, checkpoint: int, waits: Callable[[str], None]
+    ) -> SchemaTracker | KeyTracker:
+        config = self._plan.config
+        if not config.has_tables:
+            return KeyTracker(self.span, config.tidegate.kv_mode, checkpoint)
+        catalogues = self._catalogues
+        assert catalogues is not None
+        waits("catalogue from upstream")
+        safe_point = self.history.safe_point if config.check_gc_safe_point else MAX
+        gone = checkpoint < safe_point < MAX
+        if gone and not await catalogues.run(catalogues.serves, checkpoint, safe_point):
+            raise self.history_gone(checkpoint, checkpoint, safe_point, "the catalogue")
+        known = catalogues, self._filter, checkpoint, safe_point, self._node.checkpoints()
+        return await catalogues.run(SchemaTracker.open, *known)

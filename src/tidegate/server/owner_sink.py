@@ -1,0 +1,144 @@
+"""The owner's side of a feed's sink: Resolved, DDL and its journal, called in one thread, in order.
+
+The grant is raised in the metadata store before it is opened, so that whatever an earlier owner still does is
+refused by the sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Final, TypeVar
+
+from tidegate.codec.registry import marks, options_of
+from tidegate.control.barrier import DdlBatch
+from tidegate.control.metadata import FeedId, Grant
+from tidegate.model.ddl import DdlEvent
+from tidegate.pipeline.feed import prove
+from tidegate.server.feed_plan import FeedPlan
+from tidegate.sink.base import OwnerSink
+
+T = TypeVar("T")
+
+CLOSE_S: Final = 2.0
+"""How long the end of a sink's last call is waited for."""
+
+
+class SinkThread:
+    """The one thread that calls an incarnation's sink, in order; tells what it is at, and how far it got."""
+
+    def __init__(self, feed: FeedId) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix=f"sink-{feed.name}")
+        self.at = ""
+        """What the call under way does, in words; empty: there is none."""
+        self.answers = 0
+        """How many messages and calls the sink has answered so far."""
+
+    def call(self, what: str, work: Callable[[], T]) -> asyncio.Future[T]:
+        """Do it after all earlier calls."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, self._run, what, work)
+
+    def send(self, sink: OwnerSink, events: Iterable[DdlEvent]) -> asyncio.Future[None]:
+        """Deliver in order those that the journal does not hold already."""
+
+        def work() -> None:
+            for event in events:
+                self.at = f"a DDL of ts {event.finished_ts}"
+                sink.send_ddl(event, _now_ms())
+                self.answers += 1
+
+        return self.call("DDL", work)
+
+    def end(self) -> None:
+        """Take no more calls. One that is under way may take its time, in a thread that nobody waits for."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, what: str, work: Callable[[], T]) -> T:
+        self.at = what
+        try:
+            return work()
+        finally:
+            self.at = ""
+            self.answers += 1
+
+
+class OpenedSink:
+    """The owner's sink of one incarnation. Made by `open_sink`, ended by `close`, never reused."""
+
+    def __init__(self, sink: OwnerSink, thread: SinkThread) -> None:
+        self._sink, self._thread = sink, thread
+
+    @property
+    def resolved_journal(self) -> int:
+        """The last Resolved the sink holds."""
+        return self._sink.journal.resolved_ts
+
+    async def send_ddl(self, batch: DdlBatch) -> None:
+        """Deliver a batch's events in order."""
+        await self._thread.send(self._sink, batch.events)
+
+    async def send_resolved(self, ts: int) -> None:
+        """Broadcast a Resolved."""
+        await self._thread.call(f"Resolved {ts}", lambda: self._sink.send_resolved(ts, _now_ms()))
+
+    async def forget(self, records: Iterable[str]) -> None:
+        """Delete records of progress that nobody needs any more."""
+        await self._thread.call("the end of spans", lambda: self._sink.forget(records))
+
+    async def close(self) -> None:
+        """One that does not answer may take its time: after `CLOSE_S` its call is left behind, and what that
+        still does is fenced by the next sink.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._thread.call("the end", self._sink.close)
+        self._thread.end()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+OpenSink = Callable[[FeedPlan], OwnerSink]
+"""Opens the owner's side of a feed's sink; blocks; raises TidegateError."""
+
+
+def open_owner(plan: FeedPlan) -> OwnerSink:
+    """The owner's side of the sink that the feed's URI names. Raises Fenced when the plan's grant is not the
+    current one.
+    """
+    feed, grant = plan.feed, plan.grant
+    assert grant is not None
+
+    def still_ours() -> None:
+        prove(plan.paths.metadata, plan.cluster, feed, plan.capture, grant)
+
+    return plan.sink.open_owner(marks(options_of(plan.config)), still_ours)
+
+
+async def open_sink(
+    plan: FeedPlan, grant: Grant, opener: OpenSink, thread: SinkThread, first: Sequence[DdlEvent] = ()
+) -> OpenedSink:
+    """Open the sink and send what is `first`. The grant must already be durable; `thread` is new.
+
+    Raises TidegateError when the sink cannot be opened: a wrong topic shows before any process is started.
+    """
+    opening = thread.call("its opening", lambda: opener(replace(plan, grant=grant)))
+    try:
+        sink = await asyncio.shield(opening)
+        await thread.send(sink, first)
+    except BaseException:
+        opening.add_done_callback(_close_opened)
+        thread.end()
+        raise
+    return OpenedSink(sink, thread)
+
+
+def _close_opened(opening: asyncio.Future[OwnerSink]) -> None:
+    """A sink whose incarnation never came to be is closed as soon as it is open."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()

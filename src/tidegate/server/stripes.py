@@ -1,0 +1,139 @@
+"""Which spans hold the tables that a feed wants. Pure.
+
+    width 1     a span for each table: its records and nothing else
+    more        tables whose ids are neighbours share one: a *stripe*
+
+A stripe's edges are multiples of its width in table ids, so they follow from an id alone: nothing about them
+is stored, two feeds of the same width have the same stripes, and DDL changes what is wanted of a stripe,
+never the stripe. What is wanted at a commit ts follows from the feed's rules and the schema history; who
+plans work is told it in a number (`SpanTask.wanted`), who decodes rows looks it up (`mounter.decode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from tidegate.config.values import IDS_PER_STRIPE_MAX
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.model.span import Span, span_id
+from tidegate.tidb import keys
+
+TABLES_APART: Final = 1_000
+"""Up to so many tables each has a span of its own: a lock in one of them then delays no other."""
+STRIPES: Final = 64
+"""A span costs a look at each tick, a folder, and a registration in each region that it touches."""
+SPANS_REMEMBERED: Final = 1 << 17
+"""Spans whose names are known, so that the next feed of the same tables opens in milliseconds."""
+
+
+@lru_cache(SPANS_REMEMBERED)
+def _record_span(physical_id: int) -> tuple[str, Span]:
+    span = keys.record_span(physical_id)
+    return span_id(span), span
+
+
+@lru_cache(SPANS_REMEMBERED)
+def _stripe(first: int, width: int) -> tuple[str, Span]:
+    span = keys.stripe_span(first, width)
+    return span_id(span), span
+
+
+def chosen_width(tables: Iterable[int]) -> int:
+    """For a feed that begins with these physical ids: 1 as long as they are few, else the least power of two
+    with which they lie in `STRIPES` stripes at most.
+    """
+    ids = np.fromiter(tables, np.int64)
+    if len(ids) <= TABLES_APART:
+        return 1
+    width = 2
+    while width < IDS_PER_STRIPE_MAX and len(np.unique(ids // width)) > STRIPES:
+        width *= 2
+    return width
+
+
+def ids_of(task: SpanTask) -> list[int]:
+    """The ids of the tables that are wanted of a span."""
+    if not task.wanted:
+        return [task.physical_id]
+    first = keys.stripe_ids(task.span).start
+    return [first + i for i in range(task.wanted.bit_length()) if task.wanted >> i & 1]
+
+
+def table_task(physical_id: int, start_ts: int) -> SpanTask:
+    """The record span of a physical table, to be delivered from `start_ts` on."""
+    name, span = _record_span(physical_id)
+    return SpanTask(name, span, physical_id, start_ts)
+
+
+class Stripes:
+    """What a feed wants, as spans, at the last DDL that was followed. Keeps one number a stripe."""
+
+    def __init__(self, width: int) -> None:
+        """`width`: table ids a stripe; 1: a span for each table, which are passed on as they come."""
+        self._width = width
+        self._wanted: dict[int, int] = {}
+        """By a stripe's first id, which of its ids are wanted: bit i is the i-th."""
+
+    def begin(self, tables: Iterable[SpanTask]) -> tuple[SpanTask, ...]:
+        """The spans of the tables that are wanted at the checkpoint, each by its own task."""
+        self._wanted.clear()
+        tables = tuple(tables)
+        if self._width == 1:
+            return tables
+        touched = dict.fromkeys(self._want(task.physical_id) for task in tables)
+        return tuple(self._task(first, tables[0].start_ts) for first in touched)
+
+    def follow(self, batches: Iterable[DdlBatch]) -> list[DdlBatch]:
+        """The same DDL, in order, with stripes in the place of tables.
+
+        A stripe is added when the first of its tables is wanted, and again whenever another set of them is;
+        it is removed with the last.
+        """
+        return list(batches if self._width == 1 else map(self._followed, batches))
+
+    def _followed(self, batch: DdlBatch) -> DdlBatch:
+        if not batch.added and not batch.removed_tables:
+            return batch
+        before = dict(self._wanted)
+        for table in batch.removed_tables:
+            first = table - table % self._width
+            self._wanted[first] = self._wanted.get(first, 0) & ~(1 << table - first)
+        for task in batch.added:
+            self._want(task.physical_id)
+        gone = {first for first, wanted in self._wanted.items() if not wanted}
+        for first in gone:
+            del self._wanted[first]
+        changed = (first for first, wanted in self._wanted.items() if wanted != before.get(first))
+        added = tuple(self._task(first, batch.finished_ts) for first in changed)
+        removed = frozenset(_stripe(first, self._width)[0] for first in gone & before.keys())
+        return replace(batch, added=added, removed=removed)
+
+    def _want(self, table: int) -> int:
+        first = table - table % self._width
+        self._wanted[first] = self._wanted.get(first, 0) | 1 << table - first
+        return first
+
+    def _task(self, first: int, start_ts: int) -> SpanTask:
+        name, span = _stripe(first, self._width)
+        wanted = self._wanted[first]
+        least = (wanted & -wanted).bit_length() - 1
+        return SpanTask(name, span, first + least, start_ts, wanted)
+
+
+def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:
+    """Spans as `barrier.json` holds them; numbers of more than 64 bits are in hex."""
+    return {
+        t.id: {
+            "start": t.span.start.hex(),
+            "end": t.span.end.hex(),
+            "physical_id": t.physical_id,
+            "start_ts": t.start_ts,
+            "wanted": f"{t.wanted:x}",
+        }
+        for t in tasks
+    }

@@ -1,0 +1,28 @@
+"""One slot of a `RowBlock` as the stored value it stands for: for plain twins, and for words about a row."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import numpy as np
+
+from tidegate.model.schema import Kind
+from tidegate.model.slots import NULL, Image
+from tidegate.tidb.row import Stored
+
+_POINTERS = frozenset({Kind.DECIMAL, Kind.STRING, Kind.BYTES, Kind.JSON, Kind.VECTOR})
+_UNSIGNED = frozenset({Kind.UINT, Kind.ENUM, Kind.SET, Kind.BIT, Kind.DATE, Kind.DATETIME, Kind.TIMESTAMP})
+
+
+def stored_of(image: Image, row: int, column: int, kind: Kind) -> Stored:
+    """The stored value (`tidb.row`) in a slot; bytes are copied."""
+    a, size = int(image.a[row, column]), int(image.l[row, column])
+    if size == NULL:
+        return None
+    if kind in _POINTERS:
+        return ctypes.string_at(a, size)
+    if kind in (Kind.FLOAT, Kind.DOUBLE):
+        number: float = struct.unpack("<d", struct.pack("<q", a))[0]
+        return number
+    return int(np.int64(a).view(np.uint64)) if kind in _UNSIGNED else a

@@ -1,0 +1,454 @@
+"""The judge of topics: no topic that keeps the contract is blamed, and each way to break it is found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidegate.codec.base import BadMessage, Batch, DdlMessage, Decoded, DecodedTable, WireColumn
+from tidegate.codec.entry import DdlTo
+from tidegate.config import DispatchRule
+from tidegate.consumer.contract import Producer, Rule, TopicCheck, Unjudged, Verdict
+from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
+from tidegate.dispatcher.router import Router
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+
+COLUMNS: Final = (
+    WireColumn("id", pa.int64(), 3, True),
+    WireColumn("v", pa.string(), 15, False),
+)
+BY_KEY: Final = Router([DispatchRule(matcher=("*.*",), partition="index-value")], "t")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A change, INSERT or UPDATE unless said."""
+
+    id: int
+    ts: int
+    op: int = UPDATE
+    table: str = "a"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Resolved."""
+
+    ts: int
+
+
+@dataclass(frozen=True)
+class Ddl:
+    """A DDL."""
+
+    ts: int
+    table: str = "a"
+    query: str = "alter table"
+
+
+Message = Row | Mark | Ddl
+
+
+@dataclass
+class Topic:
+    """Messages of each partition, in order."""
+
+    partitions: list[list[Message]]
+
+    def all(self, message: Message) -> None:
+        """Broadcast."""
+        for partition in self.partitions:
+            partition.append(message)
+
+    def row(self, row: Row) -> None:
+        """To where its key belongs."""
+        self.partitions[place(row.table, row.id, len(self.partitions))].append(row)
+
+
+def place(table: str, row: int, partitions: int) -> int:
+    """As TiCDC's index-value."""
+    return (crc32(f"s{table}".encode()) ^ crc32(f"id{row}".encode())) % partitions
+
+
+def decoded(messages: Sequence[Message], first: int) -> Decoded:
+    """As a decoder gives them, offsets from `first` on."""
+    found = Decoded()
+    tables: dict[str, list[tuple[int, Row]]] = {}
+    for offset, message in enumerate(messages, first):
+        match message:
+            case Row():
+                tables.setdefault(message.table, []).append((offset, message))
+            case Mark(ts):
+                found.resolved.append((ts, offset))
+            case Ddl(ts, table, query):
+                found.ddls.append(DdlMessage(ts, query, None, "s", table, None, offset))
+    found.rows.extend(table_of(name, rows) for name, rows in tables.items())
+    return found
+
+
+def table_of(name: str, rows: Sequence[tuple[int, Row]], *, keyed: bool = True) -> DecodedTable:
+    """The rows of a table."""
+    columns = tuple(replace(column, key=column.key and keyed) for column in COLUMNS)
+    image: Any = pa.RecordBatch.from_pydict(
+        {"id": pa.array([row.id for _, row in rows], pa.int64()), "v": ["x"] * len(rows)}
+    )
+    return DecodedTable(
+        "s",
+        name,
+        None,
+        columns,
+        np.array([row.op for _, row in rows], np.uint8),
+        np.array([row.ts for _, row in rows], np.uint64),
+        np.array([offset for offset, _ in rows], np.int64),
+        np.zeros(len(rows), np.int32),
+        image,
+        image,
+    )
+
+
+def judged(topic: Topic, chunks: Sequence[tuple[int, int]] = (), **options: Any) -> Verdict:
+    """The verdict on a topic that is taken in pieces: (partition, messages), and what is left at the end."""
+    check = TopicCheck(range(len(topic.partitions)), **options)
+    at = [0] * len(topic.partitions)
+    for partition, count in chunks:
+        partition %= len(at)
+        piece = topic.partitions[partition][at[partition] : at[partition] + count]
+        check.take(partition, decoded(piece, at[partition]))
+        at[partition] += len(piece)
+    for partition, done in enumerate(at):
+        check.take(partition, decoded(topic.partitions[partition][done:], done))
+    return check.finish()
+
+
+# --- topics that keep it --------------------------------------------------------------------------------
+
+
+@st.composite
+def kept(draw: st.DrawFn) -> Topic:
+    """What our producer may write: transactions, DDL, Resolved, and changes that come again."""
+    topic = Topic([[] for _ in range(draw(st.integers(1, 4)))])
+    ts, resolved = 10, 0
+    above: list[Row] = []
+    for step in draw(st.lists(st.sampled_from("rrrrrmdx"), max_size=40)):
+        ts += draw(st.integers(1, 3))
+        if step == "r":
+            for number in draw(st.sets(st.integers(0, 5), min_size=1, max_size=3)):
+                op = draw(st.sampled_from([INSERT, UPDATE, DELETE]))
+                above.append(Row(number, ts, op, draw(st.sampled_from("ab"))))
+                topic.row(above[-1])
+        elif step == "m":
+            resolved = draw(st.integers(resolved, ts))
+            topic.all(Mark(resolved))
+            above = [row for row in above if row.ts > resolved]
+        elif step == "d":
+            topic.all(Ddl(ts, query=f"alter {ts}"))
+            above = [row for row in above if row.ts > ts]
+        elif above:  # a restart: what is above Resolved once more
+            for row in above:
+                topic.row(row)
+    return topic
+
+
+CHUNKS: Final = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5)), max_size=30)
+
+
+@given(
+    kept(), CHUNKS, st.sampled_from(Producer), st.sampled_from([None, BY_KEY]), st.sampled_from([4, 10_000])
+)
+def test_a_topic_that_keeps_it_is_not_blamed_however_it_is_read(
+    topic: Topic, chunks: list[tuple[int, int]], producer: Producer, router: Router | None, remember: int
+) -> None:
+    verdict = judged(topic, chunks, producer=producer, router=router, remember=remember)
+    assert verdict.violations == []
+    assert verdict.rows == sum(isinstance(m, Row) for p in topic.partitions for m in p)
+
+
+@given(kept(), st.lists(st.integers(0, 30), min_size=4, max_size=4))
+def test_nor_is_one_whose_beginning_is_gone(topic: Topic, gone: list[int]) -> None:
+    left = Topic([one[count:] for one, count in zip(topic.partitions, gone, strict=False)])
+    lost = [one[:count] for one, count in zip(topic.partitions, gone, strict=False)]
+    verdict = judged(left, begun={n: max(m.ts for m in one) for n, one in enumerate(lost) if one})
+    assert verdict.violations == []
+
+
+def test_ticdc_may_send_rows_and_ddl_of_exactly_resolved_after_it_and_go_back() -> None:
+    topic = Topic([[], []])
+    topic.all(Mark(100))
+    topic.row(Row(1, 100))
+    topic.all(Ddl(100))
+    topic.all(Mark(110))
+    topic.all(Mark(105))
+    topic.row(Row(1, 100))
+    topic.row(Row(1, 120, table="b"))
+    topic.all(Ddl(115, table="a"))
+    verdict = judged(topic, producer=Producer.TICDC)
+    assert (verdict.violations, verdict.went_back, verdict.again) == ([], 2, 1)
+    assert {Rule.AFTER_RESOLVED, Rule.DDL_LATE, Rule.RESOLVED_BACK, Rule.BEFORE_DDL} <= set(
+        judged(topic).counts
+    )
+
+
+# --- topics that break it -------------------------------------------------------------------------------
+
+
+def sound() -> Topic:
+    """Two partitions, of which 0 has the row 3 of a and 1 the row 4."""
+    topic = Topic([[], []])
+    assert [place("a", number, 2) for number in (3, 4)] == [0, 1]
+    for ts in (10, 20, 30):
+        topic.row(Row(4, ts))
+        topic.row(Row(3, ts))
+    topic.all(Mark(30))
+    topic.all(Ddl(40))
+    topic.row(Row(4, 50))
+    topic.all(Mark(60))
+    topic.all(Mark(70))
+    topic.all(Mark(80))
+    return topic
+
+
+def broken(rule: Rule) -> Topic:
+    """`sound`, with one thing wrong."""
+    topic = sound()
+    zero, one = topic.partitions
+    match rule:
+        case Rule.MOVED:
+            zero.insert(3, Row(4, 30))
+            one.remove(Row(4, 30))
+        case Rule.PLACED:
+            zero.insert(0, Row(4, 5))
+        case Rule.ORDER:
+            one[0], one[1] = one[1], one[0]
+        case Rule.AFTER_RESOLVED:
+            one.insert(one.index(Mark(60)) + 1, Row(4, 55))
+        case Rule.RESOLVED_BACK:
+            one.insert(one.index(Mark(80)), Mark(65))
+        case Rule.RESOLVED_MISSING:
+            zero.remove(Mark(70))
+        case Rule.DDL_MISSING:
+            zero.remove(Ddl(40))
+        case Rule.DDL_LATE:
+            zero.remove(Ddl(40))
+            zero.insert(zero.index(Mark(60)) + 1, Ddl(40))
+        case Rule.BEFORE_DDL:
+            one.remove(Row(4, 50))
+            one.insert(one.index(Ddl(40)), Row(4, 50))
+        case Rule.AFTER_DDL:
+            one.insert(one.index(Ddl(40)) + 1, Row(5, 35))
+        case _:
+            raise AssertionError(rule)
+    return topic
+
+
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in (Rule.DECODABLE, Rule.ALIGNED)])
+def test_each_way_to_break_it_is_found_and_named(rule: Rule) -> None:
+    assert judged(sound(), router=BY_KEY).holds
+    verdict = judged(broken(rule), router=BY_KEY if rule is Rule.PLACED else None)
+    assert rule in verdict.counts
+    named = next(one for one in verdict.violations if one.rule is rule)
+    assert named.partition in (0, 1)
+    assert named.ts
+
+
+def test_the_first_violation_has_its_place() -> None:
+    (first,) = judged(broken(Rule.ORDER)).violations
+    assert (first.rule, first.partition, first.offset, first.ts, first.table) == (Rule.ORDER, 1, 1, 10, "s.a")
+    assert first.why == "the row's change of 20 appeared before it"
+    (missing,) = judged(broken(Rule.RESOLVED_MISSING)).violations
+    assert (missing.partition, missing.offset, missing.ts) == (0, -1, 70)
+
+
+def test_a_change_that_comes_again_elsewhere_has_moved() -> None:
+    topic = sound()
+    topic.partitions[0].insert(1, Row(4, 10))
+    assert Rule.MOVED in judged(topic).counts
+
+
+def test_ddl_of_a_protocol_with_one_place_for_it_is_looked_for_there_alone() -> None:
+    topic = sound()
+    topic.partitions[1].remove(Ddl(40))
+    assert judged(topic, ddl_to=DdlTo.FIRST).holds
+    assert Rule.DDL_MISSING in judged(sound(), ddl_to=DdlTo.FIRST).counts
+
+
+def test_a_message_that_cannot_be_decoded_and_one_whose_row_was_left_out() -> None:
+    check = TopicCheck([0])
+    check.take(0, Decoded(bad=[BadMessage(7, None, b"?", "no JSON"), BadMessage(8, None, b"?", "", 5)]))
+    verdict = check.finish()
+    assert [(one.rule, one.offset) for one in verdict.violations] == [(Rule.DECODABLE, 7)]
+    assert verdict.unjudged == {Unjudged.REDUCED: 1}
+
+
+def test_a_row_that_waits_for_a_definition_breaks_it_unless_the_topics_beginning_is_gone() -> None:
+    waiting = Decoded(bad=[BadMessage(7, None, b"row", "no definition", unknown=("s", "a", 5))])
+    whole, cut = TopicCheck([0]), TopicCheck([0], begun={0: 100})
+    whole.take(0, waiting)
+    cut.take(0, waiting)
+    assert [one.rule for one in whole.finish().violations] == [Rule.DECODABLE]
+    assert cut.finish().unjudged == {Unjudged.UNDEFINED: 1}
+
+
+def test_rows_that_do_not_say_when_are_counted_and_not_judged() -> None:
+    topic = Topic([[Mark(10), Row(3, 0), Row(3, 0)]])
+    assert judged(topic).unjudged == {Unjudged.UNTIMED: 2}
+
+
+def test_rows_without_a_key_are_counted_and_not_judged() -> None:
+    check = TopicCheck([0])
+    rows = [(0, Row(1, 20)), (1, Row(1, 10)), (2, Row(1, 10))]
+    check.take(0, Decoded(rows=[table_of("a", rows, keyed=False)]))
+    verdict = check.finish()
+    assert (verdict.holds, verdict.rows, verdict.unjudged[Unjudged.KEYLESS]) == (True, 3, 3)
+
+
+def test_memory_is_bounded_and_what_was_forgotten_is_said() -> None:
+    topic = Topic([[]])
+    for ts in range(1, 5_000):
+        topic.row(Row(ts % 100, ts))
+        if ts % 100 == 0:
+            topic.all(Mark(ts))
+    topic.row(Row(1, 50))
+    check = TopicCheck([0], remember=1_000)
+    for at in range(0, len(topic.partitions[0]), 10):
+        check.take(0, decoded(topic.partitions[0][at : at + 10], at))
+        assert len(check._homes) <= 1_000 + 10
+        assert len(check._newest) <= 1_000 + 10
+    verdict = check.finish()
+    assert verdict.holds
+    assert verdict.unjudged == {Unjudged.FORGOTTEN: 1}
+    assert Rule.AFTER_RESOLVED in judged(topic).counts
+
+
+def test_what_the_rows_say_about_their_dispatcher() -> None:
+    topic = Topic([[], [], []])
+    for number in range(20):
+        topic.row(Row(number, 10))
+        topic.partitions[crc32(b"sb") % 3].append(Row(number, 10, table="b"))
+        topic.partitions[number % 3].append(Row(number, 10, table="c"))
+    assert judged(topic).dispatchers == {
+        "s.a": "index-value, as it seems",
+        "s.b": "table, as it seems",
+        "s.c": "neither table nor index-value",
+    }
+    by_ts = Router([DispatchRule(matcher=("*.*",), partition="ts")], "t")
+    moving = Topic([[Row(1, 10)], [Row(1, 11)]])
+    assert judged(moving, router=by_ts).holds
+    assert Rule.MOVED in judged(moving).counts
+
+
+def test_what_was_broadcast_before_the_beginning_is_not_missed_where_that_is_gone() -> None:
+    topic = sound()
+    topic.partitions[0] = topic.partitions[0][topic.partitions[0].index(Mark(70)) + 1 :]
+    assert judged(topic, begun={0: 70}).holds
+    assert {Rule.RESOLVED_MISSING, Rule.DDL_MISSING} <= set(judged(topic).counts)
+
+
+def test_a_ddl_that_may_have_come_before_is_not_taken_for_a_late_one() -> None:
+    topic = Topic([[Row(3, 90), Ddl(80), Mark(120)]])
+    assert judged(topic, begun={0: 100}).unjudged == {Unjudged.LATE_DDL: 1}
+    assert Rule.BEFORE_DDL in judged(topic).counts
+
+
+def test_a_row_is_compared_with_the_latest_of_its_changes() -> None:
+    assert judged(Topic([[Row(3, 20), Row(3, 10), Row(3, 15)]])).counts == {Rule.ORDER: 2}
+
+
+def test_rows_may_move_once_the_number_of_partitions_has_changed() -> None:
+    check = TopicCheck([0, 1])
+    check.take(0, decoded([Row(3, 10)], 0))
+    check.take(1, Decoded(repartitions=[(2, 0)]))
+    check.take(1, decoded([Row(3, 20)], 1))
+    verdict = check.finish()
+    assert verdict.holds
+    assert verdict.unjudged[Unjudged.REPARTITIONED] == 1
+
+
+# --- what headers say ------------------------------------------------------------------------------------
+
+
+def headed(*marks: tuple[int, dict[str, bytes]]) -> tuple[Decoded, MarkHeaders]:
+    """Resolved messages with headers, from offset 0 on, as the check takes them."""
+    headers = [list(found.items()) for _, found in marks]
+    batch = Batch([None] * len(marks), [b""] * len(marks), range(len(marks)), headers)
+    return Decoded(resolved=[(ts, i) for i, (ts, _) in enumerate(marks)]), mark_headers(batch)
+
+
+def aligned(epoch: int, name: str = "x") -> dict[str, bytes]:
+    """The header of an alignment mark."""
+    return {"tidegate-align": b'{"id":"%s","table":"s.a","epoch":%d}' % (name.encode(), epoch)}
+
+
+def verdict_of(*partitions: list[tuple[int, dict[str, bytes]]]) -> Verdict:
+    check = TopicCheck(range(len(partitions)))
+    for number, marks in enumerate(partitions):
+        check.take(number, *headed(*marks))
+    return check.finish()
+
+
+def test_an_alignment_mark_is_no_resolved_that_goes_back() -> None:
+    marks = [
+        (10, {}),
+        (20, {}),
+        (10, aligned(1)),
+        (20, aligned(2)),
+        (20, aligned(2)),
+        (30, aligned(3, "y")),
+        (40, {}),
+    ]
+    assert verdict_of(marks, marks).holds
+    assert Rule.RESOLVED_BACK in verdict_of([(20, {}), (10, {"other": b"1"})]).counts
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [(10, aligned(2)), (10, aligned(1)), (10, aligned(3))],
+        [(10, aligned(1)), (10, aligned(3))],
+        [(10, aligned(1)), (10, aligned(2, "y")), (10, aligned(3))],
+    ],
+)
+def test_alignment_marks_that_differ_between_partitions_or_go_back_are_named(
+    wrong: list[tuple[int, dict[str, bytes]]],
+) -> None:
+    sound = [(10, aligned(1)), (10, aligned(2)), (10, aligned(3))]
+    assert verdict_of(sound, sound).holds
+    verdict = verdict_of(sound, wrong)
+    assert set(verdict.counts) == {Rule.ALIGNED}
+    assert verdict.violations[0].table == "s.a"
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"tidegate-align": b""},
+        {"tidegate-align": b"[]"},
+        {"tidegate-align": b'{"id":1,"table":"s.a","epoch":1}'},
+        {"tidegate-align": b'{"id":"x","table":"s.a","epoch":-1}'},
+        {"tidegate-align": b'{"id":"x","table":"s.a","epoch":true}'},
+        {"tidegate-epoch": b"one"},
+        {"tidegate-epoch": b"9" * 5000},
+    ],
+)
+def test_a_header_that_is_not_sound_is_named(header: dict[str, bytes]) -> None:
+    assert verdict_of([(10, header)]).counts == {Rule.DECODABLE: 1}
+
+
+@pytest.mark.parametrize(("first", "second", "may"), [(0, 1, True), (1, 2, True), (1, 1, False)])
+def test_rows_may_move_between_epochs_and_not_within_one(first: int, second: int, may: bool) -> None:
+    check = TopicCheck([0, 1])
+    for number, epoch in enumerate((first, second)):
+        check.take(number, decoded([Row(3, 10 + 10 * number)], 0))
+        check.take(number, *headed((30, {"tidegate-epoch": b"%d" % epoch} if epoch else {})))
+        check.take(1 - number, *headed((30, {"tidegate-epoch": b"%d" % epoch} if epoch else {})))
+    check.take(0, decoded([Row(4, 50)], 9))
+    check.take(1, decoded([Row(4, 60)], 9))
+    moved = [one.ts for one in check.finish().violations if one.rule is Rule.MOVED]
+    assert (60 in moved) != may

@@ -1,0 +1,561 @@
+"""The contract of protocols, for every one that the registry has, and for one that only this test adds.
+
+compiled = plain        the kernels write and read what the plain twins do, whatever the bytes
+decode of encode        gives the rows back, up to the losses that the entry publishes
+hostile bytes           become bad messages, and spoil no other one
+marks and DDL           come back; where the entry says there are none there are none
+limits                  no message is larger than max-message-bytes, no row is dropped for it
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.codec import golden
+from tests.codec.slots import block_of
+from tests.contracts import toy_protocol
+from tests.contracts.codec_rows import expected_of, golden_rows, messages_of, strange_rows, strange_table
+from tidegate.codec import ddl_header, registry
+from tidegate.codec.base import Batch, CodecOptions, Decoded, Decoder, describe
+from tidegate.codec.blocks import encode_block, plan_of
+from tidegate.codec.decode import decoder
+from tidegate.codec.entry import DdlTo, Loss, RowCodec
+from tidegate.codec.opening import opened
+from tidegate.codec.plan import Plan
+from tidegate.errors import InvalidInput
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.message import Message
+from tidegate.model.row import RowChange, Value
+from tidegate.model.schema import Kind
+from tidegate.model.slots import DELETE, INSERT, RowBlock
+from tidegate.model.timestamp import compose, physical_ms
+from tidegate.tidb.table_info import table_schema
+
+BUILD_MS = 1_795_246_227_886
+Pairs = list[tuple[bytes | None, bytes | None]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One protocol under one set of options."""
+
+    codec: RowCodec
+    options: Any
+
+    @property
+    def losses(self) -> frozenset[Loss]:
+        return self.codec.losses(self.options)
+
+    def encode(self, rows: list[RowChange]) -> Pairs:
+        """Their messages; those of `sendable` rows."""
+        return [(m.key, m.value) for m in self.codec.encoder(self.options).encode_rows(rows, BUILD_MS)]
+
+    @property
+    def unread(self) -> str:
+        """Why their messages cannot be read back; empty: they can."""
+        return self.codec.unread(self.options)
+
+    def sendable(self, row: RowChange) -> bool:
+        """Whether these options can say this row: a delete reduced to the key needs a key."""
+        reduced = getattr(self.options, "delete_only_output_handle_key_columns", False)
+        reduced |= Loss.DELETED_CELLS in self.losses and DELETE in self.plan(row).refused
+        return not (row.is_delete and reduced and not row.table.handle_key)
+
+    def plan(self, row: RowChange) -> Plan:
+        return self.codec.plan(row.table, self.options, 13)
+
+    def plain(self) -> Decoder:
+        """A plain decoder that knows the tables of all these rows."""
+        return self._taught(self.codec.decoder(self.options))
+
+    def fast(self) -> Decoder:
+        """The compiled one, likewise."""
+        return self._taught(decoder(self.options))
+
+    def plainly(self, pairs: Pairs) -> Decoded:
+        return self.plain().decode(batch_of(pairs))
+
+    def opened(self, value: bytes | None) -> bytes | None:
+        """A message's value as it is without compression."""
+        if value is None or self.codec.large is None:
+            return value
+        kind = self.options.large_message_handle_compression
+        return opened(value, kind, framed=self.codec.large.framed)
+
+    def _taught(self, reader: Decoder) -> Decoder:
+        told = self.told()
+        if told:
+            found = reader.decode(batch_of(told))
+            assert found == Decoded()
+        return reader
+
+    @functools.cache  # noqa: B019 - as many cases as the module has
+    def told(self) -> Pairs:
+        """The messages that tell the tables' columns, for a protocol whose rows do not."""
+        if self.codec.definitions is None:
+            return []
+        tables = {id(row.table): row.table for rows in golden_rows() for row in rows}
+        messages = (
+            self.codec.definitions.encode(table, self.options, BUILD_MS)
+            for table in (*tables.values(), strange_table())
+        )
+        return [(message.key, message.value) for message in messages]
+
+
+def variants(codec: RowCodec) -> Iterator[tuple[str, CodecOptions]]:
+    """The usual options, each switch turned, all of them, and small messages."""
+    usual = codec.options()
+    # How the storage of claim-check holds a message makes no difference to a message: test_fitting.py.
+    switches = {
+        f.name: not f.default
+        for f in fields(codec.options)
+        if isinstance(f.default, bool) and f.name != "claim_check_raw_value"
+    }
+    yield "usual", usual
+    for name, turned in switches.items():
+        yield f"{name}={turned}", replace(usual, **{name: turned})
+    if any(f.name == "large_message_handle_compression" for f in fields(codec.options)):
+        compressing: dict[str, str] = {"large_message_handle_compression": "lz4"}
+        yield "compressed", replace(usual, **compressing)
+    if len(switches) > 1:
+        yield "all switches turned", replace(usual, **switches)
+    for f in fields(codec.options):
+        for word in f.metadata.get("words", ())[1:]:
+            yield f"{f.name}={word}", replace(usual, **{f.name: word})
+    for flavour in codec.flavours[1:]:
+        yield f"{flavour} flavour", replace(usual, flavour=flavour)
+        if hasattr(usual, "only_output_updated_columns"):
+            yield (
+                f"{flavour} flavour, changes",
+                replace(usual, flavour=flavour, only_output_updated_columns=True),
+            )
+    small: dict[str, int] = {"max_message_bytes": 9000}
+    if any(f.name == "max_batch_size" for f in fields(codec.options)):
+        yield "a row a message", replace(usual, max_batch_size=1)
+        small["max_batch_size"] = 100
+    yield "small messages", replace(usual, **small)
+
+
+CODECS = [c for c in (*registry.CODECS.values(), toy_protocol.CODEC) if isinstance(c, RowCodec)]
+CASES = {
+    f"{codec.name}, {name}": Case(codec, options) for codec in CODECS for name, options in variants(codec)
+}
+USUAL = {codec.name: Case(codec, codec.options()) for codec in CODECS}
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+every_codec = pytest.mark.parametrize("case", USUAL.values(), ids=USUAL.keys())
+any_case = st.sampled_from(list(CASES.values()))
+any_codec = st.sampled_from(list(USUAL.values()))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def toy() -> Iterator[None]:
+    """To add a protocol is to add its entry to the registry."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(registry.CODECS, toy_protocol.CODEC.name, toy_protocol.CODEC)
+        yield
+
+
+def batch_of(pairs: Pairs, offsets: Any = None) -> Batch:
+    keys, values = zip(*pairs, strict=True)
+    return Batch(keys, values, range(len(pairs)) if offsets is None else offsets)
+
+
+# --- encoding: compiled = plain
+
+
+def check(rows: list[RowChange], options: CodecOptions, partition: np.ndarray | None = None) -> None:
+    """Compare the compiled encoder with the plain one, partition by partition."""
+    if partition is None:
+        partition = np.zeros(len(rows), dtype=np.int32)
+    plain = registry.encoder(options)
+    try:
+        expected = {
+            int(p): plain.encode_rows([rows[i] for i in np.flatnonzero(partition == p)], BUILD_MS)
+            for p in np.unique(partition)
+        }
+    except InvalidInput as error:
+        with pytest.raises(InvalidInput, match=error.what):
+            encode_block(block_of(rows), partition, options, BUILD_MS)
+        return
+    block = block_of(rows)
+    encoded = encode_block(block, partition, options, BUILD_MS)
+    assert int(encoded.rows.sum()) == len(rows)
+    plan = plan_of(rows[0].table, options, BUILD_MS)
+    if not plan.framed:
+        lengths = np.maximum(encoded.key_length, 0) + encoded.value_length
+        assert all(length <= row_bound(plan, block, i) for i, length in enumerate(lengths.tolist()))
+    found: dict[int, list[Message]] = {}
+    for number, message in messages_of(encoded):
+        found.setdefault(number, []).append(message)
+        assert len(message.key or b"") + len(message.value or b"") + 36 <= options.max_message_bytes
+    assert found == expected
+
+
+def row_bound(plan: Plan, block: RowBlock, row: int) -> int:
+    """The most bytes that the kernel expects of a row: beyond it, it would write past its buffer."""
+    op, bound = int(block.op[row]), int(plan.fixed[block.op[row]])
+    for cell, factor in plan.variables[1:].reshape(-1, 2).tolist():
+        for image in (block.new,) * (op != DELETE) + (block.old,) * (op != INSERT):
+            bound += factor * max(int(image.l[row, cell]), 0)
+    return bound
+
+
+@every_case
+def test_golden_rows_give_the_same_bytes_compiled_and_plain(case: Case) -> None:
+    rng = np.random.default_rng(7)
+    for rows in golden_rows():
+        check(rows, case.options, rng.integers(0, 3, len(rows)).astype(np.int32))
+
+
+@every_codec
+@pytest.mark.parametrize(
+    ("zone", "config"),
+    [("Asia/Shanghai", "open_tz_shanghai"), ("America/New_York", "canaljson_tz_newyork")],
+)
+def test_timestamps_are_moved_to_the_feeds_zone(case: Case, zone: str, config: str) -> None:
+    recorded, name = golden.case("types_timestamps"), "types_timestamps"
+    seqs = [r["seq"] for r in golden.lines(f"messages/{config}") if r.get("case") == name and "seq" in r]
+    zoned = replace(case.options, time_zone=zone)
+    local = [recorded.row(seq, zone) for seq in seqs]
+    rows = [recorded.row(seq) for seq in seqs]
+    plain = registry.encoder(case.options if case.codec.utc else zoned)
+    expected = plain.encode_rows(rows if case.codec.utc else local, BUILD_MS)
+    block = block_of(rows)
+    encoded = encode_block(block, np.zeros(len(seqs), dtype=np.int32), zoned, BUILD_MS)
+    assert [message for _, message in messages_of(encoded)] == expected
+
+
+@every_codec
+def test_a_buffer_that_is_too_small_is_grown(case: Case) -> None:
+    rows = next(g for g in golden_rows() if g[0].table.schema == "r_types_chars_utf8mb4")
+    evil = [
+        replace(row, old=None, new=tuple(b"<" * 50 if isinstance(cell, bytes) else cell for cell in row.new))
+        for row in rows
+        if row.new is not None
+    ] * 50
+    check(evil, case.options)
+
+
+@every_codec
+def test_a_key_of_text_is_counted_with_its_escapes(case: Case) -> None:
+    cols = [
+        {"id": i + 1, "name": {"O": name}, "offset": i, "state": 5,
+         "type": {"Tp": 15, "Flag": flag, "Flen": 9999, "Decimal": 0, "Charset": "utf8mb4", "Elems": None}}
+        for i, (name, flag) in enumerate([("k", 3), ("v", 0)])
+    ]  # fmt: skip
+    parts = {"idx_cols": [{"name": {"O": "k"}, "offset": 0, "length": -1}], "state": 5}
+    index = {"id": 1, "idx_name": {"O": "PRIMARY"}, "is_unique": True, "is_primary": True, **parts}
+    table = table_schema("s", {"id": 1, "name": {"O": "t"}, "cols": cols, "index_info": [index]}, 1)
+    image: tuple[Value, ...] = (b"\x01" * 5000, None)
+    check(
+        [RowChange(table, 1, 1, 1, 0, None, image), RowChange(table, 1, 1, 1, 0, image, None)], case.options
+    )
+
+
+@every_codec
+def test_long_names_and_defaults_are_counted(case: Case) -> None:
+    """Some protocols write an element's name for its number, or a default for NULL."""
+    kinds = [("id", 8, 3, None, None), *((f"e{i}", 247, 0, ["x" * 900, "y"], None) for i in range(20)),
+             ("s", 248, 0, ["z" * 900, "w" * 900], None),
+             *((f"d{i}", 15, 0, None, "n" * 900) for i in range(20))]  # fmt: skip
+    cols = [
+        {"id": i + 1, "name": {"O": name}, "offset": i, "state": 5, "default": default,
+         "type": {"Tp": code, "Flag": flag, "Flen": 999, "Decimal": 0, "Charset": "utf8mb4", "Elems": elems}}
+        for i, (name, code, flag, elems, default) in enumerate(kinds)
+    ]  # fmt: skip
+    table = table_schema("s", {"id": 1, "name": {"O": "t"}, "pk_is_handle": True, "cols": cols}, 1)
+    image: tuple[Value, ...] = (1, *[1] * 20, 3, *[None] * 20)
+    put, kept = RowChange(table, 1, 1, 1, 1, None, image), RowChange(table, 1, 1, 1, 1, image, image)
+    check([put, kept], case.options)
+
+
+@every_codec
+def test_the_largest_row_that_fits_is_sent_and_the_next_one_refused(case: Case) -> None:
+    rows = max(golden_rows(), key=len)[:1]
+    one = case.codec.encoder(case.options).encode_rows(rows, BUILD_MS)[0]
+    size = len(one.key or b"") + len(one.value or b"") + 36
+    limits = range(size - 8, size + 32)
+    taken = []
+    for limit in limits:
+        options = replace(case.options, max_message_bytes=limit)
+        check(rows, options)
+        with suppress(InvalidInput):
+            registry.encoder(options).encode_rows(rows, BUILD_MS)
+            taken.append(limit)
+    assert taken == list(range(taken[0], limits.stop))
+    assert taken[0] >= size
+
+
+# --- decoding: compiled = plain
+
+
+def same(case: Case, pairs: Pairs) -> None:
+    """The compiled decoder, which has met these tables before, finds what the plain one finds."""
+    batch = batch_of(pairs, np.arange(len(pairs), dtype=np.int64) * 3)
+    fast = case.fast()
+    fast.decode(batch)  # learn
+    found, expected = fast.decode(batch), case.plain().decode(batch)
+    assert describe(found) == describe(expected)
+    for table in found.rows:
+        places = list(zip(table.offset.tolist(), table.seq.tolist(), strict=True))
+        assert places == sorted(places)
+
+
+@every_case
+def test_golden_rows_decode_alike_and_to_what_was_encoded(case: Case) -> None:
+    for rows in golden_rows():
+        sent = [row for row in rows if case.sendable(row)]
+        try:
+            pairs = case.encode(sent)
+        except InvalidInput:  # larger than a message may be
+            continue
+        if pairs:
+            same(case, pairs)
+            gives_back(case, sent, pairs)
+
+
+@functools.cache
+def some_messages(case: Case) -> Pairs:
+    """Of rows of one table."""
+    return case.encode(max(golden_rows(), key=len)[:40])
+
+
+Damage = tuple[int, int, int, bytes]
+"""Which message, where in it (as a share of 65,536), how many bytes go, what comes in their place."""
+DAMAGE = st.tuples(st.integers(0, 39), st.integers(0, 65535), st.integers(0, 2), st.binary(max_size=2))
+CANAL = USUAL["canal-json"]
+
+
+@given(any_case, st.booleans(), st.lists(DAMAGE, min_size=1, max_size=3))
+@example(Case(CANAL.codec, replace(CANAL.options, enable_tidb_extension=True)), False, [(0, 65535, 0, b"0")])
+@settings(max_examples=400, deadline=None)
+def test_damaged_messages_decode_alike(case: Case, in_key: bool, damages: list[Damage]) -> None:
+    pairs = list(some_messages(case))
+    for hit, where, cut, put in damages:
+        key, value = pairs[hit % len(pairs)]
+        damaged = bytearray((key if in_key else value) or b"")
+        at = where * len(damaged) >> 16
+        damaged[at : at + cut] = put
+        pairs[hit % len(pairs)] = (bytes(damaged), value) if in_key and key else (key, bytes(damaged))
+    same(case, pairs)
+
+
+NUMBER = re.compile(rb"(?<=[:,\[])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[,}\]])")
+"""A number that stands alone in a JSON text."""
+STRANGE_NUMBERS = (
+    b"0613", b"00", b"-01", b"-", b"--1", b"+1", b"1-2", b"1.", b".5", b"01.5", b"1e", b"1e+", b"1e5",
+    b"1E-2", b"-0", b"1.0", b"18446744073709551616", b"NaN", b"Infinity",
+    b"1e999", b"1E309", b"1e308", b"-1e-999", b"9" * 310,
+)  # fmt: skip
+
+
+@every_case
+def test_what_is_no_json_number_is_refused_alike(case: Case) -> None:
+    """Seen once as `"commitTs":0613...` after damage: the compiled decoder took it."""
+    pairs = list(some_messages(case))
+    key, value = max(pairs, key=lambda message: len(NUMBER.findall(message[1] or b"")))
+    changed: Pairs = []
+    for side, text in enumerate((key, value)):
+        for found in NUMBER.finditer(text or b""):
+            for strange in STRANGE_NUMBERS:
+                other = (text or b"")[: found.start()] + strange + (text or b"")[found.end() :]
+                changed.append((other, value) if side == 0 else (key, other))
+    same(case, [*pairs[:2], *changed])
+
+
+# --- decode of encode
+
+
+def set_aside(case: Case, decoded: Decoded, count: int) -> bool:
+    """Whether these options say that their messages cannot be read; then all of them are bad, and say why."""
+    if not case.unread:
+        return False
+    assert len(decoded.bad) == count
+    assert decoded == Decoded(bad=decoded.bad)
+    assert all("not known" in bad.why for bad in decoded.bad)
+    return True
+
+
+def gives_back(case: Case, rows: list[RowChange], pairs: Pairs) -> None:
+    """Decoding the rows' messages gives the rows, in their order, up to the losses."""
+    if set_aside(case, case.fast().decode(batch_of(pairs)), len(pairs)):
+        return
+    found = [dict(one) for one in describe(case.fast().decode(batch_of(pairs)))]
+    for one in found:
+        del one["offset"]
+    assert found == [expected_of(case.losses, row) for row in rows]
+
+
+def with_sound_texts(row: RowChange) -> RowChange:
+    """Texts in UTF-8, as TiDB has them."""
+
+    def sound(image: tuple[Value, ...] | None) -> tuple[Value, ...] | None:
+        if image is None:
+            return None
+        return tuple(
+            cell.decode(errors="replace").encode()
+            if isinstance(cell, bytes) and column.kind is Kind.STRING
+            else cell
+            for column, cell in zip(row.table.columns, image, strict=True)
+        )
+
+    return replace(row, old=sound(row.old), new=sound(row.new))
+
+
+@given(strange_rows(), any_case, st.lists(st.integers(0, 2), min_size=5, max_size=5))
+@settings(max_examples=250, deadline=None)
+def test_any_row_keeps_the_contract(rows: list[RowChange], case: Case, partitions: list[int]) -> None:
+    """The same bytes compiled and plain, read alike, and given back up to the published losses."""
+    check(rows, case.options, np.array(partitions[: len(rows)], dtype=np.int32))
+    same(case, case.encode(rows))
+    sound = [with_sound_texts(row) for row in rows]
+    gives_back(case, sound, case.encode(sound))
+
+
+@every_codec
+def test_a_text_that_is_not_utf8_is_marked_or_refused_and_never_taken_for_another(case: Case) -> None:
+    found = {}
+    for row in (row for rows in golden_rows() for row in rows if row.is_insert):
+        for i, column in enumerate(row.table.columns):
+            if column.kind is Kind.STRING:
+                found[column.mysql_type] = row, i
+    assert len(found) > 4
+    for row, i in found.values():
+        assert row.new is not None
+        damaged = replace(row, new=(*row.new[:i], b"a\xffb", *row.new[i + 1 :]))
+        (shown,) = describe(case.plainly(case.encode([damaged])))
+        assert shown["kind"] == "bad" or shown["new"][row.table.columns[i].name] == "a\ufffdb"
+
+
+# --- hostile bytes
+
+
+@given(any_codec, st.none() | st.binary(max_size=80), st.none() | st.binary(max_size=80))
+@settings(max_examples=200, deadline=None)
+def test_arbitrary_bytes_are_bad_messages(case: Case, key: bytes | None, value: bytes | None) -> None:
+    decoded = case.fast().decode(batch_of([(key, value)]))
+    assert len(decoded.bad) == 1
+    assert (decoded.bad[0].key, decoded.bad[0].value) == (key, value)
+    assert decoded.bad[0].why
+
+
+@given(st.data(), any_codec)
+@settings(max_examples=200, deadline=None)
+def test_one_damaged_message_never_spoils_the_rest(data: st.DataObject, case: Case) -> None:
+    pool = some_messages(replace(case, options=next(o for c, o in _one_row(case.codec))))
+    start = data.draw(st.integers(0, len(pool) - 4))
+    pairs = list(pool[start : start + 4])
+    clean = describe(case.fast().decode(batch_of(pairs)))
+    hit = data.draw(st.integers(0, 3))
+    key, value = pairs[hit]
+    damaged = bytearray(value or key or b"")  # a delete may have its key only
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    pairs[hit] = (key, bytes(damaged)) if value else (bytes(damaged), value)
+    found = describe(case.fast().decode(batch_of(pairs)))
+    assert [row for row in found if row["offset"] != hit] == [row for row in clean if row["offset"] != hit]
+    assert any(row["offset"] == hit for row in found)
+
+
+def _one_row(codec: RowCodec) -> list[tuple[str, CodecOptions]]:
+    """Options under which a message is a row."""
+    found = [(name, options) for name, options in variants(codec) if name == "a row a message"]
+    return found or [("usual", codec.options())]
+
+
+# --- marks and DDL
+
+
+EVENT = DdlEvent(
+    job_id=7, seq=1, start_ts=1, finished_ts=470613007659171842, action=3, query="create table `t<ä` (a int)",
+    schema="s&", table="t<ä",
+    old_schema="s&", old_table="t<ä", schema_version=9, before=None, after={"id": 3},
+    added_ids=(3,), removed_ids=(),
+)  # fmt: skip
+
+
+@every_case
+def test_a_resolved_mark_comes_back_or_there_is_none(case: Case) -> None:
+    for ts in (1, 470613007659171842, (1 << 63) - 1):
+        message = registry.marks(case.options).encode_resolved(ts, BUILD_MS)
+        assert (message is not None) == registry.has_marks(case.options)
+        if message is not None:
+            decoded = decoder(case.options).decode(Batch([message.key], [message.value], [5]))
+            assert set_aside(case, decoded, 1) or decoded == Decoded(resolved=[(ts, 5)])
+
+
+@every_case
+@pytest.mark.parametrize("table", ["t<ä", ""])
+def test_a_ddl_comes_back_with_its_header(case: Case, table: str) -> None:
+    event = replace(EVENT, table=table, old_table=table)
+    message = registry.marks(case.options).encode_ddl(event, BUILD_MS)
+    if message is None:
+        assert not registry.has_marks(case.options)
+        return
+    decoded = decoder(case.options).decode(Batch([message.key], [message.value], [5], [message.headers]))
+    if set_aside(case, decoded, 1):
+        return
+    (ddl,) = decoded.ddls
+    assert decoded == Decoded(ddls=[ddl])
+    ts = event.finished_ts
+    assert ddl.ts == (compose(physical_ms(ts)) if Loss.LOGICAL_TS in case.losses else ts)
+    assert (ddl.query, ddl.schema, ddl.table, ddl.offset) == (event.query, event.schema, table, 5)
+    assert ddl.action in (None, event.action)
+    assert ddl.header is not None
+    assert ddl_header.decode(ddl.header) == event
+
+
+@every_codec
+def test_a_ddl_goes_where_the_entry_says(case: Case) -> None:
+    said = registry.marks(case.options)
+    assert case.codec.ddl_to is not DdlTo.NONE
+    assert said.ddl_to_all_partitions() == (case.codec.ddl_to is DdlTo.ALL)
+
+
+@every_case
+def test_what_is_written_without_marks_is_known_by_its_messages(case: Case) -> None:
+    unmarked = case.codec.unmarked
+    if unmarked is None:
+        assert registry.has_marks(case.options)
+        return
+    pairs = some_messages(case)
+    if set_aside(case, case.plainly(pairs), len(pairs)):
+        return
+    shown = unmarked.shown([case.opened(value) for _, value in pairs], case.plainly(pairs))
+    assert unmarked.without(case.options) == (not registry.has_marks(case.options))
+    # Some options without marks write the same rows as with them.
+    assert shown == unmarked.without(case.options) or (not shown and case.options != case.codec.options())
+    given = dict(one.split("=") for one in unmarked.option.split("&"))
+    assert registry.has_marks(registry.codec_options({"protocol": case.codec.name, **given}))
+
+
+# --- settings
+
+
+@every_codec
+def test_a_protocol_is_chosen_by_its_name_or_an_alias(case: Case) -> None:
+    for name in (case.codec.name, *case.codec.aliases, case.codec.name.upper()):
+        assert registry.codec_options({"protocol": name}) == case.options
+    assert registry.codec_of(case.options) is case.codec
+    assert case.codec.name == case.options.protocol
+
+
+@every_case
+def test_what_options_cannot_say_is_refused_before_anything_is_sent(case: Case) -> None:
+    for rows in golden_rows():
+        for row in (row for row in rows if not case.sendable(row)):
+            if DELETE in case.plan(row).refused:
+                check([row], case.options)
+                with pytest.raises(InvalidInput, match="no handle key"):
+                    case.encode([row])
+                return

@@ -1,0 +1,174 @@
+"""The page of floors: what was told last of each span, whatever moves beside it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidegate.disk import DiskFull
+from tidegate.eventstore.floors import FLOORS, SLOT_BYTES, FloorPage, FloorReader, settled
+from tidegate.eventstore.manifest import Manifest, RegionRange
+from tidegate.model.span import Span
+
+
+def name(number: int) -> str:
+    return f"{(number + 1) * 0x0123456789ABCDEF % (1 << 64):016x}"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_any_mix_of_puts_removals_and_restarts_reads_as_a_dictionary(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    page, reader = FloorPage(folder, "process"), FloorReader(folder)
+    told: dict[str, tuple[int, int]] = {}
+    for step in range(data.draw(st.integers(1, 12))):
+        match data.draw(st.integers(0, 4)):
+            case 0:
+                page.close()
+                page = FloorPage(folder, data.draw(st.sampled_from(["process", "fsync"])))
+                assert page.damage == ""
+            case 1:
+                gone = name(data.draw(st.integers(0, 300)))
+                page.forget(gone)
+                told.pop(gone, None)
+            case _:
+                first, count = data.draw(st.integers(0, 300)), data.draw(st.sampled_from([1, 3, 200]))
+                some = {name(n): (step * (n % 7), step + n) for n in range(first, first + count)}
+                page.put((each, *floor) for each, floor in some.items())
+                told |= some
+        expected = {each: floor for each, (floor, _) in told.items() if floor}
+        if data.draw(st.booleans()):
+            assert dict(reader.read()) == expected
+        one = name(data.draw(st.integers(0, 300)))
+        assert reader.of(one).get(one, 0) == expected.get(one, 0)
+        assert page.get(one) == told.get(one, (0, 0))
+    assert reader.read() == FloorReader(folder).read() == expected
+    page.close()
+
+
+def test_a_floor_counts_beside_the_manifest_it_names_alone(tmp_path: Path) -> None:
+    page, reader = FloorPage(tmp_path, "process"), FloorReader(tmp_path)
+    manifest = Manifest(Span(b"a", b"z"), (RegionRange(b"a", b"z", 50),), version=7)
+    assert reader.read() == {}
+    assert reader.read().reach(name(1), manifest) == 50
+    page.put([(name(1), 90, 7), (name(2), 90, 8), (name(3), 40, 7)])
+    for frontier in (reader.read(), reader.of(name(1))):
+        assert frontier.reach(name(1), manifest) == 90
+    assert [reader.read().reach(name(n), manifest) for n in (2, 3, 4)] == [50, 50, 50]
+    assert [reader.of(name(n)).reach(name(n), manifest) for n in (2, 3, 4)] == [50, 50, 50]
+
+
+def test_a_changed_byte_takes_back_one_floor_and_no_other(tmp_path: Path) -> None:
+    page = FloorPage(tmp_path, "process")
+    page.put((name(n), 100 + n, n) for n in range(100))
+    page.close()
+    good = (tmp_path / FLOORS).read_bytes()
+    whole = dict(FloorReader(tmp_path).read())
+    for at in range(SLOT_BYTES, 8 * SLOT_BYTES):
+        bad = bytearray(good)
+        bad[at] ^= 0x10
+        (tmp_path / FLOORS).write_bytes(bytes(bad))
+        found = dict(FloorReader(tmp_path).read())
+        assert found.items() <= whole.items()
+        assert len(found) == 99
+    page = FloorPage(tmp_path, "process")
+    assert "1 slots" in page.damage
+    page.put((name(n), 200 + n, n) for n in range(100))
+    assert dict(FloorReader(tmp_path).read()) == {name(n): 200 + n for n in range(100)}
+
+
+@pytest.mark.parametrize("data", [b"", b"x", bytes(SLOT_BYTES * 8), b"tgfloors" + bytes(56)])
+def test_a_page_that_is_none_is_said_and_replaced(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / FLOORS).write_bytes(data)
+    reader = FloorReader(tmp_path)
+    assert reader.read() == {}
+    page = FloorPage(tmp_path, "process")
+    assert page.damage
+    page.put([(name(1), 5, 6)])
+    assert reader.read() == {name(1): 5}
+
+
+@pytest.mark.parametrize("what", ["head", "slot", "cut", "gone"])
+def test_what_happens_to_the_page_of_a_running_store_is_mended_with_the_next_tick(
+    tmp_path: Path, what: str
+) -> None:
+    page, path = FloorPage(tmp_path, "process"), tmp_path / FLOORS
+    page.put([(name(n), 5, 6) for n in range(9)])
+    data = bytearray(path.read_bytes())
+    data[40 if what == "slot" else 3] ^= 1
+    if what == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(bytes(data[:100] if what == "cut" else data))
+    page.put([(name(8), 7, 8)])
+    assert FloorReader(tmp_path).read() == {name(n): 5 if n < 8 else 7 for n in range(9)}
+    page.put([(name(0), 9, 9)])
+    assert FloorReader(tmp_path).of(name(0)) == {name(0): 9}
+
+
+class Busy(np.ndarray):
+    """Mapped slots in the midst of a write when they are first looked at."""
+
+    def copy(self, order: Any = "C") -> Any:
+        """What a reader gets of them then: a new floor, and all else of old."""
+        found = np.array(self)
+        found[2, 1] += 1
+        return found
+
+
+def test_a_slot_met_in_the_midst_of_a_write_is_read_again(tmp_path: Path) -> None:
+    FloorPage(tmp_path, "process").put([(name(n), 5, 6) for n in range(4)])
+    slots = np.frombuffer((tmp_path / FLOORS).read_bytes(), "<u8").reshape(-1, 4)
+    assert np.array_equal(settled(slots.view(Busy)), slots)
+
+
+def test_a_reader_beside_the_writer_never_sees_halves_of_two_writes(tmp_path: Path) -> None:
+    """Each version is three times its floor; the page grows under the reader's feet."""
+    page, reader = FloorPage(tmp_path, "process"), FloorReader(tmp_path)
+    done, floors = threading.Event(), [0]
+
+    def write() -> None:
+        for floor in range(1, 3000):
+            page.put((name(n), floor, 3 * floor) for n in range(1 + floor // 10))
+            floors[0] = floor
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    looks, last = 0, 0
+    while not done.is_set():
+        told = floors[0]
+        frontier = reader.read()
+        for place, each in enumerate(frontier):
+            floor = frontier[each]
+            manifest = Manifest(Span(b"a", b"z"), (RegionRange(b"a", b"z", 0),), version=3 * floor)
+            assert frontier.reach(each, manifest) == floor
+            assert place or floor >= told
+        assert len(frontier) >= last
+        looks, last = looks + 1, len(frontier)
+    thread.join()
+    assert looks > 0
+    assert dict(reader.read()) == {name(n): 2999 for n in range(300)}
+
+
+def test_a_write_that_finds_no_room_is_made_up_for_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = FloorPage(tmp_path, "process")
+    page.put([(name(1), 5, 6)])
+    pwrite = os.pwrite
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:20], at))
+        with pytest.raises(DiskFull):
+            page.put([(name(1), 7, 8)])
+    page.put([(name(1), 7, 8)])
+    assert FloorReader(tmp_path).read() == {name(1): 7}

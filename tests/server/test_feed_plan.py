@@ -1,0 +1,78 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tidegate.config import merge_config, parse_sink_uri
+from tidegate.control.metadata import FeedId, Grant, Put, grant_key
+from tidegate.errors import Fenced
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.server.catalogues import DDL_SPAN_ID
+from tidegate.server.feed_plan import BarrierFile, FeedPlan, Paths, write_spec
+from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.stripes import Stripes, table_task
+
+FEED = FeedId("default", "one")
+
+
+def test_a_feed_made_again_in_a_new_metadata_store_is_not_the_one_that_was_there(tmp_path: Path) -> None:
+    """Someone deletes the data folder and starts anew: tokens and incarnations are the same again."""
+    uri = parse_sink_uri("kafka://127.0.0.1:1/topic?protocol=canal-json")
+    plan = FeedPlan(7, FEED, uri, merge_config({}, uri), "old", Paths(tmp_path, tmp_path / "events"), "c")
+    plan.folder.mkdir(parents=True)
+    spec = FeedSpec.load(write_spec(plan, Grant("old", (1, 1), 1, 4)))
+    store = SqliteMetadata(plan.paths.metadata)
+    key = grant_key(7, FEED, "c")
+    store.transact([], [Put(key, Grant("old", (1, 1), 1, 4).to_bytes())])
+    spec.prove()
+    store.transact([], [Put(key, Grant("new", (1, 1), 1, 4).to_bytes())])
+    with pytest.raises(Fenced, match="Another incarnation") as caught:
+        spec.prove()
+    assert "'new'" in caught.value.why
+    assert "'old'" in caught.value.why
+    write_spec(plan, Grant("new", (1, 1), 1, 4))
+    with pytest.raises(Fenced, match="has been replaced"):
+        FeedSpec.load(plan.folder / Grant("old", (1, 1), 1, 4).spec_file)
+    store.close()
+
+
+def test_what_an_incarnation_is_told_goes_when_the_next_is_told(tmp_path: Path) -> None:
+    uri = parse_sink_uri("kafka://127.0.0.1:1/topic?protocol=canal-json")
+    paths = Paths(tmp_path, tmp_path / "events")
+    plan = FeedPlan(7, FEED, uri, merge_config({}, uri), "abc", paths, "c")
+    plan.folder.mkdir(parents=True)
+    (plan.folder / "spec.json").write_text("as earlier versions named it")
+    first = write_spec(plan, Grant("abc", (3, 1), 9, 4))
+    spec = FeedSpec.load(first)
+    assert (spec.instance, spec.incarnation, spec.token, spec.slots) == ("abc", 9, (3, 1), 4)
+    assert first.stat().st_mode & 0o777 == 0o600, "it holds the sink's secrets"
+    spec.start_file.write_text("{}")
+    (spec.work_dir / "checkpoint").mkdir(parents=True)
+    second = write_spec(plan, Grant("abc", (3, 1), 10, 4))
+    assert FeedSpec.load(second).incarnation == 10
+    assert list(plan.folder.iterdir()) == [second]
+    with pytest.raises(Fenced, match="has been replaced") as caught:
+        FeedSpec.load(first)
+    assert caught.value.where == str(first)
+
+
+def test_a_span_that_was_told_keeps_its_start_and_says_which_of_its_tables_are_wanted_now(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "barrier.json"
+    barrier = BarrierFile(path, (1, 1))
+    (task,) = Stripes(64).begin([table_task(70, 100)])
+
+    def told(bound: int, start_ts: int, wanted: int, *, raise_starts: bool = False) -> Barrier:
+        barrier.write(
+            bound,
+            {task.id: replace(task, start_ts=start_ts, wanted=wanted)},
+            raise_starts=raise_starts,
+        )
+        return Barrier.load(path)
+
+    assert told(200, 100, 1 << 6) == Barrier(200, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
+    assert told(300, 250, 1 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 1 << 6)})
+    assert told(300, 280, 3 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 3 << 6)})
+    raised = told(300, 290, 3 << 6, raise_starts=True)
+    assert raised == Barrier(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
