@@ -177,6 +177,26 @@ def test_a_table_added_late_starts_where_the_sink_already_is() -> None:
     assert machine.spans["c"].start_ts == 260
 
 
+def test_records_of_earlier_rules_go_when_the_stored_checkpoint_has_passed_what_they_say() -> None:
+    machine = opened(bound=500, known=500)
+    assert machine.started(1, {}, {"a/old": 150, "b/old": 250, "rules/old": 250})
+
+    def over(sequence: int, stored: int, incarnation: int = 1) -> set[str]:
+        header = replace(HEADER, sequence=sequence, owner_rev=1)
+        message = Dispatch(header, Wish.RUN, incarnation, (EVERYTHING,), 500, stored, load=False)
+        assert machine.hear(message)
+        return {key for m in machine.tick(float(sequence)) if isinstance(m, Checkpoint) for key in m.over}
+
+    assert over(2, 149) == set()
+    assert over(3, 150) == {"a/old"}
+    assert over(4, 249) == set()
+    # Of an incarnation that has not begun nothing is known: it may be under those very rules.
+    assert over(5, 900, incarnation=2) == set()
+    assert machine.started(2, {}, {"a/old": 150})
+    assert over(6, 900, incarnation=2) == {"a/old"}
+    assert over(7, 901, incarnation=2) == set()
+
+
 def test_the_bound_is_never_above_the_ddl_that_is_known_here() -> None:
     machine = opened(bound=500, known=200)
     assert machine.bound == 200

@@ -8,14 +8,18 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, eventually
 from tests.integration.validators import read_topic
 from tests.small_tables import ID, SmallTables, number, text
 from tidegate.codec.base import describe
+from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.tidb import keys, record
 
 pytestmark = pytest.mark.integration
 
+Row = dict[str, Any]
 SETTINGS = """
 force-replicate = true
 [filter]
@@ -38,7 +42,42 @@ def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
     running.stop()
 
 
-def test_only_what_the_filters_let_pass_arrives(cluster: Cluster) -> None:
+def rows_of(cluster: Cluster) -> list[Row]:
+    """Every row that a committed reader finds on the topic."""
+    found = [item for decoded in read_topic(cluster.uri).values() for item in describe(decoded)]
+    return [item for item in found if item["kind"] in ("insert", "update", "delete")]
+
+
+def change_rules_and_spans_ahead_of_the_checkpoint(cluster: Cluster, pd: PdClient, shop: SmallTables) -> None:
+    """A lock holds the checkpoint while rows behind it go out. Then the rules let another table pass, whose
+    rows lie behind the lock too, and all tables share a stripe.
+    """
+    edge = keys.record_span(shop.tables["customers"].id).start
+    cluster.run("upstream", "region", "split", "--key", edge.hex(), "--pd", cluster.pd)
+    key, value = record.encode(shop.tables["customers"], (2, b"bob", b"556"))
+    held = TwoPhase(pd, pd.tso(), key, ttl_ms=600_000)
+    held.prewrite([Mutation(PUT, key, value)], Backoff())
+    behind = shop.put("tmp_x", {2: (2, 2), 3: (3, 3)})
+    for n in (10, 11):
+        shop.put("orders", {n: (n, n, b"ahead")})
+    eventually(
+        "rows behind the lock",
+        lambda: {10, 11} <= {row["new"].get("id") for row in rows_of(cluster) if row["kind"] == "insert"},
+    )
+    assert cluster.feed("filtered")["checkpoint_ts"] < behind
+    cluster.run("changefeed", "pause", "--server", cluster.server, "-c", "filtered")
+    settings = cluster.folder / "wider.toml"
+    wider = SETTINGS.replace('["shop.*", "!shop.tmp_*"]', '["shop.*"]')
+    settings.write_text(wider + "[tidegate]\nids-per-stripe = 64\n")
+    update = ("changefeed", "update", "--server", cluster.server, "-c", "filtered", "--no-confirm")
+    cluster.run(*update, "--config", settings)
+    held.commit([key], pd.tso(), Backoff())
+    cluster.run("changefeed", "resume", "--server", cluster.server, "-c", "filtered")
+    shop.put("tmp_x", {4: (4, 4)})
+    cluster.wait_checkpoint(shop.put("orders", {20: (20, 20, b"after")}), "filtered")
+
+
+def test_only_what_the_filters_let_pass_arrives_also_when_they_are_changed(cluster: Cluster) -> None:
     settings = cluster.folder / "feed.toml"
     settings.write_text(SETTINGS)
     cluster.start_upstream()
@@ -63,15 +102,22 @@ def test_only_what_the_filters_let_pass_arrives(cluster: Cluster) -> None:
         shop.put("log", {n: (n // 2, b"x") for n in range(1, 6)})
         ts = shop.delete("log", [2])
         cluster.wait_checkpoint(ts, "filtered")
+        change_rules_and_spans_ahead_of_the_checkpoint(cluster, pd, shop)
     cluster.stop()
-    found = [item for decoded in read_topic(cluster.uri).values() for item in describe(decoded)]
-    rows = [item for item in found if item["kind"] in ("insert", "update", "delete")]
+    everything = rows_of(cluster)
+    rows = [row for row in everything if row["commit_ts"] <= ts]
+    later = [row for row in everything if row["commit_ts"] > ts]
 
-    def arrived(table: str) -> list[tuple[str, dict[str, Any]]]:
+    def arrived(table: str, rows: list[Row] = rows) -> list[tuple[str, dict[str, Any]]]:
         mine = [row for row in rows if row["table"] == table]
         ordered = sorted(mine, key=lambda row: row["commit_ts"])
         return [(row["kind"], row["new"] or row["old"]) for row in ordered]
 
+    assert arrived("orders", later) == [
+        ("insert", {"id": n, "total": n, "state": "ahead" if n < 20 else "after"}) for n in (10, 11, 20)
+    ]
+    assert arrived("tmp_x", later) == [("insert", {"id": n, "v": n}) for n in (2, 3, 4)]
+    assert arrived("customers", later) == [("insert", {"id": 2, "name": "bob"})]
     assert {row["table"] for row in rows} == {"orders", "customers", "log"}
     assert arrived("orders")[:2] == [
         ("insert", {"id": 1, "total": 5, "state": "new"}),

@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.integration.validators import validate
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import ENTRY_SCHEMA
 from tidegate.model.message import MessageBlock
-from tidegate.model.progress import SpanProgress, span_progress
+from tidegate.model.progress import SpanProgress, outlived, rules_key, span_key, span_progress
 from tidegate.model.span import Span
 from tidegate.pipeline.deliver import Report, Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -148,23 +149,37 @@ def test_progress_in_a_stripe_counts_under_the_rules_that_it_was_made_under(tmp_
     assert span_progress(keeper.records, forced.instance, forced.rules) == {}
     again = FeedSpec.load(feed.write(settings=settings("bank.orders", width=WIDTH)))
     assert list(span_progress(keeper.records, again.instance, again.rules)) == [report.span]
-    record = SpanProgress.from_bytes(keeper.records[report.span])
+    record = SpanProgress.from_bytes(keeper.records[span_key(report.span, again.rules)])
     assert SpanProgress.from_bytes(record.to_bytes()) == record
 
 
 @pytest.mark.integration
-def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint(
+def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint_and_sends_only_what_is_new(
     tmp_path: Path, kafka: str, new_topic: Callable[..., str]
 ) -> None:
     """The rows of a table that was not wanted before lie among those that are durable."""
-    feed = StripedFeed(tmp_path, BANK, f"kafka://{kafka}/{new_topic(1)}?protocol=open-protocol", UPTO)
+    uri = f"kafka://{kafka}/{new_topic(1)}?protocol=open-protocol"
+    feed = StripedFeed(tmp_path, BANK, uri, UPTO)
     narrow, wide = (settings(rules, width=WIDTH) for rules in ("bank.orders", "bank.*"))
     spec = FeedSpec.load(feed.write(1, settings=narrow))
     ((stripe, start_ts),) = begin(spec).offset.spans.items()
     assert start_ts == feed.start_ts
-    open_worker(spec).deliver([Range(stripe, start_ts, feed.last_ts)])
+    (first,) = open_worker(spec).deliver([Range(stripe, start_ts, feed.last_ts)])
     assert begin(FeedSpec.load(feed.write(2, settings=narrow))).offset.spans == {stripe: feed.last_ts}
-    assert begin(FeedSpec.load(feed.write(3, settings=wide))).offset.spans == {stripe: feed.start_ts}
+    wider = FeedSpec.load(feed.write(3, settings=wide))
+    begun = begin(wider)
+    assert begun.offset.spans == {stripe: feed.start_ts}
+    assert outlived(begun.records, wider.instance, wider.rules) == {
+        span_key(stripe, spec.rules): feed.last_ts,
+        rules_key(spec.rules): feed.last_ts,
+    }
+    (second,) = open_worker(wider).deliver([Range(stripe, start_ts, feed.last_ts)])
+    assert min(first.rows, second.rows) > 0
+    keys_of = {"bank.orders": ("id",), "bank.accounts": ("id",), "bank.audit": ("id",)}
+    found = validate(uri, keys_of)
+    assert (found.faults, found.duplicates) == ([], 0)
+    _, (whole,), _ = delivered(StripedFeed(tmp_path / "whole", BANK, URI, UPTO), "bank.*", width=WIDTH)
+    assert first.rows + second.rows == whole.rows
 
 
 def test_a_stripe_with_rows_of_others_alone_makes_no_batch(tmp_path: Path) -> None:

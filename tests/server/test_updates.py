@@ -37,7 +37,6 @@ def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture
     prefix = {"start_key": "", "end_key": "", "key_prefix": "6b"}
     tried: list[tuple[str, dict[str, Any], str]] = [
         ("tables", {"initial_load": True}, "initial-load"),
-        ("tables", {"ids_per_stripe": 64}, "ids-per-stripe"),
         ("keys", {"kv_mode": "rawkv"}, "kv-mode"),
         ("keys", {"keyspace": "tenant"}, "keyspace"),
         ("keys", {"keyspace_id": 3}, "keyspace-id"),
@@ -57,10 +56,13 @@ def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture
         assert f"]{word} cannot be changed." in refused["error_msg"]
         assert "create another changefeed" in refused["error_msg"]
     assert capture.call("PUT", "/changefeeds/keys", {"replica_config": made["keys"]["config"]})["http"] == 200
-    # What was chosen at create stays, when a later configuration does not say it.
+    # What was chosen at create stays when a later configuration does not say it.
     assert made["tables"]["config"]["tidegate"]["ids_per_stripe"] == 1
     assert capture.call("PUT", "/changefeeds/tables", {"replica_config": {}})["http"] == 200
     assert capture.feed("tables")["config"]["tidegate"]["ids_per_stripe"] == 1
+    wider = {"replica_config": {"tidegate": {"ids_per_stripe": 64}}}
+    assert capture.call("PUT", "/changefeeds/tables", wider)["http"] == 200
+    assert capture.feed("tables")["config"]["tidegate"]["ids_per_stripe"] == 64
 
 
 def test_secrets_that_were_shown_redacted_and_sent_back_stay_what_they_are(capture: Running) -> None:

@@ -201,7 +201,7 @@ class TidegateConfig:
     """Raw bytes one micro-batch takes at most, over all spans."""
     ids_per_stripe: int = 0
     """So many neighbouring table ids are pulled, kept and delivered as one; 1: each table by itself. 0:
-    chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md). Cannot be changed later."""
+    chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md)."""
     retention: float = setting(0.0, "duration")
     """Seconds that delivered segments are kept for replay."""
     resolved_interval: float = setting(0.1, "duration")

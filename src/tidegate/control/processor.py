@@ -94,6 +94,8 @@ class Processor:
         self._sent: dict[Span, RangeProgress] = {}
         self._told_sent = Told()
         self._over: list[str] = []
+        self._outlived: dict[str, int] = {}
+        """Records that can go once the stored checkpoint has reached a ts."""
         self._response: DispatchResponse | None = None
         """What is still to be said."""
         self._answered: DispatchResponse | None = None
@@ -177,6 +179,7 @@ class Processor:
         """Nothing is held any more."""
         self._spans = self._open_for = None
         self._running = 0
+        self._outlived.clear()
         self._waiting.clear()
         self._known = self._resolved = 0
 
@@ -242,10 +245,16 @@ class Processor:
 
     # --- what is done ---------------------------------------------------------------------------------
 
-    def started(self, incarnation: int, spans: Mapping[str, int]) -> bool:
-        """The pipeline has fenced those before it, and begins where the sink's own progress says."""
+    def started(
+        self, incarnation: int, spans: Mapping[str, int], outlived: Mapping[str, int] | None = None
+    ) -> bool:
+        """The pipeline has fenced those before it, and begins where the sink's own progress says.
+
+        `outlived`: records of earlier rules or spans, each with the ts up to which it matters.
+        """
         if not self._is_current(incarnation):
             return False
+        self._outlived = dict(outlived or {})
         assert self.dispatch is not None
         self._take(spans)
         self._running = incarnation
@@ -344,8 +353,22 @@ class Processor:
             found.append(self._response)
             self._response = None
         if self._ranges:
+            self._end_outlived()
             found += self._progress()
         return [replace(message, header=self._next()) for message in found]
+
+    def _end_outlived(self) -> None:
+        """The checkpoint in the Dispatch is the stored one: no later incarnation begins below it.
+
+        While another incarnation is about to begin nothing is ended: it may write these very records.
+        """
+        if self.dispatch is None or self._running != self.dispatch.incarnation:
+            return
+        stored = self.dispatch.checkpoint
+        gone = [key for key, ts in self._outlived.items() if ts <= stored]
+        for key in gone:
+            del self._outlived[key]
+        self.over(gone)
 
     def _progress(self) -> list[FromProcessor]:
         assert self.dispatch is not None

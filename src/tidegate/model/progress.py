@@ -1,6 +1,8 @@
 """What a sink keeps of a feed beside its rows: records of progress, by key. Pure.
 
-    SPAN_ID         SpanProgress   how far a span's rows are there
+    SPAN_ID/RULES   SpanProgress   how far a span's rows are there, by table rules with this digest
+    SPAN_ID         SpanProgress   the same in a feed without tables
+    rules/RULES     TableRules     what the digest stands for
     load/RANGE_ID   LoadProgress   how far a range of an initial load is, until the whole load is
     owner           Journal        what the owner has told
 
@@ -10,16 +12,19 @@ commit of a table. Whoever reads the records fences all their writers first: the
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.position import Position
+from tidegate.model.span import Span
 
 JOURNAL_KEY: Final = "owner"
 LOAD_PREFIX: Final = "load/"
+RULES_PREFIX: Final = "rules/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +40,98 @@ class SpanProgress:
     position: Position | None = None
     """And of the commit ts after it, what comes up to this position; None: nothing."""
     rules: str = ""
-    """Of a stripe, by which rules its tables were chosen: under others it says nothing, since rows of tables
-    that are wanted now may not have gone out."""
+    """The digest of the rules that chose the span's tables: it speaks of their rows alone. Empty: of all."""
+    bounds: Span | None = None
+    """The span's keys; None in a record of an earlier version."""
+
+    @property
+    def last_ts(self) -> int:
+        """It says nothing about rows beyond this commit ts."""
+        return self.ts if self.position is None else max(self.ts, self.position.commit_ts)
 
     def to_bytes(self) -> bytes:
         """The value of the progress record."""
-        known = {
+        known: dict[str, object] = {
             "instance": self.instance,
             "token": self.token,
             "incarnation": self.incarnation,
             "ts": self.ts,
         }
-        place = {} if self.position is None else {"position": self.position.to_json()}
-        rules = {"rules": self.rules} if self.rules else {}
-        return json.dumps(known | place | rules).encode()
+        if self.position is not None:
+            known["position"] = self.position.to_json()
+        if self.rules:
+            known["rules"] = self.rules
+        if self.bounds is not None:
+            known["bounds"] = [self.bounds.start.hex(), self.bounds.end.hex()]
+        return json.dumps(known).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> SpanProgress:
-        """The inverse of `to_bytes`; a record of former versions has no position."""
+        """The inverse of `to_bytes`; a record of an earlier version has fewer members."""
         found = json.loads(data)
         first, second = found["token"]
         place = Position.from_json(found["position"]) if found.get("position") else None
-        token, rules = (first, second), found.get("rules", "")
-        return cls(found["instance"], token, found["incarnation"], found["ts"], place, rules)
+        bounds = found.get("bounds")
+        return cls(
+            found["instance"],
+            (first, second),
+            found["incarnation"],
+            found["ts"],
+            place,
+            found.get("rules", ""),
+            Span(*map(bytes.fromhex, bounds)) if bounds else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableRules:
+    """What decides which tables a feed follows, and how they are cut into spans. Records name its digest."""
+
+    patterns: tuple[str, ...]
+    """As in `[filter] rules`."""
+    case_sensitive: bool
+    force_replicate: bool
+    width: int
+    """Table ids a stripe; 1: a span a table. It chooses no table, but spans of one width have records apart
+    from those of another."""
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()[:16]
+
+    def to_bytes(self) -> bytes:
+        """The value of the record."""
+        return json.dumps([self.patterns, self.case_sensitive, self.force_replicate, self.width]).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> TableRules:
+        """The inverse of `to_bytes`."""
+        patterns, case_sensitive, force_replicate, width = json.loads(data)
+        return cls(tuple(patterns), case_sensitive, force_replicate, width)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Rows that are in the sink already, though the span they lie in now has no record that says so.
+
+    A record of progress stays true for ever: another cut of the key space, or other rules, changes what is
+    delivered next, never what was. So nothing is translated when they change. The records of before are kept
+    under their own keys, and a row that one of them covers is left out.
+    """
+
+    span: Span
+    rules: str
+    """The digest of the rules that the rows' tables pass; empty: all rows there are meant."""
+    ts: int
+    """Rows with a commit ts up to this one."""
+    position: Position | None
+    """And of the commit ts after it, those up to here."""
+
+    @property
+    def last_ts(self) -> int:
+        """No row beyond this commit ts is meant."""
+        return self.ts if self.position is None else max(self.ts, self.position.commit_ts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +196,66 @@ def load_key(range_id: str) -> str:
     return LOAD_PREFIX + range_id
 
 
+def span_key(span: str, rules: str) -> str:
+    """Where the `SpanProgress` of a span under these rules lies."""
+    return f"{span}/{rules}" if rules else span
+
+
+def rules_key(digest: str) -> str:
+    """Where `TableRules` lie."""
+    return RULES_PREFIX + digest
+
+
 def span_progress(records: Mapping[str, bytes], instance: str, rules: str = "") -> dict[str, SpanProgress]:
     """The progress of a feed's spans, by span id, as far as it was noted under these rules."""
+    found = _of_spans(records, instance)
+    return {key.partition("/")[0]: one for key, one in found.items() if one.rules == rules}
+
+
+def delivered(
+    records: Mapping[str, bytes], instance: str, own: Container[str], since: int
+) -> list[Delivered]:
+    """What of a feed is in the sink above `since`, by the records of spans that it does not have now.
+
+    `own`: the keys of those it has. A record whose rules are not among the records says nothing.
+    """
+    others = (one for key, one in _of_spans(records, instance).items() if key not in own)
+    found = (
+        Delivered(one.bounds, one.rules, one.ts, one.position)
+        for one in others
+        if one.bounds is not None and (not one.rules or rules_key(one.rules) in records)
+    )
+    return [one for one in found if one.last_ts > since]
+
+
+def table_rules(records: Mapping[str, bytes]) -> dict[str, TableRules]:
+    """All rules that are among the records, by digest."""
+    return {
+        key.removeprefix(RULES_PREFIX): TableRules.from_bytes(value)
+        for key, value in records.items()
+        if key.startswith(RULES_PREFIX)
+    }
+
+
+def outlived(records: Mapping[str, bytes], instance: str, rules: str) -> dict[str, int]:
+    """The records that an incarnation under these rules does not write, by key: each is of no use from the
+    moment that the feed can never again begin at or below its ts.
+    """
+    others = {key: one for key, one in _of_spans(records, instance).items() if one.rules != rules}
+    found = {key: one.last_ts for key, one in others.items()}
+    for digest in table_rules(records).keys() - {rules}:
+        used = (one.last_ts for one in others.values() if one.rules == digest)
+        found[rules_key(digest)] = max(used, default=0)
+    return found
+
+
+def _of_spans(records: Mapping[str, bytes], instance: str) -> dict[str, SpanProgress]:
     found = {
         key: SpanProgress.from_bytes(value)
         for key, value in records.items()
-        if key != JOURNAL_KEY and not key.startswith(LOAD_PREFIX)
+        if key != JOURNAL_KEY and not key.startswith((LOAD_PREFIX, RULES_PREFIX))
     }
-    return {span: one for span, one in found.items() if (one.instance, one.rules) == (instance, rules)}
+    return {key: one for key, one in found.items() if one.instance == instance}
 
 
 def load_progress(records: Mapping[str, bytes], instance: str, ts: int) -> dict[str, LoadProgress]:

@@ -131,6 +131,8 @@ class Started:
     """A pipeline has fenced those before it and delivers: up to where each span is durable already."""
 
     spans: Mapping[str, Timestamp]
+    outlived: Mapping[str, Timestamp] = field(default_factory=dict)
+    """Records in the sink that can go when the feed can never again begin at or below a ts, by key."""
 
 
 @dataclass(frozen=True, slots=True)

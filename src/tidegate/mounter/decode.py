@@ -231,6 +231,15 @@ def mount(
     return mounted, failed
 
 
+def of_followed(block: pa.RecordBatch, store: SchemaStore, follows: Follows) -> npt.NDArray[np.bool_]:
+    """Which rows of a block are of a table that is followed in the version valid at commit_ts - 1."""
+    found = np.zeros(block.num_rows, dtype=np.bool_)
+    for table, rows in _groups(columns_of(block), store, None, follows):
+        if table is not None:
+            found[rows] = True
+    return found
+
+
 def columns_of(block: pa.RecordBatch) -> BlockColumns:
     """The parts of a block that kernels read, its keys parsed."""
     n = block.num_rows

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,13 +31,14 @@ from tidegate.filter.verdicts import Verdicts
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.key_range import KeyRange
 from tidegate.model.position import Place, Position
-from tidegate.model.progress import SpanProgress
+from tidegate.model.progress import SpanProgress, rules_key, span_key
 from tidegate.model.span import Span
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.decode import Quarantined
 from tidegate.mounter.integrity import Mismatch
 from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.pipeline import stages
+from tidegate.pipeline.ahead import AheadOf, followers
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.offsets import Range
@@ -174,6 +176,8 @@ class Worker:
         )
         self.schemas = SchemaReader(spec) if spec.config.has_tables else None
         self.rules = spec.rules
+        self.unnamed = spec.table_rules
+        """What `rules` stands for, until this process has written it; None in a feed of keys."""
         self._follows = _follows(spec.config) if spec.config.tidegate.has_stripes else None
         """Which rows of stripes are wanted."""
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
@@ -182,9 +186,11 @@ class Worker:
         self.beats = beats or Beats(spec.beats_dir)
         """Beaten only for what was really done: a block made ready, something the sink acknowledged."""
         self.reached = Reached(spec.reached_dir)
-        self.positions = spec.positions()
-        self._stripes: dict[str, range] = {}
-        """The table ids of the stripes that were delivered."""
+        before = spec.durable()
+        self.positions, self._ahead = before.positions, before.ahead
+        self._ahead_follows = followers(self._ahead.rules, count(1))  # 0 is `_follows`
+        self._spans: dict[str, Span] = {}
+        """The bounds of the spans that were delivered."""
         self._growth = GROWTH
 
     def deliver(self, ranges: list[Range]) -> list[Report]:
@@ -211,8 +217,7 @@ class Worker:
         granted = self.slot.granted
         if granted == self.spec.ranges:
             return True
-        spans = (outlook.read_manifest(self.spec.store_dir, one.span).span for one in stretch.ranges)
-        return all(any(held.covers(span) for held in granted) for span in spans)
+        return all(any(held.covers(self.bounds(one.span)) for held in granted) for one in stretch.ranges)
 
     def _begun(self, ranges: Sequence[Range]) -> Position | None:
         """How much of the commit ts after that of a range an earlier incarnation has delivered."""
@@ -240,7 +245,10 @@ class Worker:
         if schemas is not None and self._follows is not None:
             stretch.tables = self._wanted(stretch, schemas, self._follows)
         splits = self.schemas is not None and self.plan.split_updates
-        cutter = Cutter(partial(self._read, stretch), lambda: self._budget(batch.room), splits=splits)
+        ahead = AheadOf(self._ahead, [self.bounds(one.span) for one in stretch.ranges], self._ahead_follows)
+        cutter = Cutter(
+            partial(self._read, stretch), lambda: self._budget(batch.room), splits=splits, apart=ahead.begun
+        )
         for piece in cutter.run(stretch.past):
             if not self._pieces and stretch.past is not None:
                 before = piece.block.column(0)[0].as_py() - 1
@@ -249,12 +257,17 @@ class Worker:
                         batch.progress(report, ts)
                     stretch.past = None
                     yield
-            encoded = self.encode(piece.block, schemas, part=piece.part)
-            cutter.met += encoded.split
-            self._note_growth(piece.block, encoded)
-            if not piece.again:
-                self.set_aside(stretch.name, encoded)
-            batch.add(encoded, stretch.reports[0], again=piece.again)
+            block = piece.block if schemas is None else ahead.left(piece.block, piece.part, schemas)
+            if piece.part is Part.OLD_HALVES:
+                # Of those that are out nobody looks whether they are split: their new halves may be due.
+                cutter.met += piece.block.num_rows - block.num_rows
+            if block.num_rows:
+                encoded = self.encode(block, schemas, part=piece.part)
+                cutter.met += encoded.split
+                self._note_growth(block, encoded)
+                if not piece.again:
+                    self.set_aside(stretch.name, encoded)
+                batch.add(encoded, stretch.reports[0], again=piece.again)
             stretch.past = piece.end
             if self._pieces:
                 for report, ts in stretch.progress(piece.end.commit_ts - 1):
@@ -273,14 +286,18 @@ class Worker:
         wanted: list[int] = []
         alone = True
         for one in stretch.ranges:
-            ids = self._stripes.get(one.span)
-            if ids is None:
-                span = outlook.read_manifest(self.spec.store_dir, one.span).span
-                ids = self._stripes[one.span] = stripe_ids(span)
+            ids = stripe_ids(self.bounds(one.span))
             found, none_else = schemas.among(ids, one.after, one.upto, follows)
             wanted += found
             alone = alone and none_else
         return None if alone else wanted
+
+    def bounds(self, span: str) -> Span:
+        """The keys of a span that was pulled."""
+        found = self._spans.get(span)
+        if found is None:
+            found = self._spans[span] = outlook.read_manifest(self.spec.store_dir, span).span
+        return found
 
     def _budget(self, room: int) -> int:
         """Bytes of entries that become about so many bytes of messages."""
@@ -407,10 +424,10 @@ class Transaction:
     def progress(self, report: Report, ts: int, position: Position | None = None) -> None:
         """All rows of the span up to `ts`, and up to a position after it, are in this transaction or out."""
         report.ts = ts
-        spec = self._worker.spec
-        rules = self._worker.rules
-        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position, rules)
-        self.note(report.span, record.to_bytes())
+        worker, spec = self._worker, self._worker.spec
+        bounds = worker.bounds(report.span)
+        record = SpanProgress(spec.instance, spec.token, spec.incarnation, ts, position, worker.rules, bounds)
+        self.note(span_key(report.span, worker.rules), record.to_bytes())
 
     def note(self, key: str, record: bytes) -> None:
         """A record of what is in this transaction or an earlier one; a later one of the key replaces it."""
@@ -420,8 +437,13 @@ class Transaction:
         """Make it durable; an empty one costs nothing."""
         if not self._reached:
             return
+        worker = self._worker
+        if worker.unnamed is not None:
+            # Records that name rules say nothing without them, so the first of a process brings them along.
+            self.note(rules_key(worker.rules), worker.unnamed.to_bytes())
         self._writer.commit(self._reached)
-        self._worker.beats.beat()
+        worker.unnamed = None
+        worker.beats.beat()
         self._reached = {}
 
 

@@ -9,7 +9,6 @@ must not be stale.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping
@@ -21,7 +20,9 @@ from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink
 from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
 from tidegate.model.position import Position
+from tidegate.model.progress import TableRules
 from tidegate.model.span import Span
+from tidegate.pipeline.ahead import Ahead
 from tidegate.sink.base import Sink, SinkFeed
 from tidegate.sink.registry import sink_of
 from tidegate.tidb.keys import stripe_ids
@@ -31,6 +32,20 @@ LOAD_FILE = "load.json"
 """Beside the spec while the feed's initial load is not known to be durable."""
 BEATS: Final = "beats"
 """Within the work folder of an incarnation."""
+
+
+@dataclass(frozen=True, slots=True)
+class DurableBefore:
+    """What earlier incarnations have delivered beyond the offsets at which an incarnation begins."""
+
+    positions: Mapping[str, Position] = field(default_factory=dict)
+    """Of the commit ts after a span's offset, what is out."""
+    ahead: Ahead = field(default_factory=Ahead)
+
+    def to_json(self) -> dict[str, Any]:
+        """As the driver leaves it for workers."""
+        positions = {span: position.to_json() for span, position in self.positions.items()}
+        return {"positions": positions, "ahead": self.ahead.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +116,13 @@ class FeedSpec:
 
     @property
     def rules(self) -> str:
-        """What its progress in stripes is noted under; empty without stripes: `SpanProgress.rules`."""
-        config = self.config
-        if not config.tidegate.has_stripes:
-            return ""
-        rules = [config.filter.rules, config.case_sensitive, config.force_replicate]
-        return hashlib.sha256(json.dumps(rules).encode()).hexdigest()[:16]
+        """What records of spans are kept under: the digest of `table_rules`, or empty in a feed of keys."""
+        return "" if self.table_rules is None else self.table_rules.digest
+
+    @property
+    def table_rules(self) -> TableRules | None:
+        """Which tables it follows, in which spans; None in a feed of keys."""
+        return rules_of(self.config)
 
     @property
     def start_file(self) -> Path:
@@ -120,17 +136,18 @@ class FeedSpec:
         return self.feed_dir / grant.work_folder
 
     @property
-    def positions_file(self) -> Path:
-        """Where the driver notes for workers what of the next commit ts earlier incarnations delivered."""
-        return self.feed_dir / f"start-positions-{self.incarnation}-{self.instance}.json"
+    def durable_file(self) -> Path:
+        """Where the driver notes for workers what earlier incarnations have delivered beyond the offsets."""
+        return self.feed_dir / f"start-durable-{self.incarnation}-{self.instance}.json"
 
-    def positions(self) -> dict[str, Position]:
-        """What `positions_file` says, by span; {} without it."""
+    def durable(self) -> DurableBefore:
+        """What `durable_file` says; nothing without it."""
         try:
-            found = json.loads(self.positions_file.read_text())
+            found = json.loads(self.durable_file.read_text())
         except FileNotFoundError:
-            return {}
-        return {span: Position.from_json(place) for span, place in found.items()}
+            return DurableBefore()
+        positions = {span: Position.from_json(place) for span, place in found["positions"].items()}
+        return DurableBefore(positions, Ahead.from_json(found["ahead"]))
 
     @property
     def reached_dir(self) -> Path:
@@ -164,6 +181,15 @@ class FeedSpec:
         feed = FeedId(self.namespace, self.name)
         found = prove(self.metadata_path, self.cluster_id, feed, self.capture, mine)
         return tuple(one.id for one in found.ranges)
+
+
+def rules_of(config: ReplicaConfig) -> TableRules | None:
+    """Which tables a feed with these settings follows, in which spans; None for a feed of keys."""
+    if not config.has_tables:
+        return None
+    width = max(1, config.tidegate.ids_per_stripe)
+    patterns = tuple(config.filter.rules or ("*.*",))
+    return TableRules(patterns, config.case_sensitive, config.force_replicate, width)
 
 
 def prove(metadata: Path, cluster: int, feed: FeedId, capture: str, mine: Grant) -> Grant:

@@ -38,10 +38,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.metrics import INTEGRITY_OUTCOMES
-from tidegate.model.progress import span_progress
+from tidegate.model.progress import outlived, span_key, span_progress
 from tidegate.model.reports import Durable, Failed, PipelineHello, Started
+from tidegate.pipeline.ahead import Ahead
 from tidegate.pipeline.deliver import REPORT, deliver
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.load import InitialLoad
 from tidegate.pipeline.offsets import Offset
 from tidegate.pipeline.reached import herald
@@ -65,17 +66,22 @@ class Begin:
 
 
 def begin(spec: FeedSpec) -> Begin:
-    """Fence every older writer, then read what is durable: it cannot grow any more.
+    """Fence every older writer, then read what is durable: it cannot grow any more."""
+    return resume(spec, spec.sink.fence(spec.writers, spec.prove))
 
-    What of a commit ts is durable, where one is in pieces, is noted for the workers (`positions_file`).
+
+def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Begin:
+    """Where to go on, by what is durable; what of it lies beyond is noted for the workers
+    (`FeedSpec.durable_file`).
     """
-    records = spec.sink.fence(spec.writers, spec.prove)
     starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
+    own = {span_key(span, spec.rules) for span in starts}
+    ahead = Ahead.of(records, spec.instance, own, min(starts.values(), default=0))
     ours = span_progress(records, spec.instance, spec.rules)
     for span, progress in ours.items():
         starts[span] = max(starts.get(span, 0), progress.ts)
-    begun = {span: p.position.to_json() for span, p in ours.items() if p.position and p.ts == starts[span]}
-    spec.positions_file.write_text(json.dumps(begun))
+    begun = {span: p.position for span, p in ours.items() if p.position and p.ts == starts[span]}
+    spec.durable_file.write_text(json.dumps(DurableBefore(begun, ahead).to_json()))
     return Begin(Offset(spec.token, starts), records)
 
 
@@ -133,7 +139,7 @@ def run(path: Path, spark_master: str = "local[*]") -> None:
             raise begun
         spec.start_file.write_text(json.dumps(begun.offset.to_json()))
         signal.signal(signal.SIGTERM, _stop)
-        control.send(Started(begun.offset.spans))
+        control.send(Started(begun.offset.spans, outlived(begun.records, spec.instance, spec.rules)))
         if spec.loads:
             InitialLoad(spark, spec, str(path), control).run(begun.records)
         # In the midst of a task, which counts what it did at its end.

@@ -55,11 +55,14 @@ class Cutter:
     """Cuts one range. `run` once.
 
     `budget`: bytes that the next piece may have; one entry may have more. `splits`: whether updates of unique
-    keys are split.
+    keys are split. `apart`: transactions that go out as large ones, however small they are, since the caller
+    leaves out some of their changes.
     """
 
-    def __init__(self, read: Read, budget: Callable[[], int], *, splits: bool) -> None:
-        self._read, self._budget, self._splits = read, budget, splits
+    def __init__(
+        self, read: Read, budget: Callable[[], int], *, splits: bool, apart: frozenset[Group] = frozenset()
+    ) -> None:
+        self._read, self._budget, self._splits, self._apart = read, budget, splits, apart
         self.met = 0
         """Updates of unique keys in the pieces so far: the caller adds them before it asks for the next."""
 
@@ -88,7 +91,12 @@ class Cutter:
     def _grouped(self, source: _Source) -> Iterator[Piece]:
         """Whole transactions, as many as fit; one that does not fit by itself."""
         while (block := source.peek()) is not None:
+            if (group := _group(block)) in self._apart:
+                yield from self._large(group, source.rest(group))
+                continue
             ends = _group_ends(block)
+            if self._apart:
+                ends = self._upto_apart(block, ends)
             # The last one may go on in the next block.
             fits = ends[:-1][_weights(block)[ends[:-1] - 1] <= self._budget()]
             if len(fits):
@@ -96,6 +104,14 @@ class Cutter:
                 yield Piece(rows, Part.SPLIT, _behind(rows))
             else:
                 yield from self._one(source, _group(block))
+
+    def _upto_apart(self, block: pa.RecordBatch, ends: Int64s) -> Int64s:
+        """The ends of a block's transactions, up to the first that goes out apart, itself included."""
+        commits, starts = block.column(0), block.column(1)
+        for i, first in enumerate(ends[:-1].tolist(), 1):
+            if (commits[first].as_py(), starts[first].as_py()) in self._apart:
+                return ends[: i + 1]
+        return ends
 
     def _one(self, source: _Source, group: Group) -> Iterator[Piece]:
         """One transaction, joined where it goes over the ends of blocks; or as a large one."""

@@ -54,9 +54,11 @@ from tidegate.filter.tables import why_ineligible
 from tidegate.log import event
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.key_range import KeyRange
+from tidegate.model.progress import span_key
 from tidegate.model.reports import LoadState
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX, compose, physical_ms
+from tidegate.pipeline.feed import rules_of
 from tidegate.server import initial_load
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
@@ -531,9 +533,12 @@ class Feed(FeedLife):
 
         A stripe is brought back by any new table of it, of which nobody may know yet: its record stays.
         """
-        for name in () if self.config.tidegate.has_stripes else batch.removed:
+        rules = rules_of(self.config)
+        if rules is None or rules.width > 1:
+            return
+        for name in batch.removed:
             if owner.barrier.start_of(name) is None:
-                self._ended[name] = batch.finished_ts
+                self._ended[span_key(name, rules.digest)] = batch.finished_ts
 
     def _log_ddl(self, ts: int, queries: list[str]) -> None:
         self.totals.ddl_events += len(queries)
@@ -575,10 +580,10 @@ class Feed(FeedLife):
         if now - self._forgot_at < FORGET_S:
             return
         self._forgot_at = now
-        gone = [span for span, ts in self._ended.items() if ts <= owner.persisted_ts]
+        gone = [key for key, ts in self._ended.items() if ts <= owner.persisted_ts]
         if gone and self._sink is not None:
-            for span in gone:
-                del self._ended[span]
+            for key in gone:
+                del self._ended[key]
             self._spawn(self._sink.forget(gone))
 
     # --- for people ----------------------------------------------------------------------------------

@@ -374,9 +374,9 @@ class FeedProcessor:
         match report:
             case PipelineHello():
                 pass
-            case Started(spans):
+            case Started(spans, outlived):
                 # Where it begins: the sink's own progress may be ahead of what was told.
-                if machine.started(incarnation, spans):
+                if machine.started(incarnation, spans, outlived):
                     self.waits = ""
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
             case Durable(token, spans, stats):

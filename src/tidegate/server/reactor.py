@@ -68,7 +68,6 @@ CREATING_TTL_S: Final = 3600
 UPDATABLE: Final = (State.STOPPED, State.FAILED)
 FIXED: Final = (
     "initial_load",
-    "ids_per_stripe",
     "kv_mode",
     "keyspace",
     "keyspace_id",
