@@ -212,6 +212,22 @@ def test_an_idle_span_advances_to_the_bound_without_the_pipeline() -> None:
     assert (machine.durable("a"), machine.durable("b")) == (250, 100), "b was said of less than is known"
 
 
+def test_what_lacks_its_beginning_is_not_received_however_far_it_is() -> None:
+    machine = opened(bound=500, known=500)
+
+    def resolved(*lacking: str) -> int:
+        machine.resolve({"a": 300, "b": 310}, lacking)
+        (found,) = (m for m in machine.tick(9.0) if isinstance(m, Checkpoint))
+        return found.ranges[0].resolved_ts
+
+    machine.report((1, 1), 1, {"a": 120, "b": 130})
+    assert resolved("a", "b") == 120
+    assert machine.report((1, 1), 1, {"a": 140})
+    assert resolved("b") == 130
+    assert machine.report((1, 1), 1, {"b": 150})
+    assert resolved() == 300
+
+
 def test_a_report_of_an_old_incarnation_or_under_another_token_changes_nothing() -> None:
     machine = opened()
     machine.hear(dispatch(2, 200, incarnation=2))

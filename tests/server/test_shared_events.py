@@ -82,6 +82,8 @@ def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_th
     assert capture.create("three", start_ts=start_ts)["http"] == 200
     work(bank, 40)
     end = pd.tso()
+    # What the others read went on meanwhile.
+    assert "span begins earlier now" in (capture.data_dir / "puller.log").read_text()
     for name in ("one", "two", "three"):
         capture.wait_checkpoint(name, end)
         capture.wait_state(name, "normal")

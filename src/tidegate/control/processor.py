@@ -19,7 +19,7 @@ Promises, whatever the order of events:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -294,10 +294,14 @@ class Processor:
         if progress is not None and after <= progress.checkpoint:
             progress.checkpoint = max(upto, progress.checkpoint)
 
-    def resolve(self, frontier: Mapping[str, int]) -> None:
-        """What has been received."""
+    def resolve(self, frontier: Mapping[str, int], lacking: Container[str] = ()) -> None:
+        """What has been received. `lacking`: spans that do not begin early enough yet."""
         if self._spans is not None:
-            found = min((frontier.get(name, 0) for name in self._spans), default=self._known)
+            reached = (
+                one.checkpoint if name in lacking else frontier.get(name, 0)
+                for name, one in self._spans.items()
+            )
+            found = min(reached, default=self._known)
             self._resolved = max(self._resolved, min(found, self._known))
 
     def wanted(self, span: str) -> tuple[Span, int]:

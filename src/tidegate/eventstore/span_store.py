@@ -365,6 +365,34 @@ class SpanStore:
             dropped = max(self._manifest.dropped_to, *(s.last_ts for s in old))
             self._let_go(replace(self._manifest, segments=kept, dropped_to=dropped), old)
 
+    def prepend(self, pulled: SpanStore, after: Timestamp, upto: Timestamp) -> bool:
+        """Take over the segments of another store of the same span, which has all commits in (after, upto].
+
+        False, and no effect, unless this one is complete from `upto` on: more was let go meanwhile, or it was
+        begun from elsewhere. The other one is closed, and its folder lies on the same disk. Only the names of
+        files change, so what is appended meanwhile hardly waits.
+        """
+        taken = [info for info in pulled._manifest.segments if info.overlaps(after, upto)]
+        with self._seal_lock:
+            if self._closed or self._manifest.dropped_to != upto:
+                return False
+            first = self._manifest.next_file
+            named = [replace(info, file=_file_name(first + i)) for i, info in enumerate(taken)]
+            for old, new in zip(taken, named, strict=True):
+                (pulled._folder / old.file).rename(self._folder / new.file)
+            if self._durable == "fsync":
+                segment.sync(self._folder)
+            self._replace_manifest(
+                replace(
+                    self._manifest,
+                    segments=(*named, *self._manifest.segments),
+                    dropped_to=after,
+                    next_file=first + len(named),
+                ),
+                (),
+            )
+            return True
+
     def close(self) -> None:
         """Forget what waits in memory; later calls of this object do nothing. `open_span` opens anew."""
         with self._seal_lock:
@@ -482,8 +510,7 @@ class SpanStore:
         try:
             self._store.admit()
             index = kernels.tables_of if self._store.kv_mode == TABLE_MODE else None
-            name = f"{number:012d}.arrow"
-            return segment.write(self._folder, name, facts, batches, self._durable, index)
+            return segment.write(self._folder, _file_name(number), facts, batches, self._durable, index)
         except DiskFull as error:
             self._store.filled(error)
             raise
@@ -545,6 +572,10 @@ class SpanStore:
         size = sum(s.bytes for s in self._manifest.segments)
         self._store.charge(disk=size - self.disk_bytes)
         self.disk_bytes = size
+
+
+def _file_name(number: int) -> str:
+    return f"{number:012d}.arrow"
 
 
 def _beyond(held: _Pending, after: Timestamp) -> list[pa.RecordBatch]:

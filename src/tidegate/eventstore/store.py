@@ -82,7 +82,7 @@ class EventStore:
         self.folder: Path = Path(folder)
         self.durable: Durability = durable
         self.memory_bytes, self.disk_bytes = memory_bytes, disk_bytes
-        self._keep_free = keep_free
+        self.keep_free = keep_free
         self.kv_mode: str = kv_mode
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock_file = _lock(self.folder / "lock")
@@ -273,11 +273,11 @@ class EventStore:
 
     def admit(self) -> None:
         """Raises DiskFull while a segment would take what is left to others: the disk counts as full."""
-        if self._keep_free and (free := free_bytes(self.folder)) < self._keep_free:
+        if self.keep_free and (free := free_bytes(self.folder)) < self.keep_free:
             raise DiskFull(
                 "the disk is full",
                 where=str(self.folder),
-                why=f"the event store leaves {self._keep_free >> 20} MiB to others, "
+                why=f"the event store leaves {self.keep_free >> 20} MiB to others, "
                 f"and {free >> 20} MiB are free",
                 fix="make room; everything waits and goes on by itself",
             )

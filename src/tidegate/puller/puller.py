@@ -89,11 +89,14 @@ class Puller:
         seed: int | None = None,
         on_failure: Callable[[TidegateError], None] | None = None,
         on_refused: Callable[[Span, Timestamp, Timestamp], None] | None = None,
+        on_watch: Callable[[Span, Timestamp], None] | None = None,
     ) -> None:
         """Start. `memory`: what all streams of the process share, those of other pullers as well. `spill`:
-        a folder, emptied now, for open transactions beyond it.
+        a folder, emptied now, for open transactions beyond it. `on_watch` is told from where each span that
+        the store has a part of is wanted; the part is kept then, although it may begin later.
 
-        Without the folder those are forgotten and scanned again once they are committed.
+        Without the folder those are forgotten and scanned again once they are committed. Without `on_watch`
+        a span that is wanted from before its part is pulled again from there, all of it.
         """
         if spill is not None:
             shutil.rmtree(spill, ignore_errors=True)
@@ -104,7 +107,7 @@ class Puller:
         self._pd, self._store, self._kv_mode = pd, store, kv_mode
         self._clock = clock or SystemClock()
         self._random = random.Random(seed)
-        self._on_failure, self._on_refused = on_failure, on_refused
+        self._on_failure, self._on_refused, self._on_watch = on_failure, on_refused, on_watch
         self._safe_points: dict[int, Timestamp] = {}  # by keyspace, -1: all the others
         self._refused: list[Locate] = []  # coordinator only
         self.failure: TidegateError | None = None
@@ -142,10 +145,10 @@ class Puller:
     def watch(self, span: Span, start_ts: Timestamp, *, guarded: bool = True) -> None:
         """Pull `span` above start_ts, or above what the store already holds.
 
-        Watching it again does nothing, unless start_ts lies below what the store is complete from: then
-        the span is pulled anew from there. A start that the store does not hold and that lies below the safe
-        point is refused, and the span left as it is, unless it is not `guarded`. Raises Fatal when the span's
-        files are corrupt.
+        Watching it again does nothing, unless start_ts lies below what the store is complete from: then what
+        is missing is left to `on_watch`, or all of it is pulled again. A start that the store does not hold
+        and that lies below the safe point is refused, and the span left as it is, unless it is not `guarded`.
+        Raises Fatal when the span's files are corrupt.
         """
         with self._state:
             known = self._watched.get(span)
@@ -153,6 +156,8 @@ class Puller:
             known.guarded = guarded
             self._inbox.put(self._try_refused)
         if known is not None and known.sink.complete_from <= start_ts:
+            if self._on_watch is not None:
+                self._on_watch(span, start_ts)
             return
         sink = known.sink if known is not None else self._store.open_span(span)
         if (
@@ -162,6 +167,12 @@ class Puller:
         ):
             self._tell_refused(span, start_ts)
             return
+        if self._on_watch is not None and start_ts < sink.complete_from < sink.resolved:
+            # The part goes on, since others read it: if all of it were pulled again, they would have to wait.
+            self._on_watch(span, start_ts)
+            if known is not None:
+                return
+            start_ts = sink.resolved
         self.unwatch(span)
         sink = self._store.open_span(span)
         sink.begin(start_ts)

@@ -1,7 +1,7 @@
-"""Pulls one range of commits of a span again, for instance because a segment that held them is damaged.
+"""Pulls ranges of commits of spans again: a segment that held them is damaged, or they were let go.
 
 TiKV scans from any ts its GC has left, so what is pulled again is exactly what was there: a puller of its
-own, on streams of its own, follows the span from `after` until every commit up to `upto` has come, and ends.
+own, on streams of its own, follows the spans from `after` until every commit up to `upto` has come.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ def repull(
     `memory` is what its streams share with others. Raises Retryable when `closing` is set before it is done,
     and what ends a puller.
     """
-    target = _UpTo(sink.open_span(span), upto)
-    puller = Puller(pd, _Only(sink, target), kv_mode=kv_mode, memory=memory)
+    bounded = Bounded(sink)
+    bounded.upto[span] = upto
+    target = sink.open_span(span)
+    puller = Puller(pd, bounded, kv_mode=kv_mode, memory=memory)
     try:
         puller.watch(span, target.resolved)
         while target.resolved < upto:
@@ -93,11 +95,13 @@ class _UpTo:
         """The caller reads it afterwards."""
 
 
-class _Only:
-    """A sink of one span; the rest is the sink it stands for."""
+class Bounded:
+    """A sink whose spans take nothing above a ts each; the rest is the sink it stands for."""
 
-    def __init__(self, sink: Sink, target: _UpTo) -> None:
-        self._sink, self._target = sink, target
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self.upto: dict[Span, Timestamp] = {}
+        """Filled before a span is watched."""
 
     @property
     def held_bytes(self) -> int:
@@ -109,6 +113,7 @@ class _Only:
 
     @property
     def over_quota(self) -> bool:
+        """Nothing is given up for want of room: it would have to be pulled once more."""
         return False
 
     @property
@@ -126,7 +131,7 @@ class _Only:
         self._sink.recover()
 
     def open_span(self, span: Span) -> SpanSink:
-        return self._target
+        return _UpTo(self._sink.open_span(span), self.upto[span])
 
     def publish(self) -> None:
         self._sink.publish()

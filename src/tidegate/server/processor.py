@@ -107,6 +107,8 @@ class FeedProcessor:
         self._load_plan: LoadPlan | None = None
         self._undelivered: list[str] = []
         """Spans with rows that the pipeline may deliver now."""
+        self._lacking: set[str] = set()
+        """Spans that do not begin early enough yet: the puller is asked for what is missing."""
         self._told_at = float("-inf")
         self._drop_rows = self._drop_ddl = 0
         self._floors: list[tuple[float, int, int]] = []
@@ -276,7 +278,7 @@ class FeedProcessor:
         """Forget what is known, to open it anew; the spans stay held."""
         self.machine.close()
         self._ddl = self._barrier = None
-        self._undelivered = []
+        self._undelivered, self._lacking = [], set()
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
         self._load, self._loaded, self._load_plan = LoadState(), False, None
@@ -418,7 +420,7 @@ class FeedProcessor:
         for batch in machine.passed():
             self._let_go(batch)
         self._advance_idle(frontier)
-        machine.resolve(frontier)
+        machine.resolve(frontier, self._lacking)
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -437,16 +439,20 @@ class FeedProcessor:
     def _advance_idle(self, frontier: Frontier) -> None:
         idle = []
         undelivered = []
+        lacking = set()
         store = self._opened.paths.store
         for span, after, upto in self.machine.idle_ranges(frontier):
             manifest = self.node.manifest(store, span)
-            if manifest is None or manifest.dropped_to > after or frontier.reach(span, manifest) < upto:
+            if manifest is None or manifest.dropped_to > after:
+                lacking.add(span)
+                continue
+            if frontier.reach(span, manifest) < upto:
                 continue
             if outlook.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
                 undelivered.append(span)
             else:
                 idle.append((span, after, upto))
-        self._undelivered = undelivered
+        self._undelivered, self._lacking = undelivered, lacking
         if not idle:
             return
         # Once more: a span that was begun anew meanwhile has left the frontier before its rows were dropped.
@@ -542,7 +548,8 @@ class FeedProcessor:
         slowest = machine.slowest()
         if slowest is None or machine.durable(slowest.id) >= machine.bound:
             return "resolved ts of the DDL span"
-        return self._named(slowest)
+        lacks = slowest.id in self._lacking
+        return ("rows from before what the event store has of " if lacks else "") + self._named(slowest)
 
     def _named(self, task: SpanTask) -> str:
         """A span, with its table's name where that is known."""

@@ -43,6 +43,7 @@ from tidegate.model.reports import (
 from tidegate.model.span import Span
 from tidegate.puller.budget import StreamMemory
 from tidegate.puller.puller import Puller
+from tidegate.server.backfill import Backfill
 from tidegate.server.mender import Mender
 
 STATUS_S: Final = 0.2
@@ -80,6 +81,7 @@ def run(
                 on_pulled_again=notices.add,
             )
             memory = StreamMemory()
+            backfill = Backfill(pd, store, notices.add)
             puller = Puller(
                 pd,
                 store,
@@ -88,12 +90,14 @@ def run(
                 kv_mode=kv_mode,
                 on_failure=lambda error: _stop(control, error),
                 on_refused=partial(_refused, control),
+                on_watch=backfill.want,
             )
             mender = Mender(pd, store, memory)
             try:
                 _serve(control, store, puller, notices)
             finally:
                 mender.close()
+                backfill.close()
                 puller.close()
                 store.close()
     except TidegateError as error:

@@ -2,8 +2,9 @@
 
 The registry outlives the puller's process: when a new one introduces itself, it is told everything again.
 A span is followed while any feed holds it, from the least ts that any of them still needs: where it asked
-to begin, or what it has made durable since. A feed that comes later and needs more, because it begins
-earlier or goes on after a pause, has the span pulled anew from there; the others wait for that.
+to begin, or what it has made durable since. If a feed comes later and needs more, because it begins earlier
+or is resumed, the puller pulls what is missing by itself and puts it in front (`server/backfill.py`); the
+others go on meanwhile.
 
 The puller registers nothing below `safe_points`, which PD holds for us: the scan could lack what GC has
 taken. It says what it has refused, and the feed that needs it cannot go on.
@@ -107,12 +108,13 @@ class SpanRegistry:
         if again_from is not None and feed in holders:
             holders[feed] = again_from
             return
-        guarded = self._guarded(name)
+        guarded, least = self._guarded(name), min(holders.values(), default=MAX)
         holders.pop(feed, None)
-        if holders and (name in self._refused or self._guarded(name) is not guarded):
-            self._watch(
-                name, self._spans[name]
-            )  # what was refused was for this feed; the others need it, too
+        if holders and (
+            name in self._refused or self._guarded(name) is not guarded or min(holders.values()) > least
+        ):
+            # What was refused, or is being pulled from earlier, was for this feed.
+            self._watch(name, self._spans[name])
         if not holders and name in self._spans:
             span = self._spans.pop(name)
             del self._holders[name]

@@ -1,0 +1,164 @@
+"""What a changefeed that is resumed far back costs the others that read the same table.
+
+    python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--json FILE]
+
+One table of so many rows is written to all the time, 10 transactions of 20 rows a second. Its span has been
+read up to now and let go; then a changefeed needs it from its beginning. The figure is the lag of the others:
+how far the greatest resolved ts they have seen lies behind PD's clock, looked at every 10 ms.
+
+| figure | when |
+|---|---|
+| quiet | before that |
+| beside | what is missing is pulled beside the part that the others read, as a capture does |
+| again | all of the span is pulled again from its beginning: the same puller without `on_watch` |
+
+In turns, in one process, on one upstream, which is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from benchmarks.growth import Upstream
+from benchmarks.upstream import TABLE
+
+from tidegate.eventstore import kernels
+from tidegate.eventstore.span_store import SpanStore
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import Transaction
+from tidegate.model import timestamp
+from tidegate.puller import block_matcher
+from tidegate.puller.puller import Puller
+from tidegate.server.backfill import Backfill
+from tidegate.tidb import keys
+
+LOOK_S: Final = 0.01
+WRITE_S: Final = 0.1
+SPAN: Final = keys.record_span(TABLE)
+
+
+class Capture:
+    """The puller's process: a puller, an event store, and what pulls from earlier."""
+
+    def __init__(self, address: str, folder: Path, *, beside: bool) -> None:
+        self.pd = PdClient(address)
+        self.store = EventStore(folder)
+        self.backfill = Backfill(self.pd, self.store, print)
+        on_watch = self.backfill.want if beside else None
+        self._seen = 0
+        self.puller = Puller(self.pd, self.store, spill=folder / "spill", on_watch=on_watch)
+
+    @property
+    def span(self) -> SpanStore:
+        return self.store.open_span(SPAN)
+
+    def lags(self, until: Callable[[], bool]) -> list[float]:
+        """In ms, until something holds."""
+        found = []
+        while not until():
+            self._seen = max(self._seen, self.span.resolved)
+            behind = timestamp.physical_ms(self.pd.tso()) - timestamp.physical_ms(self._seen)
+            found.append(float(behind))
+            time.sleep(LOOK_S)
+        return found
+
+    def close(self) -> None:
+        self.backfill.close()
+        self.puller.close()
+        self.store.close()
+        self.pd.close()
+
+
+@contextmanager
+def writing(pd: PdClient) -> Iterator[None]:
+    """Commit to the table meanwhile."""
+    done = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not done.wait(WRITE_S):
+            transaction = Transaction(pd)
+            for handle in range(number, number + 20):
+                transaction.put(keys.int_record(TABLE, handle), b"x" * 100)
+            transaction.commit()
+            number += 20
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def measure(upstream: Upstream, folder: Path, seconds: float, *, beside: bool) -> tuple[list[float], ...]:
+    """The lags before, and while the beginning is needed again."""
+    capture = Capture(upstream.address, folder, beside=beside)
+    start = 1
+    capture.puller.watch(SPAN, start)
+    with writing(capture.pd):
+        now = capture.pd.tso()
+        while capture.span.resolved < now:
+            time.sleep(LOOK_S)
+        end = time.monotonic() + seconds
+        quiet = capture.lags(lambda: time.monotonic() > end)
+        capture.span.drop_below(capture.span.resolved)
+        assert capture.span.complete_from > start
+        asked = capture.pd.tso()
+        capture.puller.watch(SPAN, start)
+        again = capture.lags(lambda: capture.span.complete_from == start and capture.span.resolved >= asked)
+    capture.close()
+    return quiet, again
+
+
+def shown(lags: list[float]) -> dict[str, float]:
+    """Percentiles, and how long it took."""
+    ordered = sorted(lags)
+    return {"p50": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)], "max": ordered[-1]}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    block_matcher.warm()
+    kernels.warm()
+    lags: dict[str, list[float]] = {"quiet": [], "beside": [], "again": []}
+    with tempfile.TemporaryDirectory() as folder:
+        upstream = Upstream(Path(folder) / "upstream", 10)
+        upstream.load(options.rows)
+        for number in range(options.rounds):
+            for name in ("beside", "again"):
+                where = Path(folder) / f"{name}-{number}"
+                quiet, found = measure(upstream, where, options.seconds, beside=name == "beside")
+                lags["quiet"] += quiet
+                lags[name] += found
+                print(f"  round {number + 1}, {name}: {shown(found)}", flush=True)
+        upstream.close()
+    figures = {name: shown(found) for name, found in lags.items()}
+    print(f"{'lag of the others, ms':24}{'p50':>8}{'p99':>8}{'max':>8}{'p99 to quiet':>14}")
+    for name, one in figures.items():
+        ratio = one["p99"] / figures["quiet"]["p99"]
+        print(f"{name:24}{one['p50']:8.0f}{one['p99']:8.0f}{one['max']:8.0f}{ratio:14.1f}")
+    if options.json:
+        options.json.write_text(json.dumps(figures))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

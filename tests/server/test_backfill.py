@@ -1,0 +1,147 @@
+"""What a changefeed needs from before the event store's part of a span: it comes while the part goes on."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.puller.test_puller import SPAN, World, eventually, fail
+
+from tidegate.errors import Retryable
+from tidegate.eventstore import kernels as store_kernels
+from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.pd import PdClient
+from tidegate.puller import block_matcher
+from tidegate.puller.puller import Puller
+from tidegate.server import backfill
+from tidegate.server.backfill import FOLDER, Backfill
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.server import EmbeddedUpstream
+
+pytestmark = pytest.mark.integration
+
+
+class Process:
+    """What runs in the puller's process."""
+
+    def __init__(self, world: World) -> None:
+        self.notices: list[Retryable] = []
+        self.store = EventStore(world.folder)
+        self.backfill = Backfill(world.pd, self.store, self.notices.append)
+        self.puller = Puller(world.pd, self.store, on_failure=fail, on_watch=self.backfill.want)
+
+    def close(self) -> None:
+        self.backfill.close()
+        self.puller.close()
+        self.store.close()
+
+
+class Let:
+    """A span of which a part was let go, while the upstream takes no new registration."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.start = world.pd.tso()
+        world.run(20)
+        self.process = Process(world)
+        self.process.puller.watch(SPAN, self.start)
+        world.await_published(SPAN)
+        self.live = self.process.store.open_span(SPAN)
+        eventually(lambda: self.live.resolved >= world.last_ts, "the first part")
+        world.run(20)
+        world.await_published(SPAN)
+        self.live.drop_below(self.live.resolved)
+        self.first = self.live.complete_from
+        assert self.start < self.first <= world.last_ts
+        world.run(5)
+        world.upstream.faults.errors("capture", "server_is_busy", 1.0)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    block_matcher.warm()
+    store_kernels.warm()
+    cuts = [encode_bytes(b"t" + bytes([cut])) for cut in (60, 120, 200)]
+    upstream = EmbeddedUpstream(tmp_path / "upstream", boundaries=cuts)
+    pd = PdClient(upstream.start().pd)
+    yield World(upstream, pd, tmp_path / "events", random.Random(3))
+    pd.close()
+    upstream.stop()
+
+
+@pytest.fixture
+def let(world: World) -> Iterator[Let]:
+    made = Let(world)
+    yield made
+    made.process.close()
+
+
+def test_the_part_that_others_read_goes_on_while_what_is_missing_comes(let: Let) -> None:
+    world, live = let.world, let.live
+    before = live.resolved
+    let.process.puller.watch(SPAN, let.start)
+    for _ in range(5):
+        world.run(2)
+        world.await_published(SPAN)
+        assert (live.complete_from, let.process.backfill.waiting) == (let.first, {SPAN: let.start})
+        assert live.resolved > before
+        before = live.resolved
+    world.upstream.faults.clear()
+    eventually(lambda: live.complete_from == let.start, "the beginning")
+    world.run(5)
+    world.check(SPAN, let.start)
+    eventually(lambda: not (world.folder / FOLDER).exists(), "the end of the backfill")
+    assert (let.process.backfill.waiting, let.process.backfill.filled) == ({}, 1)
+    live.drop_below(live.resolved)
+    let.process.puller.watch(SPAN, let.start + 1)
+    eventually(lambda: live.complete_from == let.start + 1, "the beginning once more")
+    world.check(SPAN, let.start + 1)
+
+
+def test_what_nobody_needs_any_more_is_not_pulled(let: Let) -> None:
+    process = let.process
+    process.puller.watch(SPAN, let.start)
+    eventually(lambda: (let.world.folder / FOLDER).exists(), "the backfill")
+    process.puller.watch(SPAN, let.first)  # as `SpanRegistry` says when the changefeed is gone
+    eventually(lambda: not (let.world.folder / FOLDER).exists(), "its end")
+    let.world.upstream.faults.clear()
+    let.world.run(5)
+    let.world.await_published(SPAN)
+    assert (let.live.complete_from, process.backfill.filled) == (let.first, 0)
+    process.puller.watch(SPAN, let.start)
+    process.puller.unwatch(SPAN)
+    eventually(lambda: process.backfill.waiting == {}, "an end, since nobody follows the span")
+
+
+def test_a_process_that_starts_again_keeps_the_part_that_others_read(let: Let) -> None:
+    world = let.world
+    let.process.puller.watch(SPAN, let.start)
+    eventually(lambda: let.live.resolved >= world.last_ts, "all that was written")
+    kept = let.live.resolved
+    let.process.store.publish()
+    let.process.close()
+    let.process = Process(world)
+    let.process.puller.watch(SPAN, let.start)
+    live = let.process.store.open_span(SPAN)
+    assert (live.resolved >= kept, live.complete_from) == (True, let.first)
+    world.upstream.faults.clear()
+    world.run(5)
+    eventually(lambda: live.complete_from == let.start, "the beginning")
+    world.check(SPAN, let.start)
+
+
+def test_it_takes_only_the_room_that_the_quota_leaves(let: Let, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "ROOM_MIN", 1)
+    store = let.process.store
+    eventually(lambda: let.live.resolved >= let.world.last_ts, "all that was written")
+    store.disk_bytes = store.used_bytes + 1
+    let.world.upstream.faults.clear()
+    let.process.puller.watch(SPAN, let.start)
+    eventually(lambda: bool(let.process.notices), "a notice")
+    assert "quota is used up" in let.process.notices[0].render()
+    assert (let.live.complete_from, store.over_quota) == (let.first, False)
+    store.disk_bytes = 1 << 30
+    eventually(lambda: let.live.complete_from == let.start, "the beginning")
+    let.world.check(SPAN, let.start)
