@@ -25,7 +25,7 @@ def run(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
         *more,
     ]
     command += ["--golden", str(folder), "--tb=no", "-rf", "--noconftest", "-p", "tests.fixtures.golden"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.integration

@@ -22,10 +22,10 @@ def test_a_service_ends_when_its_owner_is_killed(monkeypatch: pytest.MonkeyPatch
     end_with(owner.pid, service.pid)
     owner.kill()
     owner.wait()
-    assert service.wait(60) == -signal.SIGKILL
+    assert service.wait(240) == -signal.SIGKILL
     late = subprocess.Popen(["sleep", "300"], start_new_session=True)
     end_with(owner.pid, late.pid)
-    assert late.wait(60) == -signal.SIGKILL, "its owner was gone before it was there"
+    assert late.wait(240) == -signal.SIGKILL, "its owner was gone before it was there"
 
 
 class Jars:

@@ -35,7 +35,7 @@ def test_an_archive_that_does_not_fit_is_left_aside_without_a_word(
         path.write_bytes(damage)
     java = str(java_home() / "bin/java")
     command = [java, f"-XX:SharedArchiveFile={path}", *QUIET.split(), "--list-modules"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("java.base@")
 

@@ -55,6 +55,9 @@ def test_a_store_killed_at_random_moments_serves_every_announced_change_once(tmp
         with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
+            while outlook.read_frontier(tmp_path).get(span_id(SPAN), START) <= announced + 200:
+                assert child.poll() is None
+                time.sleep(0.001)
             time.sleep(generator.uniform(0.0, 0.4))  # the moment of the kill, not a synchronisation
             os.kill(child.pid, signal.SIGKILL)
         resolved = outlook.read_frontier(tmp_path).get(span_id(SPAN), START)

@@ -50,8 +50,11 @@ TIFLASH: Final = 99
 """The number of a store that has a learner of every region and answers nobody."""
 LOOK_S: Final = 0.002
 """How often the event store is read: a mark that comes before its rows must be seen before they come."""
-SETTLE_S: Final = 90.0
+SETTLE_S: Final = 240.0
 """For the capture to reach the present when all is calm again; locks of the dead take some seconds."""
+
+EVENTFUL_S: Final = 120.0
+"""For a run to come to what is counted, on the slowest machine."""
 
 
 @dataclass
@@ -379,16 +382,29 @@ def _run(
     self_timed = SelfTimed(pd, seed, stop)
     contrary = Contrary(pd, seed, stop)
     garbage = Garbage(upstream, past.step)
-    timer = threading.Timer(seconds, stop.set)
-    timer.start()
+
+    def eventful() -> bool:
+        """Whether the run has had what `test_chaos` counts, its share of it."""
+        deeds = trouble.deeds + contrary.done
+        return bank.stats.rows > 20 and witness.marks > 1 and deeds.total() >= 3 and len(refused) >= 2
+
+    def end() -> None:
+        """After `seconds`, on a slow machine later: the run has to be worth something."""
+        latest = time.monotonic() + seconds + EVENTFUL_S
+        stop.wait(seconds)
+        while not eventful() and time.monotonic() < latest:
+            stop.wait(LOOK_S)
+        stop.set()
+
+    ending = threading.Thread(target=end, daemon=True)
+    ending.start()
     seeing = threading.Thread(target=_watch, args=(witness, stop), daemon=True)
     seeing.start()
     try:
         bank.run(None, stop)
     finally:
         stop.set()
-        timer.cancel()
-        for each in (trouble, self_timed, contrary, seeing):
+        for each in (trouble, self_timed, contrary, seeing, ending):
             each.join()
     _settle(pd, puller, witness, outcome)
     garbage.join()

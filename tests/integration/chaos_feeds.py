@@ -89,7 +89,7 @@ def _drive(
     seconds: float,
     outcome: Outcome,
 ) -> None:
-    start = pd.tso()
+    start, before = pd.tso(), bank.stats.ddls
     for name in FEEDS:
         assert running.create(name, start_ts=start)["http"] == 200
     stop = threading.Event()
@@ -100,6 +100,9 @@ def _drive(
     working.start()
     try:
         _handle(running, pd, Random(seed), seconds, outcome)
+        wait_for(
+            lambda: bank.stats.ddls - before > 5 and garbage.collected > start, "DDL, and some collection"
+        )
     finally:
         stop.set()
         trouble.join()

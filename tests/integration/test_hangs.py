@@ -95,13 +95,13 @@ def test_each_process_that_is_stopped_is_named_and_replaced(
     for victim in victims(count, chance):
         stopped = stop_for_good(cluster, victim)
 
-        def named(code: str = VICTIMS[victim]) -> str:
+        def named(code: str = VICTIMS[victim], stopped: list[int] = stopped) -> str:
             feed = cluster.feed()
             error = feed["error"] or {"code": "", "message": ""}
-            return error["message"] if (feed["state"], error["code"]) == ("warning", code) else ""
+            words = error["message"] if (feed["state"], error["code"]) == ("warning", code) else ""
+            return words if any(f"({pid})" in words for pid in stopped) else ""
 
-        words = eventually(f"{victim} {stopped} named", named)
-        assert any(f"({pid})" in words for pid in stopped), words
+        eventually(f"{victim} {stopped} named", named)
         cluster.wait_checkpoint(cluster.tso())
         # The warning ends a moment after the checkpoint moves, and must not be taken for the next one's.
         eventually("no more warning", lambda: cluster.feed()["state"] == "normal")

@@ -61,11 +61,16 @@ def test_a_load_is_joined_with_the_stream_through_a_kill_and_a_split(cluster: Cl
     settings = cluster.folder / "feed.toml"
     settings.write_text('[tidegate]\nload-rows-per-second = 600\nstall-timeout = "1h"\n')
     cluster.create_feed("bank", "--initial-load", "--config", str(settings))
+
+    def loaded() -> int:
+        return int((cluster.feed()["tidegate"]["initial_load"] or {"rows": 0})["rows"])
+
+    eventually("some rows of the load", lambda: 0 < loaded() < ACCOUNTS)
+    # Until it is killed it must not come to an end, however slow this machine is.
+    cluster.kill("driver", signal.SIGSTOP)
     cluster.start_consumer()
     follower = cluster.follow_load()
     follower.wait_line(lambda line: 0 < line["rows"] < ACCOUNTS)
-    # Until it is killed it must not come to an end, however slow this machine is.
-    cluster.kill("driver", signal.SIGSTOP)
     with PdClient(cluster.pd) as pd:
         tables = read_tables(Snapshot(pd, pd.tso()))
         middles = [encode_bytes(keys.int_record(table.id, ACCOUNTS // 2)) for table in tables]

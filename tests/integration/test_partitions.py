@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.cluster import Cluster
+from tests.integration.cluster import Cluster, eventually
 from tests.integration.small_tidb import PARTED, PLAIN, Effect, SmallTidb
 from tests.integration.validators import read_topic, validate
 from tidegate.codec.base import describe
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.integration
 
 KEYS = {PARTED: ("id",), PLAIN: ("id",)}
 SESSIONS = 3
+COMMITS = 150
 
 
 @pytest.fixture
@@ -35,9 +36,11 @@ def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
 
 
 def move_partitions(tidb: SmallTidb) -> None:
-    """Each of the three statements twice, so that what one leaves behind is the other's beginning."""
+    """Each of the three statements twice, so that what one leaves behind is the other's beginning; each time
+    after the sessions have written a good deal, however long that takes."""
     for _ in range(2):
-        tidb.pd.pause(0.3)
+        written = len(tidb.commits)
+        eventually("rows of all sessions", lambda written=written: len(tidb.commits) >= written + COMMITS)
         tidb.truncate("p0")
         tidb.exchange("p1")
         old = tuple(part.name for part in tidb.version.parts if part.low >= 200)

@@ -1,6 +1,7 @@
 // Drives TiKV's own Go client against an upstream and prints what it saw as one line of JSON.
 //
-//	interop write PD API SECONDS   transactions of every kind for so long, while regions move; then a reading
+//	interop write PD API SECONDS   transactions of every kind for at least so long, and until the standard input
+//	                               ends, while regions move; then a reading
 //	interop read  PD API           a reading alone
 //
 // API is 1, or 2 for keys of the keyspace DEFAULT. "ready" is printed when the regions may begin to move. A
@@ -13,6 +14,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand"
 	"os"
 	"strconv"
@@ -181,9 +183,9 @@ func (b *bank) transfer(ctx context.Context, kind string, chance *rand.Rand, don
 	return nil
 }
 
-func (b *bank) work(ctx context.Context, kind string, worker int, until time.Time) {
+func (b *bank) work(ctx context.Context, kind string, worker int, enough func() bool) {
 	chance := rand.New(rand.NewSource(int64(worker)))
-	for done := 0; time.Now().Before(until); {
+	for done := 0; done < 3 || !enough(); {
 		begun := time.Now()
 		err := b.transfer(ctx, kind, chance, worker*1000000+done)
 		switch {
@@ -378,14 +380,26 @@ func write(ctx context.Context, client *txnkv.Client, raw *rawkv.Client, version
 	check(err, "split regions")
 	b.report.Regions = len(made)
 	fmt.Println("ready")
-	until := time.Now().Add(time.Duration(long * float64(time.Second)))
+	until, told := time.Now().Add(time.Duration(long*float64(time.Second))), make(chan struct{})
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		close(told)
+	}()
+	enough := func() bool {
+		select {
+		case <-told:
+			return time.Now().After(until)
+		default:
+			return false
+		}
+	}
 	var workers sync.WaitGroup
 	for i, kind := range kinds {
 		for j := 0; j < 2; j++ {
 			workers.Add(1)
 			go func() {
 				defer workers.Done()
-				b.work(ctx, kind, 2*i+j, until)
+				b.work(ctx, kind, 2*i+j, enough)
 			}()
 		}
 	}

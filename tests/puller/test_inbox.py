@@ -68,5 +68,5 @@ def test_who_waits_is_woken_by_what_another_thread_puts() -> None:
     for number in range(100):
         inbox.put(lambda number=number: done.append(number))  # type: ignore[misc]
     inbox.put(None)
-    worker.join(30)
+    worker.join(120)
     assert done == list(range(100))

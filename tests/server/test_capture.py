@@ -524,5 +524,5 @@ def test_the_api_answers_what_ticdcs_command_line_asks_first(capture: Running, p
     time_now = capture.call("POST", "/tso", {"id": 0})
     assert (time_now["timestamp"] << 18) <= pd.tso()
     wait_for(lambda: capture.call("GET", "/health")["http"] == 200, "healthy")
-    text = httpx.get(f"http://{capture.address}/metrics", trust_env=False).text
+    text = httpx.get(f"http://{capture.address}/metrics", trust_env=False, timeout=120).text
     assert "tidegate_owner_checkpoint_ts" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -113,19 +114,21 @@ def test_a_hold_that_pd_does_not_take_over_is_not_let_go(
 ) -> None:
     """Between the temporary one and the lasting one there is no moment without."""
     client, ours, refused = capture.capture.node.pd, service_id(capture), list[int]()
+    answers = threading.Event()
     update = client.update_service_gc_safepoint
 
-    def away_once(service: str, ttl_s: int, safe_point: int) -> int:
-        if service == ours and not refused:
+    def away(service: str, ttl_s: int, safe_point: int) -> int:
+        if service == ours and not answers.is_set():
             refused.append(safe_point)
             raise Retryable("PD does not answer.")
         return update(service, ttl_s, safe_point)
 
-    monkeypatch.setattr(client, "update_service_gc_safepoint", away_once)
+    monkeypatch.setattr(client, "update_service_gc_safepoint", away)
     start = pd.tso()
     assert capture.create("one", start_ts=start)["http"] == 200
-    assert refused == [start - 1]
-    assert watched.held()[f"{ours}-creating-default_one"] == start - 1
+    assert refused[0] == start - 1
+    assert watched.held() == {f"{ours}-creating-default_one": start - 1}
+    answers.set()
     wait_for(lambda: ours in watched.held(), "the lasting hold")
 
 

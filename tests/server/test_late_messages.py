@@ -30,7 +30,11 @@ def test_what_an_earlier_incarnation_says_changes_nothing(
     assert stored is not None
     earlier = Grant.from_bytes(stored.value)
     os.kill(capture.pipeline_pid("one"), signal.SIGKILL)
-    wait_for(lambda: feed.totals.starts == 2 and not feed.waiting_for, "the next incarnation")
+    # The kill's own warning ends with the next one's first checkpoint, and must not be taken for another.
+    wait_for(
+        lambda: feed.totals.starts == 2 and not feed.waiting_for and feed.life.error is None,
+        "the next incarnation",
+    )
     rows, beyond = feed.totals.rows, pd.tso() + (1 << 40)
 
     late = ControlClient(

@@ -103,7 +103,7 @@ def check_spans(running: Running) -> None:
     store = next(iter(processors)).node.paths.store
 
     def stored() -> bool:
-        return {path.name for path in store.iterdir() if path.is_dir()} - {"spill"} == held
+        folders = {path.name for path in store.iterdir() if path.is_dir()} - {"spill"}
+        return folders == set(outlook.read_frontier(store)) == held
 
-    wait_for(stored, "files of ended spans removed")
-    assert set(outlook.read_frontier(store)) == held
+    wait_for(stored, "files and floors of ended spans removed")

@@ -17,6 +17,7 @@ from tidegate.control.messages import Wish
 from tidegate.control.metadata import FeedError, FeedId
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.kvclient.pd import PdClient
+from tidegate.server.feed import Feed
 from tidegate.server.new_feed import check_new
 from tidegate.server.reactor import Reactor
 from tidegate.workload.bank import BankWorkload
@@ -40,7 +41,7 @@ def ask(capture: Running, *requests: Coroutine[Any, Any, Any]) -> list[Any]:
     async def together() -> list[Any]:
         return await asyncio.gather(*requests, return_exceptions=True)
 
-    return asyncio.run_coroutine_threadsafe(together(), capture._loop).result(60)
+    return asyncio.run_coroutine_threadsafe(together(), capture._loop).result(240)
 
 
 def running(capture: Running, pd: PdClient) -> Reactor:
@@ -118,16 +119,25 @@ def test_a_pause_that_comes_while_a_feed_is_removed_does_not_bring_it_back(
 
 
 def test_a_name_is_taken_until_all_of_the_removed_feed_is_gone(
-    bank: BankWorkload, capture: Running, pd: PdClient
+    bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reactor = running(capture, pd)
+    refused_by_then = asyncio.Event()
+
+    async def forget_progress(feed: Feed) -> None:
+        await refused_by_then.wait()
+
+    monkeypatch.setattr(reactor, "_forget_progress", forget_progress)
     new = check_new(ONE, "kafka://127.0.0.1:1/one?protocol=open-protocol", {}, 0, 0)
 
     async def create() -> None:
-        # The API shows the feed until its progress topic is asked to be deleted, which no broker does here.
+        # The API shows the feed until its progress topic is deleted, which is waited for here.
         while (ONE, True) in [(name, feed.life.runs) for name, feed in reactor.feeds.items()]:
             await asyncio.sleep(0.01)
-        await reactor.create(new)
+        try:
+            await reactor.create(new)
+        finally:
+            refused_by_then.set()
 
     removed, refused = ask(capture, reactor.remove(ONE), create())
     assert removed is None

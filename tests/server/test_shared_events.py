@@ -75,7 +75,7 @@ def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_th
     wait_for(lambda: capture.capture._pullers["tidb"].pid != died, "another puller")
     work(bank, 20)
     capture.wait_checkpoint("two", pd.tso())
-    wait_for(lambda: sum(line["rows"] for line in capture.capture.spans.status) < 100, "its status", 10)
+    wait_for(lambda: sum(line["rows"] for line in capture.capture.spans.status) < 100, "its status")
 
     assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
     capture.wait_checkpoint("one", passed)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,18 @@ from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
 __all__ = ["bank", "capture"]
-STOP_S = 60
+STOP_S = 240
 """Seconds on an idle machine; what hangs, hangs for ever."""
 
 
 def free_address() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{one.getsockname()[1]}"
+    """An address where nobody listens yet; of a port that the kernel never gives out by itself, or somebody
+    might have it by the time the test listens there."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        with socket.socket() as one, suppress(OSError):  # in use: another one
+            one.bind(("127.0.0.1", random.randrange(10_000, lowest)))
+            return f"127.0.0.1:{one.getsockname()[1]}"
 
 
 @contextmanager
@@ -77,7 +82,7 @@ def test_a_pd_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
         assert process.wait(STOP_S) == 0
     with server(pd, data_dir) as process:
         api = f"http://{logged(process, 'waiting for PD')['api']}"
-        status = httpx.get(f"{api}/status", trust_env=False).json()
+        status = httpx.get(f"{api}/status", trust_env=False, timeout=120).json()
         assert status["waiting_for"] == f"PD at {pd} to answer"
         assert (status["is_owner"], status["cluster_id"]) == (False, "")
         refused = CliRunner().invoke(command_line, ["changefeed", "list", "--server", api])
@@ -88,7 +93,7 @@ def test_a_pd_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
             assert logged(process, "PD answers")["pd"] == pd
             assert process.stdout is not None
             assert json.loads(process.stdout.readline())["event"] == "ready"
-            status = httpx.get(f"{api}/status", trust_env=False).json()
+            status = httpx.get(f"{api}/status", trust_env=False, timeout=120).json()
             assert (status["waiting_for"], status["is_owner"]) == ("", True)
             files = [path for path in data_dir.rglob("*") if path.is_file()]
             assert files

@@ -198,7 +198,7 @@ for thread in threads:
     thread.start()
 print("waiting", flush=True)
 for thread in threads:
-    thread.join(30.0)
+    thread.join(120.0)
 print([thread.is_alive() for thread in threads], flush=True)
 os._exit(0)
 """

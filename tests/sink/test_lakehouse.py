@@ -163,7 +163,7 @@ def test_the_first_tables_of_a_new_target_may_come_side_by_side(tmp_path: Path) 
     lake, start = Lakehouse(tmp_path / "new"), threading.Barrier(8)
 
     def make(number: int) -> None:
-        start.wait(60)
+        start.wait(240)
         lake.create(f"db/t{number}", SCHEMA)
 
     with ThreadPoolExecutor(8) as pool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -26,7 +28,16 @@ from tidegate.tikv.stores import Stores
 from tidegate.tikv.tso import Tso, TsoMode
 
 CLUSTER = 99
-WAIT_S = 20.0
+WAIT_S = 120.0
+"""Guards against what hangs, and costs nothing when all is well."""
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Until it holds."""
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 class Pending:
@@ -112,6 +123,32 @@ class Cluster:
         self.raftstore.stop()
         self.pool.shutdown()
         self.engine.close()
+
+    def hold_scans(self, beginning_with: int) -> threading.Event:
+        """Incremental scans stand still before that event of all, and go on when what is returned is set.
+
+        However long the test takes meanwhile, the scans are still under way.
+        """
+        go_on, number = threading.Event(), itertools.count()
+
+        def before_scan_event() -> None:
+            if next(number) >= beginning_with:
+                while not go_on.wait(0.01) and not self.faults.stopping.is_set():
+                    pass
+
+        self.faults.before_scan_event = before_scan_event  # type: ignore[method-assign]
+        return go_on
+
+    def hold_applies(self) -> threading.Event:
+        """Nothing is applied until what is returned is set."""
+        go_on = threading.Event()
+
+        def before_apply() -> None:
+            while not go_on.wait(0.01) and not self.faults.stopping.is_set():
+                pass
+
+        self.faults.before_apply = before_apply  # type: ignore[method-assign]
+        return go_on
 
     def call(self, request: Any, raw: bytes) -> Any:
         """One request to the region of `raw`, answered."""

@@ -15,7 +15,8 @@ from tidegate.proto import pdpb_pb2, pdpb_pb2_grpc
 from tidegate.tikv.grpc_server import new_server
 from tidegate.tikv.server import EmbeddedUpstream
 
-WAIT_S = 20
+WAIT_S = 120
+"""Guards against what hangs, and costs nothing when all is well."""
 
 
 class Echo:

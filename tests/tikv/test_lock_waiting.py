@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tikv.cluster import WAIT_S, Cluster
+from tests.tikv.cluster import WAIT_S, Cluster, wait_until
 from tests.tikv.support import commit, pessimistic_lock, prewrite, put, rollback
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv.deadlock import DeadlockDetector, Edge
@@ -26,13 +26,6 @@ def lock(start_ts: int, *raw: bytes, wait_ms: int = LONG_MS, **more: Any) -> pb.
 
 def unlock(start_ts: int, *raw: bytes) -> pb.PessimisticRollbackRequest:
     return pb.PessimisticRollbackRequest(start_version=start_ts, for_update_ts=start_ts, keys=raw)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
 
 
 def waiting(cluster: Cluster) -> int:

@@ -32,7 +32,7 @@ txn.commit()
 print("open", flush=True)
 done = failed = 0
 texts = []
-while (done < 150 or not enough.is_set()) and failed < 2000:
+while (done < 150 or not enough.is_set()) and failed < 50_000:
     one, two = chance.sample(range(count), 2)
     pessimistic = chance.random() < 0.5
     txn = client.begin(pessimistic=pessimistic)

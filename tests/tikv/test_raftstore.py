@@ -16,7 +16,8 @@ from tidegate.tikv.region_change import RegionChange
 from tidegate.tikv.region_meta import load
 from tidegate.tikv.region_table import RegionTable
 
-WAIT_S = 20
+WAIT_S = 120
+"""Guards against what hangs, and costs nothing when all is well."""
 
 
 class Recorder:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.tikv.cluster import WAIT_S, Cluster, Pending
+from tests.tikv.cluster import WAIT_S, Cluster, Pending, wait_until
 from tests.tikv.support import commit, pessimistic_lock, prewrite, put
 from tidegate.errors import InvalidInput
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv import keys
 from tidegate.tikv.engine import META, Engine
+from tidegate.tikv.raftstore import Command
 from tidegate.tikv.region import Region
 from tidegate.tikv.region_change import RegionChange
 from tidegate.tikv.region_meta import Ids, load
@@ -31,6 +31,19 @@ def error(pending: Pending) -> Any:
     assert failure is None, failure
     assert response.HasField("region_error"), response
     return response.region_error
+
+
+def noted_proposals(cluster: Cluster) -> list[Command]:
+    """Every command that is proposed from now on."""
+    proposed: list[Command] = []
+    propose = cluster.raftstore.propose
+
+    def noted(command: Command) -> None:
+        propose(command)
+        proposed.append(command)
+
+    cluster.raftstore.propose = noted  # type: ignore[method-assign]
+    return proposed
 
 
 def get(key: bytes, version: int = 1 << 60) -> pb.GetRequest:
@@ -104,15 +117,16 @@ def test_writes_under_way_at_a_split_a_transfer_and_a_merge_are_refused_or_appli
 ) -> None:
     cluster = make(b"m", stores=3)
     low = cluster.regions.of_key(b"")
-    cluster.faults.apply_delay_s = 0.2
+    proposed, go_on = noted_proposals(cluster), cluster.hold_applies()
     splitting = threading.Thread(target=cluster.operators.split, args=(low.id, [keys.encode(b"f")]))
     before = cluster.at(low, prewrite(10, put(b"a"), put(b"g")))
+    wait_until(lambda: len(proposed) == 1)
     splitting.start()
-    while not any(command.admin for command in list(cluster.raftstore._queue)):
-        pass
+    wait_until(lambda: any(command.admin for command in proposed))
     behind = cluster.at(low, prewrite(20, put(b"b"), put(b"h")))
+    wait_until(lambda: len(proposed) == 3)
+    go_on.set()
     splitting.join()
-    cluster.faults.apply_delay_s = 0.0
     assert not before.response().errors
     assert error(behind).HasField("epoch_not_match")
     left, right = cluster.regions.all[:2]
@@ -164,14 +178,14 @@ def test_a_new_leader_chooses_timestamps_above_what_the_old_one_was_read_at(
 def test_in_memory_locks_do_not_outlive_the_leader(make: Callable[..., Cluster]) -> None:
     cluster = make(stores=3)
     (region,) = cluster.regions.all
-    cluster.faults.apply_delay_s = 0.2
+    proposed, go_on = noted_proposals(cluster), cluster.hold_applies()
     moving = threading.Thread(target=cluster.operators.transfer, args=(region.id, 2))
     moving.start()
-    while not any(command.admin for command in list(cluster.raftstore._queue)) and moving.is_alive():
-        pass
+    wait_until(lambda: any(command.admin for command in proposed))
     behind = cluster.at(region, prewrite(cluster.tso.get(), put(b"k"), use_async_commit=True))
+    wait_until(lambda: len(proposed) == 2)
+    go_on.set()
     moving.join()
-    cluster.faults.apply_delay_s = 0.0
     found = error(behind)
     assert found.HasField("stale_command") or found.HasField("not_leader")
     assert cluster.shared.nodes[1].concurrency.lock(keys.encode(b"k")) is None
@@ -185,8 +199,7 @@ def test_who_waits_for_a_lock_is_told_when_the_region_moves(make: Callable[..., 
     first, second = cluster.tso.get(), cluster.tso.get()
     cluster.at(region, pessimistic_lock(first, first, b"k")).response()
     waiting = cluster.at(region, pessimistic_lock(second, second, b"k", wait_timeout=60_000))
-    while not cluster.shared.nodes[1].waiting.is_busy:
-        pass
+    wait_until(lambda: cluster.shared.nodes[1].waiting.is_busy)
     cluster.operators.transfer(region.id, 3)
     assert error(waiting).HasField("stale_command")
     assert cluster.shared.detector.entries() == []
@@ -199,10 +212,9 @@ def test_deadlocks_are_found_across_stores(make: Callable[..., Cluster]) -> None
     one, two = cluster.tso.get(), cluster.tso.get()
     cluster.at(low, pessimistic_lock(one, one, b"a")).response()
     cluster.at(high, pessimistic_lock(two, two, b"z")).response()
-    waiting = cluster.at(high, pessimistic_lock(one, one, b"z", wait_timeout=10_000))
-    while not cluster.shared.nodes[high.leader].waiting.is_busy:
-        pass
-    victim = cluster.at(low, pessimistic_lock(two, two, b"a", wait_timeout=10_000)).response()
+    waiting = cluster.at(high, pessimistic_lock(one, one, b"z", wait_timeout=60_000))
+    wait_until(lambda: cluster.shared.nodes[high.leader].waiting.is_busy)
+    victim = cluster.at(low, pessimistic_lock(two, two, b"a", wait_timeout=60_000)).response()
     assert victim.errors[0].deadlock.lock_ts == one
     cluster.at(
         high, pb.PessimisticRollbackRequest(start_version=two, for_update_ts=two, keys=[b"z"])
@@ -353,9 +365,10 @@ def test_a_store_that_stops_while_regions_merge_leads_none_afterwards(make: Call
     merging = threading.Thread(target=cluster.operators.merge, args=(source.id, target.id))
     merging.start()
     assert merged.wait(WAIT_S)
+    elections = noted_proposals(cluster)
     stopping = threading.Thread(target=cluster.stop_store, args=(1,))
     stopping.start()
-    time.sleep(0.05)  # the election of the region that goes is asked for by now
+    wait_until(lambda: bool(elections))  # that of the region that goes
     go_on.set()
     merging.join()
     stopping.join()

@@ -35,7 +35,8 @@ from tidegate.proto import (
 from tidegate.proto import kvrpcpb_pb2 as pb
 from tidegate.tikv.server import Addresses, EmbeddedUpstream
 
-WAIT_S = 30
+WAIT_S = 120
+"""Guards against what hangs, and costs nothing when all is well."""
 SERVE = """
 import sys, threading
 from tidegate.tikv.server import EmbeddedUpstream
@@ -252,7 +253,7 @@ def test_what_clients_ask_at_start_is_answered(upstream: EmbeddedUpstream) -> No
 
 def test_newer_clients_hold_old_versions_by_barriers(upstream: EmbeddedUpstream) -> None:
     pd = Wire(upstream.pd_addr).pd
-    barrier = pdpb_pb2.SetGCBarrierRequest(barrier_id="backup", barrier_ts=500, ttl_seconds=60)
+    barrier = pdpb_pb2.SetGCBarrierRequest(barrier_id="backup", barrier_ts=500, ttl_seconds=3600)
     assert pd.SetGCBarrier(barrier).new_barrier_info.barrier_ts == 500
     pd.UpdateGCSafePoint(pdpb_pb2.UpdateGCSafePointRequest(safe_point=800))
     state = pd.GetGCState(pdpb_pb2.GetGCStateRequest()).gc_state

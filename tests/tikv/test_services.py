@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import grpc
 import pytest
 
 from tests.tikv.support import commit, pessimistic_lock, prewrite, put, rollback
-from tests.tikv.test_server import Wire
+from tests.tikv.test_server import WAIT_S, Wire
 from tidegate.errors import InvalidInput
 from tidegate.proto import keyspacepb_pb2, keyspacepb_pb2_grpc, pdpb_pb2, tikvpb_pb2
 from tidegate.proto import kvrpcpb_pb2 as pb
@@ -70,7 +71,7 @@ def send(request: pytest.FixtureRequest, upstream: EmbeddedUpstream) -> Send:
         if request.param == "batch" and name not in NOT_BATCHED:
             return batch.send(name, message)
         method = UNARY.get(name, name if name.startswith(("Raw", "Mvcc")) else f"Kv{name}")
-        return getattr(wire.kv, method)(message, timeout=20)
+        return getattr(wire.kv, method)(message, timeout=WAIT_S)
 
     return call
 
@@ -128,9 +129,9 @@ def test_every_transactional_command_is_served(send: Send, upstream: EmbeddedUps
 
 def test_every_raw_command_is_served(send: Send) -> None:
     a, b = K + b"a", K + b"b"
-    assert not send("RawPut", pb.RawPutRequest(key=a, value=b"1", ttl=90)).error
+    assert not send("RawPut", pb.RawPutRequest(key=a, value=b"1", ttl=9000)).error
     assert send("RawGet", pb.RawGetRequest(key=a)).value == b"1"
-    assert 80 < send("RawGetKeyTTL", pb.RawGetKeyTTLRequest(key=a)).ttl <= 90
+    assert 8000 < send("RawGetKeyTTL", pb.RawGetKeyTTLRequest(key=a)).ttl <= 9000
     assert send("RawCompareAndSwap", pb.RawCASRequest(key=a, value=b"2", previous_value=b"1")).succeed
     assert not send("RawBatchPut", pb.RawBatchPutRequest(pairs=[pb.KvPair(key=b, value=b"3")])).error
     assert len(send("RawBatchGet", pb.RawBatchGetRequest(keys=[a, b])).pairs) == 2
@@ -162,9 +163,9 @@ def test_a_waiting_lock_does_not_hold_up_the_stream_it_came_on(upstream: Embedde
         requests.put(tikvpb_pb2.BatchCommandsRequest(requests=[one], request_ids=[number]))
 
     first, second = wire.tso(), wire.tso()
-    post(1, "PessimisticLock", pessimistic_lock(first, first, key, lock_ttl=60_000))
+    post(1, "PessimisticLock", pessimistic_lock(first, first, key, lock_ttl=300_000))
     assert list(next(answers).request_ids) == [1]
-    post(2, "PessimisticLock", pessimistic_lock(second, second, key, wait_timeout=20_000))
+    post(2, "PessimisticLock", pessimistic_lock(second, second, key, wait_timeout=120_000))
     post(3, "Get", pb.GetRequest(key=key, version=second))
     assert list(next(answers).request_ids) == [3]
     while not (waits := wire.kv.GetLockWaitInfo(pb.GetLockWaitInfoRequest()).entries):
@@ -208,9 +209,7 @@ def test_garbage_is_collected_when_the_safepoint_moves(tmp_path: Path) -> None:
         info = wire.at(pb.MvccGetByKeyRequest(key=b"k"), b"")
         assert len(wire.kv.MvccGetByKey(info).info.writes) == 3
         wire.pd.UpdateGCSafePoint(pdpb_pb2.UpdateGCSafePointRequest(safe_point=wire.tso()))
-        for _ in range(400):
-            if len(wire.kv.MvccGetByKey(info).info.writes) == 1:
-                break
-            threading.Event().wait(0.05)
-        else:
-            raise AssertionError("nothing was collected")
+        deadline = time.monotonic() + WAIT_S
+        while len(wire.kv.MvccGetByKey(info).info.writes) > 1:
+            assert time.monotonic() < deadline, "nothing was collected"
+            time.sleep(0.05)

@@ -67,7 +67,7 @@ def test_one_seed_leaves_the_same_tables_whatever_the_threads(tmp_path: object) 
 def test_a_set_event_ends_it_and_the_rate_holds(upstream: EmbeddedUpstream) -> None:
     bank, stop = BankWorkload(upstream.pd_addr, 2, accounts=20), threading.Event()
     bank.setup()
-    stats = bank.run(500, stop, lambda stats: stop.set() if stats.seconds > 0.4 else None)
+    stats = bank.run(500, stop, lambda stats: stop.set() if stats.seconds > 0.4 and stats.rows else None)
     bank.close()
     assert stop.is_set()
     assert 0 < stats.rows <= 500 * (stats.seconds + 0.2) + 60

@@ -79,13 +79,13 @@ def test_stream_multiplexing_one_request_resolves_while_the_other_is_scanned(mak
     first = client.register(1, region)
     client.until(lambda: first.initialized)
     cluster.txn(*(put(b"k%03d" % i, bytes(1000)) for i in range(200)))
-    cluster.faults.scan_delay_s = 0.1
+    go_on = cluster.hold_scans(beginning_with=1)
     second = client.register(2, region)
     client.until(lambda: bool(second.rows))
     now = cluster.tso.get()
     caught_up(client, first, now)
     assert not second.initialized
-    cluster.faults.scan_delay_s = 0.0
+    go_on.set()
     caught_up(client, second, now)
     client.close()
 
@@ -212,12 +212,12 @@ def test_too_many_scan_tasks_server_is_busy_until_some_have_ended(
     (region,) = cluster.regions.all
     cluster.txn(*(put(b"k%03d" % i, bytes(1000)) for i in range(100)))
     client = Client(cluster)
-    cluster.faults.scan_delay_s = 0.05
+    go_on = cluster.hold_scans(beginning_with=0)
     feeds = [client.register(number, region) for number in range(3)]
     client.until(lambda: feeds[2].error is not None)
     assert feeds[2].error is not None
     assert feeds[2].error.server_is_busy.reason == "too many pending incremental scans"
-    cluster.faults.scan_delay_s = 0.0
+    go_on.set()
     client.until(lambda: feeds[0].initialized and feeds[1].initialized)
     caught_up(client, feeds[0], cluster.tso.get())
     again = client.register(9, region)

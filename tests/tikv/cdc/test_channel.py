@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 
+from tests.tikv.cluster import WAIT_S
 from tests.tikv.support import taken
 from tidegate.proto import cdcpb_pb2 as pb
 from tidegate.tikv.budget import Budget
@@ -75,7 +76,7 @@ def test_a_scan_waits_for_room_and_goes_on() -> None:
     thread.start()
     assert not done.wait(0.05)
     assert len(taken(channel) or []) == 1
-    assert done.wait(20)
+    assert done.wait(WAIT_S)
     thread.join()
 
 
@@ -127,7 +128,7 @@ def test_clients_that_do_not_read_hold_no_more_than_one_budget_and_are_stuck_the
     thread = threading.Thread(target=lambda: other.put_scanned(two, event(4, 500)))
     thread.start()
     assert len(taken(other) or []) == 1
-    thread.join(20)
+    thread.join(WAIT_S)
     assert not thread.is_alive()
     silent.cancel("connection cancelled")
     assert other.take()
@@ -143,7 +144,7 @@ def test_a_closed_channel_ends_takers_and_waiting_scans() -> None:
     thread = threading.Thread(target=lambda: refused.append(channel.put_scanned(one, event(2))))
     thread.start()
     channel.close()
-    thread.join(20)
+    thread.join(WAIT_S)
     assert refused == [False]
     assert channel.take() is None
     assert channel.put_observed(one, event(1))

@@ -325,8 +325,8 @@ def test_without_multiplexing_resolved_ts_comes_for_the_whole_stream(make: Calla
     for region in cluster.regions.all:
         client.feeds[0, region.id] = client.register(3, region)
     client.until(lambda: all(feed.resolved_ts > 0 for feed in client.feeds.values()))
-    marks = [set(message.resolved_ts.regions) for message in client.messages if message.resolved_ts.ts]
-    assert {region.id for region in cluster.regions.all} in marks
+    both = {region.id for region in cluster.regions.all}
+    client.until(lambda: any(both == set(message.resolved_ts.regions) for message in client.messages))
     client.close()
 
 
@@ -386,15 +386,19 @@ def test_a_defect_in_a_tick_ends_the_streams_and_the_next_tick_comes(
     again.close()
 
 
-def test_what_is_written_before_a_snapshot_that_comes_late_is_scanned(make: Callable[..., Cluster]) -> None:
+def test_what_is_written_before_a_snapshot_that_comes_late_is_scanned(
+    make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = make()
     (region,) = cluster.regions.all
-    cluster.faults.snapshot_delay_s = 0.2
+    committed = threading.Event()
+    monkeypatch.setattr(cluster.faults, "before_snapshot", lambda: committed.wait(WAIT_S))
     client = Client(cluster)
     feed = client.register(1, region)
     start_ts = cluster.tso.get(1)
     cluster.call(prewrite(start_ts, put(b"k", b"v")), b"k")
     cluster.call(commit(start_ts, cluster.tso.get(1), b"k"), b"k")
+    committed.set()
     client.until(lambda: feed.initialized)
     assert [row.type for row in feed.rows] == [cdc.Event.COMMITTED, cdc.Event.INITIALIZED]
     client.close()

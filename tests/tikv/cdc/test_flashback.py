@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tikv.cluster import Client, Cluster
+from tests.tikv.cluster import WAIT_S, Client, Cluster
 from tests.tikv.support import commit, delete, prewrite, put
 from tidegate.errors import InvalidInput
 from tidegate.proto import cdcpb_pb2 as cdc
@@ -39,7 +39,7 @@ def content(cluster: Cluster, ts: int) -> dict[bytes, bytes]:
 
 def refused(cluster: Cluster, request: Any) -> errorpb_pb2.Error:
     pending = cluster.begin(request, b"a")
-    assert pending._done.wait(20)
+    assert pending._done.wait(WAIT_S)
     response, error = pending._answered
     assert error is None, error
     found = response.region_error

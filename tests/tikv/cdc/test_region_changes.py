@@ -150,11 +150,11 @@ def test_a_split_while_a_scan_waits_reaches_the_registration_and_nothing_follows
     (region,) = cluster.regions.all
     cluster.txn(*(put(b"key%04d" % i, bytes(200)) for i in range(2000)))
     client = Client(cluster)
-    cluster.faults.scan_delay_s = 2.0  # between the two batches: longer than a busy machine needs to split
+    go_on = cluster.hold_scans(beginning_with=1)
     feeds = [client.register(number, region) for number in range(6)]
     client.until(lambda: any(feed.rows for feed in feeds))
     cluster.operators.split(region.id, [keys.encode(b"key1")])
-    cluster.faults.scan_delay_s = 0.0
+    go_on.set()
     for feed in feeds:
         ended(client, feed)
         assert not feed.initialized
