@@ -426,6 +426,67 @@ To partition 0 only:
 {document_of(mark["value"])}"""
 
 
+def maxwell_page() -> str:
+    """Maxwell."""
+    found = [one for one in lines("messages/maxwell") if "error" not in one]
+    put, changed = (
+        next(one for one in found if one["kind"] == "row" and kind in bytes.fromhex(one["value"]))
+        for kind in (b'"type":"insert"', b'"type":"update"')
+    )
+    ddl = next(one for one in found if one["kind"] == "ddl")
+    return f"""# Maxwell
+
+{NOTE}
+
+Zendesk's Maxwell as TiCDC's classic architecture writes it (`pkg/sink/codec/maxwell` in pingcap/tiflow). It is **read, not
+written**: `tidegate peek` shows such a topic. `tidegate consumer` refuses it, whatever the mode and with `--until` or without,
+because there are no watermarks, so that no row could ever be applied; `tidegate topic check` refuses it because a commit has a
+second only. `changefeed create` refuses `protocol=maxwell` with the reason. Row by row: `codec/protocols/maxwell`. There is no
+compiled form: 35,000 narrow rows per CPU-second, and 2,000 wide ones that have NULLs in ever other columns, where other protocols are
+read at millions.
+
+## Rows
+
+The key is the version of the batch, `{put["key"]}`. The value has one JSON object a row, one behind the other without anything in
+between: TiCDC puts all rows of a flush into one message.
+
+{document_of(put["value"])}
+An update's `old` has the values that changed; what is not in it is as in `data`, and without it nothing changed. A delete has its row
+in `old` and no `data`. `ts` is the commit's time in seconds. Maxwell's own `xid`, `xoffset`, `position` and `gtid` are passed over.
+
+{document_of(changed["value"])}
+A message with one row that is not whole is set aside with all its rows.
+
+## Types
+
+There are none in a row. A column is what its values in that one row are, both images together; so it may differ from row to row:
+
+| in JSON | read as | what it may have been |
+|---|---|---|
+| a whole number | int64; uint64 from 2^63 on; float64 beside one with a fraction | integers, year, bit, enum and set (their numbers), a float that is whole |
+| a number with a fraction or an exponent, or beyond 64 bits | float64 | float, double |
+| a string | string | text, decimal, date, time, datetime, timestamp (in the changefeed's zone), JSON, vector; Base64 of bytes |
+| `null` in all images of the row | string | any |
+
+Integers, text, decimals, moments, JSON and the numbers of enum and set come back as they were. Bytes cannot be told from text, and
+are left in Base64; a float is the number of its shortest digits. Which columns are a key is not told.
+
+## DDL
+
+To every partition; the key is that of open-protocol without its frame. `ts` is the exact commit ts here.
+
+{framed_key(ddl["key"])}
+{document_of(ddl["value"])}
+`type` stands for one kind of DDL only if it is `table-create`, `table-drop`, `database-create` or `database-drop`; of others the kind
+is not told. TiCDC panics at many DDLs, at updates of bytes, and at vectors that are NULL, so such a topic has gaps of its producer's.
+"""
+
+
+def framed_key(key: str) -> str:
+    """A JSON document on one line."""
+    return f"```json\n{bytes.fromhex(key).decode()}\n```\n"
+
+
 def debezium_page() -> str:
     """Debezium."""
     one, ddl = message("debezium_no_schema", "row"), message("debezium_no_schema", "ddl")
@@ -504,6 +565,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "simple.md": simple_page,
     "debezium.md": debezium_page,
     "ticdc-mq.md": mq_page,
+    "maxwell.md": maxwell_page,
     "protocols.md": protocols_page,
 }
 

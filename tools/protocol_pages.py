@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tools.format_blocks import document_of
 
-from tidegate.codec.entry import AnyCodec, DdlTo, Loss, RowCodec
+from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, Loss, ReadCodec, RowCodec
 from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
 from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqEncoder
 from tidegate.codec.protocols.ticdc_mq.types import TYPES
@@ -27,10 +27,12 @@ ABSENT: Final = "-"
 def protocols_page() -> str:
     """All protocols side by side."""
     codecs = list(CODECS.values())
-    rows = [codec for codec in codecs if isinstance(codec, RowCodec)]
+    rows = [codec for codec in codecs if isinstance(codec, ReadCodec)]
     losses = [[f"`{codec.name}`", *(_lost(codec, loss) for loss in Loss)] for codec in rows]
     legend = "\n".join(f"{number}. {loss}" for number, loss in enumerate(Loss, 1))
-    flavoured = ", ".join(codec.name for codec in rows if "new" in codec.flavours)
+    flavoured = ", ".join(
+        codec.name for codec in rows if isinstance(codec, RowCodec) and "new" in codec.flavours
+    )
     return f"""# Protocols
 
 {NOTE}
@@ -58,17 +60,25 @@ Decoding what was encoded gives the same rows, values, order and timestamps, but
 
 
 def _row(codec: AnyCodec) -> list[str]:
-    marks = "always" if codec.unmarked is None else f"with `{codec.unmarked.option}`"
+    marks = "always"
+    if codec.unmarked is not None:
+        marks = f"with `{codec.unmarked.option}`" if codec.unmarked.option else "never"
     common = {field.name for field in fields(MqOptions)}
     given = [f for f in fields(codec.options) if not f.metadata.get("placed")]
     own = [f"`{f.name.replace('_', '-')}`" for f in given if f.name not in common]
     aliases = [f"`{name}`" if name else "none given" for name in codec.aliases]
-    what = "rows" if isinstance(codec, RowCodec) else "keys"
+    what = (
+        "keys"
+        if isinstance(codec, KeyCodec)
+        else "rows"
+        if isinstance(codec, RowCodec)
+        else "rows, read only"
+    )
     ddl = ABSENT if codec.ddl_to is DdlTo.NONE else codec.ddl_to.value
     return [f"`{codec.name}`", ", ".join(aliases), what, ddl, marks, ", ".join(own) or ABSENT]
 
 
-def _lost(codec: RowCodec, loss: Loss) -> str:
+def _lost(codec: ReadCodec, loss: Loss) -> str:
     """When a protocol loses something: always, or by which switch."""
     usual = codec.options()
     switches = [f.name for f in fields(codec.options) if isinstance(f.default, bool)]

@@ -28,8 +28,8 @@ from tests.golden_folder import OURS, lines
 from tests.tidb.row_fuzz import in_child
 from tidegate.codec.base import Batch, CodecOptions, Decoded, describe
 from tidegate.codec.decode import decoder
-from tidegate.codec.entry import RowCodec
-from tidegate.codec.registry import CODECS, row_protocols
+from tidegate.codec.entry import ReadCodec, RowCodec
+from tidegate.codec.registry import CODECS, read_protocols
 from tidegate.errors import InvalidInput
 
 Pair = tuple[bytes | None, bytes | None]
@@ -57,7 +57,7 @@ def corpus(protocol: str) -> list[Pair]:
     """What TiCDC has sent, of all configurations of a protocol; of some what we send."""
     found: dict[Pair, None] = {}
     codec = CODECS[protocol]
-    assert isinstance(codec, RowCodec)
+    assert isinstance(codec, ReadCodec)
     for part in PARTS if codec.schemas is None else ():
         for name in sorted(path.name.partition(".")[0] for path in (OURS / part).iterdir()):
             records = lines(f"{part}/{name}", ours=True)
@@ -77,10 +77,11 @@ def _pairs(record: dict[str, Any]) -> Iterator[Pair]:
             yield bytes.fromhex(key) if key else None, bytes.fromhex(one["value"])
 
 
-def _own(codec: RowCodec) -> list[Pair]:
+def _own(codec: ReadCodec) -> list[Pair]:
     """Of a protocol that nobody else speaks, or whose schemas are elsewhere."""
     from tests.contracts.codec_rows import golden_rows
 
+    assert isinstance(codec, RowCodec), "of one that is read only there are recorded messages"
     found = list[Pair]()
     for options in (codec.options(), turned(codec.options())):
         encoder = codec.encoder(options)
@@ -97,7 +98,7 @@ def turned(usual: CodecOptions) -> CodecOptions:
     return replace(usual, **switches, **words)
 
 
-def definitions(codec: RowCodec, options: CodecOptions) -> Iterator[Batch]:
+def definitions(codec: ReadCodec, options: CodecOptions) -> Iterator[Batch]:
     """What a reader of the recorded rows must know of their tables, where the rows do not say it."""
     from tests.contracts.codec_rows import golden_rows
 
@@ -153,9 +154,9 @@ class Findings:
 
 def fuzz(protocol: int, seed: int, number: int) -> Findings:
     """Decode `number` damaged messages of the protocol with that place in the registry, among sound ones."""
-    name = row_protocols()[protocol]
+    name = read_protocols()[protocol]
     codec = CODECS[name]
-    assert isinstance(codec, RowCodec)
+    assert isinstance(codec, ReadCodec)
     found, dice, pairs = Findings(), random.Random(seed), list[Pair]()
     options = codec.options()
     batched, plain = decoder(options), codec.decoder(options)
@@ -211,7 +212,7 @@ def run(protocol: str, seed: int, number: int) -> Findings:
     """`fuzz` in a child process."""
     corpus(protocol)
     work: Callable[..., None] = _limited
-    found: Findings = in_child(work, row_protocols().index(protocol), seed, number)
+    found: Findings = in_child(work, read_protocols().index(protocol), seed, number)
     return found
 
 
@@ -220,10 +221,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--protocol", choices=row_protocols())
+    parser.add_argument("--protocol", choices=read_protocols())
     options = parser.parse_args()
     wrong = 0
-    for protocol in [options.protocol] if options.protocol else row_protocols():
+    for protocol in [options.protocol] if options.protocol else read_protocols():
         began, total = time.monotonic(), Findings()
         for at in range(0, options.inputs, 100_000):
             found = run(protocol, options.seed + at, min(100_000, options.inputs - at))

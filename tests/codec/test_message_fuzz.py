@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.codec.message_fuzz import run
-from tidegate.codec.registry import row_protocols
+from tidegate.codec.registry import read_protocols
 
 
-@pytest.mark.parametrize("protocol", row_protocols())
+@pytest.mark.parametrize("protocol", read_protocols())
 def test_damaged_messages_are_bad_or_what_the_plain_decoder_says(protocol: str) -> None:
     found = run(protocol, 1, 2_000)
     assert found.wrong == []

@@ -71,14 +71,14 @@ def test_what_is_not_supported_is_refused_and_the_supported_named(
 
 def test_unknown_protocols_have_no_codec() -> None:
     with pytest.raises(InvalidInput, match="open-protocol"):
-        codec("maxwell")
+        codec("craft")
 
 
 @pytest.mark.parametrize(
     ("protocol", "why"),
     [
         ("canal", "canal's protobuf"),
-        ("maxwell", "no watermarks"),
+        ("maxwell", "no watermarks and no types"),
         ("craft", "dropped it"),
         ("debezium-avro", "schema registry"),
         ("csv", "to storage, never to Kafka"),

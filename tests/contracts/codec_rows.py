@@ -9,10 +9,12 @@ from json import dumps
 from typing import Any
 
 import numpy as np
+import orjson
 from hypothesis import strategies as st
 
 from tests.codec import golden
 from tidegate.codec.entry import Loss
+from tidegate.codec.json_text import json_float
 from tidegate.codec.protocols.avro.schema import sanitized
 from tidegate.model.message import Message, MessageBlock
 from tidegate.model.row import RowChange, Value
@@ -131,6 +133,8 @@ def expected_of(losses: frozenset[Loss], row: RowChange) -> dict[str, Any]:
     shown |= {"physical_id": partition, "commit_ts": row.commit_ts}
     if Loss.LOGICAL_TS in losses:
         shown["commit_ts"] = compose(physical_ms(row.commit_ts))
+    if Loss.SECONDS in losses:
+        shown["commit_ts"] = compose(physical_ms(row.commit_ts) // 1000 * 1000)
     if Loss.COMMIT_TS in losses or (Loss.DELETED_TS in losses and kind == "delete"):
         shown["commit_ts"] = 0
     only_key = kind == "delete" and Loss.DELETED_CELLS in losses and table.handle_key
@@ -138,7 +142,22 @@ def expected_of(losses: frozenset[Loss], row: RowChange) -> dict[str, Any]:
     for side, image in (("new", row.new), ("old", old)):
         found = None if image is None else _image(losses, table, image, columns)
         shown[side] = None if found is None else {named(name): cell for name, cell in found.items()}
+    if Loss.UNTYPED in losses:
+        _take_types(shown, [column for i, column in enumerate(table.columns) if i in columns])
     return shown
+
+
+def _take_types(shown: dict[str, Any], columns: list[Column]) -> None:
+    """A column of floats is what its numbers in the row look like: whole ones are integers."""
+    for column in columns:
+        images = [image for side in ("new", "old") if (image := shown[side]) is not None]
+        if column.kind in (Kind.FLOAT, Kind.DOUBLE):
+            found = [image[column.name] for image in images if image[column.name] is not None]
+            mixed = min(found, default=0) < 0 and max(found, default=0) >= 1 << 63
+            if mixed or any(isinstance(cell, float) for cell in found):
+                for image in images:
+                    cell = image[column.name]
+                    image[column.name] = None if cell is None else float(cell)
 
 
 def _image(
@@ -161,6 +180,11 @@ def _as_decoded(losses: frozenset[Loss], column: Column, cell: Value) -> Any:
         return double if Loss.TYPES in losses else fixed_text(double, single=False)
     if Loss.ELEMENT in losses and column.kind in (Kind.ENUM, Kind.SET):
         cell = _element(column, int(cell or 0))
+    if Loss.UNTYPED in losses:
+        if isinstance(cell, float):
+            return orjson.loads(json_float(cell, column.kind is Kind.FLOAT))
+        if isinstance(cell, bytes) and column.kind is Kind.BYTES:
+            return base64.b64encode(cell).decode()
     if Loss.TYPES in losses:
         if column.kind is Kind.UINT and int(cell or 0) >= 1 << 63:
             return int(cell or 0) - (1 << 64)

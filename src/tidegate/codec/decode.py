@@ -32,11 +32,11 @@ from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import Batch, BinaryColumn, CodecOptions, Decoded, DecodedTable, Decoder, WireColumn
 from tidegate.codec.compiled import CompiledTemplate, Routes, compiled
 from tidegate.codec.compression import NONE
-from tidegate.codec.entry import RowCodec
+from tidegate.codec.entry import ReadCodec
 from tidegate.codec.joined import join, key_of
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.opening import opening
-from tidegate.codec.registry import codec_of
+from tidegate.codec.registry import reader_of
 from tidegate.codec.template import Cells, DecodeForm
 from tidegate.kernel import PAD, address
 from tidegate.model.slots import DELETE, INSERT
@@ -122,14 +122,14 @@ class _Tables:
 
 def decoder(options: CodecOptions) -> Decoder:
     """The decoder of a protocol; it learns tables as it goes, so keep one per topic."""
-    codec = codec_of(options)
+    codec = reader_of(options)
     if codec.large is not None and isinstance(options, LargeOptions):
         inner = replace(options, large_message_handle_compression=NONE)
         return opening(_decoder(codec, inner), options, codec.large)
     return _decoder(codec, options)
 
 
-def _decoder(codec: RowCodec, options: CodecOptions) -> Decoder:
+def _decoder(codec: ReadCodec, options: CodecOptions) -> Decoder:
     plain = codec.decoder(options)
     reader = plain if codec.form is None else BatchDecoder(plain, codec.form)
     return reader if codec.binary is None else codec.binary(plain, reader)

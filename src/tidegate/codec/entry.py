@@ -37,12 +37,17 @@ class Loss(StrEnum):
     BAD_TEXT = "a text that is not UTF-8 has U+FFFD in it, or its message is refused"
     PARTITION = "a partitioned table's rows do not tell their partition"
     LOGICAL_TS = "the commit ts has milliseconds only"
+    SECONDS = "the commit ts has seconds only"
     OLD_IMAGE = "an update is an insert of its new values"
     IDLE_UPDATE = "an update that changes nothing is an insert"
     DELETED_CELLS = "a delete has the columns of the handle key only"
     DECIMAL = "a decimal is the nearest double: from 16 digits on, others than before"
     TYPES = (
         "types are not told: bytes are Base64 text, decimals doubles, unsigned numbers from 2^63 on negative"
+    )
+    UNTYPED = (
+        "types are not told at all: bytes are Base64 text, a float is the number that its shortest digits "
+        "give"
     )
     CALENDAR = (
         "a date that is on no calendar is NULL, or 1970-01-01 where there is no NULL, a timestamp of zero is "
@@ -87,7 +92,7 @@ class Unmarked:
     """A protocol that has resolved marks only under an option: how to tell, and what to say."""
 
     option: str
-    """What a sink URI must have so that there are marks, as `name=value`."""
+    """What a sink URI must have so that there are marks, as `name=value`; empty: nothing brings them."""
     without: Callable[[Any], bool]
     """Whether messages written with these options have no marks."""
     shown: Callable[[Sequence[bytes | None], Decoded], bool]
@@ -123,15 +128,11 @@ class Codec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RowCodec(Codec):
-    """A protocol of rows of tables."""
+class ReadCodec(Codec):
+    """A protocol of rows of tables, as its readers know it; one that is also written is a `RowCodec`."""
 
-    encoder: Callable[[Any], Encoder]
-    """The plain encoder, from the options: the oracle of `plan`, and how the owner writes."""
     decoder: Callable[[Any], Decoder]
     """The plain decoder, from the options; it alone decides what is a bad message: the oracle of `form`."""
-    plan: Callable[[TableSchema, Any, int], Plan]
-    """The encode plan of a table version under options, for build times of so many digits."""
     form: DecodeForm | None
     """None: there are no templates for messages."""
     binary: Callable[[Any, Decoder], Decoder] | None = None
@@ -139,28 +140,40 @@ class RowCodec(Codec):
     leaves. None: there is none."""
     schemas: Schemas | None = None
     """None: messages name no schemas."""
-    flavours: tuple[str, ...] = ("classic",)
-    """Whose bytes it can write."""
-    classic_only: Callable[[Any], str] = lambda options: ""
-    """Why these options go with the classic flavour alone; empty: they go with each."""
-    lacks_old: Callable[[Any], str] = lambda options: ""
-    """What keeps the old image of an update from being sent, as the user would name it; empty: it is sent."""
     utc: bool = False
     """TIMESTAMPs are in UTC, whatever the feed's time zone."""
     unread: Callable[[Any], str] = lambda options: ""
     """The setting that keeps messages from being read back, as the user would name it; empty: they can be."""
-    no_checksums: Callable[[Any], str] = lambda options: ""
-    """Why rows cannot be compared with their checksums under these options; empty: they can."""
-    checksums: Callable[[Any], bool] = lambda options: False
-    """Whether messages tell the rows' checksums under these options."""
-    splits_updates: bool = False
-    """Updates that change a unique key must be split into delete and insert: one message cannot say them."""
+    lacks_old: Callable[[Any], str] = lambda options: ""
+    """What keeps the old image of an update from being sent, as the user would name it; empty: it is sent."""
     definitions: Definitions | None = None
     """None: a row tells all that is needed to read it."""
     large: Large | None = None
     """How rows that do not fit are sent, under `LargeOptions`; None: they are refused."""
     losses: Callable[[Any], frozenset[Loss]]
     """What decoding does not give back as it was encoded, under these options; all else it does."""
+    unwritten: str = ""
+    """Why it is read only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowCodec(ReadCodec):
+    """A protocol of rows of tables that is read and written."""
+
+    encoder: Callable[[Any], Encoder]
+    """The plain encoder, from the options: the oracle of `plan`, and how the owner writes."""
+    plan: Callable[[TableSchema, Any, int], Plan]
+    """The encode plan of a table version under options, for build times of so many digits."""
+    flavours: tuple[str, ...] = ("classic",)
+    """Whose bytes it can write."""
+    classic_only: Callable[[Any], str] = lambda options: ""
+    """Why these options go with the classic flavour alone; empty: they go with each."""
+    no_checksums: Callable[[Any], str] = lambda options: ""
+    """Why rows cannot be compared with their checksums under these options; empty: they can."""
+    checksums: Callable[[Any], bool] = lambda options: False
+    """Whether messages tell the rows' checksums under these options."""
+    splits_updates: bool = False
+    """Updates that change a unique key must be split into delete and insert: one message cannot say them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,4 +186,4 @@ class KeyCodec(Codec):
     """The constants between numbers, keys and values: see `codec.keys`."""
 
 
-AnyCodec: TypeAlias = RowCodec | KeyCodec
+AnyCodec: TypeAlias = ReadCodec | KeyCodec

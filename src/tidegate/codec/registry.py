@@ -13,9 +13,18 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from tidegate.codec.base import CodecOptions, Encoder
-from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, MarkEncoder, RowCodec
+from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, MarkEncoder, ReadCodec, RowCodec
 from tidegate.codec.large import CLAIM_CHECK, LargeOptions
-from tidegate.codec.protocols import avro, canal_json, debezium, kv_json, open_protocol, simple, ticdc_mq
+from tidegate.codec.protocols import (
+    avro,
+    canal_json,
+    debezium,
+    kv_json,
+    maxwell,
+    open_protocol,
+    simple,
+    ticdc_mq,
+)
 from tidegate.config import ReplicaConfig, nearest
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent
@@ -30,6 +39,7 @@ CODECS: Final[dict[str, AnyCodec]] = {
         ticdc_mq.CODEC,
         debezium.CODEC,
         avro.CODEC,
+        maxwell.CODEC,
         kv_json.CODEC,
     )
 }
@@ -38,8 +48,6 @@ CODECS: Final[dict[str, AnyCodec]] = {
 """Names of TiCDC's protocols, for a word about those that are not here yet."""
 _REFUSED: Final = {
     "canal": "it is canal's protobuf; canal-json has the same content in JSON",
-    "maxwell": "it has no watermarks, an update has only the old values that changed, TiCDC's own encoder "
-    "panics at binary columns and many DDLs; TiCDC's new architecture has dropped it",
     "craft": "only TiCDC's classic architecture reads and writes it, and the new one has dropped it",
     "debezium-avro": "it needs a schema registry, and debezium has the same content in JSON",
     "csv": "TiCDC writes it to storage, never to Kafka",
@@ -53,8 +61,13 @@ messages written that a reader of the same settings could not read."""
 
 
 def row_protocols() -> list[str]:
-    """The names of the protocols of rows, the usual one first."""
+    """The names of the protocols of rows that are written, the usual one first."""
     return [name for name, codec in CODECS.items() if isinstance(codec, RowCodec)]
+
+
+def read_protocols() -> list[str]:
+    """The names of the protocols of rows that are read, those that are written first."""
+    return [name for name, codec in CODECS.items() if isinstance(codec, ReadCodec)]
 
 
 def key_protocols() -> list[str]:
@@ -70,11 +83,19 @@ def codec(name: str) -> AnyCodec:
     return found
 
 
-def codec_of(options: CodecOptions) -> RowCodec:
-    """The entry of a protocol of rows; InvalidInput for one of keys."""
+def reader_of(options: CodecOptions) -> ReadCodec:
+    """The entry of a protocol of rows, for its readers; InvalidInput for one of keys."""
     found = codec(options.protocol)
-    if not isinstance(found, RowCodec):
+    if not isinstance(found, ReadCodec):
         raise _refuse("protocol", found.name, "it has keys, not rows", "use " + " or ".join(row_protocols()))
+    return found
+
+
+def codec_of(options: CodecOptions) -> RowCodec:
+    """The entry of a protocol of rows that is written; InvalidInput for one of keys, or that is read only."""
+    found = reader_of(options)
+    if not isinstance(found, RowCodec):
+        raise _refuse("protocol", found.name, found.unwritten, "use " + " or ".join(row_protocols()))
     return found
 
 
@@ -114,16 +135,19 @@ class OwnerMarks:
 def marks(options: CodecOptions) -> OwnerMarks:
     """How a protocol, of rows or of keys, says DDL and Resolved."""
     found = codec(options.protocol)
-    made = found.encoder(options) if isinstance(found, RowCodec) else found.marks(options)
+    made = found.marks(options) if isinstance(found, KeyCodec) else encoder(options)
     return OwnerMarks(made, found.ddl_to)
 
 
 # --- settings
 
 
-def settled(config: ReplicaConfig) -> ReplicaConfig:
-    """The settings with the protocol's one name; raises InvalidInput unless a feed of them can be encoded."""
-    kind = RowCodec if config.has_tables else KeyCodec
+def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
+    """The settings with the protocol's one name; raises InvalidInput unless a feed of them can be encoded.
+
+    `reading`: it is enough that its messages can be decoded.
+    """
+    kind = KeyCodec if not config.has_tables else ReadCodec if reading else RowCodec
     found = _named(config.sink.protocol, kind)
     if found is None:
         raise _unsupported(config)
@@ -171,9 +195,12 @@ def _unsupported(config: ReplicaConfig) -> InvalidInput:
             where="sink configuration",
             fix=f"use {rows}, or create the changefeed with --kv-mode txnkv or rawkv",
         )
-    why = _REFUSED.get(name, "")
+    only_read = _named(name, ReadCodec)
+    why = only_read.unwritten if isinstance(only_read, ReadCodec) else _REFUSED.get(name, "")
     if not name:
         what = "A Kafka topic needs a protocol."
+    elif only_read is not None:
+        what = f"Protocol '{name}' is read, but not written."
     elif why:
         what = f"Protocol '{name}' is not supported."
     else:
@@ -228,7 +255,7 @@ def codec_options(settings: Mapping[str, str | int | bool]) -> CodecOptions:
     unless it is a switch that is turned on.
     """
     name = str(settings.get("protocol") or row_protocols()[0]).lower()
-    found = _named(name, RowCodec) or codec(name)
+    found = _named(name, ReadCodec) or codec(name)
     own, known = (
         _options(found.options),
         {k: v for c in CODECS.values() for k, v in _options(c.options).items()},
@@ -306,7 +333,7 @@ def _check_large(options: LargeOptions) -> None:
     if options.reduces and unmarked is not None and unmarked.without(options):
         why = f"only with {unmarked.option} can a message of {options.protocol} say that it is not whole"
         raise _refuse(name, option, why, f"add {unmarked.option}, or leave it out")
-    large = codec_of(options).large
+    large = reader_of(options).large
     if options.reduces and large is not None and (why := large.refuses(options)):
         raise _refuse(name, option, why, "leave one of the two out")
     if option == CLAIM_CHECK and raw and large is not None and large.framed:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tidegate.codec.entry import Loss
-from tidegate.codec.registry import codec_of
+from tidegate.codec.registry import reader_of
 from tidegate.consumer.position import Position
 from tidegate.consumer.source import Fetched, Topic
 from tidegate.errors import Fatal, InvalidInput
@@ -19,9 +19,18 @@ from tidegate.errors import Fatal, InvalidInput
 def check_timed(topic: Topic) -> None:
     """Raises InvalidInput for options under which a change does not say when it was committed.
 
-    Such a change has the commit ts 0: it would be taken for an old one and left out, silently.
+    Such a change has the commit ts 0: it would be taken for an old one and left out, silently. And for a
+    protocol that has no watermarks under any options: no row would ever be applied.
     """
-    codec = codec_of(topic.options)
+    codec = reader_of(topic.options)
+    if codec.unmarked is not None and not codec.unmarked.option:
+        raise InvalidInput(
+            "the topic cannot be consumed into tables",
+            where=f"topic {topic.name}",
+            why=codec.unmarked.why,
+            fix="create a changefeed of another protocol into a new topic, and read that one; "
+            "`tidegate peek` shows the messages all the same",
+        )
     lost = codec.losses(topic.options) & {Loss.COMMIT_TS, Loss.DELETED_TS}
     if not lost:
         return

@@ -37,7 +37,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidegate.codec.entry import DdlTo
-from tidegate.codec.registry import codec_of
+from tidegate.codec.registry import reader_of
 from tidegate.consumer.apply import QUARANTINE, Applier, row_place, target_lock
 from tidegate.consumer.checks import (
     check_complete,
@@ -196,7 +196,7 @@ class Consumer:
     ) -> None:
         self._settings, self._topic, self._staging = settings, topic, staging
         self._stop, self._listener = stop, listener
-        codec = codec_of(topic.options)
+        codec = reader_of(topic.options)
         trust = settings.trust_inserts and not codec.lacks_old(topic.options)
         self._applier = Applier(settings.target, topic.zone, trust)
         self._offsets = Offsets(topic)

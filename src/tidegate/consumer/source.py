@@ -37,7 +37,6 @@ from tidegate.codec.base import (
 )
 from tidegate.codec.compression import NONE, ExpandError
 from tidegate.codec.decode import decoder as decoder_of
-from tidegate.codec.entry import RowCodec
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.opening import opened, opening
 from tidegate.codec.schema_book import SchemaBook, look_up_missing
@@ -104,7 +103,7 @@ class Topic:
         check_zone(time_zone)
         with _about_the_source():
             self.uri: SinkUri = parse_sink_uri(text)
-            self.config: ReplicaConfig = registry.settled(load_config(None, self.uri))
+            self.config: ReplicaConfig = registry.settled(load_config(None, self.uri), reading=True)
             settings = self.config.codec_settings() | {"time-zone": time_zone}
             self.options: CodecOptions = registry.codec_options(settings)
             _check_readable(self.options)
@@ -120,8 +119,7 @@ class Topic:
     @property
     def zone(self) -> str:
         """Zone of the TIMESTAMP texts that its messages decode to: UTC where the protocol has it so."""
-        found = registry.codec(self.options.protocol)
-        return "UTC" if isinstance(found, RowCodec) and found.utc else self.time_zone
+        return "UTC" if registry.reader_of(self.options).utc else self.time_zone
 
     def settings(self) -> dict[str, Any]:
         """Settings of a reader for librdkafka. Holds secrets: never log it."""
@@ -138,8 +136,8 @@ class Topic:
 
 def _check_readable(options: CodecOptions) -> None:
     """Refuse messages that do not tell what their values are."""
-    found = registry.codec(options.protocol)
-    unread = found.unread(options) if isinstance(found, RowCodec) else ""
+    found = registry.reader_of(options)
+    unread = found.unread(options)
     if unread:
         raise InvalidInput(
             f"messages of {found.name} written with {unread} cannot be read",
@@ -247,14 +245,14 @@ class TopicDecoder:
     def __init__(self, topic: Topic) -> None:
         """Reaches nothing yet."""
         options = topic.options
-        self._schemas = registry.codec_of(options).schemas
+        self._schemas = registry.reader_of(options).schemas
         if self._schemas is not None:
             self._book = SchemaBook()
             self._registry = ConfluentRegistry(revealed(topic.config.sink.schema_registry))
             options = self._schemas.placed(options, topic.name, "", self._book)
         self._options = options
         self._claims: ClaimReader | None = None
-        large = registry.codec_of(options).large
+        large = registry.reader_of(options).large
         if large is None or not isinstance(options, LargeOptions):
             self._decoder: Decoder = decoder_of(options)
             return
@@ -278,7 +276,7 @@ class TopicDecoder:
 
     def opened(self, value: bytes | None) -> bytes | None:
         """A message's value without its compression; as it is when it cannot be expanded."""
-        large = registry.codec_of(self._options).large
+        large = registry.reader_of(self._options).large
         if value is None or large is None or not isinstance(self._options, LargeOptions):
             return value
         try:
@@ -366,7 +364,7 @@ def look_back(
     usually has it. What is not there is then said by the rows themselves. Returns why the broker did not
     answer; empty when it did.
     """
-    definitions = registry.codec_of(topic.options).definitions
+    definitions = registry.reader_of(topic.options).definitions
     assert definitions is not None, "only such a protocol has rows that wait"
     left = set(unknown)
     try:

@@ -15,11 +15,12 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tidegate.codec import registry
 from tidegate.codec.base import Batch
+from tidegate.codec.entry import Loss
 from tidegate.consumer.contract import REMEMBER, Producer, TopicCheck, Verdict
 from tidegate.consumer.mark_headers import mark_headers
 from tidegate.consumer.source import Offsets, Topic, TopicDecoder
 from tidegate.dispatcher.router import Router
-from tidegate.errors import Retryable
+from tidegate.errors import InvalidInput, Retryable
 from tidegate.model.timestamp import compose
 from tidegate.sink.kafka.client import take
 
@@ -43,8 +44,17 @@ def check_topic(
     """The verdict on a topic from its oldest message to what is its end now; `follow`: until `stop`.
 
     `told` hears, after each batch, what was found, and how many of how many messages are read. Raises
-    Retryable when the broker does not answer, InvalidInput when there is no such topic.
+    Retryable when the broker does not answer, InvalidInput when there is no such topic,
+    or its protocol does not let it be judged.
     """
+    codec = registry.reader_of(topic.options)
+    if Loss.SECONDS in codec.losses(topic.options):
+        raise InvalidInput(
+            "the topic cannot be checked",
+            where=f"topic {topic.name}",
+            why=f"in {codec.name} {Loss.SECONDS}: the order of changes within a second cannot be judged",
+            fix="check a topic of another protocol; `tidegate peek` shows the messages all the same",
+        )
     offsets = Offsets(topic)
     partitions = offsets.partitions()
     starts, ends = offsets.first(partitions), offsets.ends(partitions)
@@ -54,7 +64,7 @@ def check_topic(
     check = TopicCheck(
         partitions,
         producer=producer,
-        ddl_to=registry.codec_of(topic.options).ddl_to,
+        ddl_to=codec.ddl_to,
         router=router,
         begun=_begun(topic, starts, ends),
         remember=remember,

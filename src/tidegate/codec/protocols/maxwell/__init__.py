@@ -1,0 +1,23 @@
+"""Maxwell's JSON as TiCDC's classic architecture writes it, read only: docs/formats/maxwell.md."""
+
+from typing import Final
+
+from tidegate.codec.entry import DdlTo, Loss, ReadCodec, Unmarked
+from tidegate.codec.protocols.maxwell.plain import MaxwellDecoder, MaxwellOptions
+
+CODEC: Final = ReadCodec(
+    name=MaxwellOptions.protocol,
+    options=MaxwellOptions,
+    ddl_to=DdlTo.ALL,
+    unmarked=Unmarked(
+        option="",
+        without=lambda options: True,
+        shown=lambda values, decoded: bool(decoded.rows or decoded.ddls),
+        why="maxwell has no watermarks, so nobody can know when a transaction is whole",
+    ),
+    decoder=lambda options: MaxwellDecoder(),
+    form=None,
+    losses=lambda options: frozenset({Loss.BAD_TEXT, Loss.PARTITION, Loss.SECONDS, Loss.UNTYPED}),
+    unwritten="it has no watermarks and no types, and tells a commit by its second; TiCDC's own encoder "
+    "panics at binary columns and many DDLs, and TiCDC's new architecture has dropped it",
+)
