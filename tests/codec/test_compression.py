@@ -9,9 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.codec import compression
-from tidegate.codec.compression import LZ4, NONE, SNAPPY, ExpandError, compressed, expanded
-from tidegate.codec.opening import opened
+from tidegate.codec.base import Batch, Decoded, Decoder
+from tidegate.codec.compression import (
+    LZ4,
+    MAX_EXPANDED,
+    NONE,
+    SNAPPY,
+    ExpandError,
+    compressed,
+    expanded,
+)
+from tidegate.codec.joined import join
+from tidegate.codec.opening import Opening, opened
+from tidegate.codec.protocols.canal_json.plain import CanalJsonDecoder, CanalJsonEncoder, CanalOptions
 
 KINDS = st.sampled_from((NONE, SNAPPY, LZ4))
 
@@ -38,12 +48,71 @@ def test_a_cut_value_is_refused(kind: str) -> None:
             expanded(kind, whole[:size])
 
 
-def test_a_value_that_expands_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "MAX_EXPANDED", 1 << 20)
-    for kind in (SNAPPY, LZ4):
-        assert len(expanded(kind, pa.compress(bytes(1 << 20), kind, asbytes=True))) == 1 << 20
-        with pytest.raises(ExpandError, match=r"claims|more than"):
-            expanded(kind, pa.compress(bytes((1 << 20) + 1), kind, asbytes=True))
+@pytest.mark.parametrize("kind", [SNAPPY, LZ4])
+def test_a_value_that_expands_to_too_much_is_refused(kind: str) -> None:
+    assert len(expanded(kind, pa.compress(bytes(1 << 20), kind, asbytes=True), 1 << 20)) == 1 << 20
+    with pytest.raises(ExpandError, match=r"claims|more than"):
+        expanded(kind, pa.compress(bytes((1 << 20) + 1), kind, asbytes=True), 1 << 20)
+
+
+@pytest.mark.parametrize("kind", [SNAPPY, LZ4])
+def test_the_items_of_a_message_expand_to_no_more_than_one_value_may(kind: str) -> None:
+    item = compressed(kind, bytes(1000))
+    framed = (len(item).to_bytes(8, "big") + item) * 4
+    assert len(opened(framed, kind, framed=True, most=4000)) == 4 * 1008
+    with pytest.raises(ExpandError):
+        opened(framed, kind, framed=True, most=3999)
+
+
+class Counting:
+    """A decoder that counts the bytes of what it is given at a time."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.sizes: list[int] = []
+
+    def decode(self, batch: Batch) -> Decoded:
+        self.sizes.append(sum(len(value or b"") for value in batch.values))
+        return self._decoder.decode(batch)
+
+
+MOST = 100_000
+OPTIONS = CanalOptions(enable_tidb_extension=True)
+
+
+def marks(kind: str, count: int, size: int) -> Batch:
+    """Watermarks of some bytes each, one no JSON and one not compressed among them."""
+    values: list[bytes | None] = []
+    for ts in range(1, count + 1):
+        mark = CanalJsonEncoder(OPTIONS).encode_resolved(ts)
+        assert mark is not None
+        values.append(compressed(kind, (mark.value or b"").ljust(size)))
+    values[7], values[21] = compressed(kind, b"{" * size), b"\xff" * 20
+    return Batch([None] * count, values, range(100, 100 + count))
+
+
+@pytest.mark.parametrize("kind", [SNAPPY, LZ4])
+@pytest.mark.parametrize("size", [MOST, MOST - 1, MOST // 2, MOST // 3, 700])
+def test_a_batch_that_expands_to_much_is_decoded_in_pieces_and_nothing_is_lost(kind: str, size: int) -> None:
+    batch = marks(kind, 120, size)
+    inner = Counting(CanalJsonDecoder())
+    pieces = list(Opening(inner, kind, framed=False, most=MOST).pieces(batch))
+    assert max(inner.sizes) <= MOST
+    assert len(pieces) == -(-119 // (MOST // size))
+    assert [mark for piece in pieces for mark in piece.resolved] == [
+        (ts, 99 + ts) for ts in range(1, 121) if ts not in (8, 22)
+    ]
+    bad = [one for piece in pieces for one in piece.bad]
+    assert [(one.offset, one.value) for one in bad] == [(107, batch.values[7]), (121, batch.values[21])]
+    assert Opening(CanalJsonDecoder(), kind, framed=False, most=MOST).decode(batch) == join(pieces)
+
+
+def test_the_bound_that_readers_have_holds_for_messages_that_each_keep_it() -> None:
+    values = [compressed(SNAPPY, bytes(MAX_EXPANDED // 2))] * 3
+    inner = Counting(CanalJsonDecoder())
+    found = Opening(inner, SNAPPY, framed=False).decode(Batch([None] * 3, values, range(3)))
+    assert inner.sizes == [MAX_EXPANDED, MAX_EXPANDED // 2]
+    assert [bad.offset for bad in found.bad] == [0, 1, 2]
 
 
 def test_a_length_that_the_bytes_cannot_have_is_refused_before_memory_is_taken() -> None:

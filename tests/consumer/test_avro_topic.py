@@ -52,7 +52,7 @@ def test_only_what_names_an_unknown_schema_needs_the_registry() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         decoder = TopicDecoder(topic(MARKS, f"http%3A%2F%2F127.0.0.1%3A{taken.getsockname()[1]}"))
-        decoded = decoder.decode(Batch([None], [b"\x02" + (77).to_bytes(8, "big")], [0]))
+        (decoded,) = decoder.pieces(Batch([None], [b"\x02" + (77).to_bytes(8, "big")], [0]))
         assert decoded.resolved == [(77, 0)]
         with pytest.raises(Retryable, match="does not answer"):
-            decoder.decode(Batch([b"\0\0\0\0\1\2"], [None], [1]))
+            list(decoder.pieces(Batch([b"\0\0\0\0\1\2"], [None], [1])))

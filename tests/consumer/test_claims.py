@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -23,8 +23,8 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.large import CLAIM_CHECK, HANDLE_KEY_ONLY, told_location
 from tidegate.codec.opening import opening
 from tidegate.consumer.claims import ClaimReader
-from tidegate.consumer.source import Range, Topic, fetch
-from tidegate.errors import Retryable
+from tidegate.consumer.source import Fetched, Range, Topic, _drop, _staged, fetch
+from tidegate.errors import Retryable, TidegateError
 from tidegate.model.row import RowChange
 
 OPEN = registry.codec_options({"protocol": "open-protocol"})
@@ -101,6 +101,42 @@ def test_claimed_rows_come_as_if_they_had_fitted(options: Any, compression: str)
     assert shown(decoded) == shown(decoder(options).decode(batch_of(rows, options)))
 
 
+class Counted(Memory):
+    """A storage that counts what is read."""
+
+    reads = 0
+
+    def read(self, location: str) -> bytes:
+        self.reads += 1
+        return super().read(location)
+
+
+@every_protocol
+def test_claimed_rows_are_read_in_pieces_and_nothing_is_lost(options: Any) -> None:
+    storage, rows = Counted(), some_rows()
+    small = chosen(options, storage)
+    inner = decoder(small)
+    decoded = inner.decode(batch_of(rows, small))
+    large = registry.codec_of(small).large
+    assert large is not None
+    whole = ClaimReader(storage, inner, small, large)
+    expected, claimed = describe(whole.resolve(decoded)), storage.reads
+    assert claimed > 5
+    assert len(list(whole.pieces(decoded))) == 1
+    for most in (1, 400):
+        storage.reads = 0
+        reader = ClaimReader(storage, inner, small, large, most=most)
+        pieces, reads = list[Decoded](), list[int]()
+        for piece in reader.pieces(decoded):
+            pieces.append(piece)
+            reads.append(storage.reads)
+        # A piece is there before more is read than the one row that did not fit into it.
+        steps = np.diff(reads, prepend=1)[:-1]
+        assert steps.max() == 1 if most == 1 else 1 < steps.max() < claimed - 1
+        assert storage.reads == claimed
+        assert [one for piece in pieces for one in describe(piece)] == expected
+
+
 def test_a_batch_of_rows_some_of_which_are_claimed_keeps_their_order() -> None:
     """TiCDC may put rows that fit behind a claimed one, into its message."""
     storage, rows = Memory(), some_rows()
@@ -113,6 +149,51 @@ def test_a_batch_of_rows_some_of_which_are_claimed_keeps_their_order() -> None:
     assert not decoded.bad
     assert shown(decoded) == shown(decoder(OPEN).decode(batch_of(rows, OPEN)))
     assert {int(offset) for table in decoded.rows for offset in table.offset} == {7}
+
+
+def test_a_message_that_names_more_rows_than_are_read_at_a_time_is_set_aside() -> None:
+    storage, rows = Counted(), some_rows()
+    small = replace(chosen(OPEN, storage), max_batch_size=1)
+    batch = batch_of(rows, small)
+    keys = [key or b"" for key in batch.keys]
+    joined = keys[0] + b"".join(key[8:] for key in keys[1:])
+    large, inner = registry.codec_of(small).large, decoder(small)
+    assert large is not None
+    decoded = inner.decode(Batch([joined], [b"".join(value or b"" for value in batch.values)], [7]))
+    (bad,) = ClaimReader(storage, inner, small, large, most=1).resolve(decoded).bad
+    assert "its rows have more than 1 bytes together" in bad.why
+    assert bad.reduced_ts is not None
+    assert storage.reads <= 1
+
+
+class Pieces:
+    """Gives rows in pieces, and then fails, or ends."""
+
+    def __init__(self, rows: Batch, outage: TidegateError | None) -> None:
+        self._rows, self._outage = rows, outage
+
+    def pieces(self, batch: Batch) -> Iterator[Decoded]:
+        yield from (decoder(CANAL).decode(self._rows) for _ in range(3))
+        if self._outage is not None:
+            raise self._outage
+
+    def opened(self, value: bytes | None) -> bytes | None:
+        return value
+
+
+def test_pieces_go_into_files_of_their_own_and_leave_none_behind_when_one_cannot_be_had(
+    tmp_path: Path,
+) -> None:
+    topic, rows = Topic("kafka://a:1/t?protocol=canal-json&enable-tidb-extension=true"), some_rows()
+    batch, none = batch_of(rows, CANAL), Fetched(0, 30, 30)
+    found = _staged(topic, cast(Any, Pieces(batch, None)), batch, none, tmp_path)
+    assert len({segment.file for segment in found.segments}) == 3
+    assert sum(segment.rows for segment in found.segments) == 3 * len(rows)
+    assert all(Path(segment.file).exists() for segment in found.segments)
+    _drop(found)
+    with pytest.raises(Retryable):
+        _staged(topic, cast(Any, Pieces(batch, Retryable("not there"))), batch, none, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 @every_protocol

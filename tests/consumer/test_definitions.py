@@ -13,7 +13,9 @@ from tests.consumer.logs import differences, snapshots
 from tests.consumer.test_job import LINE, bank_messages, ended
 from tests.consumer.topics import publish
 from tidegate.codec.base import Batch
+from tidegate.codec.compression import LZ4, compressed
 from tidegate.codec.decode import decoder
+from tidegate.codec.opening import Opening
 from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
 from tidegate.consumer import source
 from tidegate.consumer.source import Offsets, Range, Topic, fetch, read_staged
@@ -84,6 +86,16 @@ def test_a_definition_that_is_nowhere_is_named_and_the_row_set_aside(topic: Topi
     assert (bad.offset, bad.unknown) == (302, ("s", "t", 30))
     assert "read the topic from further back" in bad.why
     assert sum(segment.rows for segment in fetched.segments) == 2
+
+
+def test_rows_that_come_pieces_before_their_definition_are_decoded_all_the_same() -> None:
+    sent = [*rows(NUMBERS, 100, 50), ENCODER.encode_definition(NUMBERS), *rows(NUMBERS, 300, 5)]
+    values = [compressed(LZ4, message.value or b"") for message in sent]
+    batch = Batch([None] * len(sent), values, range(len(sent)))
+    inner = decoder(SimpleOptions())
+    found = Opening(inner, LZ4, framed=False, most=2000).decode(batch)
+    assert not found.bad
+    assert sum(map(len, found.rows)) == 55
 
 
 def test_rows_that_come_before_their_definition_in_a_batch_wait_for_it() -> None:

@@ -5,7 +5,7 @@
 
 Open-protocol compresses the value of each item, the others the whole value; empty stays empty. Bytes differ
 between libraries and are equal once expanded. A hostile message cannot make the reader allocate much:
-what it expands to is bounded before, or while, it is expanded.
+what it expands to is bounded before, or while, it is expanded. `codec.opening` bounds a batch of messages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NONE: Final = "none"
 SNAPPY: Final = "snappy"
 LZ4: Final = "lz4"
 MAX_EXPANDED: Final = 1 << 28
-"""Bytes that one value may expand to. TiDB's largest row has 120 MB; 256 MB hold its text."""
+"""Bytes that one message may expand to. TiDB's largest row has 120 MB; 256 MB hold its text."""
 _SNAPPY_RATIO: Final = 32
 """More than a block can expand: a copy of three bytes gives at most 64."""
 _CHUNK: Final = 1 << 16
@@ -37,19 +37,19 @@ def compressed(kind: str, data: bytes) -> bytes:
     return found
 
 
-def expanded(kind: str, data: bytes) -> bytes:
-    """What was compressed; raises ExpandError."""
+def expanded(kind: str, data: bytes, most: int = MAX_EXPANDED) -> bytes:
+    """What was compressed; raises ExpandError, also when it is more than so many bytes."""
     if kind == NONE or not data:
         return data
     try:
-        return _unsnapped(data) if kind == SNAPPY else _unframed(data)
+        return _unsnapped(data, most) if kind == SNAPPY else _unframed(data, most)
     except (pa.ArrowException, OSError) as error:
         raise ExpandError(f"the value is not compressed with {kind}: {str(error)[:200]}") from error
 
 
-def _unsnapped(data: bytes) -> bytes:
+def _unsnapped(data: bytes, most: int) -> bytes:
     size = _claimed(data)
-    if size > min(MAX_EXPANDED, _SNAPPY_RATIO * len(data)):
+    if size > min(most, _SNAPPY_RATIO * len(data)):
         raise ExpandError(f"a snappy block of {len(data)} bytes claims to hold {size}")
     found: bytes = pa.decompress(data, size, SNAPPY, asbytes=True) if size else b""
     return found
@@ -65,12 +65,12 @@ def _claimed(data: bytes) -> int:
     raise ExpandError("a snappy block does not begin with a length")
 
 
-def _unframed(data: bytes) -> bytes:
+def _unframed(data: bytes, most: int) -> bytes:
     chunks, size = [], 0
     with pa.CompressedInputStream(pa.BufferReader(data), LZ4) as stream:
-        while chunk := stream.read(max(_CHUNK, size)):
+        while chunk := stream.read(min(max(_CHUNK, size), most - size + 1)):
             chunks.append(chunk)
             size += len(chunk)
-            if size > MAX_EXPANDED:
-                raise ExpandError(f"an lz4 frame of {len(data)} bytes expands to more than {MAX_EXPANDED}")
+            if size > most:
+                raise ExpandError(f"an lz4 frame of {len(data)} bytes expands to more than {most}")
     return b"".join(chunks)

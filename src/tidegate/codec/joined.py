@@ -1,8 +1,9 @@
-"""Parts of a decoded batch put together: rows of one table become one table again, in order."""
+"""Parts of a decoded batch put together, in order, and one taken apart."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,40 @@ def join(parts: list[Decoded], tables: Sequence[tuple[RowKey, DecodedTable]] = (
         sorted((ddl for part in parts for ddl in part.ddls), key=lambda ddl: ddl.offset),
         sorted((bad for part in parts for bad in part.bad), key=lambda bad: bad.offset),
         sorted((one for part in parts for one in part.repartitions), key=lambda one: one[1]),
+    )
+
+
+def cut(decoded: Decoded, offset: int) -> tuple[Decoded, Decoded]:
+    """What is before an offset, and what is at it or behind."""
+    at = [(table, int(np.searchsorted(table.offset, offset))) for table in decoded.rows]
+    return (
+        Decoded(
+            [_slice(table, 0, end) for table, end in at if end],
+            [mark for mark in decoded.resolved if mark[1] < offset],
+            [ddl for ddl in decoded.ddls if ddl.offset < offset],
+            [bad for bad in decoded.bad if bad.offset < offset],
+            [one for one in decoded.repartitions if one[1] < offset],
+        ),
+        Decoded(
+            [_slice(table, start, len(table)) for table, start in at if start < len(table)],
+            [mark for mark in decoded.resolved if mark[1] >= offset],
+            [ddl for ddl in decoded.ddls if ddl.offset >= offset],
+            [bad for bad in decoded.bad if bad.offset >= offset],
+            [one for one in decoded.repartitions if one[1] >= offset],
+        ),
+    )
+
+
+def _slice(table: DecodedTable, start: int, end: int) -> DecodedTable:
+    rows, count = slice(start, end), end - start
+    return replace(
+        table,
+        op=table.op[rows],
+        commit_ts=table.commit_ts[rows],
+        offset=table.offset[rows],
+        seq=table.seq[rows],
+        new=None if table.new is None else table.new.slice(start, count),
+        old=None if table.old is None else table.old.slice(start, count),
     )
 
 

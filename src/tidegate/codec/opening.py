@@ -1,19 +1,25 @@
 """Expand messages that their producer has compressed, and hand them to a decoder.
 
 Message by message: what cannot be expanded is a bad message, and what a decoder finds bad is reported with
-the bytes that were on the topic. Bounds: see `codec.compression`.
+the bytes that were on the topic.
+
+Bounds: a message expands to at most MAX_EXPANDED bytes, all its items together. So do the messages that are
+decoded at a time: small messages that each expand to much are decoded in several pieces. At most one piece
+and the message behind it are in memory.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from tidegate.codec.assemble import at, bad_message
-from tidegate.codec.base import Batch, Decoded, Decoder
-from tidegate.codec.compression import NONE, ExpandError, expanded
+from tidegate.codec.base import BadMessage, Batch, Decoded, Decoder
+from tidegate.codec.compression import MAX_EXPANDED, NONE, ExpandError, expanded
+from tidegate.codec.joined import join
 from tidegate.codec.large import Large, LargeOptions
 
 LENGTH: Final = 8
@@ -26,46 +32,88 @@ def opening(decoder: Decoder, options: LargeOptions, large: Large) -> Decoder:
     return decoder if kind == NONE else Opening(decoder, kind, framed=large.framed)
 
 
-def opened(value: bytes, kind: str, *, framed: bool) -> bytes:
-    """A message's value, expanded; of batches each item for itself. Raises ExpandError."""
-    return _items(value, kind) if framed else expanded(kind, value)
+def in_pieces(decoder: Decoder, batch: Batch) -> Iterator[Decoded]:
+    """What a batch held, in pieces of bounded size, in the order of the messages.
+
+    Each piece may be forgotten before the next is made: `Decoder.decode` has all of them in memory at last.
+    """
+    if isinstance(decoder, Opening):
+        yield from decoder.pieces(batch)
+    else:
+        yield decoder.decode(batch)
 
 
-def _items(value: bytes, kind: str) -> bytes:
+def opened(value: bytes, kind: str, *, framed: bool, most: int = MAX_EXPANDED) -> bytes:
+    """A message's value, expanded; of batches each item for itself. ExpandError if it is more than `most`."""
+    return _items(value, kind, most) if framed else expanded(kind, value, most)
+
+
+def _items(value: bytes, kind: str, most: int) -> bytes:
     """Items with their lengths; what is no such thing is left as it is, for the decoder to refuse."""
-    parts, position = [], 0
+    parts, position, left = [], 0, most
     while position < len(value):
         size = int.from_bytes(value[position : position + LENGTH], "big")
         end = position + LENGTH + size
         if position + LENGTH > len(value) or end > len(value):
             return value
-        item = expanded(kind, value[position + LENGTH : end])
+        item = expanded(kind, value[position + LENGTH : end], left)
         parts += [len(item).to_bytes(LENGTH, "big"), item]
-        position = end
+        position, left = end, left - len(item)
     return b"".join(parts)
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Messages under way, expanded."""
+
+    places: list[int] = field(default_factory=list)
+    """Which of the batch."""
+    values: list[bytes | None] = field(default_factory=list)
+    bad: list[BadMessage] = field(default_factory=list)
+    size: int = 0
 
 
 class Opening:
     """A `Decoder` of compressed messages over one of plain ones."""
 
-    def __init__(self, decoder: Decoder, kind: str, *, framed: bool) -> None:
-        self._decoder, self._kind, self._framed = decoder, kind, framed
+    def __init__(self, decoder: Decoder, kind: str, *, framed: bool, most: int = MAX_EXPANDED) -> None:
+        """`most`: bytes that a message, and what is decoded at a time, may expand to."""
+        self._decoder, self._kind, self._framed, self._most = decoder, kind, framed, most
 
     def decode(self, batch: Batch) -> Decoded:
-        """As `Decoder.decode`."""
-        values, bad, kept = [], [], []
+        """As `Decoder.decode`; memory is bounded by what the messages expand to."""
+        pieces = list(self.pieces(batch))
+        if len(pieces) > 1 and any(bad.unknown is not None for piece in pieces for bad in piece.bad):
+            # What a later piece has told of their tables.
+            pieces = list(self.pieces(batch))
+        return pieces[0] if len(pieces) == 1 else join(pieces)
+
+    def pieces(self, batch: Batch) -> Iterator[Decoded]:
+        """As `in_pieces`."""
+        piece = _Piece()
         for i in range(len(batch)):
             value = at(batch.values, i)
             try:
-                values.append(None if value is None else opened(value, self._kind, framed=self._framed))
-                kept.append(i)
+                found = None
+                if value is not None:
+                    found = opened(value, self._kind, framed=self._framed, most=self._most)
             except ExpandError as error:
-                bad.append(bad_message(int(batch.offsets[i]), at(batch.keys, i), value, error))
-        offsets = np.asarray(batch.offsets, dtype=np.int64)
-        headers = None if batch.headers is None else [batch.headers[i] for i in kept]
-        decoded = self._decoder.decode(
-            Batch([at(batch.keys, i) for i in kept], values, offsets[kept], headers)
-        )
-        places = {int(offsets[i]): i for i in kept}
-        bad += [replace(one, value=at(batch.values, places[one.offset])) for one in decoded.bad]
-        return replace(decoded, bad=sorted(bad, key=lambda one: one.offset))
+                piece.bad.append(bad_message(int(batch.offsets[i]), at(batch.keys, i), value, error))
+                continue
+            size = len(found or b"")
+            if piece.size and piece.size + size > self._most:
+                yield self._decoded(batch, piece)
+                piece = _Piece()
+            piece.places.append(i)
+            piece.values.append(found)
+            piece.size += size
+        yield self._decoded(batch, piece)
+
+    def _decoded(self, batch: Batch, piece: _Piece) -> Decoded:
+        offsets = np.asarray(batch.offsets, dtype=np.int64)[piece.places]
+        headers = None if batch.headers is None else [batch.headers[i] for i in piece.places]
+        keys = [at(batch.keys, i) for i in piece.places]
+        decoded = self._decoder.decode(Batch(keys, piece.values, offsets, headers))
+        places = dict(zip(offsets.tolist(), piece.places, strict=True))
+        bad = [replace(one, value=at(batch.values, places[one.offset])) for one in decoded.bad]
+        return replace(decoded, bad=sorted([*bad, *piece.bad], key=lambda one: one.offset))

@@ -3,14 +3,15 @@
 The decoder says of such a message that its row is not in it. Here the message is taken apart into its rows,
 each that is claimed is read, decoded like any other and compared with what its message tells of it: table,
 commit ts, handle key. What the storage does not have now is Retryable: the messages stay to be read, and
-nothing behind them is applied. A row of which only the handle key was sent is read from TiKV
+nothing behind them is applied. What is read at a time is bounded, since one small message names an object of
+any size: what a batch holds comes in pieces. A row of which only the handle key was sent is read from TiKV
 (`handle_keys`), if an address of PD is given; what cannot be had at all leaves its message bad, with its ts
 (`checks.check_complete`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -19,7 +20,8 @@ import numpy as np
 from tidegate.codec import registry
 from tidegate.codec.assemble import DecodeError
 from tidegate.codec.base import BadMessage, Batch, Decoded, DecodedTable, Decoder, describe
-from tidegate.codec.compression import ExpandError
+from tidegate.codec.compression import MAX_EXPANDED, ExpandError
+from tidegate.codec.joined import cut, join
 from tidegate.codec.large import Large, LargeOptions, Part, Reduced, bare, told_location, unclaimed
 from tidegate.codec.opening import opened
 from tidegate.consumer.handle_keys import GoneError
@@ -53,26 +55,41 @@ class ClaimReader:
         options: LargeOptions,
         large: Large,
         upstream: Upstream | None = None,
+        *,
+        most: int = MAX_EXPANDED,
     ) -> None:
         """`decoder` takes messages that are expanded already. A claimed row is read from the storage, if
-        there is one, any other from upstream.
+        there is one, any other from upstream. `most`: bytes of rows that are read before a piece is given.
         """
+        self._most = most
         self._storage, self._decoder, self._options, self._large = storage, decoder, options, large
         self._upstream = upstream
 
     def resolve(self, decoded: Decoded) -> Decoded:
-        """What was decoded, with the rows of the storage; raises Retryable when one cannot be had."""
-        if all(bad.reduced_ts is None for bad in decoded.bad):
-            return decoded
-        rows, left = list(decoded.rows), list[BadMessage]()
+        """All that `pieces` gives, at once."""
+        pieces = list(self.pieces(decoded))
+        return pieces[0] if len(pieces) == 1 else join(pieces)
+
+    def pieces(self, decoded: Decoded) -> Iterator[Decoded]:
+        """What was decoded, with the rows of the storage, in the order of the messages.
+
+        At most one message's rows are read beyond `most` bytes before a piece is given. Raises Retryable when
+        a row cannot be had.
+        """
+        rest, rows, left, size = decoded, list[DecodedTable](), list[BadMessage](), 0
         for bad in decoded.bad:
             found = None if bad.reduced_ts is None else self._rows(bad)
-            if isinstance(found, list):
-                rows += found
-            else:
+            if not isinstance(found, list):
                 left.append(found or bad)
-        rows.sort(key=lambda table: (int(table.offset[0]), int(table.seq[0])))
-        return replace(decoded, rows=rows, bad=left)
+                continue
+            more = sum(map(_bytes_of, found))
+            if size and size + more > self._most:
+                whole, rest = cut(rest, bad.offset)
+                yield _with(whole, rows, left)
+                rows, left, size = [], [], 0
+            rows += found
+            size += more
+        yield _with(rest, rows, left) if rows or left else rest
 
     def _rows(self, bad: BadMessage) -> list[DecodedTable] | BadMessage | None:
         """The rows of a message; None when one lies nowhere; what must wait for a definition."""
@@ -83,7 +100,10 @@ class ClaimReader:
         if any(part.reduced is not None and not self._has(part.reduced) for part in parts):
             return None
         found: list[DecodedTable] = []
+        size = 0
         for seq, part in enumerate(parts):
+            if size > self._most:
+                return replace(bad, why=f"{bad.why}; its rows have more than {self._most} bytes together")
             try:
                 one = self._one(bad.offset, part)
             except GoneError as error:
@@ -91,6 +111,7 @@ class ClaimReader:
             if one.bad:
                 return replace(bad, why=one.bad[0].why, unknown=one.bad[0].unknown, reduced_ts=None)
             found += [replace(table, seq=np.full(len(table), seq, dtype=np.int32)) for table in one.rows]
+            size += sum(map(_bytes_of, one.rows))
         return found
 
     def _has(self, reduced: Reduced) -> bool:
@@ -134,6 +155,16 @@ class ClaimReader:
             whole = replace(whole, table=replace(whole.table, version=version.version))
         sent = [(one.key, one.value) for one in registry.encoder(options).encode_rows([whole])]
         return self._decoder.decode(Batch([sent[0][0]], [sent[0][1]], [offset]))
+
+
+def _bytes_of(table: DecodedTable) -> int:
+    return sum(image.nbytes for image in (table.new, table.old) if image is not None)
+
+
+def _with(decoded: Decoded, rows: list[DecodedTable], bad: list[BadMessage]) -> Decoded:
+    """With these rows, and these messages instead of the bad ones."""
+    tables = sorted([*decoded.rows, *rows], key=lambda table: (int(table.offset[0]), int(table.seq[0])))
+    return replace(decoded, rows=tables, bad=bad)
 
 
 def _compare(part: Part, told: list[dict[str, Any]], whole: Decoded) -> None:

@@ -66,6 +66,6 @@ def _decoded(decoder: Any, partition: int, messages: list[Any]) -> Iterator[dict
         np.array([message.offset() for message in messages], np.int64),
         [message.headers() for message in messages],
     )
-    decoded = decoder.decode(batch)
-    for item in describe(decoded):
-        yield {"partition": partition, **item}
+    for piece in decoder.pieces(batch):
+        for item in describe(piece):
+            yield {"partition": partition, **item}

@@ -1,12 +1,13 @@
 """From Kafka to staged Arrow: the driver decides offset ranges, Spark tasks fetch and decode them.
 
 A task reads one partition's range read_committed, decodes it with the protocol's decoder and writes the
-rows, table by table, as Arrow IPC streams into one staging file; back to the driver goes only a
-`Fetched`: descriptors, marks and DDLs, no rows. Staging files are disposable: what is lost with them is read
-again from the offsets kept with the target. A worker process keeps its Kafka client for its life.
+rows, table by table, as Arrow IPC streams into a staging file; back to the driver goes only a `Fetched`:
+descriptors, marks and DDLs, no rows. Staging files are disposable: what is lost with them is read again from
+the offsets kept with the target. A worker process keeps its Kafka client for its life.
 
-Bounds: one task fetches at most `MAX_BYTES` of messages; a partition without an answer for `STALL_S` ends
-its task with what it has.
+Bounds: one task fetches at most `MAX_BYTES` of messages. What they expand to, or only name, may be far more:
+it is decoded and written in pieces, each into a file of its own (`codec.opening`, `consumer.claims`). A
+partition without an answer for `STALL_S` ends its task with what it has.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from tidegate.codec.base import (
 from tidegate.codec.compression import NONE, ExpandError
 from tidegate.codec.decode import decoder as decoder_of
 from tidegate.codec.large import LargeOptions
-from tidegate.codec.opening import opened, opening
+from tidegate.codec.opening import in_pieces, opened, opening
 from tidegate.codec.schema_book import SchemaBook, look_up_missing
 from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri, revealed
 from tidegate.consumer.assembler import Segment
@@ -264,15 +265,19 @@ class TopicDecoder:
             upstream = RowReader(PdClient(topic.pd), ZoneInfo(topic.time_zone)) if topic.pd else None
             self._claims = ClaimReader(storage, inner, options, large, upstream)
 
-    def decode(self, batch: Batch) -> Decoded:
-        """As `Decoder.decode`, with the rows that lie in a storage, if the source URI names one.
+    def pieces(self, batch: Batch) -> Iterator[Decoded]:
+        """What a batch held, with the rows that lie in a storage, if the source URI names one.
 
-        Retryable while a schema is not known and the registry does not answer, or a row is not there.
+        In the order of the messages, in pieces of bounded size: usually one. Raises Retryable while a schema
+        is not known and the registry does not answer, or a row is not there.
         """
         if self._schemas is not None:
             look_up_missing(self._book, self._registry, self._schemas.named(batch))
-        decoded = self._decoder.decode(batch)
-        return decoded if self._claims is None else self._claims.resolve(decoded)
+        for piece in in_pieces(self._decoder, batch):
+            if self._claims is None:
+                yield piece
+            else:
+                yield from self._claims.pieces(piece)
 
     def opened(self, value: bytes | None) -> bytes | None:
         """A message's value without its compression; as it is when it cannot be expanded."""
@@ -299,40 +304,53 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
     finally:
         reader.unassign()
     batch = batch_of(taken.messages)
+    found = Fetched(wanted.partition, taken.next_offset, len(taken.messages), trouble=taken.trouble)
     try:
-        decoded = decoder.decode(batch)
+        whole = _staged(topic, decoder, batch, found, staging)
+        unknown = unknown_versions(whole.bad)
+        if unknown:
+            _drop(whole)
+            trouble = look_back(topic, reader, decoder, wanted, unknown)
+            if trouble:
+                return Fetched(wanted.partition, wanted.start, trouble=trouble)
+            whole = _staged(topic, decoder, batch, found, staging)
     except TidegateError as error:
         return Fetched(wanted.partition, wanted.start, outage=(error.what, error.where, error.why, error.fix))
-    unknown = unknown_versions(decoded)
-    if unknown:
-        trouble = look_back(topic, reader, decoder, wanted, unknown)
-        if trouble:
-            return Fetched(wanted.partition, wanted.start, trouble=trouble)
-        decoded = decoder.decode(batch)
+    return whole
+
+
+def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, staging: Path) -> Fetched:
+    """What was fetched, with all that the messages held; each piece of rows is in a file of its own."""
     unmarked = registry.codec(topic.options.protocol).unmarked
-    return Fetched(
-        partition=wanted.partition,
-        next_offset=taken.next_offset,
-        messages=len(taken.messages),
-        segments=tuple(
-            stage(
-                decoded,
-                wanted.partition,
-                staging / f"{wanted.partition}-{wanted.start}-{time.monotonic_ns()}.arrow",
+    try:
+        for piece in decoder.pieces(batch):
+            file = staging / f"{found.partition}-{found.next_offset}-{time.monotonic_ns()}.arrow"
+            bad = (*found.bad, *piece.bad)
+            found = replace(
+                found,
+                segments=(*found.segments, *stage(piece, found.partition, file)),
+                resolved=(*found.resolved, *piece.resolved),
+                ddls=(*found.ddls, *piece.ddls),
+                bad=bad,
+                repartitions=(*found.repartitions, *piece.repartitions),
+                unmarked=found.unmarked
+                or (unmarked is not None and unmarked.shown(sound_values(decoder, batch, bad), piece)),
             )
-        ),
-        resolved=tuple(decoded.resolved),
-        ddls=tuple(decoded.ddls),
-        bad=tuple(decoded.bad),
-        repartitions=tuple(decoded.repartitions),
-        unmarked=unmarked is not None and unmarked.shown(sound_values(decoder, batch, decoded), decoded),
-        trouble=taken.trouble,
-    )
+    except TidegateError:
+        _drop(found)
+        raise
+    return found
 
 
-def sound_values(decoder: TopicDecoder, batch: Batch, decoded: Decoded) -> list[bytes | None]:
+def _drop(found: Fetched) -> None:
+    """Remove the staging files of what will be fetched once more."""
+    for file in {segment.file for segment in found.segments}:
+        Path(file).unlink(missing_ok=True)
+
+
+def sound_values(decoder: TopicDecoder, batch: Batch, messages: Iterable[BadMessage]) -> list[bytes | None]:
     """The first value that could be decoded, without its compression; none when there is none."""
-    bad = {message.offset for message in decoded.bad}
+    bad = {message.offset for message in messages}
     for value, offset in zip(batch.values, batch.offsets, strict=True):
         if value is not None and int(offset) not in bad:
             return [decoder.opened(value)]
@@ -349,9 +367,9 @@ def batch_of(messages: Sequence[Message]) -> Batch:
     )
 
 
-def unknown_versions(decoded: Decoded) -> set[tuple[str, str, int]]:
+def unknown_versions(messages: Iterable[BadMessage]) -> set[tuple[str, str, int]]:
     """The table versions of rows that wait for their definition."""
-    return {bad.unknown for bad in decoded.bad if bad.unknown is not None}
+    return {bad.unknown for bad in messages if bad.unknown is not None}
 
 
 def look_back(
@@ -382,7 +400,8 @@ def look_back(
             if trouble:
                 return trouble
             if told:
-                decoder.decode(batch_of(told))
+                for _ in decoder.pieces(batch_of(told)):
+                    pass
                 left -= {
                     version
                     for message in told
