@@ -1,12 +1,12 @@
 """Encode and dispatch: rows per CPU-second of a core, from slots to messages. Back: `benchmarks/messages.py`.
 
-    PYTHONPATH=src python benchmarks/encode.py [--rows 65536] [--passes 5] [--json]
+    PYTHONPATH=src python benchmarks/encode.py [--rows 65536] [--passes 5] [--json] [--verify]
 
 Three tables: `narrow` (5 columns, short strings), `sbtest` (5 columns, 180 characters) and `wide` (44
 columns of many types). A third of the rows are updates or deletes with old values. Rows are drawn anew
 for every pass, so that the branch predictor does not learn them. CPU time, best pass. The last column is
 against the peer, over the messages of that pass: orjson's `dumps` of the same texts, from objects that are
-there (`benchmarks/peers.py`); for Avro there is none.
+there (`benchmarks/peers.py`); for Avro there is none. `--verify` measures `integrity.verify-encoded` instead.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.peers import dump_seconds
 
 from tidegate.codec.base import Batch, CodecOptions
 from tidegate.codec.blocks import encode_block
+from tidegate.codec.readback import ReadBack
 from tidegate.codec.registry import CODECS, codec_of, codec_options, row_protocols
 from tidegate.config import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
@@ -35,6 +36,7 @@ from tidegate.model.slots import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, 
 from tidegate.tidb import value as values
 from tidegate.tidb.table_info import table_schema
 
+BUILD_MS = 1_795_246_227_886
 WORDS = ["alfa", "bravo", "naïve", "数据", "it's", 'quote"q', "delta", "echo", "foxtrot", "golf-1234", "<b>"]
 TEXT, INT, BIGINT = (15, 0, "utf8mb4"), (3, 0, "binary"), (8, 0, "binary")
 WIDE = {
@@ -155,7 +157,7 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
         has_peer = codec_of(options).schemas is None and "(avro)" not in label
         with_peer |= {label} if has_peer else set()
         steps[label] = lambda block, zeros, room, options=options: encode_block(
-            block, zeros, options, 1_795_246_227_886, room
+            block, zeros, options, BUILD_MS, room
         )
     return {
         label: best(step, table, pool, owner, rows, passes, rng, has_peer=label in with_peer)
@@ -203,6 +205,27 @@ def best(
     return figures
 
 
+def verified(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
+    """What `integrity.verify-encoded` makes of encoding, in turns with encoding alone."""
+    table, rng, found = make_table(name), np.random.default_rng(11), {}
+    pool, owner = pool_of(table, 4096, random.Random(11))
+    zeros = np.zeros(rows, dtype=np.int32)
+    for label, options in options_by_label():
+        reader, alone, whole = ReadBack(options), [float("inf")], [float("inf")]
+        for number in range(passes + 1):
+            block = draw(table, pool, owner, rows, rng)
+            start = time.process_time()
+            done = encode_block(block, zeros, options, BUILD_MS)
+            middle = time.process_time()
+            if reader.compare(block, done, zeros):
+                raise SystemExit(f"{name}, {label}: a message does not say what its row is")
+            if number:  # in the first the decoder learns the table
+                alone.append(middle - start)
+                whole.append(time.process_time() - start)
+        found[label] = {"rows_per_cpu_s": rows / min(whole), "times_alone": min(whole) / min(alone)}
+    return found
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
@@ -211,7 +234,19 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=65_536)
     parser.add_argument("--passes", type=int, default=7)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--verify", action="store_true", help="what verify-encoded costs, instead")
     arguments = parser.parse_args()
+    if arguments.verify:
+        costs = {name: verified(name, arguments.rows, arguments.passes) for name in TABLES}
+        if arguments.json:
+            print(json.dumps(costs))
+            return
+        print(f"{'table':8} {'protocol':18} {'M rows/CPU-s':>13} {'x encoding alone':>17}")
+        for name, labels in costs.items():
+            for label, figures in labels.items():
+                rate, times = figures["rows_per_cpu_s"] / 1e6, figures["times_alone"]
+                print(f"{name:8} {label:18} {rate:13.2f} {times:17.1f}")
+        return
     found = {name: measure(name, arguments.rows, arguments.passes) for name in TABLES}
     if arguments.json:
         print(json.dumps(found))

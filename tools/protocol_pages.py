@@ -12,7 +12,8 @@ from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, Loss, ReadCodec, Row
 from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
 from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqEncoder
 from tidegate.codec.protocols.ticdc_mq.types import TYPES
-from tidegate.codec.registry import CODECS
+from tidegate.codec.readback import LOSSY_KINDS
+from tidegate.codec.registry import CODECS, codec_options
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
@@ -56,7 +57,25 @@ Decoding what was encoded gives the same rows, values, order and timestamps, but
 
 {_table(["protocol", *map(str, range(1, len(Loss) + 1))], losses)}
 `always`; or the option that brings it, or that avoids it (`without`); `{ABSENT}` never.
-"""
+
+## What verify-encoded leaves out
+
+Under [`verify-encoded`](../integrity.md#what-is-sent-is-what-was-captured) columns of these types are not compared, because their
+values may come back otherwise:
+
+{_table(["protocol", "columns"], ([f"`{codec.name}`", _left_out(codec)] for codec in rows if isinstance(codec, RowCodec)))}"""
+
+
+def _left_out(codec: RowCodec) -> str:
+    """The kinds of columns that a protocol's losses keep from being compared, with its marks."""
+    given = (
+        dict(one.split("=") for one in codec.unmarked.option.split("&")) if codec.unmarked is not None else {}
+    )
+    options = codec_options({"protocol": codec.name, **given})
+    losses = codec.losses(options)
+    kinds = sorted({kind.name.lower() for loss in losses for kind in LOSSY_KINDS.get(loss, ())})
+    kinds += ["those with a default that are NULL-able"] if Loss.DEFAULT in losses else []
+    return ", ".join(kinds) or "none"
 
 
 def _row(codec: AnyCodec) -> list[str]:

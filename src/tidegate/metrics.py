@@ -41,6 +41,12 @@ integrity_images: Final = Counter(
     (*FEED, "outcome"),
     registry=REGISTRY,
 )
+misencoded_rows: Final = Counter(
+    "tidegate_misencoded_rows",
+    "Row changes whose messages do not say what they are, by verify-encoded",
+    FEED,
+    registry=REGISTRY,
+)
 batch_s: Final = Histogram(
     "tidegate_pipeline_batch_seconds",
     "Duration of a micro-batch",

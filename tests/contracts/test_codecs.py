@@ -33,6 +33,7 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.entry import DdlTo, Loss, ReadCodec, RowCodec
 from tidegate.codec.opening import opened
 from tidegate.codec.plan import Plan
+from tidegate.codec.readback import ReadBack
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
@@ -232,6 +233,31 @@ def test_golden_rows_give_the_same_bytes_compiled_and_plain(case: Case) -> None:
     rng = np.random.default_rng(7)
     for rows in golden_rows():
         check(rows, case.options, rng.integers(0, 3, len(rows)).astype(np.int32))
+
+
+def read_back(rows: list[RowChange], case: Case, partition: np.ndarray) -> None:
+    """What was encoded is, decoded by the protocol's own decoder, what was given to the encoder."""
+    block = block_of(rows)
+    try:
+        encoded = encode_block(block, partition, case.options, BUILD_MS)
+    except InvalidInput:  # no message can say it
+        return
+    assert ReadBack(case.options).compare(block, encoded, partition) == []
+
+
+@every_written_case
+def test_golden_rows_are_read_back_as_they_were(case: Case) -> None:
+    if registry.unverified(case.codec, case.options):
+        with pytest.raises(InvalidInput, match="cannot be read back"):
+            ReadBack(case.options)
+        return
+    # Under the usual options all tables, under each of the others every eighth.
+    rng, number = np.random.default_rng(8), list(WRITTEN.values()).index(case)
+    tables = golden_rows() if case == USUAL[case.codec.name] else golden_rows()[number % 8 :: 8]
+    for rows in tables:
+        some = [row for row in rows if case.sendable(row)]
+        if some:
+            read_back(some, case, rng.integers(0, 3, len(some)).astype(np.int32))
 
 
 @every_written_codec

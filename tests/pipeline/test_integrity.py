@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.contracts.codec_rows import messages_of
 from tests.pipeline.control_end import PATIENCE_S, ControlEnd
@@ -16,9 +20,11 @@ from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.codec.base import Batch
 from tidegate.codec.decode import decoder
+from tidegate.codec.readback import Misencoded, ReadBack
 from tidegate.codec.registry import codec_options
 from tidegate.errors import Fatal
 from tidegate.model.message import MessageBlock
+from tidegate.model.slots import RowBlock
 from tidegate.model.span import Span
 from tidegate.pipeline.deliver import Report, Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -159,6 +165,75 @@ def test_messages_tell_the_checksums_of_their_rows(tmp_path: Path, level: str) -
     assert len(told) > total(reports, "messages") // 3
     # Each damaged row is marked; the sums of all others are those of their columns, or they would be bad.
     assert [bad.why.rpartition(" ")[2] for bad in found.bad] == ["corrupted"] * len(DAMAGED)
+
+
+class Defect(ReadBack):
+    """Reads back what an encoder with a defect wrote: the last digit of each message's balance is another."""
+
+    def compare(
+        self, block: RowBlock, messages: MessageBlock, partition: npt.NDArray[np.int32]
+    ) -> list[Misencoded]:
+        data = messages.data.copy()
+        for start, length in zip(messages.value_start.tolist(), messages.value_length.tolist(), strict=True):
+            at = data[start : start + length].tobytes().find(b'"balance":"')
+            if at >= 0:
+                data[start + at + len(b'"balance":"')] ^= 1
+        return super().compare(block, replace(messages, data=data), partition)
+
+
+def encoding(level: str) -> dict[str, Any]:
+    return {"integrity": {"verify-encoded": True, "corruption-handle-level": level}}
+
+
+SIMPLE = URI.replace("open-protocol", "simple")
+
+
+@pytest.mark.parametrize("uri", [URI, SIMPLE, URI.replace("open-protocol", "canal-json")])
+def test_what_is_encoded_as_it_should_be_passes(tmp_path: Path, uri: str) -> None:
+    feed = SealedFeed(tmp_path, uri)
+    worker, keeper = feed.worker(encoding("error"))
+    reports = worker.deliver(feed.ranges())
+    assert total(reports, "misencoded") == 0
+    assert keeper.rows > 0
+    assert quarantine.read(feed.feed_dir / "quarantine.jsonl") == []
+
+
+def test_rows_that_are_encoded_otherwise_are_counted_kept_and_sent(tmp_path: Path) -> None:
+    feed = SealedFeed(tmp_path, SIMPLE)
+    worker, keeper = feed.worker(encoding("warn"))
+    worker.plan = replace(worker.plan, read_back=Defect(worker.plan.codec))
+    reports = worker.deliver(feed.ranges())
+    kept = quarantine.read(feed.feed_dir / "quarantine.jsonl")
+    assert total(reports, "misencoded") == len(kept) > 100
+    assert total(reports, "mismatched") == total(reports, "quarantined") == 0
+    assert keeper.rows == total(reports, "messages")
+    for entry in kept:
+        assert (entry["where"]["table"], entry["where"]["column"]) == ("bank.accounts", "balance")
+        assert re.fullmatch(r"id = \d+", entry["where"]["row"])
+        assert re.fullmatch("encoded otherwise: (its old value: )?it has another value", entry["why"])
+        assert b'"balance":"' in entry["value"]
+
+
+def test_a_feed_that_must_stop_sends_nothing_of_rows_that_are_encoded_otherwise(tmp_path: Path) -> None:
+    feed = SealedFeed(tmp_path, SIMPLE)
+    worker, keeper = feed.worker(encoding("error"))
+    worker.plan = replace(worker.plan, read_back=Defect(worker.plan.codec))
+    with pytest.raises(Fatal, match="a message does not say what its row is") as caught:
+        worker.deliver(feed.ranges())
+    told = r"table bank.accounts, row with id = \d+, commit ts \d+, column balance: .*it has another value \("
+    assert re.match(told, caught.value.why)
+    assert keeper.rows == 0
+
+
+def test_a_row_that_cannot_be_decoded_does_not_stop_a_feed_that_only_compares_messages(
+    tmp_path: Path,
+) -> None:
+    feed = SealedFeed(tmp_path, damaged=())
+    rows = next(r for t, r in feed.rows.items() if t < 1 << 40 and r)
+    rows[0] = (*rows[0][:4], rows[0][4][:7], rows[0][5])
+    worker, keeper = feed.worker(encoding("error"))
+    assert total(worker.deliver(feed.ranges()), "quarantined") == 1
+    assert keeper.rows > 0
 
 
 def test_a_feed_that_must_stop_stops_before_the_damaged_block(tmp_path: Path) -> None:

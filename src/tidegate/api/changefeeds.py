@@ -297,6 +297,7 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
             "unchecked": totals.unchecked,
             "excused": totals.excused,
             "mismatched": totals.mismatched,
+            "misencoded": totals.misencoded,
         },
         "batches": totals.batches,
         "batch_ms": totals.batch_ms,

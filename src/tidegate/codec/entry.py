@@ -140,6 +140,8 @@ class ReadCodec(Codec):
     leaves. None: there is none."""
     schemas: Schemas | None = None
     """None: messages name no schemas."""
+    named: Callable[[str], str] = str
+    """How messages name a schema, table or column of that name."""
     utc: bool = False
     """TIMESTAMPs are in UTC, whatever the feed's time zone."""
     unread: Callable[[Any], str] = lambda options: ""

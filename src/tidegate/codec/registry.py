@@ -13,7 +13,7 @@ from typing import Any, Final
 from zoneinfo import ZoneInfo
 
 from tidegate.codec.base import CodecOptions, Encoder
-from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, MarkEncoder, ReadCodec, RowCodec
+from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, Loss, MarkEncoder, ReadCodec, RowCodec
 from tidegate.codec.large import CLAIM_CHECK, LargeOptions
 from tidegate.codec.protocols import (
     avro,
@@ -156,6 +156,7 @@ def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
     if isinstance(found, RowCodec):
         _check_images(found, options, config)
         _check_schemas(found, options, config)
+        _check_read_back(found, options, config)
     return config
 
 
@@ -246,6 +247,27 @@ def _check_schemas(found: RowCodec, options: CodecOptions, config: ReplicaConfig
             why=found.no_checksums(options),
             fix="add what is missing to the sink URI, or leave integrity-check-level out",
         )
+
+
+def _check_read_back(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
+    """What is sent can be compared with its row only where messages tell types."""
+    if config.integrity.verify_encoded and (why := unverified(found, options)):
+        raise InvalidInput(
+            f"verify-encoded = true does not go with protocol {found.name}.",
+            where="changefeed configuration",
+            why=why,
+            fix="add what is missing to the sink URI, choose another protocol, or leave verify-encoded out",
+        )
+
+
+def unverified(found: ReadCodec, options: CodecOptions) -> str:
+    """Why messages written with these options cannot be compared with their rows; empty: they can."""
+    if setting := found.unread(options):
+        return f"with {setting} its messages do not tell the types of their columns"
+    if Loss.TYPES in found.losses(options):
+        option = f" without {found.unmarked.option}" if found.unmarked is not None else ""
+        return f"its messages do not tell the types of their columns{option}"
+    return ""
 
 
 def codec_options(settings: Mapping[str, str | int | bool]) -> CodecOptions:

@@ -50,7 +50,7 @@ def check(
     table: str, ts: int, columns: Sequence[WireColumn], cells: Sequence[Any], told: int, zone: str
 ) -> None:
     """Raises DecodeError, naming the row, unless its cells give the sum that its message tells."""
-    choices = [_bytes(kind_of(column), cell, zone) for column, cell in zip(columns, cells, strict=True)]
+    choices = [cell_bytes(kind_of(column), cell, zone) for column, cell in zip(columns, cells, strict=True)]
     found = [crc32(b"".join(one)) for one in islice(product(*choices), MAX_CHOICES)]
     if told in found or any(isinstance(cell, str) and "\ufffd" in cell for cell in cells):
         return
@@ -63,7 +63,7 @@ def check(
     )
 
 
-def _bytes(kind: Kind, cell: Any, zone: str) -> tuple[bytes, ...]:
+def cell_bytes(kind: Kind, cell: Any, zone: str) -> tuple[bytes, ...]:
     """What a cell adds to the sum; of a TIMESTAMP in an hour that its zone has twice, both that it may be."""
     try:
         if kind is Kind.FLOAT and cell is not None:

@@ -236,7 +236,7 @@ def _of_tables(config: ReplicaConfig) -> list[str]:
         ("[filter] event-filters", bool(rules.event_filters or rules.ignore_txn_start_ts)),
         ("[[sink.dispatchers]]", bool(sink.dispatchers)),
         ("[[sink.column-selectors]]", bool(sink.column_selectors)),
-        ("[integrity]", config.integrity.checks),
+        ("[integrity]", config.integrity.checks or config.integrity.verify_encoded),
     )
     return [name for name, is_given in given if is_given]
 

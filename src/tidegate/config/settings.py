@@ -157,15 +157,17 @@ class SinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityConfig:
-    """`[integrity]`: whether rows are compared with the checksums TiDB wrote, and what a mismatch does.
+    """`[integrity]`: what is compared on the way of a row, and what a mismatch does.
 
-    TiDB writes them while `tidb_enable_row_level_checksum` is on; rows without one pass unchecked.
+    TiDB writes checksums while `tidb_enable_row_level_checksum` is on; rows without one pass unchecked.
     """
 
     integrity_check_level: str = "none"
     """none, or correctness: every image of every row that carries a checksum is compared."""
     corruption_handle_level: str = "warn"
     """warn: the row goes on, counted, and into quarantine; error: and the changefeed stops before it."""
+    verify_encoded: bool = False
+    """Ours: whether every message is decoded again and compared with its row before it is sent."""
 
     @property
     def checks(self) -> bool:
@@ -176,6 +178,11 @@ class IntegrityConfig:
     def stops(self) -> bool:
         """Whether a damaged row stops the changefeed."""
         return self.checks and self.corruption_handle_level == "error"
+
+    @property
+    def stops_at_misencoded(self) -> bool:
+        """Whether a message that is not what its row is stops the changefeed."""
+        return self.verify_encoded and self.corruption_handle_level == "error"
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,7 @@ class Told:
     unchecked: int = 0
     excused: int = 0
     mismatched: int = 0
+    misencoded: int = 0
     batches: int = 0
     batch_ms: int = 0
     lag_ms: int = 0

@@ -16,16 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tidegate.kernel import address, buffer
 from tidegate.model.schema import TableSchema
 from tidegate.model.slots import CHECKSUM, DELETE, INSERT, Image, RowBlock
 from tidegate.mounter.decode import Checks
-from tidegate.tidb import checksum, checksum_kernels, keys
+from tidegate.tidb import checksum, keys, slot_checksum
 from tidegate.tidb.checksum import Check, Outcome
-from tidegate.tidb.checksum_kernels import BY_COLUMNS, FORMS
-from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
-from tidegate.tidb.kernels import DECIMAL_TEXT, SLACK
-from tidegate.tidb.value import fsp
+from tidegate.tidb.checksum_kernels import BY_COLUMNS
 
 Int64s = npt.NDArray[np.int64]
 IMAGES: Final = ("new", "old")
@@ -179,29 +175,11 @@ def _mismatches(
 _plans: WeakKeyDictionary[TableSchema, Int64s] = WeakKeyDictionary()
 
 
-def _plan(table: TableSchema) -> Int64s:
-    if table not in _plans:
-        ordered = sorted(enumerate(table.columns), key=lambda pair: pair[1].id)
-        lines = [[at, FORMS[column.kind], fsp(column)] for at, column in ordered]
-        _plans[table] = np.array(lines, dtype=np.int64).reshape(-1, checksum_kernels.SUM_WORDS)
-    return _plans[table]
-
-
 def column_sums(table: TableSchema, image: Image, rows: Int64s) -> npt.NDArray[np.uint32]:
     """The columns' sum (`checksum.column_sum`) of the rows numbered in `rows`, from their slots: uint32[n].
 
     It is what messages carry, whatever version the row has.
     """
-    out = np.empty(len(rows), dtype=np.uint32)
-    if not len(rows):
-        return out
-    rows = np.ascontiguousarray(rows, dtype=np.int64)
-    longest = max(int(image.l[rows, : len(table.columns)].max(initial=0)), 0)
-    scratch = buffer(longest * JSON_GROWTH + DECIMAL_TEXT + SLACK)
-    stack = np.empty(STACK_WORDS, dtype=np.int64)
-    plan = _plan(table)
-    checksum_kernels.column_sums(
-        *(len(rows), address(rows), address(image.a), address(image.l), image.a.shape[1]),
-        *(address(plan), len(plan), address(scratch), address(stack), address(out)),
-    )
-    return out
+    if table not in _plans:
+        _plans[table] = slot_checksum.plan_of(table)
+    return slot_checksum.sums(_plans[table], image, rows)

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from tidegate.clock import SystemClock
+from tidegate.codec.readback import Misencoded
 from tidegate.config import ReplicaConfig
 from tidegate.dispatcher.split import Part
 from tidegate.errors import Fatal
@@ -61,7 +62,7 @@ GROWTH_MIN: Final = 1.0
 REPORT: Final = (
     "span string, ts long, rows long, messages long, bytes long, quarantined long, "
     + "".join(f"{name} long, " for name in INTEGRITY_OUTCOMES)
-    + "lag_ms long"
+    + "misencoded long, lag_ms long"
 )
 
 
@@ -79,6 +80,7 @@ class Report:
     unchecked: int = 0
     excused: int = 0
     mismatched: int = 0
+    misencoded: int = 0
     lag_ms: int = 0
 
 
@@ -265,6 +267,7 @@ class Worker:
                 encoded = self.encode(block, schemas, part=piece.part)
                 cutter.met += encoded.split
                 self._note_growth(block, encoded)
+                self.judge(stretch.name, encoded)
                 if not piece.again:
                     self.set_aside(stretch.name, encoded)
                 batch.add(encoded, stretch.reports[0], again=piece.again)
@@ -350,6 +353,25 @@ class Worker:
                     "corruption-handle-level = 'warn' to let them pass",
                 )
 
+    def judge(self, span: str, encoded: stages.Encoded) -> None:
+        """Keep messages that do not say what their rows are, durably, before they go out.
+
+        Raises Fatal when the feed is to stop at them: nothing of this block has been sent then.
+        """
+        if not encoded.misencoded:
+            return
+        self.quarantine.append(_misencoded(span, one) for one in encoded.misencoded)
+        if self.spec.config.integrity.stops_at_misencoded:
+            others = len(encoded.misencoded) - 1
+            raise Fatal(
+                f"changefeed {self.spec.changefeed} stopped: a message does not say what its row is",
+                where=f"span {span}; the messages' bytes are in {self.quarantine.path.name}",
+                why=encoded.misencoded[0].render() + (f" (and {others} more)" if others else ""),
+                fix="nothing of it was sent. It is a defect of Tidegate, or of this machine's memory: report "
+                "it with that file. To let such messages pass, pause the changefeed and set "
+                "corruption-handle-level = 'warn'",
+            )
+
 
 def _follows(config: ReplicaConfig) -> Follows:
     """The verdicts of the feed's rules; each is noted in the version that it is about."""
@@ -366,6 +388,12 @@ def _undecodable(span: str, bad: Quarantined) -> dict[str, Any]:
         "value": bad.value,
         "old_value": bad.old_value,
     }
+
+
+def _misencoded(span: str, bad: Misencoded) -> dict[str, Any]:
+    where = {"span": span, "commit_ts": bad.commit_ts, "table": bad.table}
+    where |= {name: text for name, text in (("row", bad.row), ("column", bad.column)) if text}
+    return {"where": where, "why": f"encoded otherwise: {bad.why}", "key": bad.key, "value": bad.value}
 
 
 def _mismatched(span: str, bad: Mismatch) -> dict[str, Any]:
@@ -413,6 +441,7 @@ class Transaction:
             self._writer.write(encoded.content)
         report.bytes += encoded.bytes
         report.messages += encoded.messages
+        report.misencoded += len(encoded.misencoded)
         report.lag_ms = self._worker.clock.now_ms() - physical_ms(encoded.last_ts)
         if again:
             return

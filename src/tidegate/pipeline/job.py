@@ -117,7 +117,7 @@ def tasks(spark: SparkSession) -> int:
 
 def durable(spec: FeedSpec, reports: list[dict[str, Any]], batch_s: float) -> Durable:
     """What a micro-batch tells the control process: what has become durable, and what it did."""
-    names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES)
+    names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
     stats = {name: sum(r[name] for r in reports) for name in names}
     times = {"batch_ms": round(batch_s * 1000), "lag_ms": max(r["lag_ms"] for r in reports)}
     return Durable(spec.token, {report["span"]: report["ts"] for report in reports}, stats | times)

@@ -94,6 +94,6 @@ class InitialLoad:
     def _tell(self, reports: list[LoadReport], task_s: float) -> None:
         """What is durable now, to the control process."""
         state = self._queue.state(time.monotonic() - self._began)
-        names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES)
+        names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
         stats = {name: sum(getattr(r.report, name) for r in reports) for name in names}
         self._control.send(Loaded(state, stats | {"batch_ms": round(task_s * 1000)}))

@@ -121,6 +121,7 @@ class Loader:
         for page in pages(self._pd, snapshot, one.span):
             for some in self._worker.slices(entries(page, self._task.ts), self._batch):
                 encoded = self._worker.encode(some, self._schemas, at=self._task.ts)
+                self._worker.judge(one.id, encoded)
                 self._worker.set_aside(one.id, encoded)
                 self._batch.add(encoded, told.report)
                 told.rows += some.num_rows

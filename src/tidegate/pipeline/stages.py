@@ -2,8 +2,9 @@
 
     block of entries -> mount -> verify -> filter -> select columns -> split -> dispatch -> encode -> messages
 
-Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel. A
-plan ends in what the sink takes (`sink.base.Form`): messages; rows or Arrow behind `split`; entries at once.
+Each works on thousands of rows at once in compiled kernels; each has a row-wise twin beside its kernel. What
+is encoded may be read back and compared (`integrity.verify-encoded`). A plan ends in what the sink takes
+(`sink.base.Form`): messages; rows or Arrow behind `split`; entries at once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tidegate.codec.blocks import encode_block
 from tidegate.codec.definitions import definition_block
 from tidegate.codec.keys import encode_keys
 from tidegate.codec.large import CLAIM_CHECK, LargeOptions
+from tidegate.codec.readback import Misencoded, ReadBack
 from tidegate.codec.registry import codec_of, options_of
 from tidegate.codec.schema_book import SchemaBook, SchemaRegistry, register_missing
 from tidegate.config import ReplicaConfig, revealed
@@ -55,6 +57,8 @@ class Plan:
     """Compare rows with the checksums they carry."""
     checksums: bool
     """And tell them in messages."""
+    read_back: ReadBack | None
+    """Compares what was encoded with the rows; None: nothing does."""
     rows: EventFilter | None
     """Which rows are left out; None: no rule speaks of rows."""
     columns: ColumnSelectors
@@ -91,6 +95,7 @@ def plan(
         mount=MountOptions(config.tidegate.time_zone, config.force_replicate),
         verify=config.integrity.checks,
         checksums=config.has_tables and form is Form.MESSAGES and codec_of(options).checksums(options),
+        read_back=ReadBack(options) if config.integrity.verify_encoded and form is Form.MESSAGES else None,
         rows=verdicts.events if verdicts.events.concerns_rows else None,
         columns=verdicts.columns,
         form=form,
@@ -121,6 +126,8 @@ class Encoded:
     bad: tuple[Quarantined, ...]
     damaged: tuple[Mismatch, ...]
     """Rows that go on though they are not what their checksum says."""
+    misencoded: tuple[Misencoded, ...]
+    """Rows whose messages do not say what they are."""
     tally: Tally
     rows: int
     last_ts: int
@@ -154,9 +161,19 @@ def run(
         damaged = [found for rows in tables for found in verify(block, rows, checks, tally)]
         if plan.checksums:
             tables = [with_checksums(rows, checks) for rows in tables]
-    content, split = _content(tables, plan, build_ms, part)
+    misencoded = list[Misencoded]()
+    content, split = _content(tables, plan, build_ms, part, misencoded)
     rows = block.num_rows if follows is None else sum(map(len, tables)) + len(bad)
-    return _encoded(block, content, rows, bad=tuple(bad), damaged=tuple(damaged), tally=tally, split=split)
+    return _encoded(
+        block,
+        content,
+        rows,
+        bad=tuple(bad),
+        damaged=tuple(damaged),
+        misencoded=tuple(misencoded),
+        tally=tally,
+        split=split,
+    )
 
 
 def run_keys(block: pa.RecordBatch, keys: KeyRange, plan: Plan) -> Encoded:
@@ -174,6 +191,7 @@ def _encoded(
     tally: Tally,
     bad: tuple[Quarantined, ...] = (),
     damaged: tuple[Mismatch, ...] = (),
+    misencoded: tuple[Misencoded, ...] = (),
     split: int = 0,
 ) -> Encoded:
     """What becomes of a block of entries, measured. `rows`: how many of them count; by default all."""
@@ -194,6 +212,7 @@ def _encoded(
         size,
         bad,
         damaged,
+        misencoded,
         tally,
         block.num_rows if rows is None else rows,
         last_ts,
@@ -201,8 +220,10 @@ def _encoded(
     )
 
 
-def _content(tables: list[RowBlock], plan: Plan, build_ms: int, part: Part) -> tuple[list[Content], int]:
-    """What goes out of each table, and how many updates change a unique key."""
+def _content(
+    tables: list[RowBlock], plan: Plan, build_ms: int, part: Part, misencoded: list[Misencoded]
+) -> tuple[list[Content], int]:
+    """What goes out of each table, and how many updates change a unique key; adds to `misencoded`."""
     found: list[Content] = []
     split = 0
     for mounted in tables:
@@ -225,5 +246,8 @@ def _content(tables: list[RowBlock], plan: Plan, build_ms: int, part: Part) -> t
             plan.registered(routed.table)
         told = definition_block(routed.table, partition, plan.codec, build_ms)
         found += [] if told is None else [told]
-        found.append(encode_block(routed, partition, plan.codec, build_ms))
+        encoded = encode_block(routed, partition, plan.codec, build_ms)
+        if plan.read_back is not None:
+            misencoded += plan.read_back.compare(routed, encoded, partition)
+        found.append(encoded)
     return found, split

@@ -88,8 +88,8 @@ JOBS_S: Final = 2.0
 """How long calls under way are waited for when an incarnation ends."""
 ALL_KEYS: Final = Span(b"", b"")
 COUNTED: Final = (
-    "rows", "messages", "bytes", "quarantined", "matched", "unchecked", "excused", "mismatched", "batches",
-    "batch_ms", "lag_ms",
+    "rows", "messages", "bytes", "quarantined", "matched", "unchecked", "excused", "mismatched",
+    "misencoded", "batches", "batch_ms", "lag_ms",
 )  # fmt: skip
 """What processors count, and the feed shows."""
 

@@ -531,6 +531,7 @@ class FeedProcessor:
             unchecked=totals.unchecked,
             excused=totals.excused,
             mismatched=totals.mismatched,
+            misencoded=totals.misencoded,
             batches=totals.batches,
             batch_ms=totals.batch_ms,
             lag_ms=totals.lag_ms,

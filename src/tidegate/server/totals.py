@@ -29,6 +29,8 @@ class Totals:
     unchecked: int = 0
     excused: int = 0
     mismatched: int = 0
+    misencoded: int = 0
+    """Rows whose messages did not say what they are (codec.readback)."""
     batches: int = 0
     batch_ms: int = 0
     lag_ms: int = 0
@@ -59,6 +61,18 @@ class Totals:
                 "rows do not match their checksums",
                 changefeed=str(feed),
                 images=stats["mismatched"],
+                quarantine=str(folder / "quarantine.jsonl"),
+            )
+        misencoded = stats.get("misencoded", 0)
+        self.misencoded += misencoded
+        metrics.misencoded_rows.labels(*labels).inc(misencoded)
+        if misencoded:
+            event(
+                LOG,
+                logging.WARNING,
+                "messages do not say what their rows are",
+                changefeed=str(feed),
+                rows=misencoded,
                 quarantine=str(folder / "quarantine.jsonl"),
             )
         self.batches += 1

@@ -7,7 +7,7 @@ from tidegate.codec.entry import DdlTo, Loss, RowCodec, Schemas, Unmarked
 from tidegate.codec.protocols.avro.bulk import AvroBulkDecoder
 from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, named_ids
 from tidegate.codec.protocols.avro.plan import plan
-from tidegate.codec.protocols.avro.schema import AvroOptions, needs_of_checksums, subjects
+from tidegate.codec.protocols.avro.schema import AvroOptions, needs_of_checksums, sanitized, subjects
 
 
 def _losses(options: AvroOptions) -> frozenset[Loss]:
@@ -41,6 +41,7 @@ CODEC: Final = RowCodec(
         needed=lambda table, options: [one for one in subjects(table, options) if one is not None],
         named=lambda batch: list(named_ids(batch)),
     ),
+    named=sanitized,
     lacks_old=lambda options: f"protocol = {AvroOptions.protocol}",
     no_checksums=needs_of_checksums,
     checksums=lambda options: bool(options.has_checksums),
