@@ -74,7 +74,11 @@ def address(array: npt.NDArray[Any] | pa.Buffer | None) -> int:
         return 0
     if isinstance(array, pa.Buffer):
         return int(array.address)
-    return int(array.ctypes.data)
+    try:
+        # A fifth of the time of `array.ctypes`, which small batches feel: they ask for dozens.
+        return int(pa.py_buffer(array).address)
+    except ValueError:  # it is not contiguous
+        return int(array.ctypes.data)
 
 
 def _load(bits: int, signed: bool = False) -> Callable[[int], int]:

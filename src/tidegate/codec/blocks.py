@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from typing import Final
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,6 +33,8 @@ Bytes = npt.NDArray[np.uint8]
 Int64s = npt.NDArray[np.int64]
 
 _SCRATCH_SLACK: Final = 8192
+SCRATCH_BYTES: Final = 1 << 16
+"""Scratch memory that is kept: enough for values of up to 2,000 bytes."""
 
 
 def encode_block(
@@ -64,7 +66,7 @@ def encode_block(
 
 
 class _Encoding:
-    """One call of `encode_block`: its job words and everything their addresses point to."""
+    """One call of `encode_block`. Its fixed cost is that of a small block, so nothing is asked twice here."""
 
     def __init__(
         self,
@@ -75,115 +77,140 @@ class _Encoding:
         room: Bytes | None,
     ) -> None:
         assert len(partition) == len(block), "a partition per row"
-        self._block, self._options = block, options
+        self._block, self._options, self._build_ms, self._room = block, options, build_ms, room
         self._plan = plan_of(block.table, options, build_ms)
-        self._framed = self._plan.framed
         for op, why in self._plan.refused.items():
             if (block.op == op).any():
                 raise why.with_traceback(None)
-        self._bound = self._plan.bind(build_ms)
         self._partition = np.ascontiguousarray(partition, dtype=np.int32)
-        self._order = _order(self._partition) if self._framed else None
-        self._job = np.zeros(kernels.JOB_WORDS, dtype=np.int64)
-        self._keep: list[npt.NDArray[np.generic]] = []
-        self._results = _results(len(block))
-        self._describe_rows()
-        self._describe_plan(self._plan, self._bound)
-        self._set(kernels.J_BUILD, build_ms)
-        self._data = self._first_buffer(room)
-
-    def _set(self, word: int, value: int | npt.NDArray[np.generic]) -> None:
-        if isinstance(value, np.ndarray):
-            self._keep.append(value)
-            value = address(value)
-        self._job[word // 8] = value
-
-    def _describe_rows(self) -> None:
-        block = self._block
-        self._set(kernels.J_ROWS, len(block))
-        if self._order is not None:
-            self._set(kernels.J_ORDER, self._order)
-        self._set(kernels.J_OP, np.ascontiguousarray(block.op))
-        self._set(kernels.J_COMMIT_TS, np.ascontiguousarray(block.commit_ts))
-        self._set(kernels.J_PHYSICAL, np.ascontiguousarray(block.physical_id))
-        self._set(kernels.J_HANDLE, np.ascontiguousarray(block.handle))
-        self._set(kernels.J_PARTITION, self._partition)
-        if block.checksums is not None:
-            self._set(kernels.J_CHECKSUMS, np.ascontiguousarray(block.checksums))
-        new, old = self._image(block.new, block.op != DELETE), self._image(block.old, block.op != INSERT)
-        self._set(kernels.J_NEW_A, new.a)
-        self._set(kernels.J_NEW_L, new.l)
-        self._set(kernels.J_NEW_STRIDE, new.a.shape[1])
-        self._set(kernels.J_OLD_A, old.a)
-        self._set(kernels.J_OLD_L, old.l)
-        self._set(kernels.J_OLD_STRIDE, old.a.shape[1])
-
-    def _image(self, image: Image, valid: npt.NDArray[np.bool_]) -> Image:
-        """The image with TIMESTAMP columns in the feed's zone."""
-        assert image.a.flags.c_contiguous, "images are contiguous"
-        assert image.l.flags.c_contiguous, "images are contiguous"
-        assert len(image.a) == len(valid), "an image has a row per change"
-        return localised(image, self._plan.zoned, valid, self._options.time_zone)
-
-    def _describe_plan(self, plan: Plan, bound: Bound) -> None:
-        options = self._options
-        self._set(kernels.J_PIECES, bound.pieces)
-        self._set(kernels.J_VARIABLES, plan.variables)
-        self._set(kernels.J_FIXED, plan.fixed)
-        self._set(kernels.J_MAX_BYTES, options.max_message_bytes)
-        self._set(kernels.J_MAX_ROWS, plan.max_rows)
-        if plan.quoted:
-            self._set(kernels.J_PRINTABLE, printable_bits())
-        # One address for all of a kind: asking numpy for one costs as much as the kernel for ten rows.
-        wide, narrow = self._results
-        at, small_at = address(wide), address(narrow)
-        for number, word in enumerate(_WIDE_RESULTS):
-            self._set(word, at + number * wide.strides[0])
-        for number, word in enumerate(_NARROW_RESULTS):
-            self._set(word, small_at + number * narrow.strides[0])
-
-    def _first_buffer(self, room: Bytes | None) -> Bytes:
-        """A buffer for the typical text of this block; also scratch memory for its largest value."""
-        plan, rows = self._plan, len(self._block)
-        variable = kernels.measure(address(self._job))
-        largest = int(self._job[kernels.J_NEED // 8])
-        if plan.json_columns or len(plan.variables) > 1:
-            self._set(kernels.J_SCRATCH, buffer(24 * largest + _SCRATCH_SLACK))
-            self._set(kernels.J_STACK, np.empty(STACK_WORDS, dtype=np.int64))
-        else:
-            self._set(kernels.J_SCRATCH, buffer(_SCRATCH_SLACK))
-        keys = rows * plan.key_bound if self._framed else 0
-        per_op = np.bincount(self._block.op, minlength=4)[:4]
-        guess = int((per_op * plan.typical).sum()) + variable + variable // 2
-        size = keys + guess + int(plan.fixed.max()) + 16 * largest
-        data = room if room is not None and len(room) >= size + PAD else buffer(size)
-        self._set(kernels.J_DATA, address(data))
-        self._set(kernels.J_OUT, keys)
-        self._set(kernels.J_ROOM, len(data) - PAD)
-        return data
-
-    def _grow(self) -> None:
-        used, need = int(self._job[kernels.J_OUT // 8]), int(self._job[kernels.J_NEED // 8])
-        larger = buffer(max(len(self._data) + len(self._data) // 2, used + need))
-        larger[:used] = self._data[:used]
-        self._data = larger
-        self._set(kernels.J_DATA, address(larger))
-        self._set(kernels.J_ROOM, len(larger) - PAD)
 
     def run(self) -> MessageBlock:
+        """The messages."""
+        bound, desk = self._plan.bind(self._build_ms), _desk()
+        try:
+            return self._encoded(bound, desk)
+        finally:
+            DESKS.append(desk)
+            self._plan.release(bound)
+
+    def _encoded(self, bound: Bound, desk: Desk) -> MessageBlock:
         """Call the kernel until all rows are written."""
+        plan, job, results = self._plan, bound.job, _results(len(self._block))
+        kept = self._describe_rows(job)
+        self._describe_results(job, results)
+        data, scratch = self._first_buffer(bound, desk)
         while True:
-            status = self._plan.encode(address(self._job))
+            status = plan.encode(bound.job_at)
             if status == kernels.DONE:
                 break
             if status == kernels.TOO_LARGE:
-                raise too_large(self._block.table.name, int(self._job[kernels.J_NEED // 8]), self._options)
-            self._grow()
-        count = int(self._job[kernels.J_MESSAGES // 8])
-        wide, narrow = self._results[0][:, :count], self._results[1][:, :count]
-        return MessageBlock(self._data, wide[0], wide[1], wide[2], wide[3], narrow[0], narrow[1])
+                raise too_large(self._block.table.name, int(job[kernels.J_NEED // 8]), self._options)
+            data = _grown(job, data)
+        del kept, scratch  # what the job has pointed into
+        count = int(job[kernels.J_MESSAGES // 8])
+        wide, narrow = results[0][:, :count], results[1][:, :count]
+        return MessageBlock(data, wide[0], wide[1], wide[2], wide[3], narrow[0], narrow[1])
+
+    def _describe_rows(self, job: Int64s) -> list[npt.NDArray[Any] | None]:
+        """The rows' words; returns what they point into."""
+        block, partition = self._block, self._partition
+        order = _order(partition) if self._plan.framed else None
+        new, old = self._images()
+        sums = None if block.checksums is None else np.ascontiguousarray(block.checksums)
+        lines = [
+            np.ascontiguousarray(line)
+            for line in (block.op, block.commit_ts, block.physical_id, block.handle)
+        ]
+        job[_ROWS] = (
+            *(len(block), address(order), *map(address, lines), address(partition)),
+            *(address(new.a), address(new.l), new.a.shape[1]),
+            *(address(old.a), address(old.l), old.a.shape[1]),
+        )
+        job[kernels.J_CHECKSUMS // 8] = address(sums)
+        job[kernels.J_BUILD // 8] = self._build_ms
+        return [order, *lines, sums, new.a, new.l, old.a, old.l]
+
+    def _images(self) -> tuple[Image, Image]:
+        """Both images, with TIMESTAMP columns in the feed's zone."""
+        block, zoned, zone = self._block, self._plan.zoned, self._options.time_zone
+        for image in (block.new, block.old):
+            assert image.a.flags.c_contiguous, "images are contiguous"
+            assert image.l.flags.c_contiguous, "images are contiguous"
+            assert len(image.a) == len(block), "an image has a row per change"
+        if not zoned or zone == "UTC":
+            return block.new, block.old
+        return (
+            localised(block.new, zoned, block.op != DELETE, zone),
+            localised(block.old, zoned, block.op != INSERT, zone),
+        )
+
+    def _describe_results(self, job: Int64s, results: tuple[Int64s, npt.NDArray[np.int32]]) -> None:
+        """Where the kernel writes what becomes the messages' arrays."""
+        wide, narrow = results
+        # One address for all of a kind, since it costs as much as a row in the kernel.
+        at, small_at = address(wide), address(narrow)
+        job[_RESULTS] = (
+            *(at + number * wide.strides[0] for number in range(len(_WIDE_RESULTS))),
+            *(small_at + number * narrow.strides[0] for number in range(len(_NARROW_RESULTS))),
+        )
+        job[kernels.J_MAX_BYTES // 8] = self._options.max_message_bytes
+        job[kernels.J_PRINTABLE // 8] = address(printable_bits()) if self._plan.quoted else 0
+
+    def _first_buffer(self, bound: Bound, desk: Desk) -> tuple[Bytes, Bytes]:
+        """A buffer for the typical text of this block, and scratch memory for its largest value."""
+        plan, rows, job = self._plan, len(self._block), bound.job
+        variable = kernels.measure(bound.job_at)
+        largest = int(job[kernels.J_NEED // 8])
+        needed, scratch = 24 * largest + _SCRATCH_SLACK, desk.scratch
+        if (plan.json_columns or len(plan.variables) > 1) and needed > SCRATCH_BYTES:
+            scratch = buffer(needed)
+        job[kernels.J_SCRATCH // 8] = desk.scratch_at if scratch is desk.scratch else address(scratch)
+        job[kernels.J_STACK // 8] = desk.stack_at
+        keys = rows * plan.key_bound if plan.framed else 0
+        guess = int(np.bincount(self._block.op, minlength=4)[:4] @ plan.typical) + variable + variable // 2
+        size = keys + guess + plan.most_fixed + 16 * largest
+        room = self._room
+        data = room if room is not None and len(room) >= size + PAD else buffer(size)
+        job[kernels.J_DATA // 8], job[kernels.J_OUT // 8] = address(data), keys
+        job[kernels.J_ROOM // 8] = len(data) - PAD
+        return data, scratch
 
 
+def _grown(job: Int64s, data: Bytes) -> Bytes:
+    """A larger buffer with what is written, put into the job."""
+    used, need = int(job[kernels.J_OUT // 8]), int(job[kernels.J_NEED // 8])
+    larger = buffer(max(len(data) + len(data) // 2, used + need))
+    larger[:used] = data[:used]
+    job[kernels.J_DATA // 8], job[kernels.J_ROOM // 8] = address(larger), len(larger) - PAD
+    return larger
+
+
+class Desk:
+    """Memory that the kernels use while they write, whatever the table."""
+
+    __slots__ = ("scratch", "scratch_at", "stack", "stack_at")
+
+    def __init__(self) -> None:
+        self.scratch = buffer(SCRATCH_BYTES)
+        """Room for texts of usual size."""
+        self.stack = np.empty(STACK_WORDS, dtype=np.int64)
+        self.scratch_at, self.stack_at = address(self.scratch), address(self.stack)
+
+
+DESKS: Final[list[Desk]] = []
+"""Those that nobody uses: as many as encoders have worked at a time in this process."""
+
+
+def _desk() -> Desk:
+    try:
+        return DESKS.pop()
+    except IndexError:
+        return Desk()
+
+
+_ROWS: Final = slice(kernels.J_ROWS // 8, kernels.J_PIECES // 8)
+_RESULTS: Final = slice(kernels.J_KEY_START // 8, kernels.J_BUILD // 8)
+"""Words of the job that stand together."""
 _WIDE_RESULTS: Final = (
     kernels.J_KEY_START,
     kernels.J_KEY_LENGTH,

@@ -91,11 +91,15 @@ def text_shape(column: Column, std: int) -> Shape | None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A plan with addresses; `owners` keep the memory alive while a kernel runs."""
+    """A plan in memory, for one encoder at a time: `Plan.bind` lends it, `Plan.release` takes it back."""
 
-    pieces: Int64s
-    """For the key and each operation: address and number of its pieces."""
+    job: Int64s
+    """The kernels' job, with the words that are the same of every block, and all others 0."""
+    job_at: int
+    data: npt.NDArray[np.uint8]
+    """The constants, with the time of building in them."""
     owners: tuple[npt.NDArray[np.generic], ...]
+    """All else that the job points into."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,6 +127,8 @@ class Plan:
     """Most bytes of one row's key."""
     fixed: Int64s
     """Per operation the bound of everything but values of variable size."""
+    most_fixed: int
+    """The largest of them."""
     typical: Int64s
     """Per operation a guess of the same, for sizing the buffer."""
     variables: Int64s
@@ -133,13 +139,29 @@ class Plan:
     zoned: tuple[int, ...]
     """TIMESTAMP columns whose text is in the feed's zone."""
 
+    spare: list[Bound] = field(default_factory=list, repr=False)
+    """As many as there were encoders at a time."""
+
     def bind(self, build_ms: int) -> Bound:
-        """The plan over memory of its own, with the build time written in."""
+        """The plan with the build time written in, for one encoder."""
+        try:
+            bound = self.spare.pop()
+        except IndexError:
+            bound = self._bound()
+        if self.stamps:
+            stamp = np.frombuffer(b"%d" % build_ms, dtype=np.uint8)
+            for offset in self.stamps:
+                bound.data[offset : offset + len(stamp)] = stamp
+        return bound
+
+    def release(self, bound: Bound) -> None:
+        """It is no longer used."""
+        bound.job[_STATE] = 0
+        self.spare.append(bound)
+
+    def _bound(self) -> Bound:
         data = buffer(len(self.constants))
         data[: len(self.constants)] = np.frombuffer(self.constants, dtype=np.uint8)
-        stamp = np.frombuffer(b"%d" % build_ms, dtype=np.uint8)
-        for offset in self.stamps:
-            data[offset : offset + len(stamp)] = stamp
         pieces, base = self.pieces.copy(), address(data)
         pieces[:, kernels.P_CONST // 8] += base
         pieces[:, kernels.P_OPEN // 8] += base
@@ -149,7 +171,19 @@ class Plan:
         for number in (KEY, *OPERATIONS):
             table[2 * number] = begin + kernels.PIECE_BYTES * self.first[number]
             table[2 * number + 1] = self.first[number + 1] - self.first[number]
-        return Bound(table, (data, pieces, table))
+        job = np.zeros(kernels.JOB_WORDS, dtype=np.int64)
+        for word, value in (
+            (kernels.J_PIECES, address(table)),
+            (kernels.J_VARIABLES, address(self.variables)),
+            (kernels.J_FIXED, address(self.fixed)),
+            (kernels.J_MAX_ROWS, self.max_rows),
+        ):
+            job[word // 8] = value
+        return Bound(job, address(job), data, (pieces, table))
+
+
+_STATE: Final = slice(kernels.J_AT // 8, None)
+"""The words of a job that a kernel leaves behind."""
 
 
 @dataclass(slots=True)
@@ -294,6 +328,7 @@ class Writer:
         forms = [shape.form for shape in shapes]
         if growing is None:
             growing = _growing(parts[KEY], forms, framed=framed)
+        fixed = [_fixed(part, sizes) + room + own + 128 for part, room in zip(parts, rooms, strict=True)]
         return Plan(
             framed=framed,
             encode=encode or (kernels.encode_framed if framed else kernels.encode_single),
@@ -305,10 +340,8 @@ class Writer:
             tabled=np.flatnonzero(np.isin(pieces[:, kernels.P_FORM // 8], connect_kernels.TABLED)),
             first=tuple(self.first),
             key_bound=key_bound,
-            fixed=np.array(
-                [_fixed(part, sizes) + room + own + 128 for part, room in zip(parts, rooms, strict=True)],
-                dtype=np.int64,
-            ),
+            fixed=np.array(fixed, dtype=np.int64),
+            most_fixed=max(fixed),
             typical=np.array([_typical(part) + own for part in parts], dtype=np.int64),
             variables=np.array([len(growing), *(word for pair in growing for word in pair)], dtype=np.int64),
             quoted=kernels.QUOTED in forms,
