@@ -6,7 +6,8 @@ Three tables: `narrow` (5 columns, short strings), `sbtest` (5 columns, 180 char
 columns of many types). A third of the rows are updates or deletes with old values. Rows are drawn anew
 for every pass, so that the branch predictor does not learn them. CPU time, best pass. The last column is
 against the peer, over the messages of that pass: orjson's `dumps` of the same texts, from objects that are
-there (`benchmarks/peers.py`); for Avro there is none. `--verify` measures `integrity.verify-encoded` instead.
+there, or fastavro's if it is installed (`benchmarks/peers.py`). `--verify` measures what
+`integrity.verify-encoded` costs instead.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from benchmarks.peers import dump_seconds
+from benchmarks.peers import Form, dump_seconds, form_of
 
 from tidegate.codec.base import Batch, CodecOptions
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.readback import ReadBack
-from tidegate.codec.registry import CODECS, codec_of, codec_options, row_protocols
+from tidegate.codec.registry import CODECS, codec_options, row_protocols
 from tidegate.config import DispatchRule
 from tidegate.dispatcher.kernels import partition_block
 from tidegate.kernel import PAD, address
@@ -152,15 +153,14 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
     pool, owner = pool_of(table, 4096, random.Random(11))
     by_key = DispatchRule(matcher=("*.*",), partition="index-value")
     steps: dict[str, Any] = {"index-value": lambda block, zeros, room: partition_block(block, by_key, 16)}
-    with_peer = set()
+    forms = {}
     for label, options in options_by_label():
-        has_peer = codec_of(options).schemas is None and "(avro)" not in label
-        with_peer |= {label} if has_peer else set()
+        forms[label] = form_of(options)
         steps[label] = lambda block, zeros, room, options=options: encode_block(
             block, zeros, options, BUILD_MS, room
         )
     return {
-        label: best(step, table, pool, owner, rows, passes, rng, has_peer=label in with_peer)
+        label: best(step, table, pool, owner, rows, passes, rng, forms.get(label, Form.JSON))
         for label, step in steps.items()
     }
 
@@ -186,8 +186,7 @@ def best(
     rows: int,
     passes: int,
     rng: Any,
-    *,
-    has_peer: bool,
+    form: Form,
 ) -> dict[str, float]:
     """The fastest of several passes, each over new rows."""
     zeros, room, figures = np.zeros(rows, dtype=np.int32), None, {"rows_per_cpu_s": 0.0, "mb_per_cpu_s": 0.0}
@@ -200,8 +199,9 @@ def best(
         size = int(np.maximum(done.value_length, 0).sum()) if isinstance(done, MessageBlock) else 0
         if rows / spent > figures["rows_per_cpu_s"]:
             figures = {"rows_per_cpu_s": rows / spent, "mb_per_cpu_s": size / spent / 1e6}
-            if isinstance(done, MessageBlock) and has_peer:
-                figures["against_peer"] = dump_seconds(batch_of(done)) / spent
+            peer = dump_seconds(batch_of(done), form) if isinstance(done, MessageBlock) else None
+            if peer is not None:
+                figures["against_peer"] = peer / spent
     return figures
 
 

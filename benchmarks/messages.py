@@ -20,7 +20,7 @@ import time
 import numpy as np
 import pyarrow as pa
 from benchmarks.encode import TABLES, batch_of, draw, make_table, options_by_label, pool_of
-from benchmarks.peers import parse_seconds
+from benchmarks.peers import form_of, parse_seconds
 
 from tidegate.codec.base import Batch
 from tidegate.codec.blocks import encode_block
@@ -59,7 +59,6 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
             told = definitions.encode(table, options, BUILD_MS)
             reader.decode(Batch([told.key], [told.value], [0]))
         best = {"rows_per_cpu_s": 0.0, "mb_per_cpu_s": 0.0}
-        avro = codec_of(options).schemas is not None
         for number in range(passes + 1):  # the first learns the table
             zeros = np.zeros(rows, dtype=np.int32)
             block = encode_block(draw(table, pool, owner, rows, rng), zeros, options, BUILD_MS)
@@ -70,7 +69,7 @@ def measure(name: str, rows: int, passes: int) -> dict[str, dict[str, float]]:
             assert sum(len(one) for one in decoded.rows) == rows, "every row comes back"
             if rows / spent > best["rows_per_cpu_s"]:
                 size = int(np.maximum(block.value_length, 0).sum() + np.maximum(block.key_length, 0).sum())
-                peer = None if "(avro)" in label else parse_seconds(batch, avro=avro)
+                peer = parse_seconds(batch, form_of(options))
                 best = {"rows_per_cpu_s": rows / spent, "mb_per_cpu_s": size / spent / 1e6}
                 best |= {} if peer is None else {"against_peer": peer / spent}
         found[shown] = best
