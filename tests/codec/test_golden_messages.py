@@ -43,8 +43,6 @@ BYTES = "our bytes"
 READ_ONLY = "read, not written"
 NO_PROTOCOL = "no such protocol here"
 NO_OPTION = "this option is not known"
-NOT_NEW = "avro is not written in it"
-NOT_NEW_AVRO = "its Avro is only written as classic's"
 ROWS = "rows"
 REDUCED = "rows too large for a message are named"
 NOTHING = "set aside"
@@ -89,11 +87,10 @@ STATED: dict[str, dict[tuple[str, frozenset[str]], str]] = {
         (NO_PROTOCOL, frozenset({UNREAD})): ("debezium_avro"),
         (BYTES, frozenset({ROWS})): (
             "canaljson_content_compatible canaljson_default canaljson_tidb_extension debezium_default "
-            "open_default open_delete_handle_only open_snappy open_tz_shanghai simple_json"
+            "open_default open_delete_handle_only open_snappy open_tz_shanghai simple_avro simple_json"
         ),
-        (NOT_NEW_AVRO, frozenset({ROWS})): "simple_avro",
         (NO_OPTION, frozenset({ROWS, VIRTUAL})): ("avro_before_value"),
-        (NOT_NEW, frozenset({ROWS, NOTHING, VIRTUAL})): (
+        (BYTES, frozenset({ROWS, NOTHING, VIRTUAL})): (
             "avro_checksum avro_default avro_extension avro_watermark"
         ),
         # The new architecture sums columns in the table's order, and its rows do not tell that order: those
@@ -133,8 +130,10 @@ def placed(options: Any, config: dict[str, Any], records: list[dict[str, Any]]) 
 
 
 def says_nothing(record: dict[str, Any]) -> bool:
-    """Whether it is avro's delete of a table without a key: null and null."""
-    return record["kind"] == "row" and record["key"] is None and record["value"] is None
+    """Whether it is avro's delete of a table without a key: null and null, or a commit ts alone."""
+    if record["kind"] != "row" or record["key"] is not None:
+        return False
+    return record["value"] is None or record["value"].startswith("03")
 
 
 def understood(config: dict[str, Any]) -> CodecOptions:
@@ -231,7 +230,7 @@ def encode(
             claims.expect(record)
             rows = rows_of(config["time_zone"], record)
             if part == NEW:
-                rows = _as_new_mounts(rows, config, theirs, codec)
+                rows = _as_new_mounts(rows, options, theirs, codec)
             if part == NEW and "checksum" in record:
                 # Summed in the table's order of columns; the rows were recorded with classic's sums.
                 rows = [replace(row, checksum=RowChecksum(**record["checksum"])) for row in rows]
@@ -281,20 +280,20 @@ def _has_virtual(table: TableSchema) -> bool:
 
 
 def _batch(messages: list[dict[str, Any]]) -> Batch:
-    pairs = [
-        (bytes.fromhex(one["key"]) if one["key"] else None, bytes.fromhex(one["value"])) for one in messages
-    ]
-    return Batch([key for key, _ in pairs], [value for _, value in pairs], range(len(pairs)))
+    keys, values = (
+        [None if one[side] is None else bytes.fromhex(one[side]) for one in messages]
+        for side in ("key", "value")
+    )
+    return Batch([key or None for key in keys], values, range(len(messages)))
 
 
 def _as_new_mounts(
-    rows: list[RowChange], config: dict[str, Any], messages: list[dict[str, Any]], codec: RowCodec
+    rows: list[RowChange], options: CodecOptions, messages: list[dict[str, Any]], codec: RowCodec
 ) -> list[RowChange]:
     """The rows with what classic, whose values were recorded, mounts otherwise.
 
     Classic takes VECTOR for `[]` in a row of the old format, and leaves a key's TIMESTAMP in UTC.
     """
-    options = understood(config)
     reader, taken = decoder(options), {Kind.VECTOR} if codec.utc else {Kind.VECTOR, Kind.TIMESTAMP}
     if not any(column.kind in taken for row in rows for column in row.table.columns):
         return rows

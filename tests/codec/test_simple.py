@@ -371,10 +371,12 @@ def test_an_old_image_in_avro_that_leaves_columns_out_is_filled_in_bulk() -> Non
         if row.old and row.new and len(row.table.columns) > 3 and row.new[1:] != row.old[1:]
     )  # fmt: skip
     table, every = row.table, range(len(row.table.columns))
-    whole = avro_write.row(row, 1, version_of(table.info, table.version), every, "UTC", summed=False)
+    whole = avro_write.row(
+        row, 1, version_of(table.info, table.version), every, "UTC", summed=False, bits=avro_write.LONG
+    )
     assert row.old is not None
-    value = whole.removesuffix(avro_write.image(table, row.old, every, "UTC"))
-    value += avro_write.image(table, row.old, [1], "UTC")
+    value = whole.removesuffix(avro_write.image(table, row.old, every, "UTC", avro_write.LONG))
+    value += avro_write.image(table, row.old, [1], "UTC", avro_write.LONG)
     told = SimpleEncoder(OPTIONS).encode_definition(table).value
     plain = SimpleDecoder(OPTIONS)
     batch = Batch([None] * 2, [told, value], range(2))
@@ -491,6 +493,8 @@ def test_rows_of_a_definition_without_columns_are_set_aside_in_avro_too() -> Non
     body = json.loads(BOOTSTRAP)
     names = {"schema": row.table.schema, "table": row.table.table, "tableID": row.physical_id}
     body["tableSchema"] |= names | {"columns": [], "indexes": []}
-    value = avro_write.row(row, 0, body["tableSchema"]["version"], [], "UTC", summed=False)
+    value = avro_write.row(
+        row, 0, body["tableSchema"]["version"], [], "UTC", summed=False, bits=avro_write.LONG
+    )
     empty = value[:-2] + b"\x00"  # a map of nothing has no block before its end
     assert "are not there" in why(avro_write.message(body), empty)

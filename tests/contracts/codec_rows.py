@@ -20,7 +20,7 @@ from tidegate.model.message import Message, MessageBlock
 from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.timestamp import compose, physical_ms
-from tidegate.tidb.table_info import table_schema
+from tidegate.tidb.table_info import PUBLIC, every_column, table_schema
 from tidegate.tidb.types import json
 from tidegate.tidb.types.float import fixed_text
 
@@ -142,9 +142,20 @@ def expected_of(losses: frozenset[Loss], row: RowChange) -> dict[str, Any]:
     for side, image in (("new", row.new), ("old", old)):
         found = None if image is None else _image(losses, table, image, columns)
         shown[side] = None if found is None else {named(name): cell for name, cell in found.items()}
+    if Loss.VIRTUAL in losses:
+        absent = {named(column.name): None for column in virtual_columns(table)}
+        for side in ("new", "old") if kind != "delete" else ():
+            if shown[side] is not None:
+                shown[side] |= absent
     if Loss.UNTYPED in losses:
         _take_types(shown, [column for i, column in enumerate(table.columns) if i in columns])
     return shown
+
+
+def virtual_columns(table: TableSchema) -> list[Column]:
+    """Those that messages of some may have, and rows have not."""
+    every = [one for one in every_column(table.info, table.version) if one.state == PUBLIC]
+    return [one for one in every if one.generated and not one.stored and one.nullable]
 
 
 def _take_types(shown: dict[str, Any], columns: list[Column]) -> None:

@@ -81,7 +81,8 @@ class Case:
     def sendable(self, row: RowChange) -> bool:
         """Whether these options can say this row: a delete reduced to the key needs a key."""
         reduced = getattr(self.options, "delete_only_output_handle_key_columns", False)
-        reduced |= Loss.DELETED_CELLS in self.losses and DELETE in self.plan(row).refused
+        if row.is_delete and Loss.DELETED_CELLS in self.losses and DELETE in self.plan(row).refused:
+            return False
         return not (row.is_delete and reduced and not row.table.handle_key)
 
     def plan(self, row: RowChange) -> Plan:
@@ -153,6 +154,10 @@ def variants(codec: ReadCodec) -> Iterator[tuple[str, CodecOptions]]:
                 f"{flavour} flavour, changes",
                 replace(usual, flavour=flavour, only_output_updated_columns=True),
             )
+        if hasattr(usual, "encoding_format"):
+            yield f"{flavour} flavour, in Avro", replace(usual, flavour=flavour, encoding_format="avro")
+        if codec.schemas is not None:
+            yield f"{flavour} flavour, all turned", replace(usual, flavour=flavour, **switches)
     small: dict[str, int] = {"max_message_bytes": 9000}
     if any(f.name == "max_batch_size" for f in fields(codec.options)):
         yield "a row a message", replace(usual, max_batch_size=1)
@@ -603,6 +608,6 @@ def test_what_options_cannot_say_is_refused_before_anything_is_sent(case: Case) 
         for row in (row for row in rows if not case.sendable(row)):
             if DELETE in case.plan(row).refused:
                 check([row], case.options)
-                with pytest.raises(InvalidInput, match="no handle key"):
+                with pytest.raises(InvalidInput, match=r"no (handle|primary) key"):
                     case.encode([row])
                 return

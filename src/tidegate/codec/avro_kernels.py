@@ -155,9 +155,9 @@ def put_sized(out: int, addr: int, size: int) -> int:
 
 
 @inline
-def put_bit(out: int, value: int) -> int:
-    """A BIT: its bytes from the first that is not zero, big-endian; one zero byte for zero."""
-    size = 1
+def put_bit(out: int, value: int, least: int) -> int:
+    """A BIT: its bytes from the first that is not zero, big-endian, but at least so many, and one."""
+    size = max(least, 1)
     while size < 8 and U64(value) >> U64(8 * size) != U64(0):
         size += 1
     store_u8(out, 2 * size)
@@ -371,7 +371,7 @@ def put_avro(out: int, piece: int, form: int, a: int, size: int, scratch: int, s
         store_u32(out, I64(single_bits(a)))
         return out + 4
     if form == BIT:
-        return put_bit(out, a)
+        return put_bit(out, a, param)
     if form == ENUM:
         return put_enum(out, a, load_i64(piece + P_OPEN), param)
     if form == SET:

@@ -60,6 +60,7 @@ class Loss(StrEnum):
     ELEMENT = "the number 0 of an enum, and sets of an element with an empty name, are taken for one another"
     COMMIT_TS = "a row does not tell its commit ts"
     DELETED_TS = "a delete does not tell its commit ts"
+    VIRTUAL = "a virtual generated column is there, and NULL"
     NAMES = "a name has `_` for each character that Avro's names do not allow"
 
 

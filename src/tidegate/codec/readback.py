@@ -42,6 +42,7 @@ from tidegate.tidb import arrow_checksum, slot_checksum
 from tidegate.tidb import value as values
 from tidegate.tidb.checksum import column_bytes
 from tidegate.tidb.slot_values import stored_of
+from tidegate.tidb.table_info import every_column
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -93,6 +94,8 @@ class _Known:
     """How messages name things."""
     at: dict[str, int]
     """The columns' numbers by the names that messages give them."""
+    virtual: frozenset[str]
+    """Names of further columns, which are always NULL."""
     compared: list[int]
     """Those that are compared, in the order of their ids."""
     plan: Int64s
@@ -160,12 +163,18 @@ class ReadBack:
             found = self._known[table] = _Known(
                 self._codec.named,
                 {self._codec.named(column.name): i for i, column in enumerate(table.columns)},
+                self._virtual(table),
                 compared,
                 slot_checksum.plan_of(table, compared),
                 keys,
                 slot_checksum.plan_of(table, keys),
             )
         return found
+
+    def _virtual(self, table: TableSchema) -> frozenset[str]:
+        if Loss.VIRTUAL not in self._losses:
+            return frozenset()
+        return frozenset(self._codec.named(column.name) for column in every_column(table.info, table.version))
 
 
 def _rows_of(messages: MessageBlock, partition: npt.NDArray[np.int32]) -> Int64s | None:
@@ -292,7 +301,7 @@ class _Comparison:
             return np.zeros(len(table), dtype=np.bool_)
         if table.physical_id is not None:
             equal &= block.physical_id[rows] == table.physical_id
-        places = {self._known.at.get(column.name, -1): i for i, column in enumerate(table.columns)}
+        places = self._places(table)
         if places.keys() == set(range(len(of.columns))):
             chosen, plan = self._known.compared, self._known.plan
         elif self._may_lack_cells() and places.keys() == set(of.handle_key):
@@ -346,6 +355,15 @@ class _Comparison:
     def _may_lack_cells(self) -> bool:
         return Loss.DELETED_CELLS in self._losses and bool(self._block.table.handle_key)
 
+    def _places(self, table: DecodedTable) -> dict[int, int]:
+        """Where the table's columns stand in what was decoded; -1 for one that it has not."""
+        at, virtual = self._known.at, self._known.virtual
+        return {
+            at.get(column.name, -1): i
+            for i, column in enumerate(table.columns)
+            if column.name in at or column.name not in virtual
+        }
+
     # --- one row, cell by cell
 
     def _difference(self, table: DecodedTable, i: int, row: int) -> tuple[str, str] | None:
@@ -367,7 +385,7 @@ class _Comparison:
         wanted = set(range(len(of.columns)))
         if op == DELETE and self._may_lack_cells() and len(table.columns) < len(wanted):
             wanted = set(of.handle_key)
-        places = {self._known.at.get(column.name, -1): n for n, column in enumerate(table.columns)}
+        places = self._places(table)
         if places.keys() != wanted:
             odd = sorted(places.keys() ^ wanted)
             names = [of.columns[n].name for n in odd if n >= 0]

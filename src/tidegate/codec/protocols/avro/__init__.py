@@ -7,7 +7,7 @@ from tidegate.codec.entry import DdlTo, Loss, RowCodec, Schemas, Unmarked
 from tidegate.codec.protocols.avro.bulk import AvroBulkDecoder
 from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, named_ids
 from tidegate.codec.protocols.avro.plan import plan
-from tidegate.codec.protocols.avro.schema import AvroOptions, needs_of_checksums, sanitized, subjects
+from tidegate.codec.protocols.avro.schema import NEW, AvroOptions, needs_of_checksums, sanitized, subjects
 
 
 def _losses(options: AvroOptions) -> frozenset[Loss]:
@@ -16,6 +16,8 @@ def _losses(options: AvroOptions) -> frozenset[Loss]:
         lost |= {Loss.COMMIT_TS}
     if not options.has_marks:
         lost |= {Loss.DELETED_TS}
+    if options.flavour == NEW:
+        lost |= {Loss.VIRTUAL}
     return frozenset(lost)
 
 
@@ -29,6 +31,7 @@ CODEC: Final = RowCodec(
         shown=lambda values, decoded: any((table.commit_ts == 0).any() for table in decoded.rows),
         why="its rows do not say when they were committed, or there are no watermarks between them",
     ),
+    flavours=("classic", "new"),
     encoder=AvroEncoder,
     decoder=AvroDecoder,
     plan=plan,

@@ -39,6 +39,7 @@ from tidegate.codec.json_text import std_string
 from tidegate.codec.protocols.avro.schema import (
     CHECKSUMS,
     EXTENSION,
+    NEW,
     AvroOptions,
     avro_type,
     escaped_elem,
@@ -46,7 +47,7 @@ from tidegate.codec.protocols.avro.schema import (
     key_columns,
     refused_delete,
     subjects,
-    value_columns,
+    value_members,
 )
 from tidegate.codec.schema_book import Subject
 from tidegate.model.ddl import DdlEvent
@@ -98,7 +99,8 @@ def value_bytes(column: Column, value: Value, options: AvroOptions) -> bytes:
             return struct.pack("<d", value)
         case Kind.BIT:
             assert isinstance(value, int)
-            return sized(value.to_bytes(max(1, (value.bit_length() + 7) // 8), "big"))
+            size = max(least_bytes(column, options), (value.bit_length() + 7) // 8)
+            return sized(value.to_bytes(size, "big"))
         case Kind.ENUM:
             assert isinstance(value, int)
             known = 0 < value <= len(column.elems)
@@ -110,6 +112,16 @@ def value_bytes(column: Column, value: Value, options: AvroOptions) -> bytes:
             assert isinstance(value, str)
             return sized(unscaled(value, max(column.decimal, 0)))
     return sized(value if isinstance(value, bytes) else str(value).encode())
+
+
+def least_bytes(column: Column, options: AvroOptions) -> int:
+    """Of a BIT: in the new flavour those of its width, whatever the value."""
+    return (column.flen + 7) // 8 if options.flavour == NEW else 1
+
+
+def absent(column: Column, options: AvroOptions) -> bytes:
+    """A column that is NULL."""
+    return varint(0 if is_null_first(column, options) else 1)
 
 
 def checksum_members(found: RowChecksum | None) -> bytes:
@@ -143,12 +155,12 @@ class AvroEncoder:
         of_key, of_value = subjects(table, options)
         key = None
         if of_key is not None:
-            key = schema_header(of_key, options) + self._columns(table, image, key_columns(table))
+            key = schema_header(of_key, options) + self._columns(table, image, key_columns(table, options))
         if row.new is None:
             if key is None:
-                raise refused_delete(table)
+                raise refused_delete(table, options)
             return key, b"\x03" + row.commit_ts.to_bytes(8, "big") if options.has_marks else None
-        value = schema_header(of_value, options) + self._columns(table, image, value_columns(table, options))
+        value = schema_header(of_value, options) + self._columns(table, image, value_members(table, options))
         if options.enable_tidb_extension:
             value += sized(b"c" if row.old is None else b"u")
             value += varint(row.commit_ts) + varint(physical_ms(row.commit_ts))
@@ -156,8 +168,11 @@ class AvroEncoder:
             value += checksum_members(row.told_checksum)
         return key, value
 
-    def _columns(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int]) -> bytes:
-        return b"".join(self._cell(table.columns[i], image[i]) for i in shown)
+    def _columns(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int | Column]) -> bytes:
+        return b"".join(
+            absent(i, self._options) if isinstance(i, Column) else self._cell(table.columns[i], image[i])
+            for i in shown
+        )
 
     def _cell(self, column: Column, value: Value) -> bytes:
         if not column.nullable:
@@ -165,7 +180,7 @@ class AvroEncoder:
             return value_bytes(column, value, self._options)
         null_first = is_null_first(column, self._options)
         if value is None:
-            return varint(0 if null_first else 1)
+            return absent(column, self._options)
         return varint(1 if null_first else 0) + value_bytes(column, value, self._options)
 
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tidegate.codec import avro_kernels as kernels
 from tidegate.codec.avro_binary import sized, varint
 from tidegate.codec.plan import NEW, OPERATIONS, Plan, Shape, Writer
-from tidegate.codec.protocols.avro.plain import schema_header
+from tidegate.codec.protocols.avro.plain import absent, least_bytes, schema_header
 from tidegate.codec.protocols.avro.schema import (
     PRECISE,
     AvroOptions,
@@ -17,7 +17,7 @@ from tidegate.codec.protocols.avro.schema import (
     key_columns,
     refused_delete,
     subjects,
-    value_columns,
+    value_members,
 )
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.slots import DELETE, INSERT
@@ -28,7 +28,7 @@ _TIMES = {
     Kind.TIME: kernels.TIME,
 }
 _FORMS = {
-    Kind.FLOAT: kernels.FLOAT, Kind.DOUBLE: kernels.DOUBLE, Kind.BIT: kernels.BIT, Kind.DATE: kernels.DATE,
+    Kind.FLOAT: kernels.FLOAT, Kind.DOUBLE: kernels.DOUBLE, Kind.DATE: kernels.DATE,
     Kind.JSON: kernels.JSON, Kind.VECTOR: kernels.VECTOR, Kind.STRING: kernels.BYTES,
     Kind.BYTES: kernels.BYTES, Kind.ENUM: kernels.ENUM, Kind.SET: kernels.SET,
 }  # fmt: skip
@@ -38,7 +38,7 @@ def plan(table: TableSchema, options: AvroOptions, digits: int) -> Plan:
     """The plan of a table version, whose schemas are in the options' book; there is no build time."""
     made = _Pieces(table, options)
     of_key, of_value = subjects(table, options)
-    keys = key_columns(table)
+    keys = key_columns(table, options)
     write = made.writer
     if of_key is not None:
         write.text(schema_header(of_key, options))
@@ -47,7 +47,7 @@ def plan(table: TableSchema, options: AvroOptions, digits: int) -> Plan:
     for op in OPERATIONS:
         if op != DELETE:
             write.text(schema_header(of_value, options))
-            made.cells(value_columns(table, options))
+            made.cells(value_members(table, options))
             if options.enable_tidb_extension:
                 write.text(sized(b"c" if op == INSERT else b"u"))
                 write.number(kernels.COMMIT_TS)
@@ -68,7 +68,7 @@ def plan(table: TableSchema, options: AvroOptions, digits: int) -> Plan:
     return write.plan(
         table,
         made.shapes,
-        refused={} if keys else {DELETE: refused_delete(table)},
+        refused={} if keys else {DELETE: refused_delete(table, options)},
         encode=kernels.encode_avro,
         sizes=kernels.SIZES,
         growing=growing,
@@ -87,10 +87,12 @@ class _Pieces:
             if column.kind in (Kind.ENUM, Kind.SET)
         }
 
-    def cells(self, shown: Sequence[int]) -> None:
+    def cells(self, shown: Sequence[int | Column]) -> None:
         """The values of these columns."""
         for i in shown:
-            if i in self._names:
+            if isinstance(i, Column):
+                self.writer.text(absent(i, self._options))
+            elif i in self._names:
                 most = sum(len(elem.encode()) + 1 for elem in self._table.columns[i].elems)
                 self.writer.named(self.shapes[i], i, self._names[i], most)
             else:
@@ -115,6 +117,8 @@ class _Pieces:
             return kernels.DECIMAL_BYTES if precise else kernels.DECIMAL_TEXT, max(column.decimal, 0)
         if column.kind in _TIMES:
             return _TIMES[column.kind], max(column.decimal, 0)
+        if column.kind is Kind.BIT:
+            return kernels.BIT, least_bytes(column, self._options)
         return _FORMS[column.kind], len(column.elems)
 
 

@@ -22,7 +22,10 @@ from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.schema_book import LOCAL, SchemaBook, Subject
 from tidegate.errors import InvalidInput
 from tidegate.model.schema import Column, Kind, TableSchema
+from tidegate.tidb.table_info import PUBLIC, every_column
 
+NEW: Final = "new"
+"""The flavour of TiCDC's new architecture."""
 PRECISE: Final = "precise"
 LONG: Final = "long"
 STRING: Final = "string"
@@ -119,18 +122,24 @@ def subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None, 
     return made[options]
 
 
-def refused_delete(table: TableSchema) -> InvalidInput:
+def refused_delete(table: TableSchema, options: AvroOptions) -> InvalidInput:
     """The error for a delete of a table without a key: its message would say nothing."""
+    kind = "primary" if options.flavour == NEW else "handle"
+    other = "" if options.flavour == NEW else " or a unique key without NULLs"
     return InvalidInput(
         "a delete cannot be sent",
         where=f"table {table.name}",
-        why="protocol avro sends the handle key of a delete, and the table has no handle key",
-        fix="give the table a primary key or a unique key without NULLs, or use another protocol",
+        why=f"protocol avro sends the {kind} key of a delete, and the table has no {kind} key",
+        fix=f"give the table a primary key{other}, or use another protocol",
     )
 
 
 def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None, Subject]:
-    names = [sanitized(column.name) for column in table.columns]
+    values = [
+        member if isinstance(member, Column) else table.columns[member]
+        for member in value_members(table, options)
+    ]
+    names = [sanitized(column.name) for column in values]
     names += [name for name, _, _ in options.extension]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -141,8 +150,7 @@ def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None,
             fix="rename a column, leave one out by [[sink.column-selectors]], or use another protocol",
         )
     topic = options.topic.replace(".", "_")
-    keys = [table.columns[i] for i in key_columns(table)]
-    values = [table.columns[i] for i in value_columns(table, options)]
+    keys = [table.columns[i] for i in key_columns(table, options)]
     value = _record(table, values, options, options.extension)
     key = _record(table, keys, options, ()) if keys else None
     return (
@@ -151,18 +159,35 @@ def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None,
     )
 
 
-def key_columns(table: TableSchema) -> list[int]:
-    """Positions of the columns of the key, in the table's order."""
-    return sorted(table.handle_key)
+def key_columns(table: TableSchema, options: AvroOptions) -> list[int]:
+    """Positions of the columns of the key, in the table's order. In the new flavour the primary key's."""
+    return sorted(table.primary_key if options.flavour == NEW else table.handle_key)
 
 
-def value_columns(table: TableSchema, options: AvroOptions) -> list[int]:
-    """Positions of the columns of a value: in the table's order, beside checksums in that of their ids.
+def value_members(table: TableSchema, options: AvroOptions) -> list[int | Column]:
+    """The columns of a value: in the table's order, beside checksums in that of their ids.
 
-    A reader sums the columns as they come, and the sum is over the order of the ids.
+    A reader sums the columns as they come, and the sum is over the order of the ids. Positions; in the new
+    flavour also the virtual columns, as what they are, since each is always NULL there.
     """
-    positions = range(len(table.columns))
-    return sorted(positions, key=lambda i: table.columns[i].id) if options.has_checksums else [*positions]
+    members: list[int | Column] = [*range(len(table.columns))]
+    if options.flavour == NEW:
+        members += _virtual(table)
+
+    def place(member: int | Column) -> int:
+        column = member if isinstance(member, Column) else table.columns[member]
+        return column.id if options.has_checksums else column.offset
+
+    return sorted(members, key=place)
+
+
+def _virtual(table: TableSchema) -> list[Column]:
+    """The virtual columns that may be NULL; none of a table whose columns were selected."""
+    public = [column for column in every_column(table.info, table.version) if column.state == PUBLIC]
+    virtual = [column for column in public if column.generated and not column.stored]
+    if len(public) - len(virtual) != len(table.columns):
+        return []
+    return [column for column in virtual if column.nullable]
 
 
 def needs_of_checksums(options: AvroOptions) -> str:

@@ -31,7 +31,6 @@ CODEC: Final = RowCodec(
     options=SimpleOptions,
     ddl_to=DdlTo.ALL,
     flavours=("classic", "new"),
-    classic_only=lambda options: "its Avro is only written as classic's" if options.in_avro else "",
     encoder=SimpleEncoder,
     decoder=lambda options: opening(SimpleDecoder(options), options, LARGE),
     plan=plan,

@@ -20,9 +20,11 @@ _FORMS: Final = {
 """Of the kinds that are no integers."""
 
 
-def avro_plan(table: TableSchema, version: int, order: list[int], zone: str, *, summed: bool) -> Plan:
-    """The plan of a table version whose columns stand in `order`; keys are null."""
-    write, shapes = Writer(), [_shape(column, zone) for column in table.columns]
+def avro_plan(
+    table: TableSchema, version: int, order: list[int], zone: str, *, summed: bool, bits: bytes
+) -> Plan:
+    """The plan of a table version whose columns stand in `order`; keys are null. The rest as in `row`."""
+    write, shapes = Writer(), [_shape(column, zone, bits) for column in table.columns]
     write.end()
     for op in OPERATIONS:
         write.text(avro_write.row_head(table))
@@ -50,10 +52,12 @@ def avro_plan(table: TableSchema, version: int, order: list[int], zone: str, *, 
     return write.plan(table, shapes, encode=kernels.encode_avro, sizes=kernels.SIZES, growing=growing)
 
 
-def _shape(column: Column, zone: str) -> Shape:
+def _shape(column: Column, zone: str, bits: bytes) -> Shape:
     """The branch of a value's union stands before the value; of a TIMESTAMP its zone as well."""
-    branch = avro_write.branch_of(column)
+    branch = avro_write.branch_of(column, bits)
     form = _FORMS.get(column.kind, kernels.VARINT)
+    if column.kind is Kind.BIT and branch == avro_write.STRING:
+        form = kernels.UINT_TEXT
     if branch == avro_write.TIMESTAMP:
         before = branch + sized(zone.encode())
         return Shape(form, max(column.decimal, 0), before=before, null=avro_write.NULL)

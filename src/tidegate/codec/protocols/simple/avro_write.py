@@ -32,14 +32,23 @@ _NUMERIC: Final = frozenset(
     ("tinyint", "smallint", "mediumint", "int", "bigint", "year", "bit", "float", "double", "decimal")
 )
 """Types that say whether they are unsigned and filled with zeros."""
-_INTEGERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT)
+_INTEGERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET)
+NEW: Final = "new"
+"""The flavour of TiCDC's new architecture."""
 
 
 # --- rows
 
 
-def branch_of(column: Column) -> bytes:
-    """Which of the types of a value those of a column have."""
+def bits_of(flavour: str) -> bytes:
+    """Which of the types a BIT has: TiCDC's new architecture writes its digits."""
+    return STRING if flavour == NEW else LONG
+
+
+def branch_of(column: Column, bits: bytes) -> bytes:
+    """Which of the types of a value those of a column have; `bits`: as `bits_of`."""
+    if column.kind is Kind.BIT:
+        return bits
     if column.kind is Kind.UINT and column.mysql_type == BIGINT:
         return UNSIGNED
     if column.kind in _INTEGERS:
@@ -57,7 +66,14 @@ def row_head(table: TableSchema) -> bytes:
 
 
 def row(
-    change: RowChange, build_ms: int, version: int, order: Sequence[int], zone: str, *, summed: bool
+    change: RowChange,
+    build_ms: int,
+    version: int,
+    order: Sequence[int],
+    zone: str,
+    *,
+    summed: bool,
+    bits: bytes,
 ) -> bytes:
     """A row's message; `order`: the columns' positions by name."""
     table = change.table
@@ -74,7 +90,7 @@ def row(
         checksum(change.told_checksum if summed else None),
     ]
     for cells in (change.new, change.old):
-        parts.append(NULL if cells is None else PRESENT + image(table, cells, order, zone))
+        parts.append(NULL if cells is None else PRESENT + image(table, cells, order, zone, bits))
     return b"".join(parts)
 
 
@@ -91,16 +107,18 @@ def checksum(found: RowChecksum | None) -> bytes:
     )
 
 
-def image(table: TableSchema, cells: Sequence[Value], order: Sequence[int], zone: str) -> bytes:
+def image(table: TableSchema, cells: Sequence[Value], order: Sequence[int], zone: str, bits: bytes) -> bytes:
     """A map of the columns in `order`."""
-    entries = (sized(table.columns[i].name.encode()) + _cell(table.columns[i], cells[i], zone) for i in order)
+    entries = (
+        sized(table.columns[i].name.encode()) + _cell(table.columns[i], cells[i], zone, bits) for i in order
+    )
     return varint(len(order)) + b"".join(entries) + varint(0)
 
 
-def _cell(column: Column, value: Value, zone: str) -> bytes:
+def _cell(column: Column, value: Value, zone: str, bits: bytes) -> bytes:
     if value is None:
         return NULL
-    branch = branch_of(column)
+    branch = branch_of(column, bits)
     if branch in (LONG, UNSIGNED):
         assert isinstance(value, int)
         return branch + varint(value)

@@ -202,7 +202,8 @@ class SimpleEncoder:
         if options.in_avro:
             assert location is None, "refused with the options"
             order, zone, summed = by_name(table), options.time_zone, options.has_checksums
-            return avro_write.row(row, build_ms, version, order, zone, summed=summed)
+            bits = avro_write.bits_of(options.flavour)
+            return avro_write.row(row, build_ms, version, order, zone, summed=summed, bits=bits)
         if location is not None and not table.handle_key:
             raise without_key(table, options)
         shown = by_name(table, only_key=location is not None)

@@ -8,6 +8,7 @@ from tidegate.codec.large import REFUSE, placed_text, planned_location, without_
 from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, quoted, text_shape
 from tidegate.codec.protocols.simple.avro_plan import avro_plan
+from tidegate.codec.protocols.simple.avro_write import bits_of
 from tidegate.codec.protocols.simple.definition import version_of
 from tidegate.codec.protocols.simple.plain import SimpleOptions, by_name, head, reduced_mark, timestamp_head
 from tidegate.model.schema import Column, Kind, TableSchema
@@ -20,7 +21,8 @@ def plan(table: TableSchema, options: SimpleOptions, digits: int) -> Plan:
     """The plan of a table version, with room for a build time of so many digits; keys are null."""
     if options.in_avro:
         version, zone = version_of(table.info, table.version), options.time_zone
-        return avro_plan(table, version, by_name(table), zone, summed=options.has_checksums)
+        bits = bits_of(options.flavour)
+        return avro_plan(table, version, by_name(table), zone, summed=options.has_checksums, bits=bits)
     write, shapes = Writer(), [_shape(column, options.time_zone) for column in table.columns]
     order = by_name(table, only_key=options.reduced != REFUSE)
     mark = placed_text(reduced_mark(planned_location(options)))
