@@ -90,4 +90,4 @@ def deliver_timed(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator
 
 
 def _without_broker(spec: FeedSpec) -> deliver.Worker:
-    return deliver.Worker(spec, PARTITIONS, NoBroker())
+    return deliver.Worker(spec, lambda _: PARTITIONS, NoBroker())

@@ -1,19 +1,30 @@
-"""Tables made and written as TiDB writes them, a call each: meta keys without DDL jobs, rows by handle."""
+"""Tables made and written as TiDB writes them, a call each: at first meta keys without DDL jobs, later ones
+by jobs; rows by handle.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
 
 from tidegate.kvclient.pd import PdClient
-from tidegate.kvclient.transaction import Transaction
+from tidegate.kvclient.transaction import Mutation, Transaction
 from tidegate.model.row import Value
 from tidegate.model.schema import TableSchema
 from tidegate.tidb import keys, record
 from tidegate.tidb.table_info import table_schema
-from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, bootstrap, db_info, table_info
+from tidegate.workload.schema import (
+    NOT_NULL,
+    PRIMARY,
+    Catalog,
+    ColumnSpec,
+    Ddl,
+    bootstrap,
+    db_info,
+    table_info,
+)
 
 SCHEMA_ID = 300
 ID = ColumnSpec("id", 8, 20, flag=NOT_NULL | PRIMARY)
@@ -39,15 +50,33 @@ class SmallTables:
     def __init__(self, pd: PdClient, schema: str, tables: Mapping[str, list[ColumnSpec]]) -> None:
         """A table whose first column is a primary key is clustered on it; any other has no key at all."""
         self._pd = pd
+        self._catalog = Catalog(schema, SCHEMA_ID, SCHEMA_ID + 100)
         self.tables: dict[str, TableSchema] = {}
         meta = [(m.key, m.value) for m in bootstrap()]
         meta.append((keys.meta_hash(b"DBs", b"DB:%d" % SCHEMA_ID), orjson.dumps(db_info(SCHEMA_ID, schema))))
         for at, (name, columns) in enumerate(tables.items()):
             info = _info(SCHEMA_ID + 1 + at, name, columns)
             self.tables[name] = table_schema(schema, info, 1)
+            self._catalog.tables[name] = info
             field = b"Table:%d" % info["id"]
             meta.append((keys.meta_hash(b"DB:%d" % SCHEMA_ID, field), orjson.dumps(info)))
         self.made_ts = self._commit(meta, [])
+
+    def ddl(self, make: Callable[[Catalog], tuple[Ddl, Catalog]]) -> int:
+        """Carry out what a method of the catalogue makes, as TiDB does; the job's FinishedTS."""
+        ddl, after = make(self._catalog)
+        queued, _ = self._written(ddl.queue)
+        done, finished_ts = self._written(lambda start_ts: ddl.done(queued, start_ts))
+        self._written(lambda start_ts: ddl.history(queued, done, start_ts))
+        self._catalog = after.written(ddl, queued, done)
+        self.tables = {name: self._catalog.table(name) for name in self._catalog.tables}
+        return finished_ts
+
+    def _written(self, mutations: Callable[[int], list[Mutation]]) -> tuple[int, int]:
+        """Start and commit ts of a transaction that is made of its start ts."""
+        transaction = Transaction(self._pd)
+        transaction.write(mutations(transaction.start_ts))
+        return transaction.start_ts, transaction.commit()
 
     def put(self, name: str, rows: Mapping[int, tuple[Value, ...]]) -> int:
         """Write rows by handle, thousands in a transaction; the last commit ts."""

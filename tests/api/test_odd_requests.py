@@ -16,7 +16,7 @@ from tidegate.api.changefeeds import body_of, number
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput
-from tidegate.server.new_feed import check_new
+from tidegate.server.new_feed import Refused, check_new
 
 URI = "kafka://127.0.0.1:9092/t?protocol=open-protocol"
 CONFIG = merge_config({}, parse_sink_uri(URI)).to_json()
@@ -116,3 +116,18 @@ def test_an_odd_sink_uri_is_refused(uri: str) -> None:
 def test_a_number_beyond_64_bits_is_no_start_ts_to_ignore() -> None:
     with pytest.raises(InvalidInput, match="is not the start-ts of a transaction"):
         check_new(FeedId("default", "one"), URI, {"filter": {"ignore_txn_start_ts": [1 << 70]}}, 0, 0)
+
+
+@pytest.mark.parametrize("topic", ["{schema}", "{table}_{schema}", "a b", "..", "x" * 250, "{" * 5000])
+def test_a_topic_that_cannot_be_named_is_refused_under_ticdcs_code(topic: str) -> None:
+    """`{schema}` alone only where a schema registry's subjects are named by the topic."""
+    rules = {"sink": {"dispatchers": [{"matcher": ["*.*"], "topic": topic}]}}
+    registered = "kafka://h/t?protocol=avro&schema-registry=http%3A%2F%2Fh%3A1"
+    for uri in (registered, *([] if topic == "{schema}" else [URI])):
+        with pytest.raises(Refused) as refused:
+            check_new(FeedId("default", "one"), uri, rules, 0, 0)
+        assert refused.value.code == "CDC:ErrKafkaTopicExprInvalid"
+        assert len(refused.value.render()) < 2000
+        assert refused.value.fix
+    if topic == "{schema}":
+        check_new(FeedId("default", "one"), URI, rules, 0, 0)

@@ -122,7 +122,7 @@ def test_the_storage_of_claims_is_kept_as_a_secret() -> None:
     uri = parse_sink_uri(f"{LARGE}claim-check&{place}")
     config = settled(merge_config({}, uri))
     assert "hidden" not in f"{uri} {config} {config.to_json(redact=True)}"
-    made = plan(config, "t", 3).codec
+    made = plan(config, "t", lambda _: 3).codec
     assert isinstance(made, LargeOptions)
     assert isinstance(made.claims, ClaimStorage)
     assert made.claims.location().startswith("s3://b/p/")

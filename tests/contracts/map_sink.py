@@ -79,6 +79,9 @@ class MapSink:
     def check(self) -> int:
         return 1
 
+    def partitions(self, topic: str) -> int:
+        return 1
+
     def open_owner(self, marks: Marks, prove: Prove) -> MapOwner:
         self.take(OWNER)
         prove()
@@ -181,7 +184,10 @@ class MapOwner:
         records = sink.versions.progress.get(sink.name, {})
         self.journal = journal(records, sink.feed.instance)
 
-    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
+    def use(self, topics: Iterable[str]) -> None:
+        """There are none."""
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
         if not self.journal.holds(event):
             told = self.journal
             self._tell(Journal(event.finished_ts, event.seq, told.resolved_ts, told.instance), event.query)

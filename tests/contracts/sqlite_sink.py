@@ -72,6 +72,9 @@ class SqliteSink:
         with closing(self.connect()):
             return 1
 
+    def partitions(self, topic: str) -> int:
+        return 1
+
     def open_owner(self, marks: Marks, prove: Prove) -> SqliteOwner:
         return SqliteOwner(self, prove)
 
@@ -212,7 +215,10 @@ class SqliteOwner:
         found = self._connection.execute("SELECT key, value FROM progress WHERE feed = ?", [sink.name])
         self.journal = journal(dict(found.fetchall()), sink.feed.instance)
 
-    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
+    def use(self, topics: Iterable[str]) -> None:
+        """There are none."""
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
         if not self.journal.holds(event):
             told = self.journal
             after = Journal(event.finished_ts, event.seq, told.resolved_ts, told.instance)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from tidegate.config import load_config, parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.block import ENTRY_SCHEMA, PUT
+from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, span_progress
 from tidegate.model.slots import INSERT
 from tidegate.sink.base import Content, Domain, Sink, SinkFeed, SlotTaken, Undecided, Writer
@@ -112,6 +114,28 @@ class AtKafka(Feed):
         return other.sink()
 
 
+class AtTwoTopics(AtKafka):
+    """What is written goes to two topics in turn; values carry the order in which they were made."""
+
+    def __init__(self, bootstrap: str, topic: str, other: str) -> None:
+        super().__init__(bootstrap, topic)
+        self.topics, self.made, self.writes = (topic, other), 0, 0
+
+    def content(self, changes: Sequence[tuple[str, str]]) -> Content:
+        numbered = [(key, f"{value}#{self.made + i:08}") for i, (key, value) in enumerate(changes)]
+        self.made += len(changes)
+        self.writes += 1
+        found = super().content(numbered)
+        assert isinstance(found, MessageBlock)
+        return replace(found, topic=self.topics[self.writes % 2])
+
+    def seen(self) -> list[tuple[str, str]]:
+        places = [AtKafka(self.bootstrap, topic) for topic in self.topics]
+        found = [change for place in places for change in AtKafka.seen(place)]
+        ordered = sorted(found, key=lambda change: change[1].partition("#")[2])
+        return [(key, value.partition("#")[0]) for key, value in ordered]
+
+
 class AtSqlite(Feed):
     def __init__(self, path: Path) -> None:
         super().__init__("kafka://127.0.0.1:1/feed?protocol=open-protocol")
@@ -188,11 +212,12 @@ TABLE: Any = SimpleNamespace(
 )
 
 
-@pytest.fixture(params=["kafka", "sqlite", "map"])
+@pytest.fixture(params=["kafka", "kafka-topics", "sqlite", "map"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "kafka":
-        topic = request.getfixturevalue("new_topic")(1)
-        yield AtKafka(request.getfixturevalue("kafka"), topic)
+    if request.param.startswith("kafka"):
+        bootstrap, new_topic = request.getfixturevalue("kafka"), request.getfixturevalue("new_topic")
+        two = request.param == "kafka-topics"
+        yield AtTwoTopics(bootstrap, new_topic(1), new_topic(1)) if two else AtKafka(bootstrap, new_topic(1))
     else:
         yield AtSqlite(tmp_path / "sink.db") if request.param == "sqlite" else InMemory()
 

@@ -72,11 +72,9 @@ def test_the_first_matching_rule_wins_and_the_default_is_by_table() -> None:
     assert Router([], "topic").rule(table).partition == "default"
 
 
-def test_unknown_rules_and_topic_expressions_are_refused() -> None:
+def test_unknown_rules_are_refused() -> None:
     with pytest.raises(InvalidInput, match="index-value"):
         Router([DispatchRule(partition="hash")], "topic")
-    with pytest.raises(InvalidInput, match="topic"):
-        Router([DispatchRule(topic="{schema}")], "topic")
 
 
 def test_a_whole_block_goes_where_its_rows_go_one_by_one() -> None:

@@ -210,7 +210,7 @@ def test_a_position_counts_only_where_the_ranges_begin(tmp_path: Path) -> None:
     span = next(iter(Barrier.load(spec.feed_dir / "barrier.json").spans))
     spec.positions_file.write_text(json.dumps({span: [feed.last_ts, 7, 4, "00"]}))
 
-    worker = Worker(spec, 1, None)  # type: ignore[arg-type]
+    worker = Worker(spec, lambda _: 1, None)  # type: ignore[arg-type]
     (one,) = ranges(Offset(spec.token, {span: feed.last_ts - 1}), Offset(spec.token, {span: 1 << 40}), {})
     assert worker._begun([one]) is not None
     (one,) = ranges(Offset(spec.token, {span: feed.last_ts}), Offset(spec.token, {span: 1 << 40}), {})

@@ -106,7 +106,7 @@ def delivered(feed: RecordedFeed, *rules: str, width: int = 1) -> tuple[Keeper, 
     """All of the log, by one worker."""
     spec = FeedSpec.load(feed.write(settings=settings(*rules, width=width)))
     keeper = Keeper()
-    worker = Worker(spec, 1, keeper)  # type: ignore[arg-type]
+    worker = Worker(spec, lambda _: 1, keeper)  # type: ignore[arg-type]
     spans = Barrier.load(feed.feed_dir / "barrier.json").spans
     reports = worker.deliver([Range(span, ts, feed.last_ts) for span, ts in spans.items()])
     assert not (feed.feed_dir / "quarantine.jsonl").exists()
@@ -120,7 +120,7 @@ def test_a_stripe_delivers_what_spans_of_its_tables_deliver(tmp_path: Path, rule
     assert len(reports) == 1
     # With a span a table the control process names those that are wanted; here they are chosen by hand.
     plain = RecordedFeed(tmp_path / "plain", BANK, URI, UPTO)
-    schemas = Worker(spec, 1, keeper).schemas  # type: ignore[arg-type]
+    schemas = Worker(spec, lambda _: 1, keeper).schemas  # type: ignore[arg-type]
     assert schemas is not None
     store = schemas.upto(striped.last_ts)
     names = {table: store.version_at(table, striped.last_ts) for table in plain.rows if table < 1 << 40}

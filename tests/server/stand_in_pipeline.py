@@ -64,7 +64,10 @@ class FileSink:
         if self._path.with_suffix(".broken").exists():
             raise Retryable("The broker does not answer.", where=str(self._path))
 
-    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
+    def use(self, topics: Iterable[str]) -> None:
+        """One file is all there is."""
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
         self._check()
         if (event.finished_ts, event.seq) not in self.journal.ddls:
             append(

@@ -198,6 +198,19 @@ def test_every_command_of_the_client_finds_the_types_it_parses(
         "POST", f"{v2}/verify_table", {"replica_config": by_ts, "start_ts": start_ts, "sink_uri": uri}
     )["tidegate"]["weak_orders"]  # fmt: skip
     assert (weak["dispatcher"], "bank.accounts" in weak["tables"], weak["more"]) == ("ts", True, 0)
+    rules = [{"matcher": ["bank.accounts"], "topic": "{schema}-x"}, {"matcher": ["bank.*"], "topic": "one"}]
+    (apart,) = client(
+        "POST", f"{v2}/verify_table",
+        {"replica_config": {"sink": {"dispatchers": rules}}, "start_ts": start_ts, "sink_uri": uri},
+    )["tidegate"]["weak_orders"]  # fmt: skip
+    assert (apart["dispatcher"], apart["tables"]) == ("default, topic {schema}-x", ["bank.accounts"])
+    assert "in several topics" in apart["what"]
+    wrong = {"sink": {"dispatchers": [{"matcher": ["bank.*"], "topic": "{table}_{schema}"}]}}
+    refused = client(
+        "POST", f"{v2}/changefeeds", {"changefeed_id": "wrong", "sink_uri": uri, "replica_config": wrong}, 400
+    )
+    assert refused["error_code"] == "CDC:ErrKafkaTopicExprInvalid"
+    assert "{table}_{schema}" in refused["error_msg"]
     body = {
         "namespace": "default", "changefeed_id": "one", "start_ts": start_ts, "target_ts": 0, "sink_uri": uri,
         "replica_config": REPLICA_CONFIG, **PD_FIELDS,

@@ -133,6 +133,33 @@ def test_what_lies_at_or_below_the_checkpoint_is_history(span: DdlSpan) -> None:
     assert all(task.start_ts == cut for task in later.initial)
 
 
+def test_topics_of_new_and_renamed_tables_are_told_with_the_ddl_that_makes_them(span: DdlSpan) -> None:
+    """Also where nothing is sent and no span changes: rows behind it go elsewhere all the same."""
+    jobs = [job for job in written("basic") if job.is_done]
+    end = jobs[-1].finished_ts
+    span.add(*(of(job) for job in jobs), upto=end)
+    sink = {"dispatchers": [{"matcher": ["d1.*"], "topic": "{schema}_{table}"}]}
+    quiet = {"event-filters": [{"matcher": ["*.*"], "ignore-event": ["rename table"]}]}
+    feeds = [rules_of(sink=sink)]
+    feeds += [FeedFilter.of(merge_config({"filter": {"rules": ["*.*"]} | quiet, "sink": sink}, URI))]
+    for feed_filter in feeds:
+        batches, _ = tracker(span, feed_filter).begin(1, end)
+        renamed = next(job for job in jobs if job.query == "rename table t1 to t1r")
+        told = next(batch for batch in batches if batch.finished_ts == renamed.finished_ts)
+        assert (told.topics, told.added, told.removed) == ({"d1_t1r"}, (), frozenset())
+        assert bool(told.events) == (feed_filter is feeds[0])
+    known: set[str] = set()
+    for batch in batches:
+        known |= batch.topics
+        later = tracker(span, feeds[0])
+        later.begin(batch.finished_ts, end)
+        assert later.topics <= known, "the topics at any checkpoint have been told until there"
+    assert {"d1_t1", "d1_t1r", "d1_back"} <= known
+    assert not any(topic.startswith("d2") for topic in known), "these go to the URI's own"
+    batches, _ = tracker(span, rules_of()).begin(1, end)
+    assert not any(batch.topics for batch in batches)
+
+
 def test_spans_follow_the_filter(span: DdlSpan) -> None:
     jobs = [job for job in written("partitions") if job.is_done]
     end = jobs[-1].finished_ts

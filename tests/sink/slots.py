@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tidegate.config import ReplicaConfig, SinkUri
-from tidegate.model.progress import JOURNAL_KEY, SpanProgress
+from tidegate.model.progress import JOURNAL_KEY, TOPICS_KEY, SpanProgress
 from tidegate.sink.base import Content, SlotTaken, Writer
 from tidegate.sink.kafka.client import read_records
 
@@ -26,4 +26,5 @@ def _deliver(writer: Writer, contents: Sequence[Content], progress: Mapping[str,
 def read_progress(uri: SinkUri, config: ReplicaConfig, topic: str) -> dict[str, SpanProgress]:
     """The progress of spans in a progress topic of Kafka."""
     records = read_records(uri, config.sink.kafka_config, topic)
-    return {key: SpanProgress.from_bytes(one) for key, one in records.items() if key != JOURNAL_KEY}
+    own = (JOURNAL_KEY, TOPICS_KEY)
+    return {key: SpanProgress.from_bytes(one) for key, one in records.items() if key not in own}

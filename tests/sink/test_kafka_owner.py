@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 
+from tests.integration.cluster import eventually
 from tests.integration.validators import read_topic
 from tests.sink.slots import deliver, read_progress
 from tidegate.codec import registry
 from tidegate.config import load_config, parse_sink_uri
-from tidegate.errors import Fenced
+from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.progress import SpanProgress
+from tidegate.sink.base import SinkFeed
 from tidegate.sink.kafka.client import transactional_id
 from tidegate.sink.kafka.owner import KafkaOwnerSink
+from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import SlotWriter
 
 pytestmark = pytest.mark.integration
@@ -49,8 +54,9 @@ def open_sink(kafka: str, new_topic: Callable[..., str]) -> Callable[..., KafkaO
         protocol: str = "open-protocol",
         instance: str = "first",
         prove: Callable[[], None] = lambda: None,
+        options: str = "",
     ) -> KafkaOwnerSink:
-        uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol={protocol}")
+        uri = parse_sink_uri(f"kafka://{kafka}/{topic}?protocol={protocol}{options}")
         config = load_config(None, uri)
         marks = registry.marks(registry.options_of(config))
         name = transactional_id(1, "default", topic, "owner")
@@ -81,6 +87,127 @@ def test_resolved_and_ddl_reach_every_partition_and_a_journalled_ddl_is_not_sent
     second.send_ddl(event(100, seq=1))
     second.send_resolved(120)
     assert marks_of(second) == {p: ([100, 120], [100, 100]) for p in range(3)}
+
+
+def places(sink: KafkaOwnerSink, topics: list[str]) -> dict[str, dict[int, tuple[list[int], list[int]]]]:
+    """`marks_of`, by topic."""
+    uri = sink.source  # type: ignore[attr-defined]
+    found = {}
+    for topic in topics:
+        of_topic = copy(sink)
+        of_topic.source = uri.replace(f"/{sink._uri.topic}?", f"/{topic}?")  # type: ignore[attr-defined]
+        found[topic] = marks_of(of_topic)
+    return found
+
+
+def test_resolved_goes_to_all_topics_in_use_and_a_ddl_to_the_topic_of_its_table(
+    open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str]
+) -> None:
+    """Each has the number of partitions it has, or that of the feed's own when it is made."""
+    sink, narrow = open_sink(), new_topic(2)
+    own, made = sink._uri.topic, f"{narrow}-made"
+    sink.send_resolved(10)
+    sink.use([narrow, made, own])
+    sink.send_ddl(event(20), topic=narrow)
+    sink.send_ddl(event(20, seq=1))
+    sink.send_resolved(20)
+    assert sink.topics == {own: 3, narrow: 2, made: 3}
+    assert places(sink, [own, narrow, made]) == {
+        own: dict.fromkeys(range(3), ([10, 20], [20])),
+        narrow: dict.fromkeys(range(2), ([20], [20])),
+        made: dict.fromkeys(range(3), ([20], [])),
+    }
+
+
+def grow(kafka: str, partitions: dict[str, int]) -> None:
+    """Somebody gives topics more partitions."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    made = admin.create_partitions([NewPartitions(*one) for one in partitions.items()])
+    for future in made.values():
+        future.result(30)
+    eventually(
+        "the partitions",
+        lambda: all(
+            len(admin.list_topics(name).topics[name].partitions) == n for name, n in partitions.items()
+        ),
+    )
+
+
+def delete(kafka: str, *topics: str) -> None:
+    """Somebody deletes topics."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for future in admin.delete_topics(list(topics)).values():
+        future.result(30)
+    eventually("the topics are gone", lambda: not set(topics) & admin.list_topics().topics.keys())
+
+
+def test_topics_and_their_partitions_outlive_an_owner_though_partitions_are_added(
+    open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str], kafka: str
+) -> None:
+    """Else rows of one key would be on two partitions, and readers of a topic without tables stand still."""
+    first, other = open_sink(), new_topic(2)
+    own = first._uri.topic
+    first.use([other])
+    grow(kafka, {own: 5, other: 4})
+    again = open_sink()
+    assert again.topics == {own: 3, other: 2}
+    again.send_resolved(30)
+    assert places(again, [own, other]) == {
+        own: dict.fromkeys(range(3), ([30], [])),
+        other: dict.fromkeys(range(2), ([30], [])),
+    }, "nothing on the new partitions"
+    assert open_sink(instance="second").topics == {own: 5}, "another feed's record says nothing"
+
+
+def test_a_topic_that_was_deleted_leaves_unless_it_is_wanted_and_a_smaller_one_is_refused(
+    open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str], kafka: str
+) -> None:
+    first, gone, wanted, smaller = open_sink(), new_topic(2), new_topic(2), new_topic(2)
+    own = first._uri.topic
+    first.use([gone, wanted, smaller])
+    delete(kafka, gone, wanted, smaller)
+    again = open_sink()
+    assert again.topics == {own: 3}
+    again.use([wanted])
+    assert again.topics == {own: 3, wanted: 2}, "made again as it was"
+    third = open_sink()
+    assert third.topics == {own: 3, wanted: 2}
+    new_topic(1, smaller)
+    third.use([smaller])
+    assert third.topics[smaller] == 1, "the feed has forgotten it"
+    delete(kafka, wanted)
+    new_topic(1, wanted)
+    with pytest.raises(InvalidInput, match="fewer than the 2 that are written"):
+        open_sink()
+
+
+def test_a_missing_topic_is_refused_by_name_where_none_may_be_made(
+    open_sink: Callable[..., KafkaOwnerSink],
+) -> None:
+    sink = open_sink(options="&auto-create-topic=false")
+    with pytest.raises(InvalidInput, match="'nowhere' does not exist") as refused:
+        sink.use(["nowhere"])
+    assert "auto-create-topic" in refused.value.fix
+    sink.send_resolved(10)
+    assert sink.topics == {sink._uri.topic: 3}
+
+
+def test_workers_spread_rows_over_the_partitions_that_the_owner_has_fixed(
+    kafka: str, new_topic: Callable[..., str]
+) -> None:
+    own, other = new_topic(1), new_topic(2)
+    uri = parse_sink_uri(f"kafka://{kafka}/{own}?protocol=open-protocol")
+    config = load_config(None, uri)
+    feed = SinkFeed(1, "default", own, "first", uri, config)
+    owner = KafkaSink(feed).open_owner(registry.marks(registry.options_of(config)), lambda: None)
+    early = KafkaSink(feed)
+    assert early.partitions(own) == 1
+    with pytest.raises(Retryable, match="not recorded"):
+        early.partitions(other)
+    owner.use([other])
+    grow(kafka, {own: 2, other: 3})
+    late = KafkaSink(feed)
+    assert [sink.partitions(topic) for sink in (early, late) for topic in (own, other)] == [1, 2, 1, 2]
 
 
 def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., KafkaOwnerSink]) -> None:

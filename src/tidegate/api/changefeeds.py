@@ -199,7 +199,7 @@ async def verify_table(request: Request) -> Response:
     good, bad = await reactor.tables(config, number(body, "start_ts") or await reactor.now())
     eligible = [_table(table) for table in good]
     ineligible = [_table(table) | {"reason": why_ineligible(table)} for table in bad]
-    weak = await asyncio.to_thread(weak_orders, good, config)
+    weak = await asyncio.to_thread(weak_orders, good, config, uri.topic)
     return JSONResponse(
         {
             "eligible_tables": eligible,

@@ -1,8 +1,8 @@
 """The header `tidegate-ddl`: a whole DdlEvent as JSON, beside the protocol's own DDL message.
 
 A consumer renders DDL for its target from the TableInfo in it, instead of trusting SQL text
-(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1. `time_zone` may be
-missing: topics that an earlier release began have headers without it.
+(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1. `time_zone` and
+`moved_to` may be missing: topics that an earlier release began have headers without them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from tidegate.model.ddl import DdlEvent
 
 FORMAT: Final = 1
 _NAMES: Final = tuple(field.name for field in fields(DdlEvent))
-_LATER: Final = {"time_zone": ""}
+_LATER: Final = {"time_zone": "", "moved_to": ""}
 """Members that not every header of this format has, and what a header without them says."""
-_TEXTS: Final = ("query", "schema", "table", "old_schema", "old_table", "time_zone")
+_TEXTS: Final = ("query", "schema", "table", "old_schema", "old_table", "time_zone", "moved_to")
 _INFOS: Final = ("before", "after")
 _IDS: Final = ("added_ids", "removed_ids")
 

@@ -44,6 +44,8 @@ class DdlBatch:
     """Why the feed cannot get past it: all before it is delivered, then the feed fails with this."""
     removed_tables: frozenset[int] = frozenset()
     """The physical ids of the tables that are no longer wanted."""
+    topics: frozenset[str] = frozenset()
+    """To which rows of tables that are wanted go from here on, and may not have gone before."""
 
 
 @dataclass(slots=True)

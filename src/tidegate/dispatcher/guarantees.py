@@ -5,6 +5,8 @@ Source: the table of guarantees in TiCDC's MQ design (docs/design/2020-02-24-tic
 
 from __future__ import annotations
 
+from typing import Final
+
 from tidegate.config import DispatchRule
 from tidegate.dispatcher.partitions import hashed_columns
 from tidegate.model.schema import TableSchema
@@ -39,6 +41,14 @@ def weakness(table: TableSchema, rule: DispatchRule) -> str:
             "may be on different partitions, and only Resolved tells which came first"
         )
     return ""
+
+
+APART: Final = (
+    "its rows are in a topic of their own: a transaction that changes other tables as well is in several "
+    "topics, a DDL is in its table's topic alone, and behind a rename the rows go on in another one: "
+    "readers must not go on with one topic alone, but all together by Resolved"
+)
+"""What a topic by table gives up, whatever its rows are spread by."""
 
 
 def _is_handle(table: TableSchema, offsets: tuple[int, ...]) -> bool:

@@ -1,13 +1,17 @@
-"""The dispatch rules of one changefeed: the first whose matcher fits a table applies to it (facts 7.1)."""
+"""The dispatch rules of one changefeed: the first whose matcher fits a table applies to it, and says by what
+its rows are spread over partitions, and in which topic.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Self
 
-from tidegate.config import DispatchRule
+from tidegate.config import DispatchRule, ReplicaConfig
 from tidegate.dispatcher.partitions import RULES
+from tidegate.dispatcher.topics import check_expression, topic_name
 from tidegate.errors import InvalidInput
+from tidegate.model.ddl import DdlEvent
 from tidegate.model.schema import TableSchema
 from tidegate.tidb.table_filter import TableFilter
 
@@ -16,15 +20,32 @@ DEFAULT: Final = DispatchRule()
 
 
 class Router:
-    """Rules in file order, with the implicit last one `*.*` -> by table; immutable."""
+    """Rules in file order, with the implicit last one `*.*` -> by table, default topic; immutable."""
 
     def __init__(
-        self, rules: Sequence[DispatchRule], default_topic: str, *, case_sensitive: bool = False
+        self,
+        rules: Sequence[DispatchRule],
+        default_topic: str,
+        *,
+        case_sensitive: bool = False,
+        names_subjects: bool = False,
     ) -> None:
+        """`names_subjects`: as `check_expression`. Raises InvalidInput for a rule that is none."""
         for rule in rules:
-            _check(rule)
+            _check(rule, names_subjects=names_subjects)
         self._rules = [(TableFilter(rule.matcher, case_sensitive), rule) for rule in rules]
         self.default_topic = default_topic
+
+    @classmethod
+    def of(cls, config: ReplicaConfig, default_topic: str, *, names_subjects: bool = False) -> Self:
+        """That of a changefeed's settings."""
+        rules, case_sensitive = config.sink.dispatchers, config.case_sensitive
+        return cls(rules, default_topic, case_sensitive=case_sensitive, names_subjects=names_subjects)
+
+    @property
+    def has_topics(self) -> bool:
+        """Whether rows may go to other topics than the default one."""
+        return any(rule.topic for _, rule in self._rules)
 
     def rule(self, table: TableSchema) -> DispatchRule:
         """The rule of a table."""
@@ -37,12 +58,27 @@ class Router:
                 return rule
         return DEFAULT
 
-    def topic(self, table: TableSchema) -> str:
-        """The topic of a table's rows."""
-        return self.default_topic
+    def topic_of(self, schema: str, table: str) -> str:
+        """The topic of a table's rows by its name."""
+        return self.topic_by(self.rule_of(schema, table), schema, table)
+
+    def topic_by(self, rule: DispatchRule, schema: str, table: str) -> str:
+        """The same, when the table's rule is known."""
+        return topic_name(rule.topic, schema, table) if rule.topic else self.default_topic
+
+    def topic_of_ddl(self, event: DdlEvent) -> str:
+        """The topic of a DDL: that of its table, of the old one when it is renamed; the default one when it
+        is about no table.
+
+        As TiCDC's `GetTopicForDDL`: where there was a table before, its name counts.
+        """
+        schema, table = event.schema, event.table
+        if event.before is not None:
+            schema, table = event.old_schema, event.old_table
+        return self.topic_of(schema, table) if table else self.default_topic
 
 
-def _check(rule: DispatchRule) -> None:
+def _check(rule: DispatchRule, *, names_subjects: bool) -> None:
     where = f"dispatch rule for {', '.join(rule.matcher)}"
     if rule.partition not in RULES:
         raise InvalidInput(
@@ -51,11 +87,6 @@ def _check(rule: DispatchRule) -> None:
             fix="use one of " + ", ".join(RULES),
         )
     if rule.topic:
-        raise InvalidInput(
-            "topic expressions are not supported",
-            where=where,
-            why=f"the rule names topic {rule.topic!r}; all rows go to the sink URI's topic",
-            fix="leave topic out, or run one changefeed per topic",
-        )
+        check_expression(rule.topic, where, names_subjects=names_subjects)
     if rule.partition == "columns" and not rule.columns:
         raise InvalidInput("a rule by columns names no columns", where=where, fix='add columns = ["a", "b"]')

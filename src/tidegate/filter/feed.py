@@ -43,7 +43,7 @@ class FeedFilter:
             config.force_replicate,
             EventFilter(config.filter, case_sensitive=case_sensitive, time_zone=zone),
             ColumnSelectors(config.sink.column_selectors, case_sensitive=case_sensitive),
-            Router(config.sink.dispatchers, "", case_sensitive=case_sensitive),
+            Router.of(config, ""),
         )
 
     @property

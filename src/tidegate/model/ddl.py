@@ -42,3 +42,6 @@ class DdlEvent:
     """Physical table ids that end at finished_ts."""
     time_zone: str = ""
     """Of the session that ran it: `UTC`, a name, or seconds east of UTC as `+28800`. Empty: not known."""
+    moved_to: str = ""
+    """The topic of the table's rows from here on, if it is another than the event's own: of a rename; of an
+    exchange, which goes to the plain table's topic, that of the partitioned one."""

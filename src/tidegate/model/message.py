@@ -33,6 +33,8 @@ class MessageBlock:
     partition: npt.NDArray[np.int32]
     rows: npt.NDArray[np.int32]
     """How many row changes each message carries."""
+    topic: str = ""
+    """Empty: the changefeed's own."""
 
     def __len__(self) -> int:
         return len(self.partition)

@@ -5,6 +5,7 @@
     rules/RULES     TableRules     what the digest stands for
     load/RANGE_ID   LoadProgress   how far a range of an initial load is, until the whole load is
     owner           Journal        what the owner has told
+    topics          Topics         of a sink with topics: those in use, with their numbers of partitions
 
 A record is written with what it speaks of, durable together: in a transaction of Kafka, of a database, in the
 commit of a table. Whoever reads the records fences all their writers first: they cannot grow then.
@@ -23,6 +24,7 @@ from tidegate.model.position import Position
 from tidegate.model.span import Span
 
 JOURNAL_KEY: Final = "owner"
+TOPICS_KEY: Final = "topics"
 LOAD_PREFIX: Final = "load/"
 RULES_PREFIX: Final = "rules/"
 
@@ -191,6 +193,29 @@ class Journal:
         return (event.finished_ts, event.seq) <= (self.ddl_ts, self.ddl_seq)
 
 
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics that a feed writes, and on how many partitions of each.
+
+    The numbers are fixed when a topic is first used: were each writer to look for itself, partitions that
+    somebody adds would part the changes of a row.
+    """
+
+    instance: str
+    """`FeedInfo.instance`; the record of another feed says nothing about this one."""
+    partitions: Mapping[str, int]
+
+    def to_bytes(self) -> bytes:
+        """The value of the record."""
+        return json.dumps({"instance": self.instance, "partitions": dict(self.partitions)}).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Topics:
+        """The inverse of `to_bytes`."""
+        found = json.loads(data)
+        return cls(found["instance"], found["partitions"])
+
+
 def load_key(range_id: str) -> str:
     """Where a range's `LoadProgress` lies."""
     return LOAD_PREFIX + range_id
@@ -253,7 +278,7 @@ def _of_spans(records: Mapping[str, bytes], instance: str) -> dict[str, SpanProg
     found = {
         key: SpanProgress.from_bytes(value)
         for key, value in records.items()
-        if key != JOURNAL_KEY and not key.startswith((LOAD_PREFIX, RULES_PREFIX))
+        if key not in (JOURNAL_KEY, TOPICS_KEY) and not key.startswith((LOAD_PREFIX, RULES_PREFIX))
     }
     return {key: one for key, one in found.items() if one.instance == instance}
 
@@ -273,3 +298,10 @@ def journal(records: Mapping[str, bytes], instance: str) -> Journal:
     data = records.get(JOURNAL_KEY)
     found = Journal.from_bytes(data) if data else Journal()
     return found if found.instance == instance else Journal(instance=instance)
+
+
+def topics(records: Mapping[str, bytes], instance: str) -> dict[str, int]:
+    """The feed's topics and the number of partitions it writes of each; {} when nothing is known."""
+    data = records.get(TOPICS_KEY)
+    found = Topics.from_bytes(data) if data else Topics(instance, {})
+    return dict(found.partitions) if found.instance == instance else {}

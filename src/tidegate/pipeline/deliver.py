@@ -160,15 +160,16 @@ class Worker:
     def __init__(
         self,
         spec: FeedSpec,
-        partitions: int,
+        partitions: Callable[[str], int],
         slot: WriterSource,
         beats: Beats | None = None,
         *,
         sink: Description | None = None,
     ) -> None:
-        """`sink` is what it says of itself; by default what the spec's URI means."""
+        """`partitions`: of a topic, as `Sink.partitions`. `sink`: what it says of itself; by default what
+        the spec's URI means.
+        """
         self.spec, self.slot = spec, slot
-        self.partitions = partitions
         sink = sink or spec.sink.describe()
         self._merges = sink.domain is not Domain.ROW
         self._pieces = sink.pieces and not self._merges
@@ -499,7 +500,7 @@ def run_tasks(
 def open_worker(spec: FeedSpec) -> Worker:
     """The worker of a feed, with its sink as the URI says."""
     sink, beats = spec.sink, Beats(spec.beats_dir)
-    return Worker(spec, sink.check(), Slot(spec, sink, beats.beat), beats, sink=sink.describe())
+    return Worker(spec, sink.partitions, Slot(spec, sink, beats.beat), beats, sink=sink.describe())
 
 
 REPORT_SCHEMA: Final = pa.schema(

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +21,7 @@ from tidegate.claim_check import ClaimStorage
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.definitions import definition_block
+from tidegate.codec.entry import Schemas
 from tidegate.codec.keys import encode_keys
 from tidegate.codec.large import CLAIM_CHECK, LargeOptions
 from tidegate.codec.readback import Misencoded, ReadBack
@@ -43,14 +46,20 @@ from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.schema_registry import ConfluentRegistry
 from tidegate.sink.base import Content, Form
 
+TOPICS_REMEMBERED: Final = 1_000
+"""Of so many topics a worker keeps the codec's options, which plans are kept by."""
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What the stages of one changefeed need to know; built once per worker process."""
 
     codec: CodecOptions
+    codec_of: Callable[[str], CodecOptions]
+    """The same for a topic: a schema registry's subjects are named by it."""
     router: Router
-    partitions: int
+    partitions: Callable[[str], int]
+    """Of a topic; always the same number."""
     split_updates: bool
     mount: MountOptions
     verify: bool
@@ -64,51 +73,68 @@ class Plan:
     columns: ColumnSelectors
     form: Form
     """What all this ends in."""
-    registered: Callable[[TableSchema], None] | None = None
-    """Registers the schemas of a table version before its rows are encoded: the one call that leaves this
-    process. None: the protocol has none. Raises Retryable while the registry does not answer."""
+    registered: Callable[[TableSchema, CodecOptions], None] | None = None
+    """Registers the schemas of a table version, by the options for its topic, before its rows are encoded:
+    the one call that leaves this process. None: the protocol has none. Raises Retryable while the registry
+    does not answer."""
 
 
 def plan(
     config: ReplicaConfig,
     topic: str,
-    partitions: int,
+    partitions: Callable[[str], int],
     form: Form = Form.MESSAGES,
     *,
     namespace: str = "default",
 ) -> Plan:
-    """The plan of a changefeed whose topic has that many partitions, for a sink that takes `form`."""
-    verdicts, options, registered = FeedFilter.of(config), options_of(config), None
-    if config.has_tables and form is Form.MESSAGES and (schemas := codec_of(options).schemas) is not None:
-        book = SchemaBook()
-        options = schemas.placed(options, topic, namespace, book)
-        registered = _registering(ConfluentRegistry(revealed(config.sink.schema_registry)), book, options)
+    """The plan of a changefeed whose topics have so many partitions each, for a sink that takes `form`.
+
+    `topic`: the URI's.
+    """
+    verdicts, options = FeedFilter.of(config), options_of(config)
+    placed, registered = _same, None
     if isinstance(options, LargeOptions) and options.large_message_handle_option == CLAIM_CHECK:
         uri = config.sink.kafka_config.large_message_handle.claim_check_storage_uri
         options = replace(options, claims=ClaimStorage(uri))
+    if config.has_tables and form is Form.MESSAGES and (schemas := codec_of(options).schemas) is not None:
+        book = SchemaBook()
+        placed = partial(_placed, schemas, namespace, book)
+        registered = _registering(ConfluentRegistry(revealed(config.sink.schema_registry)), book, schemas)
+    codec = partial(placed, options)
+    # By the default topic's options it reads every topic: ids of schemas are one book's for all of them.
+    read_back = ReadBack(codec(topic)) if config.integrity.verify_encoded and form is Form.MESSAGES else None
     return Plan(
-        codec=options,
+        codec=codec(topic),
+        codec_of=lru_cache(TOPICS_REMEMBERED)(codec),
         registered=registered,
-        router=Router(config.sink.dispatchers, topic, case_sensitive=config.case_sensitive),
+        router=Router.of(config, topic),
         partitions=partitions,
         split_updates=config.splits_updates and form is not Form.ENTRIES,
         mount=MountOptions(config.tidegate.time_zone, config.force_replicate),
         verify=config.integrity.checks,
         checksums=config.has_tables and form is Form.MESSAGES and codec_of(options).checksums(options),
-        read_back=ReadBack(options) if config.integrity.verify_encoded and form is Form.MESSAGES else None,
+        read_back=read_back,
         rows=verdicts.events if verdicts.events.concerns_rows else None,
         columns=verdicts.columns,
         form=form,
     )
 
 
+def _same(options: CodecOptions, topic: str) -> CodecOptions:
+    return options
+
+
+def _placed(
+    schemas: Schemas, namespace: str, book: SchemaBook, options: CodecOptions, topic: str
+) -> CodecOptions:
+    placed: CodecOptions = schemas.placed(options, topic, namespace, book)
+    return placed
+
+
 def _registering(
-    registry: SchemaRegistry, book: SchemaBook, options: CodecOptions
-) -> Callable[[TableSchema], None]:
-    schemas = codec_of(options).schemas
-    assert schemas is not None
-    needed = schemas.needed
-    return lambda table: register_missing(book, registry, needed(table, options))
+    registry: SchemaRegistry, book: SchemaBook, schemas: Schemas
+) -> Callable[[TableSchema, CodecOptions], None]:
+    return lambda table, options: register_missing(book, registry, schemas.needed(table, options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +206,8 @@ def run_keys(block: pa.RecordBatch, keys: KeyRange, plan: Plan) -> Encoded:
     """The stages of a feed without tables: encode, by the hash of the key."""
     if plan.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
-    return _encoded(block, [encode_keys(block, keys.strip, plan.partitions, plan.codec)], tally=Tally())
+    count = plan.partitions(plan.router.default_topic)
+    return _encoded(block, [encode_keys(block, keys.strip, count, plan.codec)], tally=Tally())
 
 
 def _encoded(
@@ -240,14 +267,17 @@ def _content(
             images = to_arrow(routed, "new"), to_arrow(routed, "old")
             found.append(ArrowRows(routed.table, routed.op, routed.commit_ts, routed.position, *images))
             continue
-        rule = plan.router.rule(rows.table)
-        partition = partition_block(routed, rule, plan.partitions, plan.mount.time_zone)
+        rule, codec = plan.router.rule(rows.table), plan.codec
+        topic = plan.router.topic_by(rule, rows.table.schema, rows.table.table)
+        if topic != plan.router.default_topic:
+            codec = plan.codec_of(topic)
+        partition = partition_block(routed, rule, plan.partitions(topic), plan.mount.time_zone)
         if plan.registered is not None:
-            plan.registered(routed.table)
-        told = definition_block(routed.table, partition, plan.codec, build_ms)
-        found += [] if told is None else [told]
-        encoded = encode_block(routed, partition, plan.codec, build_ms)
+            plan.registered(routed.table, codec)
+        told = definition_block(routed.table, partition, codec, build_ms)
+        encoded = encode_block(routed, partition, codec, build_ms)
         if plan.read_back is not None:
             misencoded += plan.read_back.compare(routed, encoded, partition)
-        found.append(encoded)
+        blocks = [*([] if told is None else [told]), encoded]
+        found += [replace(one, topic=topic) for one in blocks]
     return found, split

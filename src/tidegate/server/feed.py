@@ -119,6 +119,8 @@ class Feed(FeedLife):
         self._reached = False
         self._wake = asyncio.Event()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._topics = frozenset[str]()
+        """Where rows go by dispatch rules, beside the URI's own, at the stored checkpoint or later."""
         self._forgot_at = 0.0
         self._ended: dict[str, int] = {}
         """Spans whose progress is still kept at the sink, and the ts at which they ended."""
@@ -253,6 +255,7 @@ class Feed(FeedLife):
         barrier = Barrier(self.persisted, self.info.target_ts, held_at=self.persisted if self.loading else 0)
         barrier.learn(batches, known)
         interval = self.config.tidegate.resolved_interval
+        self._topics = ddl.tracker.topics
         self._ddl = ddl
         self.owner = Owner(self.persisted, barrier, self.wanted, resolved_interval_s=interval)
 
@@ -283,7 +286,7 @@ class Feed(FeedLife):
         self._sink_thread = thread = SinkThread(self.id)
         self.waiting_for = "sink"
         async with self._watched_start():
-            self._sink = await open_sink(plan, grant, node.open_sink, thread, first)
+            self._sink = await open_sink(plan, grant, node.open_sink, thread, self._topics, first)
         self.owner.sink_open(self._sink.resolved_journal)
         self.waiting_for = PIPELINE_STARTS
         self.totals.starts += 1
@@ -514,6 +517,7 @@ class Feed(FeedLife):
             case SendDdl(batch):
                 if batch.error is not None:
                     raise batch.error
+                self._topics |= batch.topics  # whatever becomes of the call: the next incarnation makes them
                 await sink.send_ddl(batch)
                 self._note_ended(owner, owner.ddl_done(batch.finished_ts))
                 self._log_ddl(batch.finished_ts, [e.query for e in batch.events])

@@ -23,6 +23,8 @@ class KeyTracker:
         self.resolved_ts = ts
         self.initial: tuple[SpanTask, ...] = ()
         self.left_out: tuple[TableVersion, ...] = ()
+        self.topics = frozenset[str]()
+        """As `SchemaTracker.topics`: keys go to the URI's own."""
         self.broken = False
         """As `SchemaTracker.broken`."""
 

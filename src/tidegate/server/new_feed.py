@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tidegate.codec.registry import settled
+from tidegate.codec.registry import codec_of, options_of, settled
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.control.metadata import FeedId
-from tidegate.dispatcher.guarantees import weakness
+from tidegate.dispatcher.guarantees import APART, weakness
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
@@ -55,8 +55,10 @@ def check_new(
     """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
     uri = parse_sink_uri(sink_uri)
     checked = settled(merge_config(config, uri))
+    by_subject = checked.has_tables and codec_of(options_of(checked)).schemas is not None
     with named_code():
         FeedFilter.of(checked)
+        Router.of(checked, uri.topic, names_subjects=by_subject)
     if target_ts and start_ts and target_ts <= start_ts:
         raise Refused(
             "CDC:ErrTargetTsBeforeStartTs",
@@ -109,14 +111,19 @@ class WeakOrder:
     more: int
 
 
-def weak_orders(followed: list[TableVersion], config: ReplicaConfig) -> list[WeakOrder]:
-    """What the dispatch rules give up, for the first of the followed tables that they name."""
-    router = Router(config.sink.dispatchers, "", case_sensitive=config.case_sensitive)
-    ruled = ((table, router.rule_of(table.schema, table.table)) for table in followed)
-    concerned = [(table, rule) for table, rule in ruled if rule.partition not in ("default", "table")]
+def weak_orders(followed: list[TableVersion], config: ReplicaConfig, topic: str) -> list[WeakOrder]:
+    """What the dispatch rules give up, for the first of the followed tables that they name; `topic`: the
+    sink URI's.
+    """
+    router = Router.of(config, topic)
+    ruled = [(table, router.rule_of(table.schema, table.table)) for table in followed if not table.is_view]
     found: dict[tuple[str, str], list[str]] = {}
+    for table, rule in [one for one in ruled if one[1].topic][:WEIGHED_TABLES]:
+        if router.topic_of(table.schema, table.table) != topic:
+            found.setdefault((f"{rule.partition}, topic {rule.topic}", APART), []).append(table.name)
+    concerned = [(table, rule) for table, rule in ruled if rule.partition not in ("default", "table")]
     for table, rule in concerned[:WEIGHED_TABLES]:
-        if not table.is_view and (what := weakness(table.parsed(), rule)):
+        if what := weakness(table.parsed(), rule):
             found.setdefault((rule.partition, what), []).append(table.name)
     return [
         WeakOrder(dispatcher, what, tuple(names[:SHOWN_TABLES]), max(0, len(names) - SHOWN_TABLES))

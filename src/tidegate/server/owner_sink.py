@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from tidegate.codec.registry import marks, options_of
 from tidegate.control.barrier import DdlBatch
 from tidegate.control.metadata import FeedId, Grant
+from tidegate.dispatcher.router import Router
 from tidegate.model.ddl import DdlEvent
 from tidegate.pipeline.feed import prove
 from tidegate.server.feed_plan import FeedPlan
@@ -42,13 +43,22 @@ class SinkThread:
         """Do it after all earlier calls."""
         return asyncio.get_running_loop().run_in_executor(self._pool, self._run, what, work)
 
-    def send(self, sink: OwnerSink, events: Iterable[DdlEvent]) -> asyncio.Future[None]:
-        """Deliver in order those that the journal does not hold already."""
+    def send(
+        self, sink: OwnerSink, router: Router, events: Iterable[DdlEvent], topics: Iterable[str] = ()
+    ) -> asyncio.Future[None]:
+        """See to it that topics are in use, then deliver in order those events that the journal lacks.
+
+        In this order: when the events are out, rows may go to the topics, and Resolved must.
+        """
+        to = [_placed(router, event) for event in events]
 
         def work() -> None:
-            for event in events:
+            self.at = "the topics"
+            sink.use(dict.fromkeys([*topics, *(topic for topic, _ in to)]))
+            self.answers += 1
+            for topic, event in to:
                 self.at = f"a DDL of ts {event.finished_ts}"
-                sink.send_ddl(event, _now_ms())
+                sink.send_ddl(event, _now_ms(), topic)
                 self.answers += 1
 
         return self.call("DDL", work)
@@ -69,8 +79,8 @@ class SinkThread:
 class OpenedSink:
     """The owner's sink of one incarnation. Made by `open_sink`, ended by `close`, never reused."""
 
-    def __init__(self, sink: OwnerSink, thread: SinkThread) -> None:
-        self._sink, self._thread = sink, thread
+    def __init__(self, sink: OwnerSink, thread: SinkThread, router: Router) -> None:
+        self._sink, self._thread, self._router = sink, thread, router
 
     @property
     def resolved_journal(self) -> int:
@@ -78,8 +88,8 @@ class OpenedSink:
         return self._sink.journal.resolved_ts
 
     async def send_ddl(self, batch: DdlBatch) -> None:
-        """Deliver a batch's events in order."""
-        await self._thread.send(self._sink, batch.events)
+        """Deliver a batch's events in order; the topics of its tables are in use then."""
+        await self._thread.send(self._sink, self._router, batch.events, batch.topics)
 
     async def send_resolved(self, ts: int) -> None:
         """Broadcast a Resolved."""
@@ -97,6 +107,13 @@ class OpenedSink:
             async with asyncio.timeout(CLOSE_S):
                 await self._thread.call("the end", self._sink.close)
         self._thread.end()
+
+
+def _placed(router: Router, event: DdlEvent) -> tuple[str, DdlEvent]:
+    """The topic of a DDL; and the event, which says so when its table goes on in another one."""
+    topic = router.topic_of_ddl(event)
+    after = router.topic_of(event.schema, event.table) if event.table else topic
+    return topic, event if after == topic else replace(event, moved_to=after)
 
 
 def _now_ms() -> int:
@@ -121,21 +138,28 @@ def open_owner(plan: FeedPlan) -> OwnerSink:
 
 
 async def open_sink(
-    plan: FeedPlan, grant: Grant, opener: OpenSink, thread: SinkThread, first: Sequence[DdlEvent] = ()
+    plan: FeedPlan,
+    grant: Grant,
+    opener: OpenSink,
+    thread: SinkThread,
+    topics: Iterable[str] = (),
+    first: Sequence[DdlEvent] = (),
 ) -> OpenedSink:
     """Open the sink and send what is `first`. The grant must already be durable; `thread` is new.
 
-    Raises TidegateError when the sink cannot be opened: a wrong topic shows before any process is started.
+    `topics`: those of all tables whose rows may be delivered. Raises TidegateError when the sink cannot be
+    opened: a wrong topic shows before any process is started.
     """
+    router = Router.of(plan.config, plan.uri.topic)
     opening = thread.call("its opening", lambda: opener(replace(plan, grant=grant)))
     try:
         sink = await asyncio.shield(opening)
-        await thread.send(sink, first)
+        await thread.send(sink, router, first, topics)
     except BaseException:
         opening.add_done_callback(_close_opened)
         thread.end()
         raise
-    return OpenedSink(sink, thread)
+    return OpenedSink(sink, thread, router)
 
 
 def _close_opened(opening: asyncio.Future[OwnerSink]) -> None:

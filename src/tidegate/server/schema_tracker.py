@@ -72,6 +72,8 @@ class SchemaTracker:
         """By physical id, what `left_out` is made of."""
         self.initial: tuple[SpanTask, ...] = ()
         """The tables wanted at the checkpoint that `begin` was told, each as a span of its own."""
+        self.topics = frozenset[str]()
+        """Where their rows go by dispatch rules, beside the URI's own topic."""
         self.left_out: tuple[TableVersion, ...] = ()
         """Tables that pass the rules and are not followed, for want of a key; by logical id. Never changed
         in place, so that other threads may look."""
@@ -150,6 +152,10 @@ class SchemaTracker:
         with self._shared.lock:
             return self._verdicts.split(self._shared.catalogue.tables(ts))[0]
 
+    def _topics_of(self, tables: Iterable[TableVersion]) -> frozenset[str]:
+        found = {self._given.router.topic_of(table.schema, table.table) for table in tables}
+        return frozenset(found - {""})  # the URI's own
+
     def name_of(self, physical_id: int) -> str:
         """`schema.table` of a physical id as known now; empty where it is not, or another thread reads."""
         if not self._shared.lock.acquire(blocking=False):
@@ -166,6 +172,7 @@ class SchemaTracker:
         self._leave_out({i: table for table in left_out for i in table.physical_ids})
         ids = (physical_id for table in followed for physical_id in table.physical_ids)
         self.initial = tuple(table_task(physical_id, self._place) for physical_id in ids)
+        self.topics = self._topics_of(followed) if self._given.router.has_topics else frozenset()
 
     def _take(self, shared: Shared) -> None:
         """Go on with a catalogue that has every step from here on; under its lock."""
@@ -254,11 +261,25 @@ class SchemaTracker:
                 sent += [told_text.told(event, one.charset, one.sql_mode) for event in passed]
         except TidegateError as stop:
             error = stop
-        added, removed = self._follow(ts, frozenset().union(*(one.changed_ids for one in applied)))
-        if not sent and not added and not removed and error is None:
+        changed = frozenset().union(*(one.changed_ids for one in applied))
+        added, removed = self._follow(ts, changed)
+        topics = self._new_topics(ts, changed) if self._given.router.has_topics else frozenset()
+        if not sent and not added and not removed and not topics and error is None:
             return None
         gone = frozenset(table_task(table, ts).id for table in removed)
-        return DdlBatch(ts, tuple(sent), added, gone, error, removed)
+        return DdlBatch(ts, tuple(sent), added, gone, error, removed, topics)
+
+    def _new_topics(self, ts: int, changed: frozenset[int]) -> frozenset[str]:
+        """Where rows of tables that these physical ids belong to from `ts` on go: of new ones, and of renamed
+        ones, whose spans stay. Not where they went before.
+        """
+        version_at = self._shared.catalogue.store.version_at
+
+        def at(when: int) -> frozenset[str]:
+            versions = (version_at(physical_id, when) for physical_id in changed)
+            return self._topics_of(one for one in versions if one and self._verdicts.follows(one))
+
+        return at(ts) - at(ts - 1)
 
     def _follow(self, ts: int, changed: frozenset[int]) -> tuple[tuple[SpanTask, ...], frozenset[int]]:
         """The tables that come and go at `ts`, when these physical ids belong to other tables or to none."""

@@ -1,6 +1,7 @@
 """What a sink must be able to do, and what it says of itself. Pure; `registry` finds one for a URI.
 
-    check        settings and downstream, when a feed is made and when a task begins
+    check        settings and downstream
+    partitions   of each topic that rows go to, the same number for all writers
     open_owner   Resolved and DDL, and the journal of what of them is out
     fence        stop every earlier writer of some captures, then read what is durable
     writer       rows and progress, durable together
@@ -158,6 +159,8 @@ class Marks(Protocol):
 class OwnerSink(Protocol):
     """The owner's side: blocking, called from one thread, durable on return.
 
+    A sink without topics ignores what is said of them.
+
     Raises Fenced when another owner has taken over; after Retryable a new one is opened, since only the
     journal that it reads tells whether the call took effect.
     """
@@ -167,12 +170,18 @@ class OwnerSink(Protocol):
         """What is out."""
         ...
 
-    def send_ddl(self, event: DdlEvent, build_ms: int = 0) -> None:
-        """One DDL event, unless the journal holds it."""
+    def use(self, topics: Iterable[str]) -> None:
+        """Rows, and DDL, may go to these topics from now on: they are there, with a fixed number of
+        partitions, and Resolved goes to them. Raises as `Sink.check`.
+        """
+        ...
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
+        """One DDL event to a topic in use (empty: the feed's own), unless the journal holds it."""
         ...
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
-        """Everything up to `ts` is out; never below the last one."""
+        """Everything up to `ts` is out, in all topics in use; never below the last one."""
         ...
 
     def forget(self, keys: Iterable[str]) -> None:
@@ -195,6 +204,14 @@ class Sink(Protocol):
         """Look at settings and downstream, make what the settings allow; the number of partitions, or 1.
 
         Raises InvalidInput when they do not fit, and Retryable when the downstream does not answer.
+        """
+        ...
+
+    def partitions(self, topic: str) -> int:
+        """How many partitions rows of a topic are spread over; a sink without them: 1.
+
+        The owner has fixed it (`OwnerSink.use`), and no two writers of an incarnation get different numbers.
+        Raises Retryable when it has not, or the downstream does not answer.
         """
         ...
 

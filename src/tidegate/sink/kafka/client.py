@@ -17,6 +17,7 @@ Waits: librdkafka counts its own by the wall clock; one in which that clock is s
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -30,6 +31,8 @@ CALL_TIMEOUT_S: Final = 15.0
 DELETE_TIMEOUT_S: Final = 3.0
 CLUSTER_ID_S: Final = 5.0
 DEFAULT_PARTITIONS: Final = 3
+TOPICS_AT_ONCE: Final = 500
+"""Topics that are made, or whose settings are asked for, in one request."""
 PROGRESS_READ_S: Final = 60.0
 POLL_S: Final = 0.003
 """Between two looks at what has come, or gone: a wait may end late by so much."""
@@ -94,7 +97,7 @@ def unwritten(uri: SinkUri, error: KafkaError) -> Retryable:
         return unreachable(uri, error)
     return Retryable(
         "Kafka refuses the changefeed's messages.",
-        where=f"topic '{uri.topic}' at {uri.bootstrap}, or the changefeed's progress topic",
+        where=f"topic '{uri.topic}' at {uri.bootstrap}, or another of the changefeed's topics",
         why=f"{error.str()}; most often this machine's clock is far ahead of the broker's",
         fix="set the wrong clock right, or set message.timestamp.type=LogAppendTime for the topic; "
         "the feed goes on by itself",
@@ -161,8 +164,46 @@ def ensure_topic(uri: SinkUri, kafka: KafkaConfig) -> int:
             where=uri.bootstrap,
             fix=f"add partitions to the topic or set partition-num to at most {found}",
         )
-    _check_message_limit(admin, uri, kafka)
+    _check_message_limit(admin, uri, kafka, [uri.topic])
     return wanted or found
+
+
+def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], fresh: int) -> dict[str, int]:
+    """The number of partitions to be written of each topic beside the sink's own; missing ones are made.
+
+    `wanted`: the number that was fixed before, or 0: all that there are, or `fresh` of a topic that is made.
+    As TiCDC's, partition-num says nothing about such a topic when it is there. Raises as `ensure_topic`.
+    """
+    if not wanted:
+        return {}
+    admin = AdminClient(client_settings(uri, kafka))
+    there = existing(admin, uri)
+    missing = [name for name in wanted if name not in there]
+    if missing and not kafka.auto_create_topic:
+        raise InvalidInput(
+            f"Topic '{missing[0]}' does not exist, and {len(missing) - 1} more."
+            if len(missing) > 1
+            else f"Topic '{missing[0]}' does not exist.",
+            where=uri.bootstrap,
+            why="a dispatch rule sends rows there",
+            fix="create it, or set auto-create-topic=true in the sink URI",
+        )
+    if missing:
+        factor = kafka.replication_factor
+        made = [NewTopic(name, wanted[name] or fresh, factor, config=BROKERS_TIME) for name in missing]
+        _create_all(admin, uri, made)
+        there = existing(admin, uri)  # somebody else may have made one, with another number
+    found = {name: there[name] for name in wanted}
+    for name, count in found.items():
+        if count < wanted[name]:
+            raise InvalidInput(
+                f"Topic '{name}' has {count} partitions, fewer than the {wanted[name]} that are written.",
+                where=uri.bootstrap,
+                why="it was deleted and made again since the changefeed began to write it",
+                fix="add partitions to the topic; or delete it, and the changefeed makes it again",
+            )
+    _check_message_limit(admin, uri, kafka, list(found))
+    return {name: wanted[name] or count for name, count in found.items()}
 
 
 def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
@@ -200,43 +241,59 @@ def delete_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
             raise unreachable(uri, error) from error
 
 
-def _partitions(admin: AdminClient, uri: SinkUri, topic: str) -> int:
+def existing(admin: AdminClient, uri: SinkUri) -> dict[str, int]:
+    """The topics that the broker has, and how many partitions each."""
     try:
-        found = admin.list_topics(timeout=CALL_TIMEOUT_S).topics.get(topic)
+        found = admin.list_topics(timeout=CALL_TIMEOUT_S).topics
     except KafkaException as error:
         raise unreachable(uri, error) from error
-    return len(found.partitions) if found is not None and found.error is None else 0
+    return {name: len(one.partitions) for name, one in found.items() if one.error is None and one.partitions}
+
+
+def _partitions(admin: AdminClient, uri: SinkUri, topic: str) -> int:
+    return existing(admin, uri).get(topic, 0)
 
 
 def _create(admin: AdminClient, uri: SinkUri, topic: NewTopic) -> None:
-    try:
-        admin.create_topics([topic], operation_timeout=CALL_TIMEOUT_S)[topic.topic].result(CALL_TIMEOUT_S)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-            raise Retryable(
-                f"Topic '{topic.topic}' could not be created.", where=uri.bootstrap, why=str(error)
-            ) from error
+    _create_all(admin, uri, [topic])
+
+
+def _create_all(admin: AdminClient, uri: SinkUri, topics: list[NewTopic]) -> None:
+    for at in range(0, len(topics), TOPICS_AT_ONCE):
+        asked = admin.create_topics(topics[at : at + TOPICS_AT_ONCE], operation_timeout=CALL_TIMEOUT_S)
+        for name, answer in asked.items():
+            try:
+                answer.result(CALL_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise Retryable(
+                        f"Topic '{name}' could not be created.", where=uri.bootstrap, why=str(error)
+                    ) from error
+    missing = {topic.topic for topic in topics}
     deadline = time.monotonic() + CALL_TIMEOUT_S
-    while _partitions(admin, uri, topic.topic) == 0:
+    while missing and (missing := missing - existing(admin, uri).keys()):
         if time.monotonic() > deadline:
-            raise Retryable(f"Topic '{topic.topic}' was created but does not appear.", where=uri.bootstrap)
+            raise Retryable(f"Topic '{min(missing)}' was created but does not appear.", where=uri.bootstrap)
         time.sleep(0.05)
 
 
-def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig) -> None:
-    """Refuse a `max-message-bytes` above what the topic takes: such a row would stop the feed later."""
-    resource = ConfigResource(ResourceType.TOPIC, uri.topic)
-    try:
-        settings = admin.describe_configs([resource])[resource].result(CALL_TIMEOUT_S)
-    except KafkaException as error:
-        raise unreachable(uri, error) from error
-    limit = int(settings["max.message.bytes"].value)
-    if limit < kafka.max_message_bytes:
-        raise InvalidInput(
-            f"max-message-bytes={kafka.max_message_bytes} exceeds what topic '{uri.topic}' takes ({limit}).",
-            where=uri.bootstrap,
-            fix=f"set max-message-bytes={limit - 128} in the sink URI, or raise the topic's limit",
-        )
+def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, topics: list[str]) -> None:
+    """Refuse a `max-message-bytes` above what a topic takes: such a row would stop the feed later."""
+    for at in range(0, len(topics), TOPICS_AT_ONCE):
+        asked = [ConfigResource(ResourceType.TOPIC, name) for name in topics[at : at + TOPICS_AT_ONCE]]
+        for resource, answer in admin.describe_configs(asked).items():
+            try:
+                settings = answer.result(CALL_TIMEOUT_S)
+            except KafkaException as error:
+                raise unreachable(uri, error) from error
+            limit = int(settings["max.message.bytes"].value)
+            if limit < kafka.max_message_bytes:
+                raise InvalidInput(
+                    f"max-message-bytes={kafka.max_message_bytes} exceeds what topic '{resource.name}' "
+                    f"takes ({limit}).",
+                    where=uri.bootstrap,
+                    fix=f"set max-message-bytes={limit - 128} in the sink URI, or raise the topic's limit",
+                )
 
 
 def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:

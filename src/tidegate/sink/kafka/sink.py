@@ -1,9 +1,11 @@
-"""Kafka behind the contract of sinks: a feed's topic, its progress topic, its transactional ids."""
+"""Kafka behind the contract of sinks: a feed's topics, its progress topic, its transactional ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from tidegate.errors import Retryable
+from tidegate.model.progress import topics
 from tidegate.sink.base import Description, Domain, Form, Marks, Prove, SinkFeed
 from tidegate.sink.kafka.client import (
     cluster_id,
@@ -24,6 +26,8 @@ class KafkaSink:
     def __init__(self, feed: SinkFeed) -> None:
         self._feed, self._uri, self._config = feed, feed.uri, feed.config
         self._kafka = feed.config.sink.kafka_config
+        self._partitions: dict[str, int] = {}
+        """Of topics, as the owner has fixed them; never looked up again."""
 
     @property
     def progress_topic(self) -> str:
@@ -52,6 +56,25 @@ class KafkaSink:
     def check(self) -> int:
         """The number of the topic's partitions; as `ensure_topic`."""
         return ensure_topic(self._uri, self._kafka)
+
+    def partitions(self, topic: str) -> int:
+        """As the owner's record in the progress topic says, which is there before any row is.
+
+        Where no owner has ever been, the feed's own topic counts as it is.
+        """
+        if topic not in self._partitions:
+            records = read_records(self._uri, self._kafka, self.progress_topic)
+            self._partitions = topics(records, self._feed.instance) | self._partitions
+        if topic not in self._partitions and topic == self._uri.topic:
+            self._partitions[topic] = self.check()
+        if topic not in self._partitions:
+            raise Retryable(
+                f"How many partitions of topic '{topic}' are written is not recorded.",
+                where=f"topic '{self.progress_topic}' at {self._uri.bootstrap}",
+                why="the changefeed's owner records it before it lets rows go there; has it been deleted?",
+                fix="nothing: the changefeed starts again, and its owner records it",
+            )
+        return self._partitions[topic]
 
     def open_owner(self, marks: Marks, prove: Prove) -> KafkaOwnerSink:
         """The producer of Resolved and DDL."""
