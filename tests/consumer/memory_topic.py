@@ -1,4 +1,4 @@
-"""A topic in memory and a consumer over it: real decoder, flow and writer; no broker, no Spark."""
+"""Topics in memory and a consumer over them: real decoder, flow and writer; no broker, no Spark."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tidegate.codec.registry import codec_of
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.flow import Flow
+from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, stage
 from tidegate.consumer.watermark import Mode
@@ -20,15 +21,30 @@ from tidegate.model.message import Message
 
 
 class MemoryTopic:
-    """Messages per partition; an offset is a position in the list."""
+    """Messages per partition, of one topic or several; an offset is a position in the list."""
 
     def __init__(
-        self, options: CodecOptions, partitions: int, messages: Iterable[tuple[int, Message]]
+        self,
+        options: CodecOptions,
+        partitions: int | Iterable[int],
+        messages: Iterable[tuple[int, Message]],
+        names: tuple[str, ...] = ("memory",),
     ) -> None:
-        self.options = options
-        self.partitions: list[list[Message]] = [[] for _ in range(partitions)]
+        """`partitions`: how many, or of several topics their numbers."""
+        self.options, self.names = options, names
+        numbers = range(partitions) if isinstance(partitions, int) else partitions
+        self.partitions: dict[int, list[Message]] = {number: [] for number in numbers}
         for partition, message in messages:
             self.partitions[partition].append(message)
+
+    def only(self, *names: str) -> MemoryTopic:
+        """Some of the topics."""
+        found = MemoryTopic(self.options, [], [], tuple(sorted(names)))
+        for number, messages in self.partitions.items():
+            name, partition = place_of(self.names, number)
+            if name in names:
+                found.partitions[number_of(found.names, name, partition)] = messages
+        return found
 
     def fetch(self, partition: int, start: int, size: int, staging: Path, number: int) -> Fetched:
         """The next `size` messages of a partition, decoded and staged."""
@@ -63,14 +79,18 @@ def consume(
     applier: Applier | None = None,
 ) -> Position:
     """Run a consumer over the topic from the target's own position to the topic's end."""
-    codec = codec_of(topic.options)
+    codec, groups = codec_of(topic.options), dict[str, list[int]]()
+    for number in topic.partitions:
+        groups.setdefault(place_of(topic.names, number)[0], []).append(number)
     writer = applier or Applier(target, trust_inserts=not codec.lacks_old(topic.options))
     position = writer.recover()
     if position is None:
-        begin = {p: PartitionPosition(0, 0, 0) for p in range(len(topic.partitions))}
-        position = Position(0, "memory", topic.options.protocol, mode.value, begin)
+        begin = {p: PartitionPosition(0, 0, 0) for p in topic.partitions}
+        position = Position(0, ",".join(topic.names), topic.options.protocol, mode.value, begin)
+    joining = [p for name in set(topic.names) - set(position.topics) for p in groups[name]]
+    position = position.over(topic.names, joining)
     first = codec.ddl_to is DdlTo.FIRST
-    flow = Flow(position, mode, 0 if first else None, until)
+    flow = Flow(position, mode, tuple(tuple(g[:1] if first else g) for g in groups.values()), until)
     committer = Committer(flow, writer, position, rows, idle_s=0)
     numbers = count()
     while True:
@@ -79,7 +99,7 @@ def consume(
             break
         # Partitions advance unevenly, as they do on a broker.
         fetched = [
-            topic.fetch(p, at, size * (p + 1), target.parent / "staging", next(numbers))
+            topic.fetch(p, at, size * ((p & 7) + 1), target.parent / "staging", next(numbers))
             for p, at in wanted.items()
         ]
         flow.take(fetched)

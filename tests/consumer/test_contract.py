@@ -18,6 +18,7 @@ from tidegate.codec.entry import DdlTo
 from tidegate.config import DispatchRule
 from tidegate.consumer.contract import Producer, Rule, TopicCheck, Unjudged, Verdict
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
+from tidegate.consumer.places import number_of
 from tidegate.dispatcher.router import Router
 from tidegate.model.slots import DELETE, INSERT, UPDATE
 
@@ -452,3 +453,62 @@ def test_rows_may_move_between_epochs_and_not_within_one(first: int, second: int
     check.take(1, decoded([Row(4, 60)], 9))
     moved = [one.ts for one in check.finish().violations if one.rule is Rule.MOVED]
     assert (60 in moved) != may
+
+
+# --- several topics --------------------------------------------------------------------------------------
+
+A, B, C = 0, number_of(("a", "b"), "b", 0), number_of(("a", "b"), "b", 1)
+"""Topic `a` has one partition, `b` two."""
+
+
+def together(a: list[Message], b: list[Message], c: list[Message], **options: Any) -> Verdict:
+    """The verdict on what stands on the three partitions."""
+    check = TopicCheck([A, B, C], topics=("a", "b"), **options)
+    for number, messages in ((A, a), (C, c), (B, b)):
+        check.take(number, decoded(messages, 0))
+    return check.finish()
+
+
+def test_resolved_is_in_all_topics_from_each_ones_first_on() -> None:
+    """A topic comes into use with the table that goes there."""
+    early = [Mark(10), Mark(20)]
+    late = [Mark(30), Mark(40), Mark(50)]
+    verdict = together([*early, *late], late, late)
+    assert verdict.holds
+    assert verdict.lowest_resolved == 50
+    for lacking in (late[1:], [late[0], *late[2:]]):
+        found = together([*early, *late], late, lacking)
+        assert found.counts == {Rule.RESOLVED_MISSING: 1}
+        (one,) = found.violations
+        assert (one.topic, one.partition, one.ts) == ("b", 1, 30 if lacking == late[1:] else 40)
+    assert together([Mark(10), Mark(50)], late, late).counts == {Rule.RESOLVED_MISSING: 2}
+
+
+def test_a_ddl_is_in_one_topic_and_there_on_every_partition_it_belongs_to() -> None:
+    end = [Mark(50), Mark(60)]
+    assert together([Ddl(10), *end], [Ddl(20), *end], [Ddl(20), *end]).holds
+    found = together([Ddl(10), *end], [Ddl(20), *end], end)
+    assert [(one.rule, one.topic, one.partition) for one in found.violations] == [(Rule.DDL_MISSING, "b", 1)]
+    assert together([Ddl(10), *end], [Ddl(20), *end], end, ddl_to=DdlTo.FIRST).holds
+    assert together([Ddl(10), *end], end, [Ddl(20), *end], ddl_to=DdlTo.FIRST).counts == {Rule.DDL_MISSING: 1}
+
+
+def test_a_row_is_in_the_topic_that_its_rule_names_and_in_no_other() -> None:
+    router = Router([DispatchRule(("s.a",), "ts", topic="b")], "a")
+    there = Row(3, 20)
+    assert together([Mark(50)], [there, Mark(50)], [Mark(50)], router=router).holds
+    found = together([there, Mark(50)], [Mark(50)], [Mark(50)], router=router)
+    (one,) = [one for one in found.violations if "topic" in one.why]
+    assert (one.rule, one.topic, one.partition) == (Rule.PLACED, "a", 0)
+    assert "topic b" in one.why
+    moved = together([there, Mark(50)], [Row(3, 30), Mark(50)], [Mark(50)])
+    assert moved.counts == {Rule.MOVED: 1}
+    assert "partition 0 of a" in moved.violations[0].why
+
+
+def test_a_row_is_judged_by_the_number_of_partitions_of_its_topic() -> None:
+    router = Router([DispatchRule(("s.*",), "ts")], "a")
+    found = together([Row(3, 21), Mark(50)], [Row(4, 20), Mark(50)], [Row(5, 21), Mark(50)], router=router)
+    assert found.holds
+    found = together([Row(3, 21), Mark(50)], [Row(4, 21), Mark(50)], [Mark(50)], router=router)
+    assert [(one.rule, one.topic, one.offset) for one in found.violations] == [(Rule.PLACED, "b", 0)]

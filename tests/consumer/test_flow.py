@@ -17,7 +17,7 @@ def ddl(ts: int, offset: int) -> DdlMessage:
 
 
 def test_a_ddl_runs_once_after_all_rows_up_to_it_and_before_later_ones() -> None:
-    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     early, late = segment(0, 3, 5, 0), segment(0, 7, 9, 3)
     flow.take([Fetched(0, 10, segments=(early, late), resolved=((6, 2), (9, 4)), ddls=(ddl(6, 1),))])
     assert flow.next_step(100) is None, "partition 1 has not spoken"
@@ -33,7 +33,7 @@ def test_a_ddl_runs_once_after_all_rows_up_to_it_and_before_later_ones() -> None
 
 
 def test_a_restart_reads_marks_and_rows_that_were_not_applied_again() -> None:
-    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     flow.take(
         [Fetched(0, 10, segments=(segment(0, 3, 5, 0), segment(0, 7, 9, 3)), resolved=((6, 2), (9, 4)))]
     )
@@ -45,13 +45,13 @@ def test_a_restart_reads_marks_and_rows_that_were_not_applied_again() -> None:
     assert position.partitions[0] == PartitionPosition(offset=3, applied=6, watermark=6)
     assert position.partitions[1] == PartitionPosition(offset=10, applied=6, watermark=6)
     assert Position.from_json(position.to_json()) == position
-    again = Flow(position, Mode.TRANSACTION, None, None)
+    again = Flow(position, Mode.TRANSACTION, (), None)
     again.take([Fetched(1, 12, resolved=((9, 11),))])
     assert again.next_step(100) is None, "the mark at 9 of partition 0 must be read again with its row"
 
 
 def test_a_mark_before_the_restart_is_kept_when_no_row_waits() -> None:
-    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     flow.take([Fetched(0, 10, resolved=((9, 4),)), Fetched(1, 10, resolved=((6, 5),))])
     step = flow.next_step(100)
     assert isinstance(step, Rows)
@@ -60,7 +60,7 @@ def test_a_mark_before_the_restart_is_kept_when_no_row_waits() -> None:
     assert position.partitions[0] == PartitionPosition(offset=10, applied=6, watermark=9)
     # Nothing new in partition 0: the mark that is not read again must outlive any number of restarts.
     for ts in (7, 8):
-        flow = Flow(position, Mode.TRANSACTION, None, None)
+        flow = Flow(position, Mode.TRANSACTION, (), None)
         flow.take([Fetched(1, 10 + ts, resolved=((ts, 3 + ts),))])
         step = flow.next_step(100)
         assert step == Rows({0: ts, 1: ts})
@@ -70,7 +70,7 @@ def test_a_mark_before_the_restart_is_kept_when_no_row_waits() -> None:
 
 
 def test_a_waiting_ddl_is_read_again_after_a_restart() -> None:
-    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     flow.take(
         [Fetched(0, 10, resolved=((4, 2), (9, 4)), ddls=(ddl(6, 3),)), Fetched(1, 10, resolved=((4, 5),))]
     )
@@ -102,7 +102,7 @@ def named(ts: int, offset: int, query: str) -> DdlMessage:
 
 
 def test_a_ddl_that_is_sent_again_within_a_run_is_not_executed_again() -> None:
-    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     read(flow, 6, named(6, 1, "a"))
     assert executed(flow) == ["a"]
     read(flow, 7, named(6, 20, "a"))
@@ -114,18 +114,18 @@ def test_a_ddl_that_is_sent_again_within_a_run_is_not_executed_again() -> None:
 
 
 def test_a_ddl_that_is_read_again_after_a_restart_is_not_executed_again() -> None:
-    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     read(flow, 9, named(6, 1, "a"), named(9, 2, "b"))
     assert executed(flow) == ["a", "b"]
     position = Position.from_json(flow.position(9).to_json())
-    again = Flow(position, Mode.TRANSACTION, None, None)
+    again = Flow(position, Mode.TRANSACTION, (), None)
     read(again, 12, named(6, 1, "a"), named(9, 2, "b"), named(9, 30, "c"))
     assert executed(again) == ["c"]
 
 
 def test_ddls_of_one_ts_that_come_after_its_resolved_mark_are_each_executed_once() -> None:
     """As TiCDC sends the events of RENAME TABLES, each with the ts of the job."""
-    flow = Flow(FRESH, Mode.TRANSACTION, None, None)
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
     read(flow, 6)
     assert executed(flow) == []
     position = flow.position(6)
@@ -135,7 +135,7 @@ def test_ddls_of_one_ts_that_come_after_its_resolved_mark_are_each_executed_once
     assert executed(flow) == ["b"]
     assert flow.position(7).ddl_ts == 6
     # Killed before a snapshot named any of it.
-    again = Flow(Position.from_json(position.to_json()), Mode.TRANSACTION, None, None)
+    again = Flow(Position.from_json(position.to_json()), Mode.TRANSACTION, (), None)
     read(again, 7, named(6, 20, "a"), named(6, 40, "b"), named(6, 41, "a"))
     assert executed(again) == ["a", "b"]
 
@@ -143,6 +143,6 @@ def test_ddls_of_one_ts_that_come_after_its_resolved_mark_are_each_executed_once
 def test_a_position_of_an_earlier_release_counts_all_ddls_up_to_its_ts() -> None:
     text = '{"format":1,"ts":6,"topic":"t","protocol":"open-protocol","mode":"transaction","partitions":'
     held = Position.from_json(text + '{"0":{"offset":0,"applied":6,"watermark":6}}}')
-    flow = Flow(held, Mode.TRANSACTION, None, None)
+    flow = Flow(held, Mode.TRANSACTION, (), None)
     flow.take([Fetched(0, 9, resolved=((8, 5),), ddls=(named(6, 1, "a"), named(7, 2, "b")))])
     assert executed(flow) == ["b"]

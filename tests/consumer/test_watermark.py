@@ -31,7 +31,9 @@ def test_a_mark_that_goes_back_is_ignored_and_counted() -> None:
         (Mode.TRANSACTION, Limits(until=3, ddl_ts=5), {0: 3, 1: 3}),
         (Mode.ROW, Limits(), {0: 10, 1: 7}),
         (Mode.ROW, Limits(ddl_ts=8), {0: 8, 1: 7}),
-        (Mode.ROW, Limits(ddl_partition=1), {0: 7, 1: 7}),
+        (Mode.ROW, Limits(ddl_places=((1,),)), {0: 7, 1: 7}),
+        (Mode.ROW, Limits(ddl_places=((0, 1),)), {0: 10, 1: 7}),
+        (Mode.ROW, Limits(ddl_places=((0,), (1,))), {0: 7, 1: 7}),
         (Mode.ROW, Limits(align=9), {0: 9, 1: 7}),
     ],
 )

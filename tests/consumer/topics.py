@@ -7,8 +7,8 @@ commit order; `messages_of` encodes them per partition; `publish` writes them to
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +16,8 @@ from confluent_kafka import Producer
 
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.registry import codec_of, encoder, marks
+from tidegate.consumer.places import number_of
+from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import split_rows
 from tidegate.model.block import DELETE, ENTRY_SCHEMA, PUT
 from tidegate.model.ddl import DdlEvent
@@ -126,10 +128,56 @@ def split(events: Iterable[Event]) -> Iterator[Event]:
             yield event
 
 
+class Places:
+    """Where a changefeed's messages go: partitions of its topics, by number. Topics come into use in turn."""
+
+    def __init__(self, counts: Mapping[str, int], router: Router) -> None:
+        self.names, self._counts, self._router = tuple(sorted(counts)), counts, router
+        self._used = {router.default_topic: 0}
+
+    @classmethod
+    def of_one(cls, partitions: int) -> Places:
+        """One topic."""
+        return cls({"memory": partitions}, Router([], "memory"))
+
+    def row(self, row: RowChange) -> int:
+        """The partition of a row."""
+        topic = self._router.topic_of(row.table.schema, row.table.table)
+        assert topic in self._used, "before the first row comes what makes the table"
+        return number_of(self.names, topic, partition_of(row, self._counts[topic]))
+
+    def ddl(self, event: DdlEvent, *, everywhere: bool) -> tuple[DdlEvent, list[int]]:
+        """A DDL as it is sent, and its partitions."""
+        topic = self._router.topic_of_ddl(event)
+        after = self._router.topic_of(event.schema, event.table) if event.table else topic
+        self._used |= {topic: 0, after: 0}
+        numbers = self._numbers(topic)
+        moved = event if after == topic else replace(event, moved_to=after)
+        return moved, numbers if everywhere else numbers[:1]
+
+    def mark(self) -> list[int]:
+        """The partitions of all topics in use."""
+        return [number for topic in self._used for number in self._numbers(topic)]
+
+    def all(self) -> list[int]:
+        """Those of all topics there will be."""
+        return [number for topic in self.names for number in self._numbers(topic)]
+
+    def _numbers(self, topic: str) -> list[int]:
+        return [number_of(self.names, topic, partition) for partition in range(self._counts[topic])]
+
+
 def messages_of(
     events: Iterable[Event], options: CodecOptions, partitions: int
 ) -> Iterator[tuple[int, Message]]:
-    """(partition, message) in sending order."""
+    """(partition, message) in sending order, of one topic."""
+    return messages_to(Places.of_one(partitions), events, options)
+
+
+def messages_to(
+    places: Places, events: Iterable[Event], options: CodecOptions
+) -> Iterator[tuple[int, Message]]:
+    """(number of partition, message) in sending order."""
     codec, encode = codec_of(options), encoder(options)
     if codec.splits_updates:
         events = split(events)
@@ -148,17 +196,17 @@ def messages_of(
 
     for event in events:
         if isinstance(event, RowChange):
-            waiting.setdefault(partition_of(event, partitions), []).append(event)
+            waiting.setdefault(places.row(event), []).append(event)
             continue
         yield from flush()
         if isinstance(event, Mark):
             mark = encode.encode_resolved(event.ts)
             assert mark is not None
-            yield from ((partition, mark) for partition in range(partitions))
+            yield from ((partition, mark) for partition in places.mark())
         else:
-            everywhere = range(partitions) if marks(options).ddl_to_all_partitions() else range(1)
-            message = encode.encode_ddl(event)
-            yield from ((partition, message) for partition in everywhere)
+            sent, numbers = places.ddl(event, everywhere=marks(options).ddl_to_all_partitions())
+            message = encode.encode_ddl(sent)
+            yield from ((partition, message) for partition in numbers)
     yield from flush()
 
 

@@ -47,6 +47,8 @@ class Cluster:
         self.folder, self.kafka = folder, kafka
         self.topic = "feed-" + os.urandom(4).hex()
         self.uri = f"kafka://{kafka}/{self.topic}?protocol={protocol}{options}"
+        self.source = self.uri
+        """What is read: other topics of the feed too, if somebody says so."""
         self.lake = folder / "lake"
         self.children: dict[str, Child] = {}
         self.pd = self.server = ""
@@ -66,7 +68,7 @@ class Cluster:
     def start_consumer(self, *options: str) -> Child:
         """The Spark consumer into Delta tables."""
         command = tidegate(
-            "consumer", "run", "--source", self.uri, "--target", f"delta://{self.lake}", "--json"
+            "consumer", "run", "--source", self.source, "--target", f"delta://{self.lake}", "--json"
         )
         return self._start("consumer", [*command, *options])
 

@@ -7,15 +7,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 
 from tests.fixtures.registry import Registry
-from tests.integration.cluster import Cluster, eventually
+from tests.integration.cluster import PATIENCE_S, Cluster, eventually
 from tests.small_tables import ID, SmallTables, number, text
 from tidegate.kvclient.pd import PdClient
 
 pytestmark = pytest.mark.integration
 PASSWORD = "tell%nobody"
+RULE = """
+[[sink.dispatchers]]
+matcher = ["shop.people"]
+topic = "OWN_{schema}_{table}"
+"""
+"""The subjects of its schemas are named by the topic."""
 
 
 @pytest.fixture
@@ -28,7 +35,7 @@ def cluster(tmp_path: Path, kafka: str, schema_registry: str) -> Iterator[Cluste
 
 
 def test_rows_arrive_as_they_are_though_the_registry_is_away_for_a_while(
-    cluster: Cluster, registry_service: Registry
+    cluster: Cluster, registry_service: Registry, schema_registry: str
 ) -> None:
     cluster.start_upstream()
     cluster.start_server()
@@ -36,9 +43,13 @@ def test_rows_arrive_as_they_are_though_the_registry_is_away_for_a_while(
         shop = SmallTables(
             pd, "shop", {"orders": [ID, number("total"), text("state")], "people": [ID, text("name")]}
         )
+        settings = cluster.folder / "feed.toml"
+        apart = f"{cluster.topic}_shop_people"
+        settings.write_text(RULE.replace("OWN", cluster.topic))
+        cluster.source = cluster.uri.replace(cluster.topic, f"{cluster.topic},{apart}", 1)
         registry_service.kill()
         try:
-            cluster.create_feed("bank", "--start-ts", str(shop.made_ts))
+            cluster.create_feed("bank", "--start-ts", str(shop.made_ts), "--config", str(settings))
             shop.put("orders", {n: (n, n * 7, b"new" if n % 3 else None) for n in range(1, 50)})
             shop.put("orders", {1: (1, -6, "ä,ö".encode()), 4: (4, 1 << 30, None)})
             trouble = eventually(
@@ -60,10 +71,13 @@ def test_rows_arrive_as_they_are_though_the_registry_is_away_for_a_while(
         assert PASSWORD not in output
         assert quote(PASSWORD, safe="") not in output
         assert quote(quote(PASSWORD, safe=""), safe="") not in output
-    shown = cluster.run("peek", cluster.uri, "--from-beginning", "--json")
+    shown = cluster.run("peek", cluster.source, "--from-beginning", "--json")
     kinds = {json.loads(line)["kind"] for line in shown.splitlines()}
     assert {"insert", "delete", "resolved"} <= kinds <= {"insert", "delete", "resolved", "ddl"}
-    assert json.loads(cluster.run("topic", "check", cluster.uri, "--json"))["holds"]
+    assert json.loads(cluster.run("topic", "check", cluster.source, "--json"))["holds"]
+    subjects = set(httpx.get(f"{schema_registry}/subjects", timeout=PATIENCE_S).json())
+    named = {f"{topic}-{what}" for topic in (cluster.topic, apart) for what in ("key", "value")}
+    assert {one for one in subjects if one.startswith(cluster.topic)} == named
 
 
 def logs(folder: Path) -> list[Path]:

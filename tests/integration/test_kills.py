@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from tests.fixtures.kafka import Broker
 from tests.integration.cluster import Cluster, eventually
@@ -24,6 +25,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(180
 
 VICTIMS = ("driver", "puller", "worker", "server", "consumer", "broker", "upstream")
 KEYS = {"bank.accounts": ("id",), "bank.transfers": ("region", "id"), "bank.orders": ("id",)}
+SETTINGS = """
+[[sink.dispatchers]]
+matcher = ["bank.orders"]
+partition = "index-value"
+topic = "OWN.{table}"
+[[sink.dispatchers]]
+matcher = ["bank.audit*"]
+topic = "OWN.{schema}.{table}"
+"""
+"""Tables in other topics than the feed's own: one is made, renamed into another topic, and dropped."""
+TOPICS = ("OWN", "OWN.orders", "OWN.bank.audit", "OWN.bank.audit_log")
 
 
 @pytest.fixture
@@ -94,9 +106,13 @@ def test_nothing_is_lost_doubled_or_out_of_order_after_kills_of_every_kind(
     chance = random.Random(request.config.getoption("--kill-seed"))
     cluster.start_upstream("--regions", "3")
     cluster.start_server()
-    cluster.create_feed()
+    settings = cluster.folder / "feed.toml"
+    settings.write_text(SETTINGS.replace("OWN", cluster.topic))
+    topics = ",".join(TOPICS).replace("OWN", cluster.topic)
+    cluster.source = cluster.uri.replace(cluster.topic, topics)
+    cluster.create_feed("bank", "--config", str(settings))
     cluster.start_consumer()
-    workload = cluster.start_workload("--rate", "150", "--accounts", "300", "--ddl-every", "4000")
+    workload = cluster.start_workload("--rate", "150", "--accounts", "300", "--ddl-every", "1500")
     ready = workload.wait_line(lambda line: line.get("event") == "ready")
     cluster.wait_checkpoint(ready["last_commit_ts"])
     for victim in victims(request.config.getoption("--kills"), chance):
@@ -105,6 +121,9 @@ def test_nothing_is_lost_doubled_or_out_of_order_after_kills_of_every_kind(
         if chance.random() < 0.6:
             # Let it recover; otherwise the next one is killed in the midst of recovery.
             cluster.wait_checkpoint(cluster.tso())
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    renamed = TOPICS[-1].replace("OWN", cluster.topic)
+    eventually("the topic of a renamed table", lambda: renamed in admin.list_topics(timeout=10).topics)
     workload.ask_to_end()
     done = workload.wait_line(lambda line: line.get("event") == "done")
     cluster.wait_checkpoint(done["last_commit_ts"])
@@ -113,7 +132,7 @@ def test_nothing_is_lost_doubled_or_out_of_order_after_kills_of_every_kind(
     assert outcome["equal"], outcome
     # A topic has an end only when nobody writes Resolved any more.
     cluster.stop()
-    report = validate(cluster.uri, KEYS)
+    report = validate(cluster.source, KEYS)
     assert report.faults == []
     assert report.duplicates == 0
     assert wrong_sums(cluster.lake, ready["last_commit_ts"], done["total"]) == []

@@ -1,4 +1,4 @@
-"""What must always hold on a topic, checked message by message from its committed contents."""
+"""What must always hold on a feed's topics, checked message by message from their committed contents."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tests.fixtures.topic import read_committed
 from tidegate.codec.base import Batch, CodecOptions, Decoded, describe
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import codec_of, options_of
-from tidegate.config import load_config, parse_sink_uri
+from tidegate.config import load_config, parse_source_uri
 from tidegate.consumer.contract import TopicCheck
+from tidegate.consumer.places import number_of
 
 
 @dataclass(slots=True)
@@ -25,9 +26,13 @@ class TopicReport:
 
 
 def read_topic(source: str) -> dict[int, Decoded]:
-    """All committed messages of a topic, decoded, by partition."""
-    uri, options = parse_sink_uri(source), _options(source)
-    found = read_committed(uri.bootstrap, uri.topic)
+    """All committed messages of a topic, decoded, by partition; of several topics by their numbers."""
+    (uri, names), options = parse_source_uri(source), _options(source)
+    found = {
+        number_of(names, name, partition): messages
+        for name in names
+        for partition, messages in read_committed(uri.bootstrap, name).items()
+    }
     return {
         partition: decoder(options).decode(
             Batch(
@@ -43,11 +48,11 @@ def read_topic(source: str) -> dict[int, Decoded]:
 
 
 def _options(source: str) -> CodecOptions:
-    return options_of(load_config(None, parse_sink_uri(source)))
+    return options_of(load_config(None, parse_source_uri(source)[0]))
 
 
 def validate(source: str, keys: dict[str, tuple[str, ...]]) -> TopicReport:
-    """Check a topic. `keys` names the key columns of each table, `schema.table`.
+    """Check a topic, or all topics of a feed. `keys` names the key columns of each table, `schema.table`.
 
     Per partition: a row's changes are in commit order; after Resolved R no row appears for the first time
     with commit_ts <= R; after DDL F no row with commit_ts <= F and before it none above; Resolved never
@@ -57,7 +62,8 @@ def validate(source: str, keys: dict[str, tuple[str, ...]]) -> TopicReport:
     home: dict[tuple[Any, ...], int] = {}
     topic = read_topic(source)
     ddl_to = codec_of(_options(source)).ddl_to
-    check = TopicCheck(sorted(topic), ddl_to=ddl_to, remember=1 << 30)
+    names = parse_source_uri(source)[1]
+    check = TopicCheck(sorted(topic), ddl_to=ddl_to, remember=1 << 30, topics=names)
     for partition, decoded in topic.items():
         report.faults += [
             f"undecodable message at {partition}/{bad.offset}: {bad.why}" for bad in decoded.bad

@@ -31,13 +31,18 @@ def group() -> None:
 @app.command()
 def run(
     source: Annotated[
-        str, typer.Option(help="Topic to read, e.g. 'kafka://127.0.0.1:9092/topic?protocol=open-protocol'.")
+        str,
+        typer.Option(
+            help="Topic, or topics of one changefeed, to read: "
+            "'kafka://127.0.0.1:9092/topic,other?protocol=open-protocol'."
+        ),
     ],
     target: Annotated[str, typer.Option(help="Where the Delta tables go: delta:///absolute/directory.")],
     mode: Annotated[
         str,
         typer.Option(
-            help="transaction: whole transactions over all partitions; row: each partition as it comes."
+            help="transaction: whole transactions over all partitions of all topics; row: each partition as "
+            "it comes."
         ),
     ] = "transaction",
     until: Annotated[

@@ -17,7 +17,10 @@ from tidegate.errors import TidegateError
 
 def peek(
     source: Annotated[
-        str, typer.Argument(help="Topic, e.g. 'kafka://127.0.0.1:9092/topic?protocol=open-protocol'.")
+        str,
+        typer.Argument(
+            help="Topic or topics, e.g. 'kafka://127.0.0.1:9092/topic,other?protocol=open-protocol'."
+        ),
     ],
     from_beginning: Annotated[
         bool, typer.Option(help="Start with the oldest message instead of the next one.")
@@ -69,7 +72,8 @@ def readable(item: dict[str, Any]) -> str:
     """One line for people."""
     from tidegate.model.timestamp import readable as moment
 
-    where = f"p{item['partition']}@{item['offset']}"
+    where = f"{item['topic']} " if "topic" in item else ""
+    where += f"p{item['partition']}@{item['offset']}"
     ts = item.get("ts", item.get("commit_ts"))
     when = f"{ts} ({moment(ts)})" if ts is not None else ""
     match item["kind"]:

@@ -31,7 +31,11 @@ def _root() -> None:
 @app.command()
 def check(
     source: Annotated[
-        str, typer.Argument(help="Topic, e.g. 'kafka://127.0.0.1:9092/topic?protocol=open-protocol'.")
+        str,
+        typer.Argument(
+            help="Topic, or all topics of a changefeed, e.g. "
+            "'kafka://127.0.0.1:9092/topic,other?protocol=open-protocol'."
+        ),
     ],
     producer: Annotated[
         str,
@@ -52,10 +56,11 @@ def check(
     ] = 500_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that a topic keeps the contract a reader relies on: docs/formats/contract.md.
+    """Check that topics keep the contract a reader relies on: docs/formats/contract.md.
 
-    It reads the whole topic, from its oldest message. Exit 0: no violation was found; 1: there is one.
+    It reads them whole, from their oldest messages. Exit 0: no violation was found; 1: there is one.
     """
+    from tidegate.codec import registry
     from tidegate.config import load_config
     from tidegate.consumer.contract import Producer
     from tidegate.consumer.source import Topic
@@ -71,9 +76,7 @@ def check(
             raise InvalidInput("there is no such producer", where=f"--producer {producer[:100]}", fix=fix)
         topic, router = Topic(source, time_zone), None
         if config is not None:
-            settings = load_config(config, topic.uri)
-            rules = settings.sink.dispatchers
-            router = Router(rules, topic.name, case_sensitive=settings.case_sensitive)
+            router = Router.of(registry.settled(load_config(config, topic.uri)), topic.uri.topic)
         with _shown(quiet=as_json) as told:
             verdict = check_topic(
                 topic,
@@ -139,6 +142,7 @@ def as_dict(topic: str, verdict: Verdict) -> dict[str, Any]:
             {
                 "rule": one.rule.name.lower(),
                 "what": one.rule.value,
+                "topic": one.topic,
                 "partition": one.partition,
                 "offset": one.offset,
                 "ts": one.ts,
@@ -156,6 +160,7 @@ def text_of(topic: str, verdict: Verdict) -> str:
     from tidegate.model.timestamp import readable as moment
 
     lines = []
+    keep, breaks = ("keep", "BREAK") if "," in topic else ("keeps", "BREAKS")
     if verdict.tables:
         width = min(60, max(5, *map(len, verdict.tables)))
         lines.append(f"{'table':{width}}  {'rows':>12}  dispatcher")
@@ -179,13 +184,14 @@ def text_of(topic: str, verdict: Verdict) -> str:
         lines.append(f"not judged: {count:,} {kind.value}")
     lines.append("")
     if verdict.holds:
-        lines.append(f"{topic} keeps the contract, as far as it could be judged.")
+        lines.append(f"{topic} {keep} the contract, as far as it could be judged.")
     else:
-        lines.append(f"{topic} BREAKS the contract:")
+        lines.append(f"{topic} {breaks} the contract:")
         lines += [f"  {count:>8,}  {rule.value}" for rule, count in verdict.counts.most_common()]
         lines.append("")
         for number, one in enumerate(verdict.violations, 1):
-            where = f"partition {one.partition}" + (f" offset {one.offset}" if one.offset >= 0 else "")
+            where = f"topic {one.topic} " if "," in topic else ""
+            where += f"partition {one.partition}" + (f" offset {one.offset}" if one.offset >= 0 else "")
             when = f"  ts {one.ts} ({moment(one.ts)})" if one.ts else ""
             lines.append(f"{number:>3}. {one.rule.value}")
             lines.append(f"     {where}{when}{f'  {one.table}' if one.table else ''}")

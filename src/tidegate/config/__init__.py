@@ -28,7 +28,7 @@ from tidegate.config.settings import (
     LargeMessageConfig,
     ReplicaConfig,
 )
-from tidegate.config.sink_uri import SinkUri, parse_sink_uri
+from tidegate.config.sink_uri import SinkUri, parse_sink_uri, parse_source_uri
 from tidegate.config.values import (
     KV_MODES,
     RAW_MODE,
@@ -63,6 +63,7 @@ __all__ = [
     "merge_config",
     "nearest",
     "parse_sink_uri",
+    "parse_source_uri",
     "read_toml",
     "revealed",
     "with_secrets_of",

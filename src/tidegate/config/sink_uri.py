@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -109,6 +109,38 @@ class SinkUri:
 
 def parse_sink_uri(uri: str) -> SinkUri:
     """Take a sink URI apart and check it; raises InvalidInput. Never repeats the URI in the message."""
+    found = _parse(uri)
+    _check_topics([found.topic])
+    return found
+
+
+def parse_source_uri(uri: str) -> tuple[SinkUri, tuple[str, ...]]:
+    """The same for what is read: one topic or several, separated by commas; and all of them, sorted.
+
+    The URI has the first that is named.
+    """
+    found = _parse(uri)
+    topics = found.topic.split(",")
+    _check_topics(topics)
+    if len(set(topics)) < len(topics):
+        raise InvalidInput(
+            "A topic is named twice.", where="sink URI", why=found.topic[:300], fix="name each topic once"
+        )
+    return dataclasses.replace(found, topic=topics[0]), tuple(sorted(topics))
+
+
+def _check_topics(topics: Iterable[str]) -> None:
+    for topic in topics:
+        if not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+            raise InvalidInput(
+                f"'{topic[:300]}' is not a Kafka topic name.",
+                where="sink URI",
+                fix=f"{URI_FORM}; a topic has 1 to 249 of A-Z a-z 0-9 . _ -",
+            )
+
+
+def _parse(uri: str) -> SinkUri:
+    """All checked but the topic, which is the whole path."""
     try:
         parts = urlsplit(uri.strip())
     except ValueError as error:  # of brackets; its text does not quote the URI
@@ -124,12 +156,8 @@ def parse_sink_uri(uri: str) -> SinkUri:
         )
     hosts = tuple(_host(h) for h in parts.netloc.split(",")) if parts.netloc else ()
     topic = unquote(parts.path).strip("/")
-    if not hosts or not TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
-        raise InvalidInput(
-            "The URI names no broker." if not hosts else f"'{topic}' is not a Kafka topic name.",
-            where="sink URI",
-            fix=f"{URI_FORM}; a topic has 1 to 249 of A-Z a-z 0-9 . _ -",
-        )
+    if not hosts:
+        raise InvalidInput("The URI names no broker.", where="sink URI", fix=URI_FORM)
     given = parse_qsl(parts.query, keep_blank_values=True)
     options = tuple((k, Secret(v) if k in SECRET_OPTIONS else v) for k, v in given)
     for name, _ in options:

@@ -17,14 +17,14 @@ from __future__ import annotations
 import fcntl
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -124,12 +124,21 @@ class Stats:
 class Applier:
     """Writes one target directory."""
 
-    def __init__(self, root: Path, time_zone: str = "UTC", trust_inserts: bool = True) -> None:
-        """`trust_inserts`: an insert on the wire is one; False when updates carry no old values."""
+    def __init__(
+        self,
+        root: Path,
+        time_zone: str = "UTC",
+        trust_inserts: bool = True,
+        place: Callable[[int], tuple[str, int]] = lambda number: ("", number),
+    ) -> None:
+        """`trust_inserts`: an insert on the wire is one; False when updates carry no old values.
+
+        `place`: the topic and partition that a number means; by default there is one topic.
+        """
         self.lake = Lakehouse(root)
         self.stats = Stats()
         self.tables: dict[Name, Table] = {}
-        self._time_zone, self._trust = time_zone, trust_inserts
+        self._time_zone, self._trust, self._place = time_zone, trust_inserts, place
         self._journal = DdlJournal(root / INTENTS)
         self._quarantine = Quarantine(root / QUARANTINE)
         self._known_bad = {row_place(entry) for entry in quarantine.read(root / QUARANTINE)}
@@ -207,12 +216,15 @@ class Applier:
     def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
         """Put rows into quarantine, each once however often it is read."""
         with self._aside_lock:
-            fresh = [row for row in rows if (row.partition, row.offset, row.seq) not in self._known_bad]
+            placed = [(*self._place(row.partition), row) for row in rows]
+            known = self._known_bad
+            fresh = [one for one in placed if (*one[:2], one[2].offset, one[2].seq) not in known]
             self._quarantine.append(
                 {
-                    "where": {
+                    "where": ({"topic": topic} if topic else {})
+                    | {
                         "table": f"{name[0]}.{name[1]}",
-                        "partition": row.partition,
+                        "partition": partition,
                         "offset": row.offset,
                         "seq": row.seq,
                         "commit_ts": row.commit_ts,
@@ -220,9 +232,9 @@ class Applier:
                     "why": row.why,
                     "row": row.values,
                 }
-                for row in fresh
+                for topic, partition, row in fresh
             )
-            self._known_bad |= {(row.partition, row.offset, row.seq) for row in fresh}
+            self._known_bad |= {(topic, partition, row.offset, row.seq) for topic, partition, row in fresh}
             self.stats.bad_rows += len(fresh)
 
     def _apply_keyed(self, table: Table, changes: Changes) -> None:
@@ -506,10 +518,14 @@ def _check_columns(known: Definition, segment: Segment) -> None:
         )
 
 
-def row_place(entry: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Partition, offset and number within the message of what a quarantine entry holds; -1: all of it."""
+BadPlace: TypeAlias = tuple[str, int, int, int]
+"""Topic, partition, offset and number within the message; the number -1: all of it."""
+
+
+def row_place(entry: Mapping[str, Any]) -> BadPlace:
+    """Where what a quarantine entry holds stood."""
     where = entry["where"]
-    return where["partition"], where["offset"], where.get("seq", -1)
+    return where.get("topic", ""), where["partition"], where["offset"], where.get("seq", -1)
 
 
 REPEAT: Final = (

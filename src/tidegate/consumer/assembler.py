@@ -54,6 +54,10 @@ class Assembler:
         self._applied = dict(applied)
         self._segments: dict[int, list[Segment]] = {partition: [] for partition in applied}
 
+    def join(self, partition: int) -> None:
+        """A partition that was not there before; nothing of it is applied."""
+        self._applied[partition], self._segments[partition] = 0, []
+
     @property
     def rows(self) -> int:
         """Rows waiting, duplicates included."""

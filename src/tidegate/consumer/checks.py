@@ -6,14 +6,16 @@ with every round of fetching, since a topic can change while it is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from tidegate.codec import ddl_header
 from tidegate.codec.entry import Loss
 from tidegate.codec.registry import reader_of
+from tidegate.consumer.places import place_of
 from tidegate.consumer.position import Position
 from tidegate.consumer.source import Fetched, Topic
-from tidegate.errors import Fatal, InvalidInput
+from tidegate.errors import Fatal, InvalidInput, Retryable
 
 
 def check_timed(topic: Topic) -> None:
@@ -47,15 +49,20 @@ def check_timed(topic: Topic) -> None:
 def check_same(
     held: Position, topic: Topic, partitions: Sequence[int], target: Path, until: int | None
 ) -> None:
-    """Raises unless this topic filled the target, with these partitions, and not past `until`."""
-    if (held.topic, held.protocol) != (topic.name, topic.options.protocol):
+    """Raises unless these topics, or some of them, filled the target, with these partitions, and not past
+    `until`.
+    """
+    places = [place_of(held.topics, number) for number in held.partitions]
+    if not {name for name, _ in places} <= set(topic.names) or held.protocol != topic.options.protocol:
         raise InvalidInput(
             "the target belongs to another topic",
             where=str(target),
             why=f"it holds {held.topic} ({held.protocol}), asked for {topic.name} ({topic.options.protocol})",
-            fix="choose another directory for this topic",
+            fix="choose another directory, or name all topics that the target holds",
         )
-    check_partitions(list(held.partitions), topic, partitions, target)
+    known = [topic.number(*place) for place in places]
+    of_held = [number for number in partitions if topic.place(number)[0] in topic.names_of(known)]
+    check_partitions(known, topic, of_held, target)
     if until is not None and until < held.ts:
         raise InvalidInput(
             "the target is already past --until",
@@ -66,16 +73,60 @@ def check_same(
 
 
 def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int], target: Path) -> None:
-    """Fatal when the topic has other partitions than those that are read: rows in them would be missing."""
+    """Fatal when a topic has other partitions than those that are read: rows in them would be missing."""
     if sorted(held) == sorted(partitions):
         return
+    name = topic.place(min(set(held) ^ set(partitions)))[0]
+    there, read = (sum(topic.place(n)[0] == name for n in numbers) for numbers in (partitions, held))
     raise Fatal(
-        f"the topic has {len(partitions)} partitions, the target was filled from {len(held)}",
-        where=f"topic {topic.name}, target {target}",
+        f"the topic has {there} partitions, the target was filled from {read}",
+        where=f"topic {name}, target {target}",
         why="partitions were added, or the topic was deleted and created again",
-        fix=f"add partition-num={len(held)} to --source if the changefeed still writes only "
+        fix=f"add partition-num={read} to --source if the changefeed still writes only "
         "those; else start a new target directory from a new changefeed",
     )
+
+
+def check_joining(topic: Topic, first: Mapping[int, int], target: Path) -> None:
+    """Fatal when a topic that is to be read from now on has lost its beginning; `first`: oldest offsets."""
+    lost = [number for number, offset in first.items() if offset > 0]
+    if lost:
+        raise Fatal(
+            "a topic that the target does not hold yet has lost its beginning",
+            where=f"{topic.where(lost[0])}, target {target}",
+            why=f"its oldest message is {first[lost[0]]}: the broker's retention deleted those before",
+            fix="start a new target directory from a new changefeed, and raise the topic's retention",
+        )
+
+
+def check_followed(
+    topic: Topic, fetched: Iterable[Fetched], until: int | None, read: Collection[str]
+) -> None:
+    """InvalidInput when a table's rows go on in a topic that is not read: the target would stand still.
+
+    Retryable when it is to be read, and is not among the topics that are `read` now: brokers tell each other
+    late.
+    """
+    for part in fetched:
+        for ddl in part.ddls:
+            if ddl.header is None or (until is not None and ddl.ts > until):
+                continue
+            moved_to = ddl_header.decode(ddl.header).moved_to
+            if moved_to in topic.names and moved_to not in read:
+                raise Retryable(
+                    f"topic {moved_to} is not there yet",
+                    where=topic.uri.bootstrap,
+                    why=f"the rows of table {ddl.schema}.{ddl.table} go on there from ts {ddl.ts} on",
+                    fix="nothing: the changefeed has made it, and brokers tell each other",
+                )
+            if moved_to and moved_to not in topic.names:
+                raise InvalidInput(
+                    f"the rows of table {ddl.schema}.{ddl.table} go on in a topic that is not read",
+                    where=f"{topic.where(part.partition)}, offset {ddl.offset}: {ddl.query[:100]}",
+                    why=f"from ts {ddl.ts} on they are in topic {moved_to}",
+                    fix=f"start the consumer with topic {moved_to} among those of --source, separated by "
+                    "commas: it goes on where the target stands",
+                )
 
 
 def check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
@@ -84,8 +135,7 @@ def check_whole(topic: Topic, wanted: Mapping[int, int], ends: Mapping[int, int]
     if short:
         raise Fatal(
             "the topic ends before what the target has read of it",
-            where=f"topic {topic.name}, partition {short[0]}: read to {wanted[short[0]]}, "
-            f"it ends at {ends[short[0]]}",
+            where=f"{topic.where(short[0])}: read to {wanted[short[0]]}, it ends at {ends[short[0]]}",
             why="the topic was deleted and created again, or its broker has lost data",
             fix="start a new target directory from a new changefeed",
         )
@@ -98,12 +148,12 @@ def check_retained(topic: Topic, needed: Mapping[int, int], first: Mapping[int, 
     """
     lost = {p: (offset, first[p]) for p, offset in needed.items() if offset < first[p]}
     if lost:
-        where = ", ".join(
-            f"partition {p}: needed {need}, oldest {oldest}" for p, (need, oldest) in lost.items()
+        where = "; ".join(
+            f"{topic.where(p)}: needed {need}, oldest {oldest}" for p, (need, oldest) in lost.items()
         )
         raise Fatal(
             "the topic no longer holds messages that the target needs",
-            where=f"topic {topic.name}; {where}",
+            where=where,
             why="the broker's retention deleted them",
             fix="start a new target directory from a new changefeed, and raise the topic's retention",
         )
@@ -117,7 +167,7 @@ def check_complete(topic: Topic, fetched: Iterable[Fetched], until: int | None) 
                 continue
             raise Fatal(
                 "a row is not on the topic",
-                where=f"topic {topic.name}, partition {part.partition}, offset {message.offset}, "
+                where=f"{topic.where(part.partition)}, offset {message.offset}, "
                 f"commit ts {message.reduced_ts}",
                 why=message.why,
                 fix="if it lies in a claim-check storage, add claim-check-storage-uri=URI to the source URI; "
@@ -138,7 +188,7 @@ def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:
         for partitions, offset in part.repartitions:
             raise Fatal(
                 f"the changefeed has changed the topic to {partitions} partitions",
-                where=f"topic {topic.name}, partition {part.partition}, offset {offset}",
+                where=f"{topic.where(part.partition)}, offset {offset}",
                 why="rows of one key may now be in two partitions, in no order between them",
                 fix="start a new target directory from a new changefeed",
             )

@@ -1,4 +1,4 @@
-"""Whether a topic keeps the contract between its producer and its readers. Pure.
+"""Whether topics keep the contract between their producer and its readers. Pure.
 
     decoded messages of a partition, in order --take--> TopicCheck --finish--> Verdict
 
@@ -6,6 +6,9 @@ The contract (docs/formats/contract.md): a row is always on one partition, and i
 commit order; Resolved and DDL are broadcast; what they say of earlier and later rows holds; a change comes
 again at most on its own partition. The seed of it is TiCDC's MQ design of 2020; `Producer` says in what the
 real TiCDC differs from it.
+
+Several topics of one changefeed are judged together: their partitions are numbered as `places` says. Resolved
+is in all of them from a topic's first one on; a DDL is in one.
 
 Partitions may be taken in any order, in pieces of any size. Everything above the lowest Resolved of all
 partitions is remembered, and of what is below it as much as `remember` leaves room for: it tells a change
@@ -29,6 +32,7 @@ from tidegate.codec.base import DdlMessage, Decoded, DecodedTable
 from tidegate.codec.entry import DdlTo
 from tidegate.consumer.mark_headers import Alignment, MarkHeaders
 from tidegate.consumer.placement import Placement
+from tidegate.consumer.places import place_of
 from tidegate.dispatcher.router import Router
 from tidegate.model.slots import DELETE
 
@@ -36,8 +40,8 @@ REMEMBER: Final = 500_000
 """Changes that are remembered, about 250 bytes each."""
 DDLS: Final = 10_000
 """So many DDLs are remembered, so that one that comes again is not taken for a late one."""
-HOME_BITS: Final = 16
-"""A ts and a partition in one number, the partition in so many bits."""
+HOME_BITS: Final = 32
+"""A ts and a partition in one number, the partition (with its topic) in so many bits."""
 HOME_MASK: Final = (1 << HOME_BITS) - 1
 ALIGNMENTS: Final = 1_000
 """So many epochs of a table's alignment marks are remembered."""
@@ -59,7 +63,7 @@ class Rule(StrEnum):
     """What a topic can break."""
 
     MOVED = "a row is always on one partition"
-    PLACED = "a row is on the partition that its dispatcher computes"
+    PLACED = "a row is in the topic and on the partition that its dispatcher computes"
     ORDER = "the changes of a row appear first in commit order"
     AFTER_RESOLVED = "after Resolved no row at or below it appears for the first time"
     RESOLVED_BACK = "Resolved never goes back"
@@ -101,6 +105,7 @@ class Violation:
     why: str
     table: str = ""
     """`schema.table`."""
+    topic: str = ""
 
 
 @dataclass(slots=True)
@@ -136,6 +141,8 @@ class Verdict:
 @dataclass(slots=True)
 class _Partition:
     number: int
+    topic: str
+    partition: int
     began: int
     """What is at or below it may have appeared before we began."""
     resolved: int = 0
@@ -152,6 +159,7 @@ class _Partition:
 class _Ddl:
     ts: int
     query: str
+    topic: str
     place: tuple[int, int]
     """Partition and offset of its first message."""
     partitions: set[int] = field(default_factory=set)
@@ -183,16 +191,23 @@ class TopicCheck:
         router: Router | None = None,
         begun: Mapping[int, int] = MappingProxyType({}),
         remember: int = REMEMBER,
+        topics: Sequence[str] = ("",),
     ) -> None:
-        """`partitions`: all of the topic's. `router`: the producer's dispatch rules, if they are known.
+        """`partitions`: all of the topics', by number. `router`: the producer's dispatch rules, if known.
 
         `begun`: of partitions whose first messages are not taken the greatest ts that any of them may have.
         """
-        self._partitions = {n: _Partition(n, begun.get(n, 0)) for n in partitions}
+        self._partitions = {n: _Partition(n, *place_of(topics, n), begun.get(n, 0)) for n in partitions}
         self._floor = max((one.began for one in self._partitions.values()), default=0)
         self._strict = producer is Producer.TIDEGATE
         self._ddl_to, self._remember = ddl_to, remember
-        self._placement = Placement(len(partitions), router, strict_null=self._strict)
+        counts = Counter(one.topic for one in self._partitions.values())
+        self._router = router
+        self._placements = {
+            topic: Placement(count, router, strict_null=self._strict) for topic, count in counts.items()
+        }
+        self._joined: dict[str, int] = {}
+        """By topic its first Resolved: the earlier ones of others are not there."""
         self._homes: dict[int, int] = {}
         """By change (row, ts, operation): its ts and the partition where it appeared."""
         self._newest: dict[int, int] = {}
@@ -202,8 +217,8 @@ class TopicCheck:
         self._low = 0
         self._marks: dict[int, set[int]] = {}
         """By ts of a Resolved that some partition has not passed: where it is."""
-        self._ddls: dict[tuple[int, str], _Ddl] = {}
-        """The last ones, by ts and text."""
+        self._ddls: dict[tuple[int, str, str], _Ddl] = {}
+        """The last ones, by ts, topic and text."""
         self._ddls_forgotten = 0
         """A DDL at or below it may be forgotten."""
         self._moves = False
@@ -270,7 +285,8 @@ class TopicCheck:
         if not found.resolved and found.rows:
             found.unjudged[Unjudged.NO_MARKS] = found.rows
         found.lowest_resolved = self._low
-        found.dispatchers = self._placement.words()
+        for placement in self._placements.values():
+            found.dispatchers |= placement.words()
         return found
 
     def _rows(self, tables: Sequence[DecodedTable]) -> _Rows:
@@ -313,7 +329,7 @@ class TopicCheck:
             if home is not None:
                 found.again += 1
                 if home & HOME_MASK != here and not self._moves:
-                    why = f"it appeared on partition {home & HOME_MASK} before"
+                    why = f"it appeared on {self._at(home & HOME_MASK)} before"
                     self._violated(Rule.MOVED, state, rows.offset[i], ts, why, rows.table[i])
                 continue
             place = homes[change] = ts << HOME_BITS | here
@@ -335,9 +351,14 @@ class TopicCheck:
 
     def _judge_move(self, state: _Partition, rows: _Rows, i: int, known: int) -> None:
         """A row that was on another partition before."""
-        if not self._moves and not self._placement.may_move(rows.table[i]):
-            why = f"the row's change of {known >> HOME_BITS} is on partition {known & HOME_MASK}"
+        if not self._moves and not self._placements[state.topic].may_move(rows.table[i]):
+            why = f"the row's change of {known >> HOME_BITS} is on {self._at(known & HOME_MASK)}"
             self._violated(Rule.MOVED, state, rows.offset[i], rows.ts[i], why, rows.table[i])
+
+    def _at(self, number: int) -> str:
+        """A partition in words; with its topic where there are several."""
+        one = self._partitions[number]
+        return f"partition {one.partition}" + (f" of {one.topic}" if len(self._placements) > 1 else "")
 
     def _judge_order(self, state: _Partition, rows: _Rows, i: int, known: int, limit: int) -> None:
         """A change that appears for the first time; `known`: the greatest ts of its row so far."""
@@ -363,6 +384,7 @@ class TopicCheck:
                 self._found.went_back += 1
             return
         state.resolved = ts
+        self._joined[state.topic] = min(ts, self._joined.get(state.topic, ts))
         self._marks.setdefault(ts, set()).add(state.number)
 
     def _take_epoch(self, epoch: int) -> None:
@@ -392,15 +414,17 @@ class TopicCheck:
             del known[min(known)]
 
     def _take_ddl(self, state: _Partition, ddl: DdlMessage) -> None:
-        known = self._ddls.get((ddl.ts, ddl.query))
+        key = ddl.ts, state.topic, ddl.query
+        known = self._ddls.get(key)
         if known is None:
-            known = self._ddls[ddl.ts, ddl.query] = _Ddl(ddl.ts, ddl.query, (state.number, ddl.offset))
+            place = state.partition, ddl.offset
+            known = self._ddls[key] = _Ddl(ddl.ts, ddl.query, state.topic, place)
             self._found.ddls += 1
         elif state.number in known.partitions:
             return  # once more, after a restart
         known.partitions.add(state.number)
         table = f"{ddl.schema}.{ddl.table}"
-        if self._ddl_to is DdlTo.FIRST and state.number != 0:
+        if self._ddl_to is DdlTo.FIRST and state.partition != 0:
             why = "DDL of this protocol belongs on partition 0 alone"
             self._violated(Rule.DDL_MISSING, state, ddl.offset, ddl.ts, why, table)
         highest = state.highest if self._strict else state.table_highest.get(table, 0)
@@ -424,13 +448,22 @@ class TopicCheck:
             self._found.unjudged[Unjudged.REPARTITIONED] += sum(map(len, tables))
             return
         for table in tables:
-            wrong, unknown, rule = self._placement.look(table, state.number)
+            if self._router is not None and self._router.rule_of(table.schema, table.table).topic:
+                self._judge_topic(state, table, self._router.topic_of(table.schema, table.table))
+            wrong, unknown, rule = self._placements[state.topic].look(table, state.partition)
             if unknown:
                 self._found.unjudged[Unjudged.PLACE] += unknown
             for i, expected in wrong:
                 name, ts = f"{table.schema}.{table.table}", int(table.commit_ts[i])
                 why = f"dispatcher '{rule}' puts it on partition {expected}"
                 self._violated(Rule.PLACED, state, int(table.offset[i]), ts, why, name)
+
+    def _judge_topic(self, state: _Partition, table: DecodedTable, expected: str) -> None:
+        """Rows of a table whose rule names a topic."""
+        if expected != state.topic:
+            why = f"its {len(table)} rows there belong into topic {expected}"
+            name, ts = f"{table.schema}.{table.table}", int(table.commit_ts[0])
+            self._violated(Rule.PLACED, state, int(table.offset[0]), ts, why, name)
 
     # --- what all partitions have passed --------------------------------------------------------------
 
@@ -448,8 +481,10 @@ class TopicCheck:
             there = self._marks.pop(ts)
             if ts > self._floor:
                 for missing in sorted(self._partitions.keys() - there):
-                    why = f"it is on {len(there)} of {len(self._partitions)} partitions"
-                    self._violated(Rule.RESOLVED_MISSING, self._partitions[missing], -1, ts, why)
+                    state = self._partitions[missing]
+                    if ts >= self._joined.get(state.topic, 0):
+                        why = f"it is on {len(there)} of {len(self._partitions)} partitions"
+                        self._violated(Rule.RESOLVED_MISSING, state, -1, ts, why)
 
     def _settle_ddls(self) -> None:
         """DDL below the lowest Resolved; of TiCDC one may stand behind the Resolved of its own ts."""
@@ -459,10 +494,11 @@ class TopicCheck:
             ddl.settled = True
             if self._ddl_to is not DdlTo.ALL or ddl.ts <= self._floor:
                 continue
-            for missing in sorted(self._partitions.keys() - ddl.partitions):
-                partition, offset = ddl.place
-                why = f"it is on partition {partition} at offset {offset}: {ddl.query[:100]}"
-                self._violated(Rule.DDL_MISSING, self._partitions[missing], -1, ddl.ts, why)
+            partition, offset = ddl.place
+            why = f"it is on partition {partition} at offset {offset}: {ddl.query[:100]}"
+            for number, state in sorted(self._partitions.items()):
+                if state.topic == ddl.topic and number not in ddl.partitions:
+                    self._violated(Rule.DDL_MISSING, state, -1, ddl.ts, why)
         if len(self._ddls) > DDLS:
             for key in [key for key, ddl in self._ddls.items() if ddl.settled][: DDLS // 2]:
                 self._ddls_forgotten = max(self._ddls_forgotten, key[0])
@@ -485,7 +521,8 @@ class TopicCheck:
     ) -> None:
         self._found.counts[rule] += 1
         if len(self._found.violations) < SHOWN:
-            self._found.violations.append(Violation(rule, state.number, offset, ts, why, table))
+            place = state.partition, offset
+            self._found.violations.append(Violation(rule, *place, ts, why, table, state.topic))
 
 
 def _controls(decoded: Decoded) -> Iterator[tuple[int, Any]]:

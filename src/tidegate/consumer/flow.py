@@ -1,5 +1,6 @@
 """The consumer's state machine: what was fetched goes in, what to apply and where to stand comes out. Pure.
 
+    join(partitions) -> of a topic that comes into being
     take(fetched)  ->  watermarks, waiting rows, waiting DDLs
     next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
     position(ts)   ->  what to keep with the target so that a restart loses and doubles nothing
@@ -65,15 +66,22 @@ class _Partition:
 
 
 class Flow:
-    """One topic on its way to one target."""
+    """One source on its way to one target."""
 
-    def __init__(self, position: Position, mode: Mode, ddl_partition: int | None, until: int | None) -> None:
-        """`position` names every partition; a fresh target's has ts 0 and the topic's first offsets."""
+    def __init__(
+        self, position: Position, mode: Mode, ddl_places: tuple[tuple[int, ...], ...], until: int | None
+    ) -> None:
+        """`position` names every partition; a fresh target's has ts 0 and the topic's first offsets.
+
+        One of which nothing is applied, beside others that have come further, belongs to a topic that is read
+        from now on. `ddl_places`: as `Limits`.
+        """
         self.mode, self.until = mode, until
         self.align: int | None = None
         """Row mode: where all partitions must meet, when a snapshot is due."""
         self._base = position
-        self._ddl_partition = ddl_partition
+        self._ddl_places = ddl_places
+        self._joining = {number for number, p in position.partitions.items() if position.ts and not p.applied}
         self._ddl_ts, self._ddls_done = position.ddl_ts, dict.fromkeys(position.ddls)
         # What was known before `offset` is not read again, so it is carried on as a mark that stands there.
         self._at = {
@@ -83,6 +91,19 @@ class Flow:
         self.watermarks = Watermarks({number: p.watermark for number, p in position.partitions.items()})
         self.assembler = Assembler({number: p.applied for number, p in position.partitions.items()})
         self._ddls: dict[tuple[int, str], _Waiting] = {}
+
+    def join(self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...]) -> None:
+        """Partitions of a topic that has come into being; `ddl_places` with them.
+
+        Call it before marks are taken that may be behind its first rows: the producer makes a topic before
+        it sends a Resolved that covers any.
+        """
+        self._ddl_places = ddl_places
+        for number in numbers:
+            self._at[number] = _Partition(0, [(-1, 0)])
+            self._joining.add(number)
+            self.watermarks.join(number)
+            self.assembler.join(number)
 
     def wanted(self) -> dict[int, int]:
         """Where to read on, by partition."""
@@ -107,7 +128,7 @@ class Flow:
     def next_step(self, max_rows: int) -> Rows | Ddls | None:
         """What can be applied now: at most about max_rows rows at once; None when nothing moves."""
         ddl_ts = min((waiting.message.ts for waiting in self._ddls.values()), default=None)
-        limits = Limits(ddl_ts=ddl_ts, until=self.until, ddl_partition=self._ddl_partition, align=self.align)
+        limits = Limits(ddl_ts=ddl_ts, until=self.until, ddl_places=self._ddl_places, align=self.align)
         allowed = bounds(self.watermarks, self.mode, limits)
         moves = {p: ts for p, ts in allowed.items() if ts > self.assembler.applied(p)}
         if moves:
@@ -157,7 +178,9 @@ class Flow:
 
     def _queue(self, partition: int, message: DdlMessage) -> None:
         name = identity(message)
-        if message.ts < self._ddl_ts or (message.ts == self._ddl_ts and name in self._ddls_done):
+        late = message.ts < self._ddl_ts or (message.ts == self._ddl_ts and name in self._ddls_done)
+        # What is new of a topic that joins lies before what was executed for the others.
+        if late and (partition not in self._joining or message.ts <= self.assembler.applied(partition)):
             return
         waiting = self._ddls.setdefault((message.ts, name), _Waiting(message, []))
         waiting.copies.append((partition, message.offset))
@@ -166,9 +189,10 @@ class Flow:
         due = {key: w for key, w in self._ddls.items() if key[0] == ts}
         for key in due:
             del self._ddls[key]
-        if ts != self._ddl_ts:
+        if ts > self._ddl_ts:
             self._ddl_ts, self._ddls_done = ts, {}
-        self._ddls_done |= dict.fromkeys(name for _, name in due)
+        if ts == self._ddl_ts:
+            self._ddls_done |= dict.fromkeys(name for _, name in due)
         return Ddls(ts, tuple(waiting.message for waiting in due.values()))
 
 

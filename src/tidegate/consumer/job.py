@@ -41,6 +41,8 @@ from tidegate.codec.registry import reader_of
 from tidegate.consumer.apply import QUARANTINE, Applier, row_place, target_lock
 from tidegate.consumer.checks import (
     check_complete,
+    check_followed,
+    check_joining,
     check_not_repartitioned,
     check_partitions,
     check_retained,
@@ -90,7 +92,7 @@ class Settings:
     """One run of the consumer."""
 
     source: str
-    """kafka://host:port/topic?protocol=.."""
+    """kafka://host:port/topic[,topic]?protocol=.."""
     target: Path
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
@@ -198,19 +200,21 @@ class Consumer:
         self._stop, self._listener = stop, listener
         codec = reader_of(topic.options)
         trust = settings.trust_inserts and not codec.lacks_old(topic.options)
-        self._applier = Applier(settings.target, topic.zone, trust)
+        several = [topic.place] if len(topic.names) > 1 else []
+        self._applier = Applier(settings.target, topic.zone, trust, *several)
         self._offsets = Offsets(topic)
         file = settings.target / QUARANTINE
         self._quarantine, self._bad_file = Quarantine(file), file
         self._known_bad = {row_place(entry) for entry in quarantine.read(file)}
+        """Topic, partition, offset and number of what is in quarantine."""
         self._trouble, self._failures, self._failing_since = "", 0, 0.0
         self._told_bad = self._told_bad_row = self._told_failure = False
         self._told_guesses: dict[str, tuple[str, ...]] = {}
         self._doubtful_since: float | None = None
         self._reported_at = math.inf  # nothing to report before the position is known
         position = self._start()
-        ddl_partition = 0 if codec.ddl_to is DdlTo.FIRST else None
-        self._flow = Flow(position, settings.mode, ddl_partition, settings.until)
+        ddl_places = places_of_ddl(topic, list(position.partitions), codec.ddl_to)
+        self._flow = Flow(position, settings.mode, ddl_places, settings.until)
         self._committer = Committer(
             self._flow, self._applier, position, settings.commit_rows, settings.idle_s
         )
@@ -278,12 +282,20 @@ class Consumer:
         held = self._applier.recover()
         partitions = self._patiently(self._offsets.partitions)
         first = self._patiently(lambda: self._offsets.first(partitions))
+        there = self._topic.names_of(partitions)
+        if missing := [name for name in self._topic.names if name not in there]:
+            self._listener.note(f"not there yet, read as soon as they are: topic {', '.join(missing)}")
         if held is None:
             begin = {p: PartitionPosition(first[p], 0, 0) for p in partitions}
             return Position(
                 0, self._topic.name, self._topic.options.protocol, self._settings.mode.value, begin
             )
         check_same(held, self._topic, partitions, self._settings.target, self._settings.until)
+        held = held.over(self._topic.names)
+        known = self._topic.names_of(held.partitions)
+        joining = [p for p in partitions if self._topic.place(p)[0] not in known]
+        check_joining(self._topic, {p: first[p] for p in joining}, self._settings.target)
+        held = held.over(self._topic.names, joining)
         check_retained(self._topic, {p: held.partitions[p].offset for p in partitions}, first)
         return held
 
@@ -389,6 +401,11 @@ class Consumer:
             self._listener.report(self.progress())
 
     def _take(self, news: News) -> None:
+        try:
+            self._join(news)
+        except Retryable as error:
+            self._failed(error)  # what came with this round is read again
+            return
         now = time.monotonic()
         if news.partitions:
             check_partitions(
@@ -408,19 +425,35 @@ class Consumer:
             self._set_aside(part)
         self._flow.take(news.fetched)
 
+    def _join(self, news: News) -> None:
+        """Read topics that have come into being, before what came with this round is taken."""
+        known = list(self._flow.next_offsets())
+        read = self._topic.names_of(known)
+        fresh = [p for p in news.partitions if self._topic.place(p)[0] not in read]
+        if fresh:
+            check_joining(self._topic, self._offsets.first(fresh), self._settings.target)
+            self._suspicion.join(fresh)
+            ddl_to = reader_of(self._topic.options).ddl_to
+            self._flow.join(fresh, places_of_ddl(self._topic, [*known, *fresh], ddl_to))
+            names = ", ".join(sorted(self._topic.names_of(fresh)))
+            self._listener.note(f"read from now on: topic {names}")
+        read |= self._topic.names_of(fresh)
+        check_followed(self._topic, news.fetched, self._settings.until, read)
+
     def _reached(self, partition: int, news: News) -> int:
         read = [part.next_offset for part in news.fetched if part.partition == partition]
         return max([self._flow.next_offsets()[partition], *read])
 
     def _set_aside(self, part: Fetched) -> None:
         """Keep messages that nobody can decode, with their bytes and where they stood."""
+        name, partition = self._topic.place(part.partition)
         bad = [
             message
             for message in part.bad
-            if message.reduced_ts is None and (part.partition, message.offset, -1) not in self._known_bad
+            if message.reduced_ts is None and (name, partition, message.offset, -1) not in self._known_bad
         ]
-        self._known_bad |= {(part.partition, message.offset, -1) for message in bad}
-        where = {"topic": self._topic.name, "partition": part.partition}
+        self._known_bad |= {(name, partition, message.offset, -1) for message in bad}
+        where = {"topic": name, "partition": partition}
         self._quarantine.append(
             {
                 "where": where | {"offset": message.offset},
@@ -435,7 +468,7 @@ class Consumer:
             self._listener.warn(
                 Undecodable(
                     "a message cannot be decoded and is set aside; the rest goes on",
-                    where=f"topic {self._topic.name}, partition {part.partition}, offset {bad[0].offset}",
+                    where=f"{self._topic.where(part.partition)}, offset {bad[0].offset}",
                     why=bad[0].why,
                     fix=f"its bytes, and those of any further one, are in {self._bad_file}",
                 )
@@ -479,6 +512,16 @@ class Consumer:
             applier = self._applier
             tidy(applier.lake, self._committer.position, self._settings.upkeep, applier.dropped_versions)
             self._tidied_at = time.monotonic()
+
+
+def places_of_ddl(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[tuple[int, ...], ...]:
+    """The partitions on which a DDL is, by the topic it goes to: what `Limits.ddl_places` takes."""
+    of_topics: dict[str, list[int]] = {}
+    for number in numbers:
+        of_topics.setdefault(topic.place(number)[0], []).append(number)
+    if ddl_to is DdlTo.ALL:
+        return tuple(tuple(group) for group in of_topics.values()) if len(of_topics) > 1 else ()
+    return tuple((topic.number(name, 0),) for name in of_topics)
 
 
 def _no_schemas(what: str, where: str, why: str, fix: str) -> Retryable:

@@ -22,7 +22,7 @@ SILENCE_S = 20.0
 def peek(
     topic: Topic, *, from_beginning: bool, follow: bool, stop: Callable[[], bool]
 ) -> Iterator[dict[str, Any]]:
-    """Decoded rows, marks, DDLs and bad messages as plain dicts with their partition and offset.
+    """Decoded rows, marks, DDLs and bad messages as plain dicts with topic (of several), partition, offset.
 
     From the beginning, or from now on; ends at what is now the topic's end unless `follow`.
     """
@@ -34,20 +34,23 @@ def peek(
     left = {p for p in partitions if follow or starts[p] < ends[p]}
     heard = time.monotonic()
     try:
-        reader.assign([TopicPartition(topic.name, p, starts[p]) for p in sorted(left)])
+        reader.assign([TopicPartition(*topic.place(p), starts[p]) for p in sorted(left)])
         while left and not stop():
             batches: dict[int, list[Any]] = {}
             for message in take(reader, BATCH, 0.2):
                 heard = time.monotonic()
                 error = message.error()
-                if error is None:
-                    batches.setdefault(message.partition(), []).append(message)
-                elif error.code() != KafkaError._PARTITION_EOF:
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
+                number = topic.number(message.topic(), message.partition())
+                if error is None:
+                    batches.setdefault(number, []).append(message)
                 elif not follow:
-                    left.discard(message.partition())
-            for partition, messages in sorted(batches.items()):
-                yield from _decoded(decoder, partition, messages)
+                    left.discard(number)
+            for number, messages in sorted(batches.items()):
+                name, partition = topic.place(number)
+                place = {"topic": name} if len(topic.names) > 1 else {}
+                yield from _decoded(decoder, place | {"partition": partition}, messages)
             if not follow and time.monotonic() - heard > SILENCE_S:
                 raise Retryable(
                     "the topic cannot be read to its end",
@@ -59,7 +62,7 @@ def peek(
         reader.close()
 
 
-def _decoded(decoder: Any, partition: int, messages: list[Any]) -> Iterator[dict[str, Any]]:
+def _decoded(decoder: Any, place: dict[str, Any], messages: list[Any]) -> Iterator[dict[str, Any]]:
     batch = Batch(
         [message.key() for message in messages],
         [message.value() for message in messages],
@@ -68,4 +71,4 @@ def _decoded(decoder: Any, partition: int, messages: list[Any]) -> Iterator[dict
     )
     for piece in decoder.pieces(batch):
         for item in describe(piece):
-            yield {"partition": partition, **item}
+            yield {**place, **item}

@@ -7,15 +7,18 @@ kill -9 before it leaves the previous snapshot in force, after it the new one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import orjson
 
+from tidegate.consumer.places import number_of, place_of
 from tidegate.errors import Fatal
 
 FORMAT: Final = 1
+SEVERAL: Final = 2
+"""The format of a position in several topics: their partitions lie below their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +40,11 @@ class Position:
     ts: int
     """The snapshot's ts. Of TiCDC's topics a DDL of this very ts may still come: after it."""
     topic: str
+    """Of several, all of them, sorted, with commas between."""
     protocol: str
     mode: str
     partitions: Mapping[int, PartitionPosition]
+    """By number (`places`)."""
     ddl_ts: int = 0
     """Every DDL below it is executed."""
     ddls: tuple[str, ...] = ()
@@ -47,19 +52,34 @@ class Position:
     definitions: Mapping[str, int] | None = None
     """By table path, the number of the definition that its rows have; None: an earlier release kept none."""
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Their names, sorted."""
+        return tuple(self.topic.split(","))
+
+    def over(self, topics: Sequence[str], fresh: Iterable[int] = ()) -> Position:
+        """The same in more topics, sorted; `fresh`: the partitions of which nothing is applied, from 0 on."""
+        moved = {number_of(topics, *place_of(self.topics, n)): p for n, p in self.partitions.items()}
+        begin = PartitionPosition(0, 0, 0)
+        partitions = dict.fromkeys(fresh, begin) | moved
+        return replace(self, topic=",".join(topics), partitions=partitions)
+
     def to_json(self) -> str:
         """The text of the commit metadata."""
-        partitions = {
-            str(number): {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
-            for number, p in self.partitions.items()
-        }
+        topics: dict[str, dict[str, Any]] = {name: {} for name in self.topics}
+        for number, p in self.partitions.items():
+            topic, partition = place_of(self.topics, number)
+            kept = {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
+            topics[topic][str(partition)] = kept
+        single = len(topics) == 1
         body: dict[str, Any] = {
-            "format": FORMAT,
+            "format": FORMAT if single else SEVERAL,
             "ts": self.ts,
             "topic": self.topic,
             "protocol": self.protocol,
         }
         body |= {"ddl_ts": self.ddl_ts, "ddls": list(self.ddls), "definitions": self.definitions}
+        partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
     @classmethod
@@ -67,9 +87,15 @@ class Position:
         """Read it back; Fatal when it is not one of ours."""
         try:
             body = orjson.loads(text)
-            if body["format"] != FORMAT:
-                raise ValueError(f"format {body['format']}, this release reads {FORMAT}")
-            partitions = {int(number): PartitionPosition(**p) for number, p in body["partitions"].items()}
+            if body["format"] not in (FORMAT, SEVERAL):
+                raise ValueError(f"format {body['format']}, this release reads {FORMAT} and {SEVERAL}")
+            names = body["topic"].split(",")
+            topics = body["partitions"] if body["format"] == SEVERAL else {names[0]: body["partitions"]}
+            partitions = {
+                number_of(names, name, int(partition)): PartitionPosition(**p)
+                for name, kept in topics.items()
+                for partition, p in kept.items()
+            }
             # A position of an earlier release took every DDL up to its ts for executed.
             ddl_ts = body.get("ddl_ts", body["ts"] + 1)
             done, definitions = tuple(body.get("ddls", ())), body.get("definitions")

@@ -1,5 +1,7 @@
 """From Kafka to staged Arrow: the driver decides offset ranges, Spark tasks fetch and decode them.
 
+A source is one topic or several of one changefeed; their partitions are known by number (`places`).
+
 A task reads one partition's range read_committed, decodes it with the protocol's decoder and writes the
 rows, table by table, as Arrow IPC streams into a staging file; back to the driver goes only a `Fetched`:
 descriptors, marks and DDLs, no rows. Staging files are disposable: what is lost with them is read again from
@@ -41,10 +43,11 @@ from tidegate.codec.decode import decoder as decoder_of
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.opening import in_pieces, opened, opening
 from tidegate.codec.schema_book import SchemaBook, look_up_missing
-from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_sink_uri, revealed
+from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_source_uri, revealed
 from tidegate.consumer.assembler import Segment
 from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader
+from tidegate.consumer.places import number_of, place_of
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.schema_registry import ConfluentRegistry
@@ -66,6 +69,7 @@ class Range:
     """Offsets [start, end) of one partition to read."""
 
     partition: int
+    """Its number, as everywhere behind the source."""
     start: int
     end: int
 
@@ -93,7 +97,10 @@ class Fetched:
 
 
 class Topic:
-    """A topic as the URI names it: `kafka://host:port/topic?protocol=..`. Cheap, picklable by its URI."""
+    """One topic or several, as the URI names them: `kafka://host:port/topic[,topic]?protocol=..`.
+
+    Cheap, picklable by its URI.
+    """
 
     def __init__(self, text: str, time_zone: str = "UTC", pd: str = "") -> None:
         """`pd`: the address of upstream's PD, for rows of which only the handle key is on the topic.
@@ -103,7 +110,10 @@ class Topic:
         self.text, self.time_zone, self.pd = text, time_zone, pd
         check_zone(time_zone)
         with _about_the_source():
-            self.uri: SinkUri = parse_sink_uri(text)
+            uri, names = parse_source_uri(text)
+            self.uri: SinkUri = uri
+            self.names: tuple[str, ...] = names
+            """Sorted: a partition's number is the same, in whatever order they are named."""
             self.config: ReplicaConfig = registry.settled(load_config(None, self.uri), reading=True)
             settings = self.config.codec_settings() | {"time-zone": time_zone}
             self.options: CodecOptions = registry.codec_options(settings)
@@ -114,8 +124,25 @@ class Topic:
 
     @property
     def name(self) -> str:
-        """The topic's name."""
-        return self.uri.topic
+        """The topic's name; of several, all of them."""
+        return ",".join(self.names)
+
+    def number(self, name: str, partition: int) -> int:
+        """The number of a topic's partition."""
+        return number_of(self.names, name, partition)
+
+    def place(self, number: int) -> tuple[str, int]:
+        """The topic and partition of a number."""
+        return place_of(self.names, number)
+
+    def names_of(self, numbers: Iterable[int]) -> set[str]:
+        """The topics of some partitions."""
+        return {self.place(number)[0] for number in numbers}
+
+    def where(self, number: int) -> str:
+        """A partition, in words."""
+        name, partition = self.place(number)
+        return f"topic {name}, partition {partition}"
 
     @property
     def zone(self) -> str:
@@ -172,35 +199,45 @@ def check_zone(name: str) -> None:
 
 
 class Offsets:
-    """The topic's partitions and their ends, asked of the broker by the driver."""
+    """The partitions of a source and their ends, asked of the broker by the driver."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
-        self._where = f"topic {topic.name} at {topic.uri.bootstrap}"
         self._admin = AdminClient(client_settings(topic.uri, topic.config.sink.kafka_config))
 
     def partitions(self) -> list[int]:
-        """The partitions to read: all, or the first `partition-num` of the URI.
+        """The partitions to read: all, or of each topic the first `partition-num` of the URI.
 
-        Raises InvalidInput when there is no such topic or it has fewer, Retryable when no broker answers.
+        Of several topics those count that are there: others may come with their tables. Raises InvalidInput
+        when none is, or the only one has fewer partitions; Retryable when no broker answers.
         """
+        names = self._topic.names
         try:
-            found = self._admin.list_topics(self._topic.name, timeout=ADMIN_TIMEOUT_S).topics[
-                self._topic.name
-            ]
+            one = names[0] if len(names) == 1 else None
+            found = self._admin.list_topics(one, timeout=ADMIN_TIMEOUT_S).topics
         except KafkaException as error:
             raise self.unreachable(error.args[0].str()) from error
-        if found.error is not None or not found.partitions:
-            raise self._missing()
+        numbers: list[int] = []
         wanted = self._topic.config.sink.kafka_config.partition_num
-        if len(found.partitions) < wanted:
-            raise InvalidInput(
-                f"the topic has {len(found.partitions)} partitions, fewer than partition-num={wanted}",
-                where=self._where,
-                why="the source URI asks for more than there are",
-                fix="leave partition-num out, or check that it is the topic the changefeed writes",
-            )
-        return sorted(found.partitions)[: wanted or None]
+        for name in names:
+            if name not in found or found[name].error is not None or not found[name].partitions:
+                continue
+            partitions = sorted(found[name].partitions)
+            # Of several, those that were there before the changefeed may well have fewer.
+            if len(partitions) < wanted and len(names) == 1:
+                raise InvalidInput(
+                    f"the topic has {len(partitions)} partitions, fewer than partition-num={wanted}",
+                    where=self._where(name),
+                    why="the source URI asks for more than there are",
+                    fix="leave partition-num out, or check that it is the topic the changefeed writes",
+                )
+            numbers += [self._topic.number(name, partition) for partition in partitions[: wanted or None]]
+        if not numbers:
+            raise self._missing(self._topic.name)
+        return numbers
+
+    def _where(self, name: str) -> str:
+        return f"topic {name} at {self._topic.uri.bootstrap}"
 
     def first(self, partitions: Sequence[int]) -> dict[int, int]:
         """The oldest offset of each partition that is still there."""
@@ -211,21 +248,24 @@ class Offsets:
         return self._list(partitions, OffsetSpec.latest())
 
     def _list(self, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
-        wanted = {TopicPartition(self._topic.name, partition): spec for partition in partitions}
+        topic = self._topic
+        wanted = {TopicPartition(*topic.place(partition)): spec for partition in partitions}
         try:
             asked = self._admin.list_offsets(
                 wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ADMIN_TIMEOUT_S
             )
-            return {at.partition: future.result().offset for at, future in asked.items()}
+            return {
+                topic.number(at.topic, at.partition): future.result().offset for at, future in asked.items()
+            }
         except KafkaException as error:
             if error.args[0].code() in (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART):
                 self.partitions()  # raises when it is the topic that is gone
             raise self.unreachable(error.args[0].str()) from error
 
-    def _missing(self) -> InvalidInput:
+    def _missing(self, name: str) -> InvalidInput:
         return InvalidInput(
             "the topic does not exist",
-            where=self._where,
+            where=self._where(name),
             why="the broker knows no topic of this name",
             fix="check the topic's name; a changefeed creates its topic when it starts",
         )
@@ -250,7 +290,7 @@ class TopicDecoder:
         if self._schemas is not None:
             self._book = SchemaBook()
             self._registry = ConfluentRegistry(revealed(topic.config.sink.schema_registry))
-            options = self._schemas.placed(options, topic.name, "", self._book)
+            options = self._schemas.placed(options, topic.uri.topic, "", self._book)
         self._options = options
         self._claims: ClaimReader | None = None
         large = registry.reader_of(options).large
@@ -297,8 +337,7 @@ _readers: dict[str, tuple[Consumer, TopicDecoder]] = {}
 def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
     """Read and decode one range into a staging file. Runs in a Spark task."""
     reader, decoder = _reader(topic)
-    at = TopicPartition(topic.name, wanted.partition, wanted.start)
-    reader.assign([at])
+    reader.assign([TopicPartition(*topic.place(wanted.partition), wanted.start)])
     try:
         taken = _take(reader, wanted)
     finally:
@@ -386,7 +425,7 @@ def look_back(
     assert definitions is not None, "only such a protocol has rows that wait"
     left = set(unknown)
     try:
-        place = TopicPartition(topic.name, wanted.partition)
+        place = TopicPartition(*topic.place(wanted.partition))
         oldest, _ = reader.get_watermark_offsets(place, timeout=ADMIN_TIMEOUT_S)
         end, window = wanted.start, LOOK_BACK_MESSAGES
         while left and end > oldest:
@@ -419,7 +458,7 @@ def _definitions(
     """The messages of a window that may tell a table version, and the broker's trouble, if any."""
     told, at = [], window.start
     while at < window.end:
-        reader.assign([TopicPartition(topic.name, window.partition, at)])
+        reader.assign([TopicPartition(*topic.place(window.partition), at)])
         try:
             taken = _take(reader, Range(window.partition, at, window.end))
         finally:

@@ -83,6 +83,11 @@ class Suspicion:
         self._fresh = not any(self.watermarks.values())
         self._moved, self._lowest = self.began, min(self.watermarks.values())
 
+    def join(self, numbers: Iterable[int]) -> None:
+        """Partitions that were not there before."""
+        self._partitions |= {number: _Seen(0) for number in numbers}
+        self._marked = None
+
     def saw(self, fetched: Iterable[Fetched], at_end: Iterable[int], now: float) -> None:
         """Take what one round of fetching brought; `at_end`: the partitions that are read to their ends."""
         counts = self._counts

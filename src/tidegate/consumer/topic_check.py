@@ -1,4 +1,4 @@
-"""Read a topic to its end, or for ever, and judge it by `contract`. No Spark, starts at once.
+"""Read topics to their end, or for ever, and judge them by `contract`. No Spark, starts at once.
 
 A partition whose Resolved is ahead of the others waits while the check remembers much, so that memory is
 bounded by `remember` and not by how unevenly the broker answers.
@@ -42,7 +42,7 @@ def check_topic(
     stop: Callable[[], bool] = lambda: False,
     told: Callable[[Verdict, int, int], None] = lambda *_: None,
 ) -> Verdict:
-    """The verdict on a topic from its oldest message to what is its end now; `follow`: until `stop`.
+    """The verdict on topics from their oldest message to what is their end now; `follow`: until `stop`.
 
     `told` hears, after each batch, what was found, and how many of how many messages are read. Raises
     Retryable when the broker does not answer, InvalidInput when there is no such topic,
@@ -69,18 +69,22 @@ def check_topic(
         router=router,
         begun=_begun(topic, starts, ends),
         remember=remember,
+        topics=topic.names,
     )
     left = {p for p in partitions if follow or starts[p] < ends[p]}
     paused: set[int] = set()
     heard = time.monotonic()
     try:
-        reader.assign([TopicPartition(topic.name, p, starts[p]) for p in partitions])
+        reader.assign([TopicPartition(*topic.place(p), starts[p]) for p in partitions])
         while left and not stop():
-            paused = _paused(reader, topic.name, check, left, paused)
+            paused = _paused(reader, topic, check, left, paused)
             batches: dict[int, list[Any]] = {}
             for message in take(reader, BATCH, 0.2):
                 heard = time.monotonic()
-                error, partition = message.error(), message.partition()
+                error = message.error()
+                if message.topic() is None:  # what is about no partition
+                    raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
+                partition = topic.number(message.topic(), message.partition())
                 if error is None:
                     batches.setdefault(partition, []).append(message)
                     at[partition] = message.offset() + 1
@@ -121,27 +125,30 @@ def _begun(topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int]) -> 
     reader = Consumer(topic.settings())
     try:
         waiting = {p for p in lost if starts[p] < ends[p]}
-        reader.assign([TopicPartition(topic.name, p, starts[p]) for p in waiting])
+        reader.assign([TopicPartition(*topic.place(p), starts[p]) for p in waiting])
         deadline = time.monotonic() + SILENCE_S
         while waiting and time.monotonic() < deadline:
             for message in take(reader, 100, 0.2):
-                if message.error() is None and message.partition() in waiting:
-                    waiting.discard(message.partition())
-                    found[message.partition()] = compose(message.timestamp()[1] + SKEW_MS)
+                if message.error() is not None:
+                    continue
+                partition = topic.number(message.topic(), message.partition())
+                if partition in waiting:
+                    waiting.discard(partition)
+                    found[partition] = compose(message.timestamp()[1] + SKEW_MS)
     finally:
         reader.close()
     return found
 
 
-def _paused(reader: Consumer, name: str, check: TopicCheck, left: set[int], paused: set[int]) -> set[int]:
+def _paused(reader: Consumer, topic: Topic, check: TopicCheck, left: set[int], paused: set[int]) -> set[int]:
     """The partitions that wait from now on: never all of those that are left."""
     wanted = {p for p in left if check.ahead(p)} if check.pressed else set()
     if wanted == left:
         wanted = set()
     if wanted - paused:
-        reader.pause([TopicPartition(name, p) for p in wanted - paused])
+        reader.pause([TopicPartition(*topic.place(p)) for p in wanted - paused])
     if paused - wanted:
-        reader.resume([TopicPartition(name, p) for p in paused - wanted])
+        reader.resume([TopicPartition(*topic.place(p)) for p in paused - wanted])
     return wanted
 
 

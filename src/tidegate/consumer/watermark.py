@@ -1,8 +1,8 @@
 """How far each partition is resolved, and up to which ts its rows may be applied. Pure.
 
 A partition's *watermark* is the largest Resolved ts read from it: every row of that partition with
-commit_ts <= watermark stands before that mark. The *lowest* watermark over all partitions is the ts up to
-which the whole topic is complete; until every partition has spoken it is 0.
+commit_ts <= watermark stands before that mark. The *lowest* watermark over all partitions, of all topics, is
+the ts up to which the whole is complete; until every partition has spoken it is 0.
 
 Transaction mode applies every partition up to one common bound, so the target moves from one consistent
 state to the next. Row mode lets each partition run to its own watermark. Neither passes a DDL that is
@@ -27,11 +27,16 @@ class Watermarks:
     """The watermark of each partition; moves forward only."""
 
     def __init__(self, known: Mapping[int, int]) -> None:
-        """`known` names every partition of the topic, with 0 where nothing was read yet."""
+        """`known` names every partition of the topics, with 0 where nothing was read yet."""
         assert known, "a topic has at least one partition"
         self._at = dict(known)
         self.went_back = 0
         """Resolved marks below one already seen: a replay after an unclean stop of the producer."""
+
+    def join(self, partition: int) -> None:
+        """A partition that was not there before; until it has spoken nothing goes on."""
+        assert partition not in self._at
+        self._at[partition] = 0
 
     def advance(self, partition: int, ts: int) -> bool:
         """Take a Resolved ts of a partition; False (and counted) when it is behind what was seen."""
@@ -68,8 +73,9 @@ class Limits:
     """FinishedTS of the first DDL that waits."""
     until: int | None = None
     """Nothing above it may be applied."""
-    ddl_partition: int | None = None
-    """The only partition that carries DDLs (canal-json: 0): no other may run ahead of it. None: all do."""
+    ddl_places: tuple[tuple[int, ...], ...] = ()
+    """Where DDLs are: each on all of the partitions of one of these groups. No partition runs ahead of what
+    is known of DDL: of a group as much as its furthest partition has. Empty: each is on every partition."""
     align: int | None = None
     """Row mode: no partition passes this ts until all have reached it, so that a snapshot can be named."""
 
@@ -81,5 +87,5 @@ def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]
         common = min([watermarks.lowest, *caps])
         return {partition: common for partition, _ in watermarks.items()}
     caps += [] if limits.align is None else [limits.align]
-    caps += [] if limits.ddl_partition is None else [watermarks.of(limits.ddl_partition)]
+    caps += [max(map(watermarks.of, group)) for group in limits.ddl_places]
     return {partition: min([ts, *caps]) for partition, ts in watermarks.items()}
