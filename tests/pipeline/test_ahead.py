@@ -137,7 +137,7 @@ class CutFeed:
     ) -> None:
         """An incarnation that delivers some of what there is, or all of it."""
         spec, spans = self.begin(cuts, rules)
-        worker = Worker(spec, 1, self.topic)  # type: ignore[arg-type]
+        worker = Worker(spec, lambda _: 1, self.topic)  # type: ignore[arg-type]
         self.topic.lives = 1 << 40 if to_the_end else chance.choice([0, 1, 2, 3, 5, 8, 1 << 40])
         last = self.feed.last_ts
         try:
