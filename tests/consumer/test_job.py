@@ -323,11 +323,12 @@ def test_topics_and_sources_that_cannot_be_read_are_named(kafka: str, new_topic:
     assert Offsets(fewer).partitions() == [0, 1]
     with pytest.raises(InvalidInput, match="does not exist"):
         Offsets(Topic(f"kafka://{kafka}/no-such-topic?protocol=open-protocol")).ends([0])
-    other = new_topic(1)
+    other = new_topic(3)
     several = Topic(
-        f"kafka://{kafka}/{other},zz-no-such-topic,{topic}?protocol=open-protocol&partition-num=2"
+        f"kafka://{kafka}/{topic},zz-no-such-topic,{other}?protocol=open-protocol&partition-num=2"
     )
-    numbers = [several.number(name, p) for name, p in sorted([(topic, 0), (topic, 1), (other, 0)])]
+    places = sorted([(topic, 0), (topic, 1), (other, 0), (other, 1), (other, 2)])
+    numbers = [several.number(*place) for place in places]
     assert Offsets(several).partitions() == numbers
     assert Offsets(several).ends(numbers) == dict.fromkeys(numbers, 0)
     assert "the topic does not exist" in refused("no-such-topic,no-other")

@@ -83,7 +83,9 @@ def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int
         where=f"topic {name}, target {target}",
         why="partitions were added, or the topic was deleted and created again",
         fix=f"add partition-num={read} to --source if the changefeed still writes only "
-        "those; else start a new target directory from a new changefeed",
+        "those; else start a new target directory from a new changefeed"
+        if name == topic.uri.topic
+        else "start a new target directory from a new changefeed into other topics",
     )
 
 

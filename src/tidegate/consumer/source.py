@@ -206,10 +206,11 @@ class Offsets:
         self._admin = AdminClient(client_settings(topic.uri, topic.config.sink.kafka_config))
 
     def partitions(self) -> list[int]:
-        """The partitions to read: all, or of each topic the first `partition-num` of the URI.
+        """The partitions to read: all, or the first `partition-num` of the topic that is named first.
 
-        Of several topics those count that are there: others may come with their tables. Raises InvalidInput
-        when none is, or the only one has fewer partitions; Retryable when no broker answers.
+        Others have their own numbers, as at the changefeed. With several topics those that exist count:
+        others may appear with their tables. Raises InvalidInput when none exists, or the first has fewer
+        partitions; Retryable when no broker answers.
         """
         names = self._topic.names
         try:
@@ -218,13 +219,13 @@ class Offsets:
         except KafkaException as error:
             raise self.unreachable(error.args[0].str()) from error
         numbers: list[int] = []
-        wanted = self._topic.config.sink.kafka_config.partition_num
         for name in names:
             if name not in found or found[name].error is not None or not found[name].partitions:
                 continue
             partitions = sorted(found[name].partitions)
-            # Of several, those that were there before the changefeed may well have fewer.
-            if len(partitions) < wanted and len(names) == 1:
+            own = name == self._topic.uri.topic
+            wanted = self._topic.config.sink.kafka_config.partition_num if own else 0
+            if len(partitions) < wanted:
                 raise InvalidInput(
                     f"the topic has {len(partitions)} partitions, fewer than partition-num={wanted}",
                     where=self._where(name),
