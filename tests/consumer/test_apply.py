@@ -145,7 +145,7 @@ def test_what_no_snapshot_names_is_undone(tmp_path: Path) -> None:
 def test_a_replayed_topic_changes_nothing(tmp_path: Path) -> None:
     topic, line = bank_topic("open-protocol", 2), snapshots()[2]
     doubled = type(topic)(topic.options, len(topic.partitions), ())
-    for held, messages in zip(doubled.partitions, topic.partitions, strict=True):
+    for held, messages in zip(doubled.partitions.values(), topic.partitions.values(), strict=True):
         half = len(messages) // 2
         held += [*messages[: half + 30], *messages[half - 30 : half + 60], *messages[half:]]
     consume(doubled, tmp_path / "target", until=line.ts)
