@@ -402,6 +402,11 @@ class Cluster:
         response.store.id, response.store.address, response.store.version = 1, self.address, "8.5.0"
         return response
 
+    def all_stores(self, _: Any) -> Any:
+        response = pdpb.GetAllStoresResponse(header=_header())
+        response.stores.add(id=1, address=self.address, version="8.5.0")
+        return response
+
     def hold_gc(self, request: Any) -> Any:
         return pdpb.UpdateServiceGCSafePointResponse(
             header=_header(),
@@ -443,6 +448,7 @@ def _handlers(cluster: Cluster) -> list[grpc.GenericRpcHandler]:
         "GetMembers": _unary(cluster.members, pdpb.GetMembersRequest),
         "ScanRegions": _unary(cluster.regions, pdpb.ScanRegionsRequest),
         "GetStore": _unary(cluster.store, pdpb.GetStoreRequest),
+        "GetAllStores": _unary(cluster.all_stores, pdpb.GetAllStoresRequest),
         "UpdateServiceGCSafePoint": _unary(cluster.hold_gc, pdpb.UpdateServiceGCSafePointRequest),
         "GetGCSafePoint": _unary(cluster.gc, pdpb.GetGCSafePointRequest),
         "Tso": grpc.stream_stream_rpc_method_handler(
