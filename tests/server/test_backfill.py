@@ -100,6 +100,15 @@ def test_the_part_that_others_read_goes_on_while_what_is_missing_comes(let: Let)
     world.check(SPAN, let.start + 1)
 
 
+def test_a_span_that_lacks_nothing_costs_no_puller(let: Let, monkeypatch: pytest.MonkeyPatch) -> None:
+    pulled: list[str] = []
+    monkeypatch.setattr(Backfill, "_pull", lambda self: pulled.append("again"))
+    for _ in range(3):
+        let.process.puller.watch(SPAN, let.first)
+        eventually(lambda: let.process.backfill.waiting == {}, "a look")
+    assert pulled == []
+
+
 def test_what_nobody_needs_any_more_is_not_pulled(let: Let) -> None:
     process = let.process
     process.puller.watch(SPAN, let.start)
@@ -142,6 +151,7 @@ def test_it_takes_only_the_room_that_the_quota_leaves(let: Let, monkeypatch: pyt
     eventually(lambda: bool(let.process.notices), "a notice")
     assert "quota is used up" in let.process.notices[0].render()
     assert (let.live.complete_from, store.over_quota) == (let.first, False)
+    assert len(let.process.notices) == 1
     store.disk_bytes = 1 << 30
     eventually(lambda: let.live.complete_from == let.start, "the beginning")
     let.world.check(SPAN, let.start)

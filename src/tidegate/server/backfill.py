@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -44,6 +45,8 @@ FOLDER: Final = "backfill"
 SHARE: Final = 4
 MEMORY_BYTES: Final = 64 << 20
 """Of changes that wait for their resolved ts."""
+NOTICE_S: Final = 10.0
+"""How often it is said again that there is no room."""
 ROOM_MIN: Final = 1 << 20
 """A quota of 0 would mean that there is none."""
 
@@ -69,6 +72,7 @@ class Backfill:
         self._closing = threading.Event()
         self.filled = 0
         """How many spans begin earlier now than they did."""
+        self._noticed_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name="backfill", daemon=True)
         self._thread.start()
 
@@ -94,7 +98,8 @@ class Backfill:
         while not self._closing.is_set():
             self._asked.wait()
             self._asked.clear()
-            while self.waiting and not self._closing.is_set():
+            # Most spans that are watched lack nothing: no puller is made for them.
+            while self._still_wanted() and not self._closing.is_set():
                 try:
                     self._pull()
                 except (TidegateError, OSError) as error:
@@ -175,7 +180,8 @@ class Backfill:
         quota = self._store.disk_bytes
         if quota:
             aside.disk_bytes = max(quota - self._store.used_bytes, ROOM_MIN)
-        if aside.pressure:
+        if aside.pressure and time.monotonic() - self._noticed_at >= NOTICE_S:
+            self._noticed_at = time.monotonic()
             self._notice(
                 Retryable(
                     "What a changefeed needs from earlier waits: the event store has no room.",
