@@ -24,7 +24,7 @@ from tidegate.codec.protocols.simple.plain import OPERATIONS
 from tidegate.config import parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
-from tidegate.model.progress import SpanProgress
+from tidegate.model.progress import SpanProgress, span_key
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.job import begin
 
@@ -130,8 +130,8 @@ def test_what_another_feed_of_the_same_name_has_delivered_does_not_count(feed: R
     span = min(starts)
     writer = spec.sink.writer(0, spec.prove)
     for instance, told in (("another", starts), (spec.instance, starts | {span: UPTO})):
-        record = SpanProgress(instance, (9, 9), 1, UPTO).to_bytes()
-        deliver(writer, [], {span: record})
+        record = SpanProgress(instance, (9, 9), 1, UPTO, rules=spec.rules).to_bytes()
+        deliver(writer, [], {span_key(span, spec.rules): record})
         assert begin(spec).offset.spans == told
 
 

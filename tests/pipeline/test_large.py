@@ -17,9 +17,10 @@ from tests.integration.validators import read_topic, validate
 from tests.pipeline.large import Change, LargeFeed
 
 from tidegate.codec.base import describe
-from tidegate.model.progress import SpanProgress
+from tidegate.model.position import Position, Rank
+from tidegate.model.progress import RULES_PREFIX, SpanProgress
 from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.job import begin
 from tidegate.pipeline.offsets import Offset, ranges
 from tidegate.pipeline.reached import read_reached
@@ -63,8 +64,9 @@ def progress_topic(spec: FeedSpec) -> str:
 
 
 def progress(kafka: str, topic: str) -> list[SpanProgress]:
-    """Every committed record of progress, in order."""
-    return [SpanProgress.from_bytes(message.value()) for message in read_committed(kafka, topic)[0]]
+    """Every committed record of a span's progress, in order."""
+    records = [(m.key().decode(), m.value()) for m in read_committed(kafka, topic)[0]]
+    return [SpanProgress.from_bytes(value) for key, value in records if not key.startswith(RULES_PREFIX)]
 
 
 def uncommitted(kafka: str, topic: str) -> int:
@@ -208,7 +210,8 @@ def test_a_position_counts_only_where_the_ranges_begin(tmp_path: Path) -> None:
     feed = LargeFeed(tmp_path, "kafka://127.0.0.1:1/none?protocol=open-protocol", [4])
     spec = FeedSpec.load(feed.write())
     span = next(iter(Barrier.load(spec.feed_dir / "barrier.json").spans))
-    spec.positions_file.write_text(json.dumps({span: [feed.last_ts, 7, 4, "00"]}))
+    position = Position(feed.last_ts, 7, Rank.INSERTS, b"\0")
+    spec.durable_file.write_text(json.dumps(DurableBefore({span: position}).to_json()))
 
     worker = Worker(spec, lambda _: 1, None)  # type: ignore[arg-type]
     (one,) = ranges(Offset(spec.token, {span: feed.last_ts - 1}), Offset(spec.token, {span: 1 << 40}), {})

@@ -95,10 +95,10 @@ def test_a_worker_whose_range_was_taken_hears_of_it_when_it_is_fenced_and_writes
     still_ours = outlook.read_manifest(spec.store_dir, kept.span).span
     feed.grant(1, ranges=(GrantedRange(still_ours, (1, 1)),))
     taker = replace(spec, capture="there", givers={CAPTURE: spec.slots})
-    known = span_progress(taker.sink.fence(taker.writers, lambda: None), spec.instance)
+    known = span_progress(taker.sink.fence(taker.writers, lambda: None), spec.instance, spec.rules)
     assert known[lost.span].ts == middle
 
     reports = worker.deliver([kept, replace(lost, after=middle)])
     assert {one.span: one.ts for one in reports} == {kept.span: kept.upto, lost.span: middle}
-    after = span_progress(taker.sink.fence(taker.writers, lambda: None), spec.instance)
+    after = span_progress(taker.sink.fence(taker.writers, lambda: None), spec.instance, spec.rules)
     assert (after[kept.span].ts, after[lost.span].ts) == (kept.upto, middle)
