@@ -13,6 +13,7 @@ from tidegate.errors import Retryable
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.span import Span
 from tidegate.puller import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.server import backfill
@@ -155,3 +156,42 @@ def test_it_takes_only_the_room_that_the_quota_leaves(let: Let, monkeypatch: pyt
     store.disk_bytes = 1 << 30
     eventually(lambda: let.live.complete_from == let.start, "the beginning")
     let.world.check(SPAN, let.start)
+
+
+def test_spans_that_have_no_room_together_are_pulled_one_by_one(
+    let: Let, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each holds a part of the room, and none is ever whole."""
+    monkeypatch.setattr(backfill, "ROOM_MIN", 1)
+    monkeypatch.setattr(backfill, "TURN_S", 0.5)
+    world, process, store = let.world, let.process, let.process.store
+    parts = [Span(SPAN.start, b"t\x80"), Span(b"t\x80", SPAN.end)]
+    world.upstream.faults.clear()
+    for part in parts:
+        process.puller.watch(part, let.start)
+    lives = [store.open_span(part) for part in parts]
+    eventually(lambda: all(live.resolved >= world.last_ts for live in lives), "both parts")
+    sizes = [live.disk_bytes for live in lives]
+    world.run(3)
+    for live in (*lives, let.live):
+        eventually(lambda live=live: live.resolved >= world.last_ts, "what was written")
+        live.drop_below(world.last_ts)
+    store.disk_bytes = store.used_bytes + 1
+    for part in parts:
+        process.puller.watch(part, let.start)
+    tried: set[str] = set()
+
+    def pulled() -> set[str]:
+        folder = world.folder / FOLDER
+        found = {path.name for path in folder.iterdir()} if folder.exists() else set()
+        return found & {live.id for live in lives}
+
+    eventually(lambda: tried.update(pulled()) or len(tried) == 2, "a turn of each")
+    eventually(lambda: len(pulled()) == 1, "one at a time")
+    assert [live.complete_from > let.start for live in lives] == [True, True]
+    store.disk_bytes = store.used_bytes + max(sizes) + 200
+    eventually(lambda: any(live.complete_from == let.start for live in lives), "one of them")
+    store.disk_bytes = 1 << 30
+    eventually(lambda: all(live.complete_from == let.start for live in lives), "the other one")
+    for part in parts:
+        world.check(part, let.start)

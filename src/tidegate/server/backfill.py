@@ -11,7 +11,9 @@ lost when the process ends; the next process is told of all spans again, and sta
  - a span says that it is complete from an earlier ts only when its manifest has every commit since.
 
 Bounds: the streams hold a quarter of what those of live spans may. What is pulled takes the room that the
-quota leaves; if there is none it waits until segments of live spans go.
+quota leaves. If that is not enough for all spans, they are pulled one by one: together each would hold a part
+of the room, and none would ever be whole. If it is not enough for one, it waits until live segments go, and
+lets the next one try after TURN_S.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,6 +47,8 @@ FOLDER: Final = "backfill"
 SHARE: Final = 4
 MEMORY_BYTES: Final = 64 << 20
 """Of changes that wait for their resolved ts."""
+TURN_S: Final = 30.0
+"""How long a span that has no room waits before the next one has its turn."""
 NOTICE_S: Final = 10.0
 """How often it is said again that there is no room."""
 ROOM_MIN: Final = 1 << 20
@@ -58,6 +62,7 @@ class _Job:
     after: Timestamp
     upto: Timestamp
     pulled: SpanStore
+    began_at: float
 
 
 class Backfill:
@@ -122,12 +127,20 @@ class Backfill:
         puller = Puller(self._pd, bounded, spill=folder / "spill", memory=memory, kv_mode=self._store.kv_mode)
         try:
             jobs: dict[Span, _Job] = {}
+            one_by_one = False
             while (wanted := self._still_wanted()) and not self._closing.wait(LOOK_S):
                 self._make_room(aside)
                 for span in jobs.keys() - wanted.keys():
                     self._end(jobs.pop(span), span, aside, puller)
+                if aside.pressure:
+                    one_by_one = True
+                    for span in self._given_up(jobs, len(wanted)):
+                        self._end(jobs.pop(span), span, aside, puller)
+                    wanted = self._still_wanted()  # in another order now
                 for span, (live, start_ts) in wanted.items():
                     job = jobs.get(span)
+                    if job is None and one_by_one and jobs:
+                        continue
                     if job is None:
                         jobs[span] = self._begin(live, start_ts, aside, bounded, puller)
                     elif job.pulled.resolved >= job.upto and self._fits(job):
@@ -150,6 +163,19 @@ class Backfill:
                     del self._wanted[span]
             return {span: (live[span], start_ts) for span, start_ts in self._wanted.items()}
 
+    def _given_up(self, jobs: Mapping[Span, _Job], wanted: int) -> list[Span]:
+        """The spans that give their room back: all but the first; or that one, if others wait for a turn."""
+        if len(jobs) > 1:
+            return list(jobs)[1:]
+        late = [span for span, job in jobs.items() if time.monotonic() - job.began_at >= TURN_S]
+        if not late or wanted == 1:
+            return []
+        with self._lock:
+            for span in late:
+                if span in self._wanted:  # to the end of the queue
+                    self._wanted[span] = self._wanted.pop(span)
+        return late
+
     def _begin(
         self, live: SpanStore, start_ts: Timestamp, aside: EventStore, bounded: Bounded, puller: Puller
     ) -> _Job:
@@ -159,7 +185,7 @@ class Backfill:
         pulled.begin(start_ts)
         bounded.upto[span] = upto
         puller.watch(span, start_ts)
-        return _Job(start_ts, upto, pulled)
+        return _Job(start_ts, upto, pulled, time.monotonic())
 
     def _fill(self, live: SpanStore, job: _Job) -> None:
         if live.prepend(job.pulled, job.after, job.upto):
