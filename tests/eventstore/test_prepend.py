@@ -106,7 +106,7 @@ def test_without_room_for_the_manifest_nothing_has_changed(
         stores.live.prepend(stores.pulled, 10, 100)
     monkeypatch.setattr(stores.live._file, "write", write)
     assert stores.live.complete_from == 100
-    # The next segment takes the name of a file that was left.
+    assert [entry.commit_ts for entry in read(stores.aside, stores.pulled, 10, 100)] == [20, 100]
     stores.append(stores.live, 140)
     assert stores.kept(100, 140) == [110, 120, 130, 140]
     stores.store.close()

@@ -94,11 +94,21 @@ def test_what_other_spans_and_rules_have_delivered_stays_delivered() -> None:
 def test_a_record_is_outlived_when_no_row_it_speaks_of_can_come_again() -> None:
     assert outlived(RULED, "mine", NEW.digest) == {
         "span": 61,
+        "other": 0,
         span_key("one", OLD.digest): 70,
         rules_key(OLD.digest): 70,
     }
     unused = RULED | {rules_key("0123"): OLD.to_bytes()}
     assert outlived(unused, "mine", NEW.digest)[rules_key("0123")] == 0
+
+
+def test_a_record_of_another_feed_of_the_name_is_outlived_at_once_unless_it_will_be_overwritten() -> None:
+    assert outlived(RULED, "later", NEW.digest) == {
+        "span": 0,
+        "other": 0,
+        span_key("one", OLD.digest): 0,
+        rules_key(OLD.digest): 0,
+    }
 
 
 def test_a_digest_tells_rules_apart() -> None:

@@ -83,11 +83,16 @@ class Topic:
 
 
 class CutFeed:
-    """A feed whose spans and rules are chosen at each incarnation."""
+    """A feed whose spans and rules are chosen at each incarnation.
+
+    `raw`: updates that change a key are sent as such, in the next incarnation.
+    """
 
     def __init__(self, feed: RecordedFeed, topic: Topic, *, width: int = 64) -> None:
-        self.feed, self.topic, self.width = feed, topic, width
+        self.feed, self.topic, self.width, self.raw = feed, topic, width, False
         self.checkpoint, self.incarnation = feed.start_ts, 0
+        self.lives = [0, 1, 2, 3, 5, 8, 1 << 40]
+        """One of them is how many commits an incarnation makes before it is killed."""
         self.rows = sorted(
             (row for table, rows in feed.rows.items() if table < 1 << 40 for row in rows),
             key=lambda row: (row[3], row[0]),
@@ -112,7 +117,10 @@ class CutFeed:
             self._store(span)
         feed = self.feed
         feed._fill = lambda: told  # type: ignore[method-assign]
-        settings: dict[str, Any] = {"tidegate": {"ids-per-stripe": self.width}}
+        settings: dict[str, Any] = {
+            "tidegate": {"ids-per-stripe": self.width},
+            "sink": {"kafka-config": {"output-raw-change-event": self.raw}},
+        }
         spec = FeedSpec.load(
             feed.write(self.incarnation, settings=settings | {"filter": {"rules": list(rules)}})
         )
@@ -138,7 +146,7 @@ class CutFeed:
         """An incarnation that delivers some of what there is, or all of it."""
         spec, spans = self.begin(cuts, rules)
         worker = Worker(spec, lambda _: 1, self.topic)  # type: ignore[arg-type]
-        self.topic.lives = 1 << 40 if to_the_end else chance.choice([0, 1, 2, 3, 5, 8, 1 << 40])
+        self.topic.lives = 1 << 40 if to_the_end else chance.choice(self.lives)
         last = self.feed.last_ts
         try:
             while any(ts < last for ts in spans.values()):
@@ -231,3 +239,37 @@ def test_nor_is_a_change_of_a_transaction_that_was_cut_in_its_midst(tmp_path: Pa
         feed.run(feed.some_cuts(chance)[: chance.randrange(4)], ("*.*",), chance)
     feed.run(feed.some_cuts(chance), ("*.*",), chance, to_the_end=True)
     assert Counter(topic.messages) == whole
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_nor_is_an_update_by_half_when_from_then_on_none_is_split(tmp_path: Path, seed: int) -> None:
+    """Each update that changes a key goes out either whole or as its two halves."""
+    chance = Random(seed)
+    topic = Topic(chance, 1 << 30)
+    feed = CutFeed(TwinFeed(tmp_path, [40, 60, 9]), topic)
+    feed.lives = list(range(1, 30))
+    halves = Counter(everything(feed))
+    feed.raw = True
+    whole = Counter(everything(feed))
+    assert len(whole - halves) * 2 == len(halves - whole) > 0
+    for _ in range(15):
+        feed.raw, topic.room = chance.random() < 0.5, chance.choice([300, 300, 300, 2000, 1 << 30])
+        feed.run(feed.some_cuts(chance)[: chance.randrange(4)], ("*.*",), chance)
+    feed.run(feed.some_cuts(chance), ("*.*",), chance, to_the_end=True)
+    found = Counter(topic.messages)
+    assert set(found.values()) == {1}
+    assert halves & whole <= found <= halves | whole
+    as_updates, as_halves = (changed(part) for part in (found & (whole - halves), found & (halves - whole)))
+    assert set(as_halves.values()) <= {2}
+    assert as_updates.keys() | as_halves.keys() == changed(whole - halves).keys()
+    assert not as_updates.keys() & as_halves.keys()
+
+
+def changed(messages: Counter[Sent]) -> Counter[str]:
+    """The changed rows of which these messages speak, by the ts and handle in their texts."""
+    found: Counter[str] = Counter()
+    for _, value in messages:
+        body = json.loads(value[8:])
+        stamp, _, handle, *_ = next(iter(body.values()))["v"]["v"].split(" ")
+        found[f"{stamp} {handle}"] += 1
+    return found

@@ -49,6 +49,10 @@ class Journal:
         self.resolved_ts = max((line["resolved"] for line in lines if "resolved" in line), default=0)
         self.ddls = {(line["ddl"], line["seq"]) for line in lines if "ddl" in line}
 
+    @property
+    def ddl_ts(self) -> int:
+        return max((ts for ts, _ in self.ddls), default=0)
+
 
 class FileSink:
     """The owner's sink on the file; `broken` beside it makes every call fail, as a broker that is down."""

@@ -110,10 +110,30 @@ def test_a_span_that_lacks_nothing_costs_no_puller(let: Let, monkeypatch: pytest
     assert pulled == []
 
 
-def test_what_nobody_needs_any_more_is_not_pulled(let: Let) -> None:
+def test_what_fails_is_told_and_tried_again(let: Let, monkeypatch: pytest.MonkeyPatch) -> None:
+    pull, tries = Backfill._pull, []
+
+    def fails_once(self: Backfill) -> None:
+        tries.append("again")
+        if len(tries) == 1:
+            raise Retryable("The store does not answer.")
+        pull(self)
+
+    monkeypatch.setattr(Backfill, "_pull", fails_once)
+    monkeypatch.setattr(backfill, "RETRY_S", 0.01)
+    let.world.upstream.faults.clear()
+    let.process.puller.watch(SPAN, let.start)
+    eventually(lambda: let.live.complete_from == let.start, "the beginning")
+    assert [notice.why for notice in let.process.notices] == ["The store does not answer."]
+
+
+@pytest.mark.parametrize("watched_again", [False, True])
+def test_what_nobody_needs_any_more_is_not_pulled(let: Let, watched_again: bool) -> None:
     process = let.process
     process.puller.watch(SPAN, let.start)
     eventually(lambda: (let.world.folder / FOLDER).exists(), "the backfill")
+    if watched_again:  # by the time that the thread looks, it is watched
+        process.puller.unwatch(SPAN)
     process.puller.watch(SPAN, let.first)  # as `SpanRegistry` says when the changefeed is gone
     eventually(lambda: not (let.world.folder / FOLDER).exists(), "its end")
     let.world.upstream.faults.clear()

@@ -91,6 +91,47 @@ def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_th
     assert kept[0] == kept[1] == kept[2]
 
 
+def opened(store: Path, span: str, *, bound: int) -> Any:
+    """What of a `FeedProcessor` looks at one span, wanted above 100; DDL is known up to 200."""
+    header = Header(1, "default/one", "one", 1, "here", 1, 1)
+    machine = Processor(header)
+    everything = GrantedRange(Span(b"", b""), (1, 1))
+    machine.hear(Dispatch(header, Wish.RUN, 1, (everything,), bound, 100, load=False))
+    machine.open(100, [SpanTask(span, SPAN, 1, 100)], [], 200)
+    feed: Any = SimpleNamespace(
+        node=SimpleNamespace(manifest=outlook.read_manifest),
+        machine=machine,
+        _opened=SimpleNamespace(paths=SimpleNamespace(store=store)),
+        _frontier=lambda: outlook.read_frontier(store),
+        _unseen={span},
+        _beginning_late=lambda store: FeedProcessor._beginning_late(feed, store),
+    )
+    return feed
+
+
+def test_nothing_counts_as_received_while_the_beginning_is_missing(tmp_path: Path) -> None:
+    """Also while the bound leaves nothing to deliver, as it does when a feed is resumed."""
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(150)
+    span.seal(180)
+    store.publish()
+    feed = opened(tmp_path, span.id, bound=100)
+
+    def received() -> int:
+        FeedProcessor._advance_idle(feed, outlook.read_frontier(tmp_path))
+        feed.machine.resolve(outlook.read_frontier(tmp_path), feed._lacking)
+        return feed.machine._resolved
+
+    assert received() == 100
+    before = EventStore(tmp_path / "backfill")
+    pulled = before.open_span(SPAN)
+    pulled.begin(100)
+    pulled.seal(150)
+    assert span.prepend(pulled, 100, 150)
+    assert received() == 180
+
+
 def test_a_span_that_is_begun_anew_or_kept_from_later_on_is_not_taken_for_an_idle_one(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)
@@ -98,17 +139,8 @@ def test_a_span_that_is_begun_anew_or_kept_from_later_on_is_not_taken_for_an_idl
     span.append(block_of([Entry(110, 109, 1, b"k", b"", b"")]))
     span.seal(120)
     store.publish()
-    header = Header(1, "default/one", "one", 1, "here", 1, 1)
-    machine = Processor(header)
-    everything = GrantedRange(Span(b"", b""), (1, 1))
-    machine.hear(Dispatch(header, Wish.RUN, 1, (everything,), 200, 100, load=False))
-    machine.open(100, [SpanTask(span.id, SPAN, 1, 100)], [], 200)
-    feed: Any = SimpleNamespace(
-        node=SimpleNamespace(manifest=outlook.read_manifest),
-        machine=machine,
-        _opened=SimpleNamespace(paths=SimpleNamespace(store=tmp_path)),
-        _frontier=lambda: outlook.read_frontier(tmp_path),
-    )
+    feed = opened(tmp_path, span.id, bound=200)
+    machine = feed.machine
     before = outlook.read_frontier(tmp_path)
     span.drop_below(115)
     FeedProcessor._advance_idle(feed, before)

@@ -7,23 +7,28 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.test_capture import Running, capture
+from tests.server.test_capture import Running, bank, capture, check_order, wait_for, work
+from tests.small_tables import ID, SmallTables, number
 from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
 from tidegate.config import REDACTED
-from tidegate.control.metadata import FeedId, Put, feed_key
+from tidegate.control.metadata import FeedId, FeedStatus, Put, feed_key
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
+from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.reactor import FIXED
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
 
-__all__ = ["capture"]
+__all__ = ["bank", "capture"]
 
 
 def test_where_a_feed_begins_and_which_keys_it_follows_cannot_be_updated(capture: Running) -> None:
@@ -212,3 +217,80 @@ def test_another_bootstrap_host_of_the_same_cluster_is_no_other_topic(capture: R
         changed = capture.call("PUT", "/changefeeds/one", {"sink_uri": uri.format(hosts)})
         assert (changed["http"], changed["sink_uri"]) == (200, uri.format(hosts))
         assert (feed.info.instance == first) is same, hosts
+
+
+def stored(running: Running, name: str) -> FeedStatus:
+    node = running.capture.node
+    value = node.metadata.get(feed_key(node.cluster, FeedId("default", name), "status"))
+    assert value is not None
+    return FeedStatus.from_bytes(value.value)
+
+
+def test_what_a_feed_follows_by_an_update_begins_above_all_that_was_told(
+    upstream: EmbeddedUpstream, bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    """Also if the checkpoint that is stored is from long before, as it may be after a crash."""
+    start_ts = pd.tso()
+    capture.create("one", replica_config={"filter": {"rules": ["bank.accounts"]}}, start_ts=start_ts)
+    work(bank, 100)
+    capture.wait_checkpoint("one", pd.tso())
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    told = max(line["resolved"] for line in capture.lines("one") if "resolved" in line)
+    before = stored(capture, "one")
+    assert capture.feed("one")["checkpoint_ts"] == before.checkpoint_ts >= told
+    capture.stop()
+
+    metadata = SqliteMetadata(capture.data_dir / "metadata.db")
+    (key,) = (kv.key for kv in metadata.under("/tidegate/") if kv.key.endswith("/changefeed/status/one"))
+    assert metadata.transact((), (Put(key, replace(before, checkpoint_ts=start_ts).to_bytes()),)).succeeded
+    metadata.close()
+    again = Running(upstream.pd_addr, capture.data_dir, capture.out)
+    try:
+        assert again.feed("one")["checkpoint_ts"] == start_ts
+        rules = {"filter": {"rules": ["bank.*"]}}
+        assert again.call("PUT", "/changefeeds/one", {"replica_config": rules})["http"] == 200
+        assert again.call("POST", "/changefeeds/one/resume")["http"] == 200
+        work(bank, 100)
+        again.wait_checkpoint("one", pd.tso())
+        lines = again.lines("one")
+        check_order(lines)
+        rows = [line for line in lines if "row" in line]
+        assert {line["table"] for line in rows if line["row"] <= told} == {"bank.accounts"}
+        assert len({line["table"] for line in rows}) > 1
+        assert stored(again, "one").settings not in ("", before.settings)
+    finally:
+        again.stop()
+
+
+def test_rows_of_a_table_that_no_ddl_announces_wait_until_it_is_stored_that_it_came(
+    capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other rules the feed would otherwise begin below, and send older rows of the table after them."""
+    shop = SmallTables(pd, "shop", {"orders": [ID, number("total")]})
+    quiet = {"matcher": ["shop.*"], "ignore_event": ["create table"]}
+    made = capture.create("one", replica_config={"filter": {"event_filters": [quiet]}})
+    assert made["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+    metadata, go_on = capture.capture.node.metadata, threading.Event()
+    transact = metadata.transact
+
+    def held(compares: Any, writes: Any) -> Any:
+        if any("/changefeed/status/" in write.key for write in writes):
+            assert go_on.wait(120)
+        return transact(compares, writes)
+
+    monkeypatch.setattr(metadata, "transact", held)
+    try:
+        ts = shop.ddl(lambda tables: tables.create_table("late", "CREATE TABLE late", [ID], ["id"]))
+        shop.put("late", {1: (1,)})
+        feed = capture.capture.reactor.feeds[FeedId("default", "one")]
+        wait_for(lambda: feed.owner is not None and feed.owner.durable >= ts, "the DDL")
+        threading.Event().wait(0.5)
+        assert feed.owner is not None
+        assert feed.owner.barrier.next is not None, "rows above the DDL may be sent"
+        assert not [line for line in capture.lines("one") if line.get("table") == "shop.late"]
+    finally:
+        go_on.set()
+    wait_for(lambda: [line for line in capture.lines("one") if line.get("table") == "shop.late"], "the row")
+    assert not [line for line in capture.lines("one") if "ddl" in line]
+    assert stored(capture, "one").checkpoint_ts >= ts - 1

@@ -19,6 +19,7 @@ Values are JSON objects; a reader ignores members it does not know.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -305,6 +306,12 @@ class FeedInfo:
     ended_ms: int = 0
     """When it was last stopped or failed, by upstream's time; 0: it runs."""
 
+    @property
+    def settings(self) -> str:
+        """A digest of the configuration: 16 hex digits."""
+        text = json.dumps(self.config, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def to_bytes(self) -> bytes:
         """As stored."""
         return _bytes(asdict(self))
@@ -343,6 +350,8 @@ class FeedStatus:
     """For display: up to where changes had been received."""
     loaded: bool = False
     """Whether the initial load, of a feed that begins with one, is durable downstream."""
+    settings: str = ""
+    """`FeedInfo.settings` of the last incarnation: what it sent above the checkpoint it sent by them."""
 
     def to_bytes(self) -> bytes:
         """As stored."""
@@ -354,7 +363,7 @@ class FeedStatus:
         body = _object(data, "changefeed status")
         try:
             resolved_ts, loaded = int(body.get("resolved_ts", 0)), bool(body.get("loaded", False))
-            return cls(int(body["checkpoint_ts"]), resolved_ts, loaded)
+            return cls(int(body["checkpoint_ts"]), resolved_ts, loaded, str(body.get("settings", "")))
         except (KeyError, TypeError, ValueError) as error:
             raise InvalidInput("A checkpoint in the metadata store is damaged.", why=repr(error)) from error
 

@@ -369,8 +369,9 @@ class SpanStore:
         """Take over the segments of another store of the same span, which has all commits in (after, upto].
 
         False, and no effect, unless this one is complete from `upto` on: more was let go meanwhile, or it was
-        begun from elsewhere. The other one is closed, and its folder lies on the same disk. Only the names of
-        files change, so what is appended meanwhile hardly waits.
+        begun from elsewhere. Nothing more is appended to the other one, and its folder lies on the same disk.
+        Only the names of files change, so what is appended meanwhile hardly waits. After DiskFull the files
+        are the other one's again.
         """
         taken = [info for info in pulled._manifest.segments if info.overlaps(after, upto)]
         with self._seal_lock:
@@ -382,15 +383,18 @@ class SpanStore:
                 (pulled._folder / old.file).rename(self._folder / new.file)
             if self._durable == "fsync":
                 segment.sync(self._folder)
-            self._replace_manifest(
-                replace(
-                    self._manifest,
-                    segments=(*named, *self._manifest.segments),
-                    dropped_to=after,
-                    next_file=first + len(named),
-                ),
-                (),
+            manifest = replace(
+                self._manifest,
+                segments=(*named, *self._manifest.segments),
+                dropped_to=after,
+                next_file=first + len(named),
             )
+            try:
+                self._replace_manifest(manifest, ())
+            except DiskFull:
+                for old, new in zip(taken, named, strict=True):
+                    (self._folder / new.file).rename(pulled._folder / old.file)
+                raise
             return True
 
     def close(self) -> None:

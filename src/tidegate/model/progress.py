@@ -264,23 +264,26 @@ def table_rules(records: Mapping[str, bytes]) -> dict[str, TableRules]:
 
 def outlived(records: Mapping[str, bytes], instance: str, rules: str) -> dict[str, int]:
     """The records that an incarnation under these rules does not write, by key: each is of no use from the
-    moment that the feed can never again begin at or below its ts.
+    moment that the feed can never again begin at or below its ts: one of another feed of that name at once.
     """
-    others = {key: one for key, one in _of_spans(records, instance).items() if one.rules != rules}
-    found = {key: one.last_ts for key, one in others.items()}
+    others = {key: one for key, one in _of_all_spans(records).items() if one.rules != rules}
+    found = {key: one.last_ts if one.instance == instance else 0 for key, one in others.items()}
     for digest in table_rules(records).keys() - {rules}:
-        used = (one.last_ts for one in others.values() if one.rules == digest)
+        used = (found[key] for key, one in others.items() if one.rules == digest)
         found[rules_key(digest)] = max(used, default=0)
     return found
 
 
 def _of_spans(records: Mapping[str, bytes], instance: str) -> dict[str, SpanProgress]:
-    found = {
+    return {key: one for key, one in _of_all_spans(records).items() if one.instance == instance}
+
+
+def _of_all_spans(records: Mapping[str, bytes]) -> dict[str, SpanProgress]:
+    return {
         key: SpanProgress.from_bytes(value)
         for key, value in records.items()
         if key not in (JOURNAL_KEY, TOPICS_KEY) and not key.startswith((LOAD_PREFIX, RULES_PREFIX))
     }
-    return {key: one for key, one in found.items() if one.instance == instance}
 
 
 def load_progress(records: Mapping[str, bytes], instance: str, ts: int) -> dict[str, LoadProgress]:

@@ -37,7 +37,7 @@ _RANK_OF: Final = {
     (Part.OLD_HALVES, UPDATE_CLASS): Rank.OLD_HALVES,
     (Part.UPDATES, UPDATE_CLASS): Rank.UPDATES,
     (Part.NEW_HALVES, UPDATE_CLASS): Rank.NEW_HALVES,
-    # Nobody knows whether an update that is out by half will be split now: it is out when both halves are.
+    # Not beside updates that are out by halves: such transactions are split to their end (`AheadOf.split`).
     (Part.WHOLE, UPDATE_CLASS): Rank.NEW_HALVES,
     **{(part, DELETE_CLASS): Rank.DELETES for part in Part},
     **{(part, INSERT_CLASS): Rank.INSERTS for part in Part},
@@ -110,6 +110,12 @@ class AheadOf:
             if one.position is not None
         )
         """Transactions of which a part is out."""
+        self.split = frozenset(
+            (one.position.commit_ts, one.position.start_ts)
+            for one in self._stretches
+            if one.position is not None and one.position.rank in _UPDATES
+        )
+        """Those of which updates are out by halves."""
 
     def left(self, block: pa.RecordBatch, part: Part, schemas: SchemaStore) -> pa.RecordBatch:
         """The rows of a piece that are not out. Of a transaction that is `begun`, a piece has rows of one

@@ -250,7 +250,10 @@ class Worker:
         splits = self.schemas is not None and self.plan.split_updates
         ahead = AheadOf(self._ahead, [self.bounds(one.span) for one in stretch.ranges], self._ahead_follows)
         cutter = Cutter(
-            partial(self._read, stretch), lambda: self._budget(batch.room), splits=splits, apart=ahead.begun
+            partial(self._read, stretch),
+            lambda: self._budget(batch.room),
+            splits=splits,
+            apart=ahead.begun if splits else ahead.split,
         )
         for piece in cutter.run(stretch.past):
             if not self._pieces and stretch.past is not None:

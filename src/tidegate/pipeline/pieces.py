@@ -56,7 +56,8 @@ class Cutter:
 
     `budget`: bytes that the next piece may have; one entry may have more. `splits`: whether updates of unique
     keys are split. `apart`: transactions that go out as large ones, however small they are, since the caller
-    leaves out some of their changes.
+    leaves out some of their changes; they were begun by a feed that splits, so that their updates are split
+    to the end, as in `_resume`.
     """
 
     def __init__(
@@ -80,13 +81,25 @@ class Cutter:
         if self._splits:
             yield from self._grouped(source)
         else:
-            yield from self._plain(source.rest(None))
+            yield from self._ungrouped(source)
 
     def _plain(self, blocks: Iterator[pa.RecordBatch]) -> Iterator[Piece]:
         """Where no update is split: pieces that end anywhere."""
         for block in blocks:
             for rows in self._slices(block):
                 yield Piece(rows, Part.WHOLE, _end(rows, Rank.WHOLE_UPDATES))
+
+    def _ungrouped(self, source: _Source) -> Iterator[Piece]:
+        """Where no update is split, but for those of transactions that are `apart`."""
+        while self._apart and (block := source.peek()) is not None:
+            if (group := _group(block)) in self._apart:
+                yield from self._large(group, source.rest(group))
+            else:
+                ends = _group_ends(block)
+                next_apart = self._next_apart(block, ends)
+                rows = source.take(block.num_rows if next_apart is None else int(ends[next_apart]))
+                yield from self._plain(iter([rows]))
+        yield from self._plain(source.rest(None))
 
     def _grouped(self, source: _Source) -> Iterator[Piece]:
         """Whole transactions, as many as fit; one that does not fit by itself."""
@@ -95,8 +108,9 @@ class Cutter:
                 yield from self._large(group, source.rest(group))
                 continue
             ends = _group_ends(block)
-            if self._apart:
-                ends = self._upto_apart(block, ends)
+            next_apart = self._next_apart(block, ends) if self._apart else None
+            if next_apart is not None:
+                ends = ends[: next_apart + 2]
             # The last one may go on in the next block.
             fits = ends[:-1][_weights(block)[ends[:-1] - 1] <= self._budget()]
             if len(fits):
@@ -105,13 +119,13 @@ class Cutter:
             else:
                 yield from self._one(source, _group(block))
 
-    def _upto_apart(self, block: pa.RecordBatch, ends: Int64s) -> Int64s:
-        """The ends of a block's transactions, up to the first that goes out apart, itself included."""
+    def _next_apart(self, block: pa.RecordBatch, ends: Int64s) -> int | None:
+        """Which of the ends of a block's transactions is where one begins that goes out apart."""
         commits, starts = block.column(0), block.column(1)
-        for i, first in enumerate(ends[:-1].tolist(), 1):
+        for i, first in enumerate(ends[:-1].tolist()):
             if (commits[first].as_py(), starts[first].as_py()) in self._apart:
-                return ends[: i + 1]
-        return ends
+                return i
+        return None
 
     def _one(self, source: _Source, group: Group) -> Iterator[Piece]:
         """One transaction, joined where it goes over the ends of blocks; or as a large one."""

@@ -167,15 +167,19 @@ class Puller:
         ):
             self._tell_refused(span, start_ts)
             return
+        begin = start_ts
         if self._on_watch is not None and start_ts < sink.complete_from < sink.resolved:
             # The part goes on, since others read it: if all of it were pulled again, they would have to wait.
-            self._on_watch(span, start_ts)
             if known is not None:
+                self._on_watch(span, start_ts)
                 return
-            start_ts = sink.resolved
+            begin = sink.resolved
         self.unwatch(span)
         sink = self._store.open_span(span)
-        sink.begin(start_ts)
+        sink.begin(begin)
+        if self._on_watch is not None:
+            # Also where nothing is missing: what was wanted when it was watched before is no longer wanted.
+            self._on_watch(span, start_ts)
         with self._state:
             number = len(self._spans)  # never used twice: a stream may still hold rows of an older one
             free_mark = self._frontier.hold(number, sink.resolved)

@@ -50,7 +50,7 @@ MEMORY_BYTES: Final = 64 << 20
 TURN_S: Final = 30.0
 """How long a span that has no room waits before the next one has its turn."""
 NOTICE_S: Final = 10.0
-"""How often it is said again that there is no room."""
+"""How often it is said again what is wrong."""
 ROOM_MIN: Final = 1 << 20
 """A quota of 0 would mean that there is none."""
 
@@ -69,7 +69,7 @@ class Backfill:
     """Serves `want` in a thread, until `close`."""
 
     def __init__(self, pd: PdClient, store: EventStore, notice: Callable[[Retryable], None]) -> None:
-        """`notice` is told when there is no room, in the thread."""
+        """`notice` is told when there is no room, and of failures, in the thread."""
         self._pd, self._store, self._notice = pd, store, notice
         self._lock = threading.Lock()
         self._wanted: dict[Span, Timestamp] = {}
@@ -109,6 +109,13 @@ class Backfill:
                     self._pull()
                 except (TidegateError, OSError) as error:
                     event(LOG, logging.WARNING, "backfill begins again", error=str(error))
+                    self._say(
+                        Retryable(
+                            "What a changefeed needs from earlier could not be pulled; it is tried again.",
+                            where=str(self._store.folder / FOLDER),
+                            why=str(error),
+                        )
+                    )
                     self._closing.wait(RETRY_S)
 
     def _pull(self) -> None:
@@ -206,9 +213,8 @@ class Backfill:
         quota = self._store.disk_bytes
         if quota:
             aside.disk_bytes = max(quota - self._store.used_bytes, ROOM_MIN)
-        if aside.pressure and time.monotonic() - self._noticed_at >= NOTICE_S:
-            self._noticed_at = time.monotonic()
-            self._notice(
+        if aside.pressure:
+            self._say(
                 Retryable(
                     "What a changefeed needs from earlier waits: the event store has no room.",
                     where=str(aside.folder),
@@ -216,3 +222,9 @@ class Backfill:
                     fix="make room, raise --event-store-quota, or let the slowest changefeed catch up",
                 )
             )
+
+    def _say(self, notice: Retryable) -> None:
+        """Now and then."""
+        if time.monotonic() - self._noticed_at >= NOTICE_S:
+            self._noticed_at = time.monotonic()
+            self._notice(notice)

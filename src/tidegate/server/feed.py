@@ -127,6 +127,9 @@ class Feed(FeedLife):
         self._told = Told()
         self._storing = False
         """Whether that the initial load is durable is being stored."""
+        self._settings = status.settings
+        """Of the last incarnation: those by which it chose what to send."""
+        self._status_turn = asyncio.Lock()
         self._met_rev = 0
         """The owner revision under which the processor has answered."""
         self._met = asyncio.Event()
@@ -189,6 +192,8 @@ class Feed(FeedLife):
 
     async def _close(self, *, forget: bool = False) -> None:
         """Let go of catalogue and spans; the next start opens them at the stored checkpoint."""
+        if self.owner is not None and self.owner.checkpoint > self.persisted and not forget:
+            await self._store_last(self.owner.checkpoint)
         self.owner = self._ddl = None
         self.waiting_for = ""
         if forget:
@@ -199,6 +204,16 @@ class Feed(FeedLife):
             await self._ask_to_end(rest)
         self.left_behind = self._asked is not None and not self._given_up.is_set()
         self.captured.spans.release(self.id, forget=forget)
+
+    async def _store_last(self, checkpoint: int) -> None:
+        """At a stop: what people see, and what an update begins with, is where the feed is.
+
+        If it cannot be stored, the next start reads a little again.
+        """
+        try:
+            await self._store(checkpoint)
+        except TidegateError as error:
+            event(LOG, logging.WARNING, "checkpoint not stored", changefeed=str(self.id), error=str(error))
 
     def warn(self, error: FeedError) -> None:
         """Show a trouble that does not stop the pipeline."""
@@ -287,10 +302,33 @@ class Feed(FeedLife):
         self.waiting_for = "sink"
         async with self._watched_start():
             self._sink = await open_sink(plan, grant, node.open_sink, thread, self._topics, first)
+        if await self._adopt_settings(self._sink.told_to):
+            await self._start_incarnation()
+            return
         self.owner.sink_open(self._sink.resolved_journal)
         self.waiting_for = PIPELINE_STARTS
         self.totals.starts += 1
         self._dispatch(Wish.RUN)
+
+    async def _adopt_settings(self, told_to: int) -> bool:
+        """With settings that are not those of the last incarnation, begin no lower than what was told by
+        those: all up to there is out as they chose it. What they left out, and these do not, would come after
+        a Resolved that covers it, or a table's older rows after newer ones.
+
+        True: the feed is open at that ts now, which is above its checkpoint, and the incarnation is over.
+        """
+        settings = self.info.settings
+        if self._settings == settings:
+            return False
+        begin = self.persisted if self.loading else max(self.persisted, told_to)
+        again = begin > self.persisted
+        await self._store(begin, settings=settings)
+        if again:
+            event(LOG, logging.INFO, "checkpoint is what was told", changefeed=str(self.id), ts=begin)
+            await self._end_incarnation()
+            await self._close()
+            await self._open()
+        return again
 
     @contextlib.asynccontextmanager
     async def _watched_start(self) -> AsyncIterator[None]:
@@ -481,9 +519,8 @@ class Feed(FeedLife):
     async def _end_load(self, owner: Owner) -> None:
         """The load is durable downstream: store that, then let the stream go on."""
         ts = self.persisted
-        status = FeedStatus(ts, self.resolved_ts, loaded=True)
         try:
-            await self.node.write(Put(feed_key(self.node.cluster, self.id, "status"), status.to_bytes()))
+            await self._store(ts, loaded=True)
         finally:
             self._storing = False
         self.loading, self.waiting_for = False, ""
@@ -518,6 +555,10 @@ class Feed(FeedLife):
                 if batch.error is not None:
                     raise batch.error
                 self._topics |= batch.topics  # whatever becomes of the call: the next incarnation makes them
+                if batch.added and not batch.events:
+                    # The sink's journal will not tell of it. With other settings the feed must not begin
+                    # below: a table's older rows would be sent after those that are sent from here on.
+                    await self._store(owner.checkpoint)
                 await sink.send_ddl(batch)
                 self._note_ended(owner, owner.ddl_done(batch.finished_ts))
                 self._log_ddl(batch.finished_ts, [e.query for e in batch.events])
@@ -540,6 +581,8 @@ class Feed(FeedLife):
         rules = rules_of(self.config)
         if rules is None or rules.width > 1:
             return
+        for task in batch.added:
+            self._ended.pop(span_key(task.id, rules.digest), None)
         for name in batch.removed:
             if owner.barrier.start_of(name) is None:
                 self._ended[span_key(name, rules.digest)] = batch.finished_ts
@@ -550,10 +593,8 @@ class Feed(FeedLife):
         event(LOG, logging.INFO, "ddl delivered", changefeed=str(self.id), finished_ts=ts, count=len(queries))
 
     async def _persist(self, owner: Owner, ts: int) -> None:
-        loaded = self.config.tidegate.initial_load and not self.loading
-        status = FeedStatus(ts, self.resolved_ts, loaded)
         try:
-            await self.node.write(Put(feed_key(self.node.cluster, self.id, "status"), status.to_bytes()))
+            await self._store(ts)
         except DiskFull:
             owner.persist_failed()  # and asks for it again
             return
@@ -561,7 +602,15 @@ class Feed(FeedLife):
             owner.persist_failed()
             raise
         owner.persisted(ts)
-        self.persisted = ts
+
+    async def _store(self, ts: int, *, loaded: bool = False, settings: str = "") -> None:
+        """Write the checkpoint durably, or the one that is stored if that is higher."""
+        async with self._status_turn:
+            loaded = loaded or (self.config.tidegate.initial_load and not self.loading)
+            settings = settings or self._settings
+            status = FeedStatus(max(ts, self.persisted), self.resolved_ts, loaded, settings)
+            await self.node.write(Put(feed_key(self.node.cluster, self.id, "status"), status.to_bytes()))
+            self.persisted, self._settings = status.checkpoint_ts, settings
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something beside the loop; its failure is the incarnation's."""

@@ -87,6 +87,11 @@ class OpenedSink:
         """The last Resolved the sink holds."""
         return self._sink.journal.resolved_ts
 
+    @property
+    def told_to(self) -> int:
+        """Up to where all is out, by what the sink holds. A DDL goes out when all rows up to it are."""
+        return max(self._sink.journal.resolved_ts, self._sink.journal.ddl_ts - 1)
+
     async def send_ddl(self, batch: DdlBatch) -> None:
         """Deliver a batch's events in order; the topics of its tables are in use then."""
         await self._thread.send(self._sink, self._router, batch.events, batch.topics)

@@ -16,6 +16,7 @@ import logging
 import os
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, assert_never
 
 from tidegate import __version__, metrics
@@ -109,6 +110,8 @@ class FeedProcessor:
         """Spans with rows that the pipeline may deliver now."""
         self._lacking: set[str] = set()
         """Spans that do not begin early enough yet: the puller is asked for what is missing."""
+        self._unseen: set[str] = set()
+        """Spans of which it is not known yet whether they begin early enough."""
         self._told_at = float("-inf")
         self._drop_rows = self._drop_ddl = 0
         self._floors: list[tuple[float, int, int]] = []
@@ -253,6 +256,7 @@ class FeedProcessor:
         batches, known = await ddl.open(dispatch.checkpoint, waits)
         self.machine.open(dispatch.checkpoint, ddl.initial, batches, known)
         self._hold(task for task in (*ddl.initial, *(task for batch in batches for task in batch.added)))
+        self._unseen = set(self.machine.spans)
         self.waits, self._ready = "", True
 
     async def _info(self, dispatch: Dispatch) -> FeedInfo:
@@ -278,7 +282,7 @@ class FeedProcessor:
         """Forget what is known, to open it anew; the spans stay held."""
         self.machine.close()
         self._ddl = self._barrier = None
-        self._undelivered, self._lacking = [], set()
+        self._undelivered, self._lacking, self._unseen = [], set(), set()
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
         self._load, self._loaded, self._load_plan = LoadState(), False, None
@@ -419,6 +423,7 @@ class FeedProcessor:
             self._hold(task for batch in batches for task in batch.added)
         for batch in machine.passed():
             self._let_go(batch)
+            self._unseen |= {task.id for task in batch.added}
         self._advance_idle(frontier)
         machine.resolve(frontier, self._lacking)
         self._end_load()
@@ -439,8 +444,8 @@ class FeedProcessor:
     def _advance_idle(self, frontier: Frontier) -> None:
         idle = []
         undelivered = []
-        lacking = set()
         store = self._opened.paths.store
+        lacking = self._beginning_late(store)
         for span, after, upto in self.machine.idle_ranges(frontier):
             manifest = self.node.manifest(store, span)
             if manifest is None or manifest.dropped_to > after:
@@ -460,6 +465,22 @@ class FeedProcessor:
         for span, after, upto in idle:
             if frontier.get(span, 0) >= upto:
                 self.machine.idle(span, after, upto)
+
+    def _beginning_late(self, store: Path) -> set[str]:
+        """Spans of which nothing is received yet, whatever their floor says: the store's part of them begins
+        above the checkpoint. One that begins early enough is looked at no more: it is let go only up to where
+        the feed is done with it, and a span that is begun anew shows when it has something to deliver.
+        """
+        if not self._unseen:
+            return set()
+        spans = self.machine.spans
+        late = set()
+        for span in self._unseen & spans.keys():
+            manifest = self.node.manifest(store, span)
+            if manifest is None or manifest.dropped_to > spans[span].start_ts:
+                late.add(span)
+        self._unseen = late
+        return set(late)
 
     def _has_rows(self, span: str, manifest: Manifest, after: int, upto: int) -> bool:
         """Whether what lies in (after, upto] may be of a table that is wanted."""
