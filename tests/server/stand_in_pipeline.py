@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +136,13 @@ def main(out: Path, spec_path: Path) -> None:
     beats = Beats(feed.beats_dir)
     control.send(Started(done))
     while True:
-        frontier = outlook.read_frontier(store)
+        floors = outlook.read_frontier(store)
         barrier = json.loads(barrier_path.read_text())
         rows: list[dict[str, Any]] = []
         moved: dict[str, int] = {}
         stripes = Barrier.load(barrier_path).wanted
+        ddl = floors.get(barrier["ddl_span"], 0)
+        frontier = outlook.lifted(floors, stripes, ddl, partial(outlook.read_manifest, store))
         for name, span in barrier["spans"].items():
             after = max(done.get(name, 0), span["start_ts"])
             upto = min(frontier.get(name, 0), frontier.get(barrier["ddl_span"], 0), barrier["barrier_ts"])
@@ -151,7 +154,7 @@ def main(out: Path, spec_path: Path) -> None:
             if name in stripes and not outlook.has_any(store / name, manifest, after, upto, *stripes[name]):
                 continue
             known = schemas.upto(upto)
-            for block in reader.read(store, name, after, upto):
+            for block in reader.read(store, name, after, upto, wanted=stripes.get):
                 keys, stamps = block.column("key").to_pylist(), block.column("commit_ts").to_pylist()
                 rows += [
                     {"row": ts, "key": key.hex(), "table": table}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.server.test_capture import Running, bank, capture, check_order, wait_for, work
+from tests.small_tables import ID, SmallTables, number
 
 from tidegate.control.barrier import SpanTask
 from tidegate.control.messages import Dispatch, Header, Wish
@@ -18,10 +19,16 @@ from tidegate.control.processor import Processor
 from tidegate.eventstore import outlook
 from tidegate.eventstore.order import Entry, block_of
 from tidegate.eventstore.store import EventStore
+from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
-from tidegate.model.span import Span
+from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
+from tidegate.kvclient.upstream_control import UpstreamControl
+from tidegate.model.span import Span, span_id
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import store_dir
+from tidegate.tidb import keys, record
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
@@ -105,6 +112,8 @@ def opened(store: Path, span: str, *, bound: int) -> Any:
         _frontier=lambda: outlook.read_frontier(store),
         _unseen={span},
         _beginning_late=lambda store: FeedProcessor._beginning_late(feed, store),
+        _lifted=lambda frontier: FeedProcessor._lifted(feed, frontier),
+        _reach_of=lambda span, manifest: FeedProcessor._reach_of(feed, span, manifest),
     )
     return feed
 
@@ -153,3 +162,53 @@ def test_a_span_that_is_begun_anew_or_kept_from_later_on_is_not_taken_for_an_idl
     FeedProcessor._advance_idle(feed, outlook.read_frontier(tmp_path))
     assert machine.durable(span.id) == 120
     store.close()
+
+
+def test_a_lock_delays_only_feeds_that_want_a_table_of_its_region(
+    upstream: EmbeddedUpstream, capture: Running, pd: PdClient
+) -> None:
+    """Although their tables share a stripe. A feed that comes to want the table waits from then on."""
+    shop = SmallTables(pd, "shop", {"orders": [ID, number("v")], "users": [ID, number("v")]})
+    users = shop.tables["users"]
+    UpstreamControl(pd).split(0, [encode_bytes(keys.table_prefix(users.id))])
+    for name, rule in (("one", "shop.o*"), ("two", "shop.users")):
+        settings = {"filter": {"rules": [rule]}, "tidegate": {"ids_per_stripe": 512}}
+        assert capture.create(name, replica_config=settings, start_ts=shop.made_ts)["http"] == 200
+    shop.put("users", {1: (1, 1)})
+    first = shop.put("orders", {1: (1, 1)})
+    for name in ("one", "two"):
+        capture.wait_checkpoint(name, first)
+
+    key, value = record.encode(users, (2, 2))
+    held = TwoPhase(pd, pd.tso(), key, ttl_ms=600_000)
+    held.prewrite([Mutation(PUT, key, value)], Backoff())
+    locked = pd.tso()
+    shop.put("users", {3: (3, 3)})
+    capture.wait_checkpoint("one", shop.put("orders", {2: (2, 2)}))
+    shop.ddl(lambda c: c.add_column("orders", "alter table orders add w int", number("w")))
+    capture.wait_checkpoint("one", shop.put("orders", {3: (3, 3, 3)}))
+    assert capture.feed("two")["checkpoint_ts"] < locked
+    assert f"span {keys_of_stripe(users.id)}" in capture.feed("two")["tidegate"]["waiting_for"]
+
+    made = shop.ddl(
+        lambda c: c.create_table("oxen", "create table oxen (id bigint primary key)", [ID], ["id"])
+    )
+    shop.put("oxen", {4: (4,)})
+    last = shop.put("orders", {4: (4, 4, 4)})
+    wait_for(lambda: capture.feed("one")["checkpoint_ts"] >= made - 1, "all up to the DDL")
+    assert [line for line in capture.lines("one") if line.get("row", 0) > made] == []
+    held.rollback([key], Backoff())
+    for name in ("one", "two"):
+        capture.wait_checkpoint(name, last)
+    assert [of_table(capture, "one", table) for table in ("shop.orders", "shop.oxen")] == [4, 1]
+    assert of_table(capture, "two", "shop.users") == 2
+    for name in ("one", "two"):
+        check_order(capture.lines(name))
+
+
+def keys_of_stripe(table: int) -> str:
+    return span_id(keys.stripe_span(table, 512))
+
+
+def of_table(capture: Running, name: str, table: str) -> int:
+    return len([line for line in capture.lines(name) if line.get("table") == table])

@@ -42,6 +42,7 @@ from tidegate.control.messages import (
 from tidegate.control.metadata import GrantedRange
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
+from tidegate.tidb.keys import stripe_ids
 
 SYNC_S: Final = 5.0
 """How often everything is said again, were a message lost."""
@@ -309,6 +310,12 @@ class Processor:
         assert self._spans is not None
         task = self._spans[span].task
         return task.span, task.wanted
+
+    @property
+    def stripes(self) -> dict[str, tuple[int, int]]:
+        """Of each span of several tables its first id, and which are wanted (`SpanTask.wanted`)."""
+        tasks = (one.task for one in (self._spans or {}).values() if one.task.wanted)
+        return {task.id: (stripe_ids(task.span).start, task.wanted) for task in tasks}
 
     def durable(self, span: str) -> int:
         """How far a span is durable."""

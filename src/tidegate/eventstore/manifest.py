@@ -161,6 +161,19 @@ def joined(ranges: Iterable[RegionRange], most: int = RANGES_MAX) -> tuple[Regio
     return joined(least, most)
 
 
+def highest(a: Sequence[RegionRange], b: Sequence[RegionRange]) -> list[RegionRange]:
+    """Of two tilings of a span, for each key the higher ts."""
+    edges = sorted({r.start for r in a} | {r.start for r in b})
+    found, i, j = [], 0, 0
+    for start, end in zip(edges, [*edges[1:], a[-1].end], strict=True):
+        while i + 1 < len(a) and a[i + 1].start <= start:
+            i += 1
+        while j + 1 < len(b) and b[j + 1].start <= start:
+            j += 1
+        found.append(RegionRange(start, end, max(a[i].resolved, b[j].resolved)))
+    return found
+
+
 # --- as JSON ---------------------------------------------------------------------------------------------
 
 

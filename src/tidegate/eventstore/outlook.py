@@ -6,10 +6,10 @@ process that starts for one question would pay for with a second. `reader` hands
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore import damage
@@ -18,10 +18,16 @@ from tidegate.eventstore.manifest import Frontier, Manifest, ManifestReader, loa
 from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import BlockInfo, DamagedSegment, SegmentInfo, tables_in
 from tidegate.model.span import Span
-from tidegate.model.timestamp import Timestamp
+from tidegate.model.timestamp import Timestamp, compose
+from tidegate.tidb.keys import ids_touched, stripe_ids
 
 READ_ATTEMPTS: Final = 5
 """How often a manifest is read again because it was replaced meanwhile."""
+BEHIND: Final = compose(1000)
+"""A stripe whose floor is so far behind may have ranges that are further: its manifest is looked at."""
+
+Wanted: TypeAlias = tuple[int, int]
+"""Of a stripe, the first table id and which ids are wanted: bit i is the i-th."""
 
 
 class NoManifest(Retryable):
@@ -44,6 +50,41 @@ def read_frontier(store: Path | str) -> Frontier:
     Each ts counts only beside the manifest it speaks of: `Frontier.reach`.
     """
     return _floors(Path(store)).read()
+
+
+def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:
+    """Up to where a manifest names every commit of the wanted tables of a stripe; others may be behind.
+
+    A lock that stays, or a region without a leader, holds back one range. Who wants none of its tables goes
+    by the ranges that he wants.
+    """
+    first, bits = wanted
+    within = stripe_ids(manifest.span)
+    for part in sorted(manifest.ranges, key=lambda r: r.resolved):
+        ids = ids_touched(part.start, part.end, within)
+        if (bits >> max(0, ids.start - first)) & ((1 << len(ids)) - 1):
+            return part.resolved
+    return manifest.resolved
+
+
+def lifted(
+    frontier: Frontier,
+    wanted: Mapping[str, Wanted],
+    upto: Timestamp,
+    manifest_of: Callable[[str], Manifest | None],
+) -> Mapping[str, Timestamp]:
+    """A frontier as it is for who wants some tables of stripes, and nothing beyond `upto`.
+
+    `wanted`: by stripe. A floor that was taken back stays so: the stripe is begun anew.
+    """
+    found: dict[str, Timestamp] = {}
+    for span_id, tables in wanted.items():
+        floor = frontier.get(span_id, 0)
+        if 0 < floor < upto - BEHIND and (manifest := manifest_of(span_id)) is not None:
+            reach = reach_of(manifest, tables)
+            if reach > floor:
+                found[span_id] = reach
+    return {**frontier, **found} if found else frontier
 
 
 def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None = None) -> Manifest:
@@ -88,14 +129,25 @@ def covering_manifest(store: Path | str, span_id: str, after: Timestamp, upto: T
     return manifest
 
 
-def check(store: Path | str, span_id: str, manifest: Manifest, after: Timestamp, upto: Timestamp) -> None:
+def check(
+    store: Path | str,
+    span_id: str,
+    manifest: Manifest,
+    after: Timestamp,
+    upto: Timestamp,
+    wanted: Callable[[str], Wanted | None] | None = None,
+) -> None:
     """That a manifest which was read before this call names all there is in (after, upto].
+
+    `wanted`: says what is wanted of a stripe; asked when others of its tables may be behind.
 
     Raises Retryable when it does not, or not yet: a span is begun anew when a changefeed needs it from an
     earlier ts than is kept, and its floor is taken back before the manifest that lacks its rows is there. So
     the floor is read last. Unresolved may also mean that the manifest was replaced since.
     """
     reach = _floors(Path(store)).of(span_id).reach(span_id, manifest)
+    if upto > reach and wanted is not None and (tables := wanted(span_id)) is not None:
+        reach = max(reach, reach_of(manifest, tables))
     folder = Path(store) / span_id
     if after < manifest.dropped_to and upto > after:
         raise Retryable(

@@ -11,7 +11,7 @@ rest of it is not touched, so the batch's CRC proves nothing: the directory's su
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,17 +37,19 @@ def read(
     max_rows: int = MAX_BLOCK_ROWS,
     past: Place | None = None,
     tables: Collection[int] | None = None,
+    wanted: Callable[[str], outlook.Wanted | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The span's changes with after < commit_ts <= upto as sorted blocks of at most `max_rows`.
 
     `past`: leave out what comes up to that place. It is found by reading: no index goes below a commit ts.
-    `tables`: only the rows (`t{id}_r` keys) of these ids; not for keys without tables.
+    `tables`: only the rows (`t{id}_r` keys) of these ids; not for keys without tables. `wanted`: of a stripe,
+    the tables of which rows must not be missing (`outlook.check`).
     Raises Retryable when the span has no manifest or a torn one, when the store does not hold all of the
     range (any more, or yet: `outlook.check`), or when a segment is damaged and being mended (`damage`; Fatal
     when it cannot be). Blocks may be views of mapped files.
     """
     try:
-        segments = _open_segments(Path(store), span_id, after, upto)
+        segments = _open_segments(Path(store), span_id, after, upto, wanted)
     except DamagedSegment as found:
         raise damage.met(Path(store), span_id, found) from None
     blocks = merged(segments, after, upto, max_rows, tables)
@@ -60,9 +62,10 @@ def read_together(
     max_rows: int = MAX_BLOCK_ROWS,
     past: Place | None = None,
     tables: Collection[int] | None = None,
+    wanted: Callable[[str], outlook.Wanted | None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The changes of several spans, each (id, after, upto), merged in the store's order. As `read`."""
-    sources = [read(store, *span, max_rows=max_rows, past=past, tables=tables) for span in spans]
+    sources = [read(store, *span, max_rows, past, tables, wanted) for span in spans]
     return sources[0] if len(sources) == 1 else _merge(sources, max_rows)
 
 
@@ -73,7 +76,13 @@ def _reporting(store: Path, span_id: str, blocks: Iterator[pa.RecordBatch]) -> I
         raise damage.met(store, span_id, found) from None
 
 
-def _open_segments(store: Path, span_id: str, after: Timestamp, upto: Timestamp) -> list[Segment]:
+def _open_segments(
+    store: Path,
+    span_id: str,
+    after: Timestamp,
+    upto: Timestamp,
+    wanted: Callable[[str], outlook.Wanted | None] | None,
+) -> list[Segment]:
     missing = ""
     for attempt in range(1, outlook.READ_ATTEMPTS + 1):
         manifest = outlook.read_manifest(store, span_id)
@@ -87,7 +96,7 @@ def _open_segments(store: Path, span_id: str, after: Timestamp, upto: Timestamp)
                     break
         else:
             try:
-                outlook.check(store, span_id, manifest, after, upto)
+                outlook.check(store, span_id, manifest, after, upto, wanted)
             except outlook.Unresolved:
                 if attempt == outlook.READ_ATTEMPTS:
                     raise

@@ -30,6 +30,7 @@ from tidegate.eventstore.manifest import (
     Manifest,
     ManifestFile,
     RegionRange,
+    highest,
     joined,
     load_manifest,
     span_folder,
@@ -333,19 +334,24 @@ class SpanStore:
                 self._write_waiting(timestamp.MAX)
 
     def keep(self, ranges: Sequence[tuple[Span, Timestamp]]) -> None:
-        """Let the manifest say how far each part of the span is: a restart pulls only what is missing.
+        """Let the manifest say how far each part of the span is: a restart pulls only what is missing, and
+        who wants nothing of a part that is behind need not wait for it (`outlook.reach_of`).
 
         `ranges` tile the span in key order; every row up to their ts was appended before this call. What
-        waits in memory becomes a run.
+        waits in memory becomes a run. A part never goes back: what was said of its rows stays true, though
+        they be pulled again because regions were merged.
         """
         with self._seal_lock:
             if self._closed:
                 return
             self._write_waiting(timestamp.MAX)
-            parts = [RegionRange(span.start, span.end, ts) for span, ts in ranges]
+            parts = highest(
+                [RegionRange(span.start, span.end, ts) for span, ts in ranges], self._manifest.ranges
+            )
+            old = self._merge_small(timestamp.MAX) if self._dirty else []
             fresh = replace(self._manifest, ranges=joined(parts)).with_resolved(self.resolved)
             if self._dirty or fresh != self._manifest:
-                self._replace_manifest(fresh, ())
+                self._replace_manifest(fresh, old)
 
     def shed(self) -> None:
         """Forget what lies beyond the resolved ts, in memory and on disk; the caller will append it again."""

@@ -41,7 +41,7 @@ from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.pipeline import stages
 from tidegate.pipeline.ahead import AheadOf, followers
 from tidegate.pipeline.beats import Beats
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.offsets import Range
 from tidegate.pipeline.pieces import Cutter, slices, weight
 from tidegate.pipeline.reached import Reached
@@ -285,8 +285,18 @@ class Worker:
 
     def _read(self, stretch: Stretch, past: Place | None) -> Iterator[pa.RecordBatch]:
         return reader.read_together(
-            self.spec.store_dir, stretch.spans(past), past=past, tables=stretch.tables
+            self.spec.store_dir,
+            stretch.spans(past),
+            past=past,
+            tables=stretch.tables,
+            wanted=self._wanted_of,
         )
+
+    def _wanted_of(self, span: str) -> outlook.Wanted | None:
+        """What is wanted of a stripe: while this task runs that cannot change, since no DDL is passed before
+        all rows up to it are durable.
+        """
+        return Barrier.load(self.spec.feed_dir / "barrier.json").wanted.get(span)
 
     def _wanted(self, stretch: Stretch, schemas: SchemaStore, follows: Follows) -> list[int] | None:
         """The tables of stripes whose rows are to be read; None where others have no rows there."""

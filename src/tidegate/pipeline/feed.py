@@ -19,6 +19,7 @@ from typing import Any, Final
 from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
 from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
+from tidegate.eventstore.outlook import Wanted
 from tidegate.model.position import Position
 from tidegate.model.progress import TableRules
 from tidegate.model.span import Span
@@ -226,8 +227,8 @@ class Barrier:
     ddl_span: str
     spans: dict[str, int]
     """Span id to the ts its rows begin after."""
-    wanted: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Of stripes, the first table id and which ids are wanted: bit i is the i-th (`SpanTask.wanted`)."""
+    wanted: dict[str, Wanted] = field(default_factory=dict)
+    """By stripe (`SpanTask.wanted`)."""
 
     @classmethod
     def load(cls, path: Path) -> Barrier:

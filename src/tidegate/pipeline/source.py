@@ -88,7 +88,9 @@ class EventReader(DataSourceStreamReader):
         """The end of a batch as of now, and how many bytes wait in all."""
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
         # The frontier first: every row below it is in a manifest by then.
-        frontier = outlook.read_frontier(self._spec.store_dir)
+        floors = outlook.read_frontier(self._spec.store_dir)
+        ddl = floors.get(barrier.ddl_span, 0)
+        frontier = outlook.lifted(floors, barrier.wanted, min(ddl, barrier.barrier_ts), self._manifest)
         if len(self._manifests) > KEPT * len(barrier.spans):
             self._manifests.clear()  # tables come and go
         sizes = self._sizes(after, barrier, frontier)

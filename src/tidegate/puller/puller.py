@@ -71,6 +71,11 @@ FULL_S: Final = 0.5
 KEEP_S: Final = 30.0
 TORN_MS: Final = 30_000
 """Where a range is so far ahead of another one of its span, what it has is kept for a restart."""
+BEHIND_S: Final = 0.5
+"""How often ranges are looked for that hold back a span of several tables."""
+BEHIND_MS: Final = 1_000
+BEHIND_MAX: Final = 64
+"""With more ranges than these so far behind it is not one table's trouble: all wait for them."""
 
 
 class Puller:
@@ -114,6 +119,7 @@ class Puller:
         self._inbox = Inbox(self._clock)
         self._numbers = itertools.count(1)
         self._kept_at = self._looked_at = self._clock.monotonic()
+        self._parted_at = float("-inf")
         self._urgency = Urgency()  # coordinator only
         self._state = threading.Lock()  # guards _spans, _watched, frontier
         self._frontier = Frontier()
@@ -506,6 +512,9 @@ class Puller:
         if self._clock.monotonic() - self._looked_at >= silence.SILENT_S / silence.LOOK_SHARE:
             self._looked_at = self._clock.monotonic()
             self._wake_silent()
+        if self._clock.monotonic() - self._parted_at >= BEHIND_S:
+            self._parted_at = self._clock.monotonic()
+            self._part_from_those_behind(spans)
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = self._clock.monotonic()
             for watched in spans:
@@ -577,10 +586,26 @@ class Puller:
         times = [ts for _, ts in self._ranges(watched)]
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
-    def _keep(self, watched: Watched) -> None:
-        """Let a restart go on where each range is now."""
+    def _part_from_those_behind(self, spans: list[Watched]) -> None:
+        """Let readers of a stripe go on who want nothing of the ranges that hold it back: what the others
+        have is kept, and the manifest says so.
+
+        How far upstream is, the span of DDL says, which every feed of tables follows.
+        """
+        limit = max((w.sink.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
+        for watched in spans:
+            if not watched.records or watched.paused or watched.sink.resolved >= limit:
+                continue
+            ranges = self._ranges(watched)
+            near = [ts for _, ts in ranges if ts >= limit]
+            if near and len(ranges) - len(near) <= BEHIND_MAX:
+                least = min(near)
+                self._keep(watched, [(span, least if ts >= limit else ts) for span, ts in ranges])
+
+    def _keep(self, watched: Watched, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
+        """Let a restart go on where each range is now, or as given."""
         try:
-            watched.sink.keep(self._ranges(watched))
+            watched.sink.keep(ranges or self._ranges(watched))
         except Retryable as error:
             event(LOG, logging.WARNING, "a restart will pull more than it must", error=error.what)
 

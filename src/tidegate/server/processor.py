@@ -14,8 +14,9 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -425,7 +426,7 @@ class FeedProcessor:
             self._let_go(batch)
             self._unseen |= {task.id for task in batch.added}
         self._advance_idle(frontier)
-        machine.resolve(frontier, self._lacking)
+        machine.resolve(self._lifted(frontier), self._lacking)
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -434,6 +435,12 @@ class FeedProcessor:
 
     def _frontier(self) -> Frontier:
         return outlook.read_frontier(self._opened.paths.store)
+
+    def _lifted(self, frontier: Frontier) -> Mapping[str, int]:
+        """As it is for us: parts of stripes may be behind of which we want nothing."""
+        store, machine = self._opened.paths.store, self.machine
+        look = partial(self.node.manifest, store)
+        return outlook.lifted(frontier, machine.stripes, machine.known, look)
 
     def _write_barrier(self, *, raise_starts: bool = False) -> None:
         barrier, machine = self._barrier, self.machine
@@ -446,12 +453,12 @@ class FeedProcessor:
         undelivered = []
         store = self._opened.paths.store
         lacking = self._beginning_late(store)
-        for span, after, upto in self.machine.idle_ranges(frontier):
+        for span, after, upto in self.machine.idle_ranges(self._lifted(frontier)):
             manifest = self.node.manifest(store, span)
             if manifest is None or manifest.dropped_to > after:
                 lacking.add(span)
                 continue
-            if frontier.reach(span, manifest) < upto:
+            if max(frontier.reach(span, manifest), self._reach_of(span, manifest)) < upto:
                 continue
             if outlook.pending(manifest, after, upto)[0] and self._has_rows(span, manifest, after, upto):
                 undelivered.append(span)
@@ -461,10 +468,15 @@ class FeedProcessor:
         if not idle:
             return
         # Once more: a span that was begun anew meanwhile has left the frontier before its rows were dropped.
-        frontier = self._frontier()
+        again = self._lifted(self._frontier())
         for span, after, upto in idle:
-            if frontier.get(span, 0) >= upto:
+            if again.get(span, 0) >= upto:
                 self.machine.idle(span, after, upto)
+
+    def _reach_of(self, span: str, manifest: Manifest) -> int:
+        """Up to where all that we want of a stripe is there; 0 for a span that is wanted as a whole."""
+        bounds, wanted = self.machine.wanted(span)
+        return outlook.reach_of(manifest, (keys.stripe_ids(bounds).start, wanted)) if wanted else 0
 
     def _beginning_late(self, store: Path) -> set[str]:
         """Spans of which nothing is received yet, whatever their floor says: the store's part of them begins

@@ -90,6 +90,17 @@ def stripe_ids(span: Span) -> range:
     return range(memcomparable.decode_int(span.start, 1), memcomparable.decode_int(span.end, 1))
 
 
+def ids_touched(start: bytes, end: bytes, within: range) -> range:
+    """The table ids of a stripe of which keys may lie in [start, end), a part of it."""
+    first, stop = within.start, within.stop
+    if len(start) >= _TABLE_SIZE:
+        first = max(first, memcomparable.decode_int(start, 1))
+    if len(end) >= _TABLE_SIZE:
+        last = memcomparable.decode_int(end, 1)
+        stop = min(stop, last if len(end) == _TABLE_SIZE else last + 1)
+    return range(first, max(first, stop))
+
+
 def ddl_span() -> Span:
     """Where DDL jobs are written: from `mysql.tidb_ddl_history` to `mysql.tidb_ddl_job`, whose ids are near.
 
