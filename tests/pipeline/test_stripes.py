@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import pytest
 from tests.integration.validators import validate
 from tests.pipeline.recorded import RecordedFeed
 
+from tidegate.eventstore import outlook
+from tidegate.eventstore.outlook import Unresolved
 from tidegate.eventstore.store import EventStore
 from tidegate.model.block import ENTRY_SCHEMA
 from tidegate.model.message import MessageBlock
@@ -38,6 +41,8 @@ class StripedFeed(RecordedFeed):
     """The log with its tables in one stripe, beside a table that no catalogue knows."""
 
     unknown = 64
+    behind = 0
+    """A table whose range has not moved since the start."""
 
     def _fill(self) -> dict[str, dict[str, Any]]:
         if not self.store_dir.exists():
@@ -50,10 +55,21 @@ class StripedFeed(RecordedFeed):
             self.rows |= users
             store = EventStore(self.store_dir, memory_bytes=self.store_bytes)
             span = store.open_span(keys.stripe_span(self.unknown, WIDTH))
+            span.begin(self.start_ts)
             columns = list(zip(*rows, strict=True))
             batch = [pa.array(c, f.type) for c, f in zip(columns, ENTRY_SCHEMA, strict=True)]
             span.append(pa.RecordBatch.from_arrays(batch, schema=ENTRY_SCHEMA))
-            span.seal(self.last_ts + 1)
+            if self.behind:
+                edges = [
+                    span.span.start,
+                    *map(keys.table_prefix, (self.behind, self.behind + 1)),
+                    span.span.end,
+                ]
+                parts = [Span(*edge) for edge in itertools.pairwise(edges)]
+                far = [self.last_ts + 1, self.start_ts, self.last_ts + 1]
+                span.keep(list(zip(parts, far, strict=True)))
+            else:
+                span.seal(self.last_ts + 1)
             store.publish()
             store.close()
         return self.told([table for table in self.rows if table < 1 << 40])
@@ -180,6 +196,46 @@ def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint_and_sends_onl
     assert (found.faults, found.duplicates) == ([], 0)
     _, (whole,), _ = delivered(StripedFeed(tmp_path / "whole", BANK, URI, UPTO), "bank.*", width=WIDTH)
     assert first.rows + second.rows == whole.rows
+
+
+def test_a_feed_goes_on_past_a_table_that_is_behind_and_that_it_does_not_want(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlook, "BEHIND", 0)  # the log has less than a second
+    plain, (whole,), spec = delivered(
+        StripedFeed(tmp_path / "whole", BANK, URI, UPTO), "bank.*", "!bank.accounts", width=WIDTH
+    )
+    schemas = Worker(spec, lambda _: 1, plain).schemas  # type: ignore[arg-type]
+    assert schemas is not None
+    feed = StripedFeed(tmp_path / "behind", BANK, URI, UPTO)
+    tables = [table for table in feed.rows if table < 1 << 40]
+    names = {table: schemas.upto(feed.last_ts).version_at(table, feed.last_ts) for table in tables}
+    (feed.behind,) = (t for t, v in names.items() if v is not None and v.name == "bank.accounts")
+    path = feed.write(settings=settings("bank.*", "!bank.accounts", width=WIDTH))
+    file = feed.feed_dir / "barrier.json"
+    barrier = json.loads(file.read_text())
+
+    def want(*tables: int) -> EventReader:
+        file.write_text(json.dumps(barrier | {"spans": feed.told(tables)}))
+        start = {"token": "1.1"} | dict.fromkeys(feed.told(tables), feed.start_ts)
+        FeedSpec.load(path).start_file.write_text(json.dumps(start))
+        return EventReader(path, 2)
+
+    reader = want(*tables)
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, None) == start
+    reader = want(*(table for table in tables if table != feed.behind))
+    end = reader.latestOffset(start, None)
+    ((stripe, upto),) = ((name, ts) for name, ts in end.items() if name != "token")
+    assert upto == feed.last_ts
+    keeper = Keeper()
+    worker = Worker(FeedSpec.load(path), lambda _: 1, keeper)  # type: ignore[arg-type]
+    (report,) = worker.deliver([Range(stripe, feed.start_ts, upto)])
+    assert (report.ts, report.rows) == (upto, whole.rows)
+    assert sorted(keeper.messages) == sorted(plain.messages)
+    want(*tables)
+    with pytest.raises(Unresolved):
+        worker.deliver([Range(stripe, feed.start_ts, upto)])
 
 
 def test_a_stripe_with_rows_of_others_alone_makes_no_batch(tmp_path: Path) -> None:
