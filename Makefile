@@ -38,6 +38,9 @@ fuzz: setup ## a million damaged rows, definitions and messages of each protocol
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
+recuts: setup ## spans and rules of a changefeed changed under load, 50 times, with kills: make recuts N=10
+	@$(PY) -m pytest -s tests/integration/test_recuts.py --recuts $(or $(N),50) $(PYTEST_ARGS)
+
 hangs: setup ## every process stopped, one after another, with the default patience: 12 in all
 	@$(PY) -m pytest tests/integration/test_hangs.py --hangs 12 $(PYTEST_ARGS)
 

@@ -42,6 +42,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--cuts", type=int, default=1, help="states a write leaves on a disk, times (default 1)")
     parser.addoption("--disk-rounds", type=int, default=1, help="times a small disk is filled (default 1)")
     parser.addoption("--giant", type=int, default=0, help="megabytes of the giant transaction (default 0)")
+    parser.addoption(
+        "--recuts", type=int, default=0, help="changes of spans and rules under load (default 0)"
+    )
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
 
 

@@ -666,7 +666,11 @@ class Reactor:
 
     def _needs(self, scope: int) -> dict[FeedId, int]:
         """From where on each feed of a keyspace may still read: those whose history is held."""
-        return {f.id: min(f.needs) for f in self.feeds.values() if f.scope == scope and self._is_held(f)}
+        behind: dict[FeedId, int] = {}
+        for captured in self._captured():
+            behind |= captured.spans.behind(outlook.read_frontier(captured.store))
+        feeds = (f for f in self.feeds.values() if f.scope == scope and self._is_held(f))
+        return {f.id: min(*f.needs, behind.get(f.id, MAX)) for f in feeds}
 
     def _is_held(self, feed: Feed) -> bool:
         """Whether history is kept for a feed: not if it is finished, or stopped for longer than gc-ttl."""

@@ -22,6 +22,7 @@ from tidegate.model.span import Span, span_id
 from tidegate.model.timestamp import MAX
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.supervisor import Connection
+from tidegate.tidb.keys import stripe_ids
 
 
 class SpanRegistry:
@@ -30,6 +31,8 @@ class SpanRegistry:
     def __init__(self, kv_mode: str = TABLE_MODE) -> None:
         self._kv_mode = kv_mode
         self._spans: dict[str, Span] = {}
+        self._stripes: set[str] = set()
+        """Those of several tables."""
         self._holders: dict[str, dict[FeedId, int]] = {}
         self._puller: Connection | None = None
         self._dropped: dict[str, int] = {}
@@ -96,6 +99,8 @@ class SpanRegistry:
         before, was_guarded = min(holders.values(), default=MAX), self._guarded(name)
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
         self._spans[name] = span
+        if stripe_ids(span):
+            self._stripes.add(name)
         if start_ts < before or self._guarded(name) is not was_guarded:
             self._watch(name, span)
 
@@ -118,6 +123,7 @@ class SpanRegistry:
         if not holders and name in self._spans:
             span = self._spans.pop(name)
             del self._holders[name]
+            self._stripes.discard(name)
             self._dropped.pop(name, None)
             self._refused.pop(name, None)
             self._tell(Unwatch(span))
@@ -154,6 +160,19 @@ class SpanRegistry:
     def held(self) -> frozenset[str]:
         """The spans that feeds hold."""
         return frozenset(self._holders)
+
+    def behind(self, floors: Mapping[str, int]) -> dict[FeedId, int]:
+        """For each feed, how far the slowest of its stripes is: its own progress may have passed that.
+
+        Upstream's history must be held from there: a region that is behind is registered again from where it
+        stands, whoever wants its tables.
+        """
+        found: dict[FeedId, int] = {}
+        for name in self._stripes:
+            floor = floors.get(name, 0)
+            for feed in self._holders[name] if floor else ():
+                found[feed] = min(floor, found.get(feed, floor))
+        return found
 
     def sweep(self, stored: Mapping[str, tuple[Span, int]], floor: int) -> list[str]:
         """Remove stored spans that nobody holds and that hold nothing above `floor`; which they are.
