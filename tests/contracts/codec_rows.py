@@ -144,7 +144,7 @@ def expected_of(losses: frozenset[Loss], row: RowChange) -> dict[str, Any]:
         shown[side] = None if found is None else {named(name): cell for name, cell in found.items()}
     if Loss.VIRTUAL in losses:
         absent = {named(column.name): None for column in virtual_columns(table)}
-        for side in ("new", "old") if kind != "delete" else ():
+        for side in ("new", "old") if kind != "delete" or Loss.DELETED_CELLS not in losses else ():
             if shown[side] is not None:
                 shown[side] |= absent
     if Loss.UNTYPED in losses:

@@ -128,14 +128,16 @@ class Case:
 
 
 def variants(codec: ReadCodec) -> Iterator[tuple[str, CodecOptions]]:
-    """The usual options, each switch turned, all of them, and small messages."""
+    """The usual options, each switch turned, all of them, and small messages; in each flavour what it has."""
     usual = codec.options()
     # How the storage of claim-check holds a message makes no difference to a message: test_fitting.py.
-    switches = {
+    every = {
         f.name: not f.default
         for f in fields(codec.options)
         if isinstance(f.default, bool) and f.name != "claim_check_raw_value"
     }
+    of_new = [f.name for f in fields(codec.options) if "flavour" in f.metadata]
+    switches = {name: turned for name, turned in every.items() if name not in of_new}
     yield "usual", usual
     for name, turned in switches.items():
         yield f"{name}={turned}", replace(usual, **{name: turned})
@@ -157,7 +159,13 @@ def variants(codec: ReadCodec) -> Iterator[tuple[str, CodecOptions]]:
         if hasattr(usual, "encoding_format"):
             yield f"{flavour} flavour, in Avro", replace(usual, flavour=flavour, encoding_format="avro")
         if codec.schemas is not None:
-            yield f"{flavour} flavour, all turned", replace(usual, flavour=flavour, **switches)
+            yield f"{flavour} flavour, classic's switches", replace(usual, flavour=flavour, **switches)
+        for name in of_new:
+            alone = replace(usual, flavour=flavour, **{name: True})
+            yield f"{flavour} flavour, {name}", alone
+            yield f"{flavour} flavour, {name}, extended", replace(alone, enable_tidb_extension=True)
+        if of_new:
+            yield f"{flavour} flavour, all switches turned", replace(usual, flavour=flavour, **every)
     small: dict[str, int] = {"max_message_bytes": 9000}
     if any(f.name == "max_batch_size" for f in fields(codec.options)):
         yield "a row a message", replace(usual, max_batch_size=1)

@@ -294,9 +294,9 @@ class Writer:
         self.waiting = len(self.constants)
         return self.waiting - len(table)
 
-    def named(self, shape: Shape, position: int, table: int, size: int) -> None:
+    def named(self, shape: Shape, position: int, table: int, size: int, image: int) -> None:
         """A column's value that is one or more of a table's names, together at most so many bytes."""
-        self.cell(shape, position, NEW)
+        self.cell(shape, position, image)
         self.pieces[-1][kernels.P_OPEN // 8 :] = [table, size]
 
     def plan(

@@ -70,6 +70,8 @@ class CodecConfig:
     """precise, or string."""
     avro_bigint_unsigned_handling_mode: str = "long"
     """long, or string."""
+    avro_include_before_value: bool = False
+    """Avro, flavour new: updates and deletes have the old row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,7 @@ class ReplicaConfig:
             "avro-enable-watermark": avro.avro_enable_watermark,
             "avro-decimal-handling-mode": avro.avro_decimal_handling_mode or "precise",
             "avro-bigint-unsigned-handling-mode": avro.avro_bigint_unsigned_handling_mode or "long",
+            "avro-include-before-value": avro.avro_include_before_value,
             "only-output-updated-columns": sink.only_output_updated_columns,
             "delete-only-output-handle-key-columns": sink.delete_only_output_handle_key_columns,
             "output-old-value": sink.open.output_old_value,
