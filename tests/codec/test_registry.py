@@ -74,6 +74,7 @@ def test_what_is_not_supported_is_refused_and_the_supported_named(
     ("uri", "section"),
     [
         ("avro&schema-registry=http%3A%2F%2Fr:1&avro-include-before-value=true", "avro_include_before_value"),
+        ("debezium&debezium-include-start-ts=true", "debezium_include_start_ts"),
     ],
 )
 def test_what_only_the_new_architecture_has_is_written_in_its_flavour_only(uri: str, section: str) -> None:

@@ -128,7 +128,10 @@ class _Encoding:
         )
         job[kernels.J_CHECKSUMS // 8] = address(sums)
         job[kernels.J_BUILD // 8] = self._build_ms
-        return [order, *lines, sums, new.a, new.l, old.a, old.l]
+        # Only what the plan asks for: each address costs a small block as much as some rows.
+        starts = np.ascontiguousarray(block.start_ts) if self._plan.start_ts else None
+        job[kernels.J_START_TS // 8] = address(starts)
+        return [order, *lines, sums, starts, new.a, new.l, old.a, old.l]
 
     def _images(self) -> tuple[Image, Image]:
         """Both images, with TIMESTAMP columns in the feed's zone."""

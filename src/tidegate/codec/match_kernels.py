@@ -46,8 +46,9 @@ END: Final = 5  # the item may end here, as operation `slot`
 WRAPPED: Final = 6  # null, or the constant of the WRAPPER behind it, a string and `}`; the string is the cell
 WRAPPER: Final = 7  # no piece of its own: what stands before the string of the WRAPPED before it
 MEMBERS: Final = 8  # the members of an object in any order, with its `}`; the slot is a set's address
-TEXT_ALONE: Final = 9  # of a member: nothing follows its constant
+TEXT_ALONE: Final = 9  # nothing follows the constant, of a member or of a piece
 STRING: Final = 10  # of a route: a string that tells where the message belongs
+OPTIONAL_TEXT: Final = 11  # the constant alone, and it may be missing
 PIECE_BYTES: Final = 32
 """A piece: address and length of the constant, form, slot."""
 
@@ -381,12 +382,14 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
                 return True
             continue
         if not fits:
-            if form == OPTIONAL:
+            if form in (OPTIONAL, OPTIONAL_TEXT):
                 continue
             return False
         at += size
         if at >= end:
             return False
+        if form >= TEXT_ALONE:
+            continue
         slot = load_i64(piece + 24)
         if form == MEMBERS:
             at = walk_members(at, end, slot, starts, lengths, result)

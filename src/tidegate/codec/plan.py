@@ -138,6 +138,8 @@ class Plan:
     json_columns: bool
     zoned: tuple[int, ...]
     """TIMESTAMP columns whose text is in the feed's zone."""
+    start_ts: bool
+    """Whether the rows' start ts are needed."""
 
     spare: list[Bound] = field(default_factory=list, repr=False)
     """As many as there were encoders at a time."""
@@ -345,6 +347,7 @@ class Writer:
             typical=np.array([_typical(part) + own for part in parts], dtype=np.int64),
             variables=np.array([len(growing), *(word for pair in growing for word in pair)], dtype=np.int64),
             quoted=kernels.QUOTED in forms,
+            start_ts=bool((pieces[:, kernels.P_FORM // 8] == kernels.START_TS).any()),
             json_columns=kernels.JSON in forms or connect_kernels.RAW_JSON in forms,
             zoned=tuple(
                 i for i, column in enumerate(table.columns) if column.kind is Kind.TIMESTAMP and not utc

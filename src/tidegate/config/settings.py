@@ -134,6 +134,8 @@ class DebeziumConfig:
     """`[sink.debezium]`."""
 
     output_old_value: bool = True
+    include_start_ts: bool = False
+    """Flavour new: rows have the start ts of their transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +300,7 @@ class ReplicaConfig:
             "content-compatible": sink.content_compatible,
             "debezium-disable-schema": sink.debezium_disable_schema,
             "debezium-output-old-value": sink.debezium.output_old_value,
+            "debezium-include-start-ts": sink.debezium.include_start_ts,
             "large-message-handle-option": large.large_message_handle_option,
             "large-message-handle-compression": large.large_message_handle_compression,
             "claim-check-raw-value": large.claim_check_raw_value,
