@@ -416,6 +416,11 @@ null, bytes as texts of latin1 signs; `old` the old values of an update (`null` 
 With `enable-tidb-extension=true` the commit ts is in `_tidb`, and watermarks are sent. Without it there are none: a
 consumer cannot know when a transaction is whole, and ours refuses to guess.
 
+With `output-row-key=true`, too, in the sink URI or in `[sink.kafka-config.codec-config]`, `_tidb` ends with the row's key in TiKV
+in Base64, as in `"_tidb":{{"commitTs":470613016205066241,"rowkey":"dIAAAAAAAAQjX3KAAAAAAAAAAQ=="}}`: table id and handle
+([keys](keys.md)). Only TiCDC's new architecture has this option: it is refused unless `[tidegate] flavour = "new"`, and without
+the extension. DDL and watermarks have no row. A reader of ours passes it over.
+
 ## DDL
 
 To partition 0 only:

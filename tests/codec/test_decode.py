@@ -150,6 +150,7 @@ def _messages(options: CodecOptions, rows: list[RowChange]) -> Pairs:
 
 NEW_ONLY: dict[str, dict[str, str | bool]] = {
     "debezium": {},
+    "canal-json, row key": {"output-row-key": True},
     "debezium, start ts": {"debezium-include-start-ts": True},
 }
 

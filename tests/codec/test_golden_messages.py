@@ -86,9 +86,9 @@ STATED: dict[str, dict[tuple[str, frozenset[str]], str]] = {
     NEW: {
         (NO_PROTOCOL, frozenset({UNREAD})): ("debezium_avro"),
         (BYTES, frozenset({ROWS})): (
-            "canaljson_content_compatible canaljson_default canaljson_tidb_extension debezium_default "
-            "debezium_extension_start_ts open_default open_delete_handle_only open_snappy open_tz_shanghai "
-            "simple_avro simple_json"
+            "canaljson_content_compatible canaljson_default canaljson_output_row_key "
+            "canaljson_tidb_extension debezium_default debezium_extension_start_ts open_default "
+            "open_delete_handle_only open_snappy open_tz_shanghai simple_avro simple_json"
         ),
         (BYTES, frozenset({ROWS, VIRTUAL})): ("avro_before_value"),
         (BYTES, frozenset({ROWS, NOTHING, VIRTUAL})): (
@@ -100,7 +100,6 @@ STATED: dict[str, dict[tuple[str, frozenset[str]], str]] = {
             "canaljson_delete_handle_only open_updated_only simple_json_checksum"
         ),
         (BYTES, frozenset({ROWS, REDUCED})): ("canaljson_handle_key_only open_handle_key_only"),
-        (NO_OPTION, frozenset({ROWS})): ("canaljson_output_row_key"),
         (BYTES, frozenset({NOTHING})): ("debezium_no_schema"),
         (BYTES, frozenset({ROWS, ZONES})): ("canaljson_tz_newyork"),
         (BYTES, frozenset({ROWS, STALE})): ("open_batch16"),

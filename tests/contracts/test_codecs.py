@@ -235,6 +235,8 @@ def check(rows: list[RowChange], options: CodecOptions, partition: np.ndarray | 
 def row_bound(plan: Plan, block: RowBlock, row: int) -> int:
     """The most bytes that the kernel expects of a row: beyond it, it would write past its buffer."""
     op, bound = int(block.op[row]), int(plan.fixed[block.op[row]])
+    if plan.row_keys and block.row_keys is not None:
+        bound += 2 * int(block.row_keys[row, 1])
     for cell, factor in plan.variables[1:].reshape(-1, 2).tolist():
         for image in (block.new,) * (op != DELETE) + (block.old,) * (op != INSERT):
             bound += factor * max(int(image.l[row, cell]), 0)

@@ -42,9 +42,12 @@ NEW: Final = "new"
 """The flavour of TiCDC's new architecture."""
 
 
-def only_new() -> Any:
-    """A switch of options that TiCDC's new architecture has and the classic one has not, usually off."""
-    return field(default=False, metadata={"flavour": NEW})
+def only_new(needs: str = "") -> Any:
+    """A switch of options that TiCDC's new architecture has and the classic one has not, usually off.
+
+    `needs`: the switch without which it says nothing.
+    """
+    return field(default=False, metadata={"flavour": NEW, "needs": needs})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,6 +85,7 @@ CHECKSUM: Final = 36
 """Behind those of `connect_kernels`; its parameter is one of these:"""
 SUM_VERSION, SUM_CORRUPTED, SUM_CURRENT, SUM_PREVIOUS, SUM_END = range(5)
 START_TS: Final = 37
+ROW_KEY: Final = 38
 """From CHECKSUM on: forms that few messages have."""
 
 PIECE_WORDS: Final = 12
@@ -109,13 +110,13 @@ LONG_NULL: Final = -1
 SHORT_TEXT: Final = 7
 """Most bytes of a short text: a word with the length in its highest byte."""
 
-JOB_WORDS: Final = 39
+JOB_WORDS: Final = 40
 (
     J_ROWS, J_ORDER, J_OP, J_COMMIT_TS, J_PHYSICAL, J_HANDLE, J_PARTITION, J_NEW_A, J_NEW_L, J_NEW_STRIDE,
     J_OLD_A, J_OLD_L, J_OLD_STRIDE, J_PIECES, J_VARIABLES, J_FIXED,
     J_MAX_BYTES, J_MAX_ROWS, J_SCRATCH, J_STACK, J_PRINTABLE, J_DATA, J_ROOM,
     J_KEY_START, J_KEY_LENGTH, J_VALUE_START, J_VALUE_LENGTH, J_MESSAGE_PARTITION, J_MESSAGE_ROWS,
-    J_BUILD, J_CHECKSUMS, J_START_TS,
+    J_BUILD, J_CHECKSUMS, J_START_TS, J_ROW_KEYS,
     J_AT, J_KEY_OUT, J_OUT, J_MESSAGES, J_HELD, J_HELD_BYTES, J_NEED,
 ) = range(0, 8 * JOB_WORDS, 8)  # fmt: skip
 """Byte offsets in the job: inputs, the plan, limits, outputs, and from J_AT on the state between calls."""
@@ -295,13 +296,19 @@ def put_seldom(out: int, job: int, piece: int, op: int, row: int, found: int) ->
     out = put_const(out, load_i64(piece + P_CONST), load_i64(piece + P_LENGTH))
     if form == CHECKSUM:
         return put_checksum(out, load_i64(piece + P_PARAM), op, found)
-    return put_u64(out, load_u64(load_i64(job + J_START_TS) + 8 * row))
+    if form == START_TS:
+        return put_u64(out, load_u64(load_i64(job + J_START_TS) + 8 * row))
+    key = load_i64(job + J_ROW_KEYS) + 16 * row
+    return put_base64(out, load_i64(key), load_i64(key + 8))
 
 
 @inline
 def row_bound(job: int, op: int, row: int) -> int:
     """The worst case of one row's value: fixed part of its operation, and its values of variable size."""
     bound = load_i64(load_i64(job + J_FIXED) + 8 * op)
+    keys = load_i64(job + J_ROW_KEYS)
+    if keys != 0:
+        bound += 2 * load_i64(keys + 16 * row + 8)
     entry = load_i64(job + J_VARIABLES)
     count = load_i64(entry)
     new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)

@@ -140,6 +140,8 @@ class Plan:
     """TIMESTAMP columns whose text is in the feed's zone."""
     start_ts: bool
     """Whether the rows' start ts are needed."""
+    row_keys: bool
+    """Whether their keys in TiKV are; a row's bound counts each twice."""
 
     spare: list[Bound] = field(default_factory=list, repr=False)
     """As many as there were encoders at a time."""
@@ -348,6 +350,7 @@ class Writer:
             variables=np.array([len(growing), *(word for pair in growing for word in pair)], dtype=np.int64),
             quoted=kernels.QUOTED in forms,
             start_ts=bool((pieces[:, kernels.P_FORM // 8] == kernels.START_TS).any()),
+            row_keys=bool((pieces[:, kernels.P_FORM // 8] == kernels.ROW_KEY).any()),
             json_columns=kernels.JSON in forms or connect_kernels.RAW_JSON in forms,
             zoned=tuple(
                 i for i, column in enumerate(table.columns) if column.kind is Kind.TIMESTAMP and not utc
@@ -385,4 +388,5 @@ def _fixed(part: Int64s, sizes: Mapping[int, int]) -> int:
 
 
 def _typical(part: Int64s) -> int:
-    return _constants(part) + 6 * len(part) + 8
+    keys = int((part[:, kernels.P_FORM // 8] == kernels.ROW_KEY).sum())
+    return _constants(part) + 6 * len(part) + 28 * keys + 8

@@ -220,6 +220,10 @@ def _check_switches(options: CodecOptions) -> None:
             why = "TiCDC's classic architecture has no such option, and no reader of its messages expects it"
             fix = f'add [tidegate] flavour = "{flavour}" to the changefeed file, or leave the option out'
             raise _refuse(option, "true", why, fix)
+        needs = field.metadata.get("needs")
+        if needs and getattr(options, field.name) and not getattr(options, needs):
+            other = f"{needs.replace('_', '-')}=true"
+            raise _refuse(option, "true", f"it has no effect without {other}", f"add {other} to the sink URI")
 
 
 def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:

@@ -72,6 +72,8 @@ class CodecConfig:
     """long, or string."""
     avro_include_before_value: bool = False
     """Avro, flavour new: updates and deletes have the old row."""
+    output_row_key: bool = False
+    """Canal-JSON, flavour new: `_tidb` has the row's key in TiKV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,7 @@ class ReplicaConfig:
             "avro-decimal-handling-mode": avro.avro_decimal_handling_mode or "precise",
             "avro-bigint-unsigned-handling-mode": avro.avro_bigint_unsigned_handling_mode or "long",
             "avro-include-before-value": avro.avro_include_before_value,
+            "output-row-key": avro.output_row_key,
             "only-output-updated-columns": sink.only_output_updated_columns,
             "delete-only-output-handle-key-columns": sink.delete_only_output_handle_key_columns,
             "output-old-value": sink.open.output_old_value,

@@ -59,6 +59,7 @@ URI_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "avro-decimal-handling-mode": (*_KAFKA, "codec_config", "avro_decimal_handling_mode"),
         "avro-bigint-unsigned-handling-mode": (*_KAFKA, "codec_config", "avro_bigint_unsigned_handling_mode"),
         "avro-include-before-value": (*_KAFKA, "codec_config", "avro_include_before_value"),
+        "output-row-key": (*_KAFKA, "codec_config", "output_row_key"),
         "enable-tidb-extension": (*_KAFKA, "codec_config", "enable_tidb_extension"),
         "max-batch-size": (*_KAFKA, "codec_config", "max_batch_size"),
         "encoding-format": (*_KAFKA, "codec_config", "encoding_format"),
