@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from tests.codec import golden
 from tests.codec.slots import block_of
 from tests.contracts import toy_protocol
+from tests.contracts.any_table import any_rows
 from tests.contracts.codec_rows import expected_of, golden_rows, messages_of, strange_rows, strange_table
 from tests.contracts.maxwell_writer import MaxwellWriter
-from tidegate.codec import ddl_header, registry
+from tidegate.codec import avro_kernels, ddl_header, registry
 from tidegate.codec.base import Batch, CodecOptions, Decoded, Decoder, describe
 from tidegate.codec.blocks import encode_block, plan_of
 from tidegate.codec.decode import decoder
@@ -479,6 +480,42 @@ def test_any_row_keeps_the_contract(rows: list[RowChange], case: Case, partition
     same(case, case.encode(rows))
     sound = [with_sound_texts(row) for row in rows]
     gives_back(case, sound, case.encode(sound))
+
+
+IN_BINARY = [
+    case for case in WRITTEN.values() if case.plan(golden_rows()[0][0]).encode is avro_kernels.encode_avro
+]
+"""Avro, and simple in Avro, in both flavours."""
+
+
+def decodes_alike(case: Case, rows: list[RowChange]) -> None:
+    """Their messages, by the compiled decoder and the plain one, which have met the table."""
+    plain, fast = case.codec.decoder(case.options), decoder(case.options)
+    if case.codec.definitions is not None:
+        told = case.codec.definitions.encode(rows[0].table, case.options, BUILD_MS)
+        for reader in (plain, fast):
+            assert reader.decode(batch_of([(told.key, told.value)])) == Decoded()
+    try:
+        pairs = case.encode(rows)
+    except InvalidInput:  # a delete without a key
+        return
+    assert repr(describe(fast.decode(batch_of(pairs)))) == repr(describe(plain.decode(batch_of(pairs))))
+
+
+@given(any_rows(), st.sampled_from(IN_BINARY), st.lists(st.integers(0, 2), min_size=4, max_size=4))
+@settings(max_examples=400, deadline=None)
+def test_rows_of_any_table_are_the_same_in_binary(
+    rows: list[RowChange], case: Case, partitions: list[int]
+) -> None:
+    check(rows, case.options, np.array(partitions[: len(rows)], dtype=np.int32))
+    decodes_alike(case, rows)
+
+
+@given(any_rows(), st.sampled_from(list(WRITTEN.values())))
+@settings(max_examples=200, deadline=None)
+def test_rows_of_any_table_are_the_same_in_every_protocol(rows: list[RowChange], case: Case) -> None:
+    check(rows, case.options)
+    decodes_alike(case, rows)
 
 
 @every_codec
