@@ -174,6 +174,32 @@ def test_what_only_the_new_architecture_tells_is_taken_by_the_kernel(named: str,
     assert taken > 800
 
 
+@pytest.mark.parametrize(
+    ("told", "plainly"),
+    [
+        (b'"dIAAAAAAAAQ="', 0),
+        (b'""', 0),
+        (b'"\\/w=="', 1),
+        (b'"\\q"', 1),
+        (b'"\xff"', 1),
+        (b'"a\x01"', 1),
+        (b'"dI', 1),
+        (b"7", 1),
+        (b"null", 1),
+        (b"", 1),
+        (b'"a","more":1', 1),
+    ],
+)
+def test_a_row_key_that_nobody_reads_is_a_json_string_all_the_same(told: bytes, plainly: int) -> None:
+    settings: dict[str, str | bool] = {"protocol": "canal-json", "enable-tidb-extension": True}
+    options = codec_options(settings | {"flavour": "new", "output-row-key": True})
+    row = replace(_strange_insert(), row_key=b"\x00\x00\x00")
+    ((_, value),) = learn = _messages(options, [row])
+    assert value is not None
+    assert value.count(b'"AAAA"') == 1
+    _in_bulk(options, learn, [*learn, (None, value.replace(b'"AAAA"', told))], plainly)
+
+
 @given(st.lists(st.permutations(range(12)), min_size=1, max_size=8), st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_canal_json_types_in_any_order_are_taken_by_the_kernel(
