@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.codec import golden
 from tests.codec.slots import block_of
 from tests.contracts.codec_rows import golden_rows, messages_of
+from tests.contracts.test_codecs import check
 from tidegate.codec.assemble import DecodeError
 from tidegate.codec.avro_binary import varint
 from tidegate.codec.base import Batch, Decoded, describe
@@ -452,3 +453,10 @@ def test_a_delete_that_does_not_say_when_is_refused_in_bulk_too() -> None:
         plain = AvroDecoder(options)
         decoded = AvroBulkDecoder(plain, plain).decode(Batch(keys, [None] * len(keys), range(len(keys))))
         assert (len(decoded.bad), sum(map(len, decoded.rows))) == (bad, len(keys) - bad)
+
+
+def test_a_delete_is_counted_with_its_row_twice() -> None:
+    """And a key once more: beyond its bound the kernel would write behind its buffer."""
+    table = table_of([{"name": "a", "Tp": 15, "Charset": "utf8mb4"}, {"name": "b", "Tp": 252}])
+    image: tuple[Value, ...] = (1, b"x" * 5000, b"y" * 5000)
+    check([RowChange(table, 5, 4, 1, 1, *images) for images in ((image, None), (image, image))], WITH_OLD)
