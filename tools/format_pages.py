@@ -416,6 +416,11 @@ null, bytes as texts of latin1 signs; `old` the old values of an update (`null` 
 With `enable-tidb-extension=true` the commit ts is in `_tidb`, and watermarks are sent. Without it there are none: a
 consumer cannot know when a transaction is whole, and ours refuses to guess.
 
+With `output-row-key=true`, too, in the sink URI or in `[sink.kafka-config.codec-config]`, `_tidb` ends with the row's key in TiKV
+in Base64, as in `"_tidb":{{"commitTs":470613016205066241,"rowkey":"dIAAAAAAAAQjX3KAAAAAAAAAAQ=="}}`: table id and handle
+([keys](keys.md)). Only TiCDC's new architecture has this option: it is refused unless `[tidegate] flavour = "new"`, and without
+the extension. DDL and watermarks have no row. A reader of ours passes it over.
+
 ## DDL
 
 To partition 0 only:
@@ -530,12 +535,20 @@ a column that takes no NULL, and a timestamp of zero is `1970-01-01T00:00:00Z`. 
 
 A table's virtual columns have fields in `schema`, behind all others, and no values.
 
+With `debezium-include-start-ts=true` in the sink URI, or `[sink.debezium] include-start-ts = true`, the `source` of a row has the
+start ts of its transaction behind `commit_ts`: `"start_ts":470613016205066240`. Only TiCDC's new architecture has this option: it
+is refused unless `[tidegate] flavour = "new"`. DDL and watermarks have no transaction, and no start ts. A reader of ours passes
+it over.
+
 ## The schema
 
 With `enable-tidb-extension=true` a field has `tidb_type`. Without it bytes cannot be told from text, decimals from doubles,
 nor unsigned numbers from signed ones. The schema of the key above:
 
 {document_of(orjson.dumps(told).hex())}
+In the flavour `new` the schema tells of `commit_ts` and `cluster_id` in `source`, too, if there is the extension, and of
+`start_ts` where rows have it; the classic one leaves them out of the schema, though not out of the payload.
+
 Without a schema nothing tells the types at all, and a guess would make dates of numbers: such messages are written for
 other readers, and Tidegate's consumer refuses them. What else is lost: [protocols](protocols.md).
 

@@ -84,7 +84,11 @@ def _row(codec: AnyCodec) -> list[str]:
         marks = f"with `{codec.unmarked.option}`" if codec.unmarked.option else "never"
     common = {field.name for field in fields(MqOptions)}
     given = [f for f in fields(codec.options) if not f.metadata.get("placed")]
-    own = [f"`{f.name.replace('_', '-')}`" for f in given if f.name not in common]
+    own = [
+        f"`{f.name.replace('_', '-')}`" + (" (flavour new)" if "flavour" in f.metadata else "")
+        for f in given
+        if f.name not in common
+    ]
     aliases = [f"`{name}`" if name else "none given" for name in codec.aliases]
     what = (
         "keys"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click import Context
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from tidegate.cli.main import app
@@ -52,6 +55,23 @@ def test_help_of_every_command_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+def test_every_argument_says_what_it_is() -> None:
+    """Of the whole tree, as it is shown: typer has lost these words once."""
+
+    def walk(command: Any, words: list[str]) -> None:
+        shown = " ".join(CliRunner().invoke(app, [*words, "--help"]).output.split())
+        for one in command.params:
+            if one.param_type_name == "argument":
+                told = one.get_help_record(Context(command))[1].partition("  [")[0]
+                assert len(told.split()) > 1, words
+                assert shown.count(told) == 1, words
+        for name, below in getattr(command, "commands", {}).items():
+            walk(below, [*words, name])
+
+    walk(get_command(app), [])
+    assert "all topics of a changefeed" in used("topic", "check", "--help")[1]
 
 
 @pytest.mark.parametrize("words", ["", "upstream", "changefeed", "consumer", "topic"])

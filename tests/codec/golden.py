@@ -70,6 +70,7 @@ class Case:
             old=None if part == "insert" else _image(table, shown.get("pre_values")),
             new=None if part == "delete" else _image(table, shown.get("values")),
             checksum=RowChecksum(**summed) if summed else None,
+            row_key=bytes.fromhex(record["key"]),
         )
 
 

@@ -83,7 +83,8 @@ def _own(codec: ReadCodec) -> list[Pair]:
 
     assert isinstance(codec, RowCodec), "of one that is read only there are recorded messages"
     found = list[Pair]()
-    for options in (codec.options(), turned(codec.options())):
+    flavours = [replace(codec.options(), flavour=flavour) for flavour in codec.flavours]
+    for options in (codec.options(), *map(turned, flavours)):
         encoder = codec.encoder(options)
         for row in (row for rows in golden_rows() for row in rows[:20]):
             with suppress(InvalidInput):  # of a delete that this protocol cannot say
@@ -92,8 +93,12 @@ def _own(codec: ReadCodec) -> list[Pair]:
 
 
 def turned(usual: CodecOptions) -> CodecOptions:
-    """The options with every switch turned, and of every choice the last word."""
-    switches = {f.name: not f.default for f in fields(usual) if isinstance(f.default, bool)}
+    """The options with every switch of their flavour turned, and of every choice the last word."""
+    switches = {
+        f.name: not f.default
+        for f in fields(usual)
+        if isinstance(f.default, bool) and f.metadata.get("flavour", usual.flavour) == usual.flavour
+    }
     words = {f.name: f.metadata["words"][-1] for f in fields(usual) if "words" in f.metadata}
     return replace(usual, **switches, **words)
 

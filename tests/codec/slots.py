@@ -27,9 +27,14 @@ def block_of(rows: list[RowChange]) -> RowBlock:
                 a[i, c] = np.uint64(word & (1 << 64) - 1).view(np.int64)
         images.append(Image(a, sizes))
         offsets.append(pointers)
+    keys = np.zeros((len(rows), 2), dtype=np.int64)
+    for i, row in enumerate(rows):
+        keys[i] = len(pool), len(row.row_key)
+        pool += row.row_key
     data = np.frombuffer(bytes(pool) + bytes(PAD), dtype=np.uint8).copy()
     for image, pointers in zip(images, offsets, strict=True):
         image.a[pointers] += address(data)
+    keys[:, 0] += address(data)
     ops = [DELETE if row.is_delete else INSERT if row.is_insert else UPDATE for row in rows]
     return RowBlock(
         table=table,
@@ -43,6 +48,7 @@ def block_of(rows: list[RowChange]) -> RowBlock:
         old=images[1],
         owners=(data,),
         checksums=_checksums(rows),
+        row_keys=keys,
     )
 
 

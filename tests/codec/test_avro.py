@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.codec import golden
 from tests.codec.slots import block_of
 from tests.contracts.codec_rows import golden_rows, messages_of
+from tests.contracts.test_codecs import check
 from tidegate.codec.assemble import DecodeError
 from tidegate.codec.avro_binary import varint
 from tidegate.codec.base import Batch, Decoded, describe
@@ -32,6 +33,7 @@ from tidegate.codec.schema_book import MAX_SCHEMAS, SchemaBook, look_up_missing,
 from tidegate.errors import InvalidInput
 from tidegate.model.row import RowChange, RowChecksum, Value
 from tidegate.model.schema import Kind, TableSchema
+from tidegate.model.slots import DELETE
 from tidegate.tidb.table_info import table_schema
 
 MODES = [
@@ -284,7 +286,15 @@ SUMMED = AvroOptions(
 )
 
 
-@pytest.mark.parametrize("options", [AvroOptions(), FULL, SUMMED], ids=["usual", "marks", "checksums"])
+WITH_OLD = replace(FULL, flavour="new", avro_include_before_value=True)
+SUMMED_OLD = replace(SUMMED, flavour="new", avro_include_before_value=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [AvroOptions(), FULL, SUMMED, WITH_OLD, SUMMED_OLD],
+    ids=["usual", "marks", "checksums", "old values", "old values and checksums"],
+)
 def test_the_kernel_takes_all_but_names_with_quotes(options: AvroOptions) -> None:
     plain, taken = AvroDecoder(options), 0
     for rows in golden_rows():
@@ -298,6 +308,63 @@ def test_the_kernel_takes_all_but_names_with_quotes(options: AvroOptions) -> Non
         )
         taken += len(rows)
     assert taken > 900
+
+
+def test_a_delete_with_its_row_tells_the_checksum_of_it() -> None:
+    deletes = [replace(row, new=None) for rows in golden_rows() for row in rows if row.old and row.checksum]
+    summed = [row for row in deletes if row.checksum and row.checksum.previous and row.table.handle_key]
+    plain = AvroDecoder(SUMMED_OLD)
+    for row in summed[::4]:
+        ((key, value),) = encoded([row], SUMMED_OLD)
+        assert value is not None
+        (table,) = plain.decode(Batch([key], [value], [0])).rows
+        assert (table.op.tolist(), table.commit_ts.tolist()) == ([DELETE], [row.commit_ts])
+        assert row.checksum is not None
+        wrong = replace(row, checksum=row.checksum._replace(previous=row.checksum.previous ^ 4))
+        ((key, value),) = encoded([wrong], SUMMED_OLD)
+        for reader in (plain, AvroBulkDecoder(plain, plain)):
+            (bad,) = reader.decode(Batch([key], [value], [0])).bad
+            assert "not what its checksum says" in bad.why
+    assert len(summed) > 20
+
+
+def test_old_values_need_no_key_and_no_extension() -> None:
+    table = table_of([{"name": "a", "Tp": 8}], pk_is_handle=False)
+    rows = [RowChange(table, 5, 4, 1, 1, old, new) for old, new in [(None, (1, 2)), ((1, 2), (1, 3))]]
+    rows.append(RowChange(table, 5, 4, 1, 1, (1, 3), None))
+    options = AvroOptions(flavour="new", avro_include_before_value=True)
+    keys, values = zip(*encoded(rows, options), strict=True)
+    assert keys == (None, None, None)
+    shown = describe(AvroDecoder(options).decode(Batch(keys, values, range(3))))
+    assert [one["kind"] for one in shown] == ["insert", "update", "delete"]
+    assert [one["old"] for one in shown] == [None, {"id": 1, "a": 2}, {"id": 1, "a": 3}]
+    with pytest.raises(InvalidInput, match="a delete cannot be sent"):
+        AvroEncoder(replace(options, avro_include_before_value=False)).encode_rows(rows[2:])
+
+
+def test_a_column_may_not_have_the_name_of_the_old_row() -> None:
+    table = table_of([{"name": "_ticdc_before", "Tp": 8}])
+    options = AvroOptions(flavour="new", avro_include_before_value=True)
+    subjects(table, replace(options, avro_include_before_value=False))
+    with pytest.raises(InvalidInput, match="two columns have one name"):
+        subjects(table, options)
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("name", ["avro_before_value", "avro_extension"])
+def test_schemas_of_values_are_those_that_the_new_architecture_registers(name: str) -> None:
+    records = list(golden.lines(f"messages_new/{name}"))
+    given_options = {key.replace("-", "_"): v for key, v in records[0]["options"].items()}
+    options = AvroOptions(**given_options, topic=records[0]["topic"], flavour="new")
+    tables = [golden.case(r["case"]).row(r["seq"]).table for r in records if r["kind"] == "row"]
+    made = {subjects(table, options)[1] for table in tables}
+    recorded = {
+        (r["subject"], r["schema"])
+        for r in records
+        if r["kind"] == "schema" and r["subject"].endswith("-value")
+    }
+    assert {tuple(subject) for subject in made} >= recorded
+    assert len(recorded) > 60
 
 
 def test_all_of_ticdcs_new_architecture_is_read_in_bulk_as_plainly() -> None:
@@ -386,3 +453,10 @@ def test_a_delete_that_does_not_say_when_is_refused_in_bulk_too() -> None:
         plain = AvroDecoder(options)
         decoded = AvroBulkDecoder(plain, plain).decode(Batch(keys, [None] * len(keys), range(len(keys))))
         assert (len(decoded.bad), sum(map(len, decoded.rows))) == (bad, len(keys) - bad)
+
+
+def test_a_delete_is_counted_with_its_row_twice() -> None:
+    """And a key once more: beyond its bound the kernel would write behind its buffer."""
+    table = table_of([{"name": "a", "Tp": 15, "Charset": "utf8mb4"}, {"name": "b", "Tp": 252}])
+    image: tuple[Value, ...] = (1, b"x" * 5000, b"y" * 5000)
+    check([RowChange(table, 5, 4, 1, 1, *images) for images in ((image, None), (image, image))], WITH_OLD)

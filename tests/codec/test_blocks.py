@@ -96,3 +96,25 @@ def test_an_address_is_that_of_the_first_value_whatever_the_array() -> None:
     for array in (whole, whole[1:3], whole[:, :2], whole[::2], np.empty(0), np.frombuffer(b"abc", np.uint8)):
         assert address(array) == array.ctypes.data
     assert address(None) == 0
+
+
+KEYED = codec_options(
+    {"protocol": "canal-json", "flavour": "new", "enable-tidb-extension": True, "output-row-key": True}
+)
+
+
+def test_a_row_key_is_counted_whatever_its_length() -> None:
+    """No column tells it; what the kernel does not count it writes behind its buffer."""
+    rows = [replace(row, row_key=bytes([i]) * 12_000) for i, row in enumerate(rows_of("r_types_texts")[:20])]
+    memory = np.full(1 << 20, 7, dtype=np.uint8)
+    wanted, zeros = encoder(KEYED).encode_rows(rows, BUILD_MS), np.zeros(len(rows), dtype=np.int32)
+    for size in range(1 << 13, 1 << 18, 1 << 13):
+        found = encode_block(block_of(rows), zeros, KEYED, BUILD_MS, memory[:size])
+        assert [message for _, message in messages_of(found)] == wanted
+        assert (memory[size:] == 7).all()
+
+
+def test_rows_without_the_keys_that_their_messages_tell_are_not_encoded() -> None:
+    block = replace(block_of(rows_of("r_types_texts")), row_keys=None)
+    with pytest.raises(AssertionError, match="asks for them"):
+        encode_block(block, np.zeros(len(block), np.int32), KEYED, BUILD_MS)

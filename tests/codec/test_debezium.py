@@ -118,6 +118,23 @@ def test_ddl_messages_are_ticdcs_but_for_what_it_parses_once_more() -> None:
     assert seen["ours alone"] > 5
 
 
+@pytest.mark.golden
+def test_schemas_beside_rows_are_those_of_the_new_architecture() -> None:
+    """They tell of commit ts and cluster, and of no start ts, which is a transaction's."""
+    options = DebeziumOptions(flavour="new", enable_tidb_extension=True, debezium_include_start_ts=True)
+    event = golden.ddl_event({"job_id": 1, "event_index": 0, "commit_ts": 5, "type": 3, "query": ""}, "", "")
+    encoder, seen = DebeziumEncoder(options), Counter[str]()
+    ours = {"ddl": encoder.encode_ddl(event), "checkpoint": encoder.encode_resolved(5)}
+    for record in lines("messages_new/debezium_extension_start_ts"):
+        message = ours.get(record["kind"])
+        if message is not None and message.value is not None and record.get("value"):
+            _, opening, theirs = bytes.fromhex(record["value"]).rpartition(b',"schema":{')
+            assert message.value.endswith(opening + theirs)
+            seen[record["kind"]] += 1
+    assert seen["ddl"] > 200
+    assert seen["checkpoint"] == 6
+
+
 def test_watermarks_decode_and_are_left_out_without_the_extension() -> None:
     message = DebeziumEncoder(EXTENDED).encode_resolved(77)
     assert message is not None
@@ -367,7 +384,7 @@ def test_options_come_from_the_uri_and_the_file() -> None:
             {"force_replicate": True, "sink": {"debezium": {"output_old_value": False}}},
             "[sink.debezium] output-old-value = false",
         ),
-        ({"sink": {"debezium": {"include_start_ts": True}}}, "include"),
+        ({"sink": {"debezium": {"include_start_ts": True}}}, "debezium-include-start-ts"),
     ],
 )
 def test_what_its_messages_cannot_say_is_refused(settings_: dict[str, Any], named: str) -> None:

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.codec import golden
-from tests.contracts.codec_rows import strange_table
+from tests.contracts.codec_rows import golden_rows, strange_table, virtual_columns
 from tidegate.codec import decode
 from tidegate.codec.base import Batch, CodecOptions, Decoded, describe
 from tidegate.codec.decode import BatchDecoder, decoder
 from tidegate.codec.registry import codec_of, codec_options
 from tidegate.model.row import RowChange
+from tidegate.model.schema import Kind
 
 Pairs = list[tuple[bytes | None, bytes | None]]
 
@@ -145,6 +146,58 @@ def _strange_insert(**cells: object) -> RowChange:
 
 def _messages(options: CodecOptions, rows: list[RowChange]) -> Pairs:
     return [(m.key, m.value) for m in codec_of(options).encoder(options).encode_rows(rows, 1)]
+
+
+NEW_ONLY: dict[str, dict[str, str | bool]] = {
+    "debezium": {},
+    "canal-json, row key": {"output-row-key": True},
+    "debezium, start ts": {"debezium-include-start-ts": True},
+}
+
+
+@pytest.mark.parametrize("extended", [False, True], ids=["usual", "extended"])
+@pytest.mark.parametrize("named", NEW_ONLY)
+def test_what_only_the_new_architecture_tells_is_taken_by_the_kernel(named: str, extended: bool) -> None:
+    """And learned from messages of the classic one, since it says nothing of the columns."""
+    settings: dict[str, str | bool] = {"protocol": named.partition(",")[0], "enable-tidb-extension": extended}
+    classic, new = codec_options(settings), codec_options(settings | {"flavour": "new"} | NEW_ONLY[named])
+    taken = 0
+    for rows in golden_rows():
+        # Virtual columns stand in the schema only; of floats such as might be infinite are left, too.
+        kinds = {column.kind for column in rows[0].table.columns}
+        if virtual_columns(rows[0].table) or kinds & {Kind.FLOAT, Kind.DOUBLE}:
+            continue
+        learn, pairs = _messages(classic, rows), _messages(new, rows)
+        _in_bulk(new, learn, pairs)
+        _in_bulk(new, pairs, learn)
+        taken += len(rows)
+    assert taken > 800
+
+
+@pytest.mark.parametrize(
+    ("told", "plainly"),
+    [
+        (b'"dIAAAAAAAAQ="', 0),
+        (b'""', 0),
+        (b'"\\/w=="', 1),
+        (b'"\\q"', 1),
+        (b'"\xff"', 1),
+        (b'"a\x01"', 1),
+        (b'"dI', 1),
+        (b"7", 1),
+        (b"null", 1),
+        (b"", 1),
+        (b'"a","more":1', 1),
+    ],
+)
+def test_a_row_key_that_nobody_reads_is_a_json_string_all_the_same(told: bytes, plainly: int) -> None:
+    settings: dict[str, str | bool] = {"protocol": "canal-json", "enable-tidb-extension": True}
+    options = codec_options(settings | {"flavour": "new", "output-row-key": True})
+    row = replace(_strange_insert(), row_key=b"\x00\x00\x00")
+    ((_, value),) = learn = _messages(options, [row])
+    assert value is not None
+    assert value.count(b'"AAAA"') == 1
+    _in_bulk(options, learn, [*learn, (None, value.replace(b'"AAAA"', told))], plainly)
 
 
 @given(st.lists(st.permutations(range(12)), min_size=1, max_size=8), st.booleans())

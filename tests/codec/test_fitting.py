@@ -21,11 +21,14 @@ from tidegate.errors import InvalidInput
 from tidegate.model.row import RowChange
 
 OPEN = registry.codec_options({"protocol": "open-protocol"})
-CANAL = registry.codec_options({"protocol": "canal-json", "enable-tidb-extension": True})
+CANAL: Any = registry.codec_options({"protocol": "canal-json", "enable-tidb-extension": True})
+KEYED = replace(CANAL, flavour="new", output_row_key=True)
 SIMPLE = registry.codec_options({"protocol": "simple"})
 UPDATED = registry.codec_options({"protocol": "open-protocol", "only-output-updated-columns": True})
 every_protocol = pytest.mark.parametrize(
-    "options", [OPEN, CANAL, SIMPLE, UPDATED], ids=["open", "canal", "simple", "open, updated columns only"]
+    "options",
+    [OPEN, CANAL, KEYED, SIMPLE, UPDATED],
+    ids=["open", "canal", "canal with row keys", "simple", "open, updated columns only"],
 )
 every_way = pytest.mark.parametrize("way", [HANDLE_KEY_ONLY, CLAIM_CHECK])
 PLACE = "file:///claims/00000000-0000-4000-8000-000000000000.json"

@@ -86,10 +86,11 @@ STATED: dict[str, dict[tuple[str, frozenset[str]], str]] = {
     NEW: {
         (NO_PROTOCOL, frozenset({UNREAD})): ("debezium_avro"),
         (BYTES, frozenset({ROWS})): (
-            "canaljson_content_compatible canaljson_default canaljson_tidb_extension debezium_default "
-            "open_default open_delete_handle_only open_snappy open_tz_shanghai simple_avro simple_json"
+            "canaljson_content_compatible canaljson_default canaljson_output_row_key "
+            "canaljson_tidb_extension debezium_default debezium_extension_start_ts open_default "
+            "open_delete_handle_only open_snappy open_tz_shanghai simple_avro simple_json"
         ),
-        (NO_OPTION, frozenset({ROWS, VIRTUAL})): ("avro_before_value"),
+        (BYTES, frozenset({ROWS, VIRTUAL})): ("avro_before_value"),
         (BYTES, frozenset({ROWS, NOTHING, VIRTUAL})): (
             "avro_checksum avro_default avro_extension avro_watermark"
         ),
@@ -99,7 +100,6 @@ STATED: dict[str, dict[tuple[str, frozenset[str]], str]] = {
             "canaljson_delete_handle_only open_updated_only simple_json_checksum"
         ),
         (BYTES, frozenset({ROWS, REDUCED})): ("canaljson_handle_key_only open_handle_key_only"),
-        (NO_OPTION, frozenset({ROWS})): ("canaljson_output_row_key debezium_extension_start_ts"),
         (BYTES, frozenset({NOTHING})): ("debezium_no_schema"),
         (BYTES, frozenset({ROWS, ZONES})): ("canaljson_tz_newyork"),
         (BYTES, frozenset({ROWS, STALE})): ("open_batch16"),
@@ -472,14 +472,8 @@ def _judged(part: str, decoded: Decoded, rows: list[RowChange], losses: frozense
     found = [{name: value for name, value in one.items() if name != "offset"} for one in describe(decoded)]
     wanted = [expected_of(losses, row) for row in rows]
     if part == NEW:
-        if Loss.NAMES in losses:
-            # Under avro-include-before-value updates and deletes have their whole old image.
-            kept = losses - {Loss.OLD_IMAGE, Loss.DELETED_CELLS, Loss.DELETED_TS}
-            for i, (one, row) in enumerate(zip(found, rows, strict=True)):
-                if one["commit_ts"] and len(one["old"] or ()) >= len(row.old or ()):
-                    wanted[i] = expected_of(kept, row)
-            if _drop_virtual(found, wanted) and found == wanted:
-                return VIRTUAL
+        if Loss.NAMES in losses and _drop_virtual(found, wanted) and found == wanted:
+            return VIRTUAL
         _take_vectors(found, wanted, rows)
     if found == wanted:
         return ROWS

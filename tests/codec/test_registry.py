@@ -32,6 +32,9 @@ def test_options_are_read_from_texts_and_typed_values() -> None:
         ({"protocol": "open-protocol", "max-batch-size": "0"}, "1 to 65536"),
         ({"protocol": "canal-json", "content-compatible": "yes"}, "true or false"),
         ({"protocol": "avro", "avro-decimal-handling-mode": "exact"}, "precise or string"),
+        ({"protocol": "open-protocol", "output-row-key": "true"}, "use protocol canal-json"),
+        ({"protocol": "canal-json", "debezium-include-start-ts": "true"}, "use protocol debezium"),
+        ({"protocol": "simple", "avro-include-before-value": "true"}, "use protocol avro"),
         ({"protocol": "avro", "topic": "t"}, "not known"),
         ({"protocol": "ticdc-mq", "flavour": "new"}, "classic"),
         ({"protocol": "canal-json", "flavour": "newer"}, "classic or new"),
@@ -67,6 +70,33 @@ def test_what_is_not_supported_is_refused_and_the_supported_named(
 ) -> None:
     with pytest.raises(InvalidInput, match=named):
         codec_options(settings)
+
+
+@pytest.mark.parametrize(
+    ("uri", "section"),
+    [
+        ("avro&schema-registry=http%3A%2F%2Fr:1&avro-include-before-value=true", "avro_include_before_value"),
+        ("canal-json&enable-tidb-extension=true&output-row-key=true", "output_row_key"),
+        ("debezium&debezium-include-start-ts=true", "debezium_include_start_ts"),
+    ],
+)
+def test_what_only_the_new_architecture_has_is_written_in_its_flavour_only(uri: str, section: str) -> None:
+    where = parse_sink_uri(f"kafka://a:1/t?protocol={uri}")
+    with pytest.raises(InvalidInput) as caught:
+        settled(merge_config({}, where))
+    assert section.replace("_", "-") in caught.value.what
+    assert 'flavour = "new"' in caught.value.fix
+    new = settled(merge_config({"tidegate": {"flavour": "new"}}, where))
+    assert getattr(plan(new, "t", lambda _: 3).codec, section) is True
+    read = settled(merge_config({}, where), reading=True)
+    assert getattr(codec_options(read.codec_settings()), section) is True
+
+
+def test_a_switch_that_says_nothing_without_another_is_refused() -> None:
+    uri = parse_sink_uri("kafka://a:1/t?protocol=canal-json&output-row-key=true")
+    with pytest.raises(InvalidInput, match="output-row-key") as caught:
+        settled(merge_config({"tidegate": {"flavour": "new"}}, uri))
+    assert caught.value.fix == "add enable-tidb-extension=true to the sink URI"
 
 
 def test_unknown_protocols_have_no_codec() -> None:

@@ -115,9 +115,8 @@ def strange_rows(draw: st.DrawFn) -> list[RowChange]:
         if draw(st.booleans()):
             images[1] = tuple(a if draw(st.booleans()) else b for a, b in zip(*images, strict=True))
         old, new = draw(st.sampled_from([(None, images[0]), (images[0], images[1]), (images[0], None)]))
-        rows.append(
-            RowChange(table, draw(st.integers(1, 2**63)), 1, 1, draw(st.integers(-5, 2**62)), old, new)
-        )
+        numbers = draw(st.integers(1, 2**63)), draw(st.integers(1, 2**63)), 1, draw(st.integers(-5, 2**62))
+        rows.append(RowChange(table, *numbers, old, new, row_key=draw(st.binary(max_size=90))))
     return rows
 
 
@@ -144,7 +143,7 @@ def expected_of(losses: frozenset[Loss], row: RowChange) -> dict[str, Any]:
         shown[side] = None if found is None else {named(name): cell for name, cell in found.items()}
     if Loss.VIRTUAL in losses:
         absent = {named(column.name): None for column in virtual_columns(table)}
-        for side in ("new", "old") if kind != "delete" else ():
+        for side in ("new", "old") if kind != "delete" or Loss.DELETED_CELLS not in losses else ():
             if shown[side] is not None:
                 shown[side] |= absent
     if Loss.UNTYPED in losses:

@@ -24,9 +24,10 @@ from hypothesis import strategies as st
 from tests.codec import golden
 from tests.codec.slots import block_of
 from tests.contracts import toy_protocol
+from tests.contracts.any_table import any_rows
 from tests.contracts.codec_rows import expected_of, golden_rows, messages_of, strange_rows, strange_table
 from tests.contracts.maxwell_writer import MaxwellWriter
-from tidegate.codec import ddl_header, registry
+from tidegate.codec import avro_kernels, ddl_header, registry
 from tidegate.codec.base import Batch, CodecOptions, Decoded, Decoder, describe
 from tidegate.codec.blocks import encode_block, plan_of
 from tidegate.codec.decode import decoder
@@ -128,14 +129,16 @@ class Case:
 
 
 def variants(codec: ReadCodec) -> Iterator[tuple[str, CodecOptions]]:
-    """The usual options, each switch turned, all of them, and small messages."""
+    """The usual options, each switch turned, all of them, and small messages; in each flavour what it has."""
     usual = codec.options()
     # How the storage of claim-check holds a message makes no difference to a message: test_fitting.py.
-    switches = {
+    every = {
         f.name: not f.default
         for f in fields(codec.options)
         if isinstance(f.default, bool) and f.name != "claim_check_raw_value"
     }
+    of_new = [f.name for f in fields(codec.options) if "flavour" in f.metadata]
+    switches = {name: turned for name, turned in every.items() if name not in of_new}
     yield "usual", usual
     for name, turned in switches.items():
         yield f"{name}={turned}", replace(usual, **{name: turned})
@@ -157,7 +160,13 @@ def variants(codec: ReadCodec) -> Iterator[tuple[str, CodecOptions]]:
         if hasattr(usual, "encoding_format"):
             yield f"{flavour} flavour, in Avro", replace(usual, flavour=flavour, encoding_format="avro")
         if codec.schemas is not None:
-            yield f"{flavour} flavour, all turned", replace(usual, flavour=flavour, **switches)
+            yield f"{flavour} flavour, classic's switches", replace(usual, flavour=flavour, **switches)
+        for name in of_new:
+            alone = replace(usual, flavour=flavour, **{name: True})
+            yield f"{flavour} flavour, {name}", alone
+            yield f"{flavour} flavour, {name}, extended", replace(alone, enable_tidb_extension=True)
+        if of_new:
+            yield f"{flavour} flavour, all switches turned", replace(usual, flavour=flavour, **every)
     small: dict[str, int] = {"max_message_bytes": 9000}
     if any(f.name == "max_batch_size" for f in fields(codec.options)):
         yield "a row a message", replace(usual, max_batch_size=1)
@@ -227,6 +236,8 @@ def check(rows: list[RowChange], options: CodecOptions, partition: np.ndarray | 
 def row_bound(plan: Plan, block: RowBlock, row: int) -> int:
     """The most bytes that the kernel expects of a row: beyond it, it would write past its buffer."""
     op, bound = int(block.op[row]), int(plan.fixed[block.op[row]])
+    if plan.row_keys and block.row_keys is not None:
+        bound += 2 * int(block.row_keys[row, 1])
     for cell, factor in plan.variables[1:].reshape(-1, 2).tolist():
         for image in (block.new,) * (op != DELETE) + (block.old,) * (op != INSERT):
             bound += factor * max(int(image.l[row, cell]), 0)
@@ -469,6 +480,42 @@ def test_any_row_keeps_the_contract(rows: list[RowChange], case: Case, partition
     same(case, case.encode(rows))
     sound = [with_sound_texts(row) for row in rows]
     gives_back(case, sound, case.encode(sound))
+
+
+IN_BINARY = [
+    case for case in WRITTEN.values() if case.plan(golden_rows()[0][0]).encode is avro_kernels.encode_avro
+]
+"""Avro, and simple in Avro, in both flavours."""
+
+
+def decodes_alike(case: Case, rows: list[RowChange]) -> None:
+    """Their messages, by the compiled decoder and the plain one, which have met the table."""
+    plain, fast = case.codec.decoder(case.options), decoder(case.options)
+    if case.codec.definitions is not None:
+        told = case.codec.definitions.encode(rows[0].table, case.options, BUILD_MS)
+        for reader in (plain, fast):
+            assert reader.decode(batch_of([(told.key, told.value)])) == Decoded()
+    try:
+        pairs = case.encode(rows)
+    except InvalidInput:  # a delete without a key
+        return
+    assert repr(describe(fast.decode(batch_of(pairs)))) == repr(describe(plain.decode(batch_of(pairs))))
+
+
+@given(any_rows(), st.sampled_from(IN_BINARY), st.lists(st.integers(0, 2), min_size=4, max_size=4))
+@settings(max_examples=400, deadline=None)
+def test_rows_of_any_table_are_the_same_in_binary(
+    rows: list[RowChange], case: Case, partitions: list[int]
+) -> None:
+    check(rows, case.options, np.array(partitions[: len(rows)], dtype=np.int32))
+    decodes_alike(case, rows)
+
+
+@given(any_rows(), st.sampled_from(list(WRITTEN.values())))
+@settings(max_examples=200, deadline=None)
+def test_rows_of_any_table_are_the_same_in_every_protocol(rows: list[RowChange], case: Case) -> None:
+    check(rows, case.options)
+    decodes_alike(case, rows)
 
 
 @every_codec

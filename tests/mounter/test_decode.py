@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+from dataclasses import replace
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ from tidegate.tidb import keys, record, row
 from tidegate.tidb.table_info import table_schema
 
 UTC = ZoneInfo("UTC")
-ALL = MountOptions(force_replicate=True)
+ALL = MountOptions(force_replicate=True, row_keys=True)
 
 
 def mounted(rows: list[GoldenRow], options: MountOptions = ALL) -> tuple[list[RowBlock], list[Quarantined]]:
@@ -46,6 +47,7 @@ def fields(row: RowChange) -> tuple[object, ...]:
         row.start_ts,
         row.physical_id,
         row.handle,
+        row.row_key,
         id(row.table),
         repr(row.old),
         repr(row.new),
@@ -61,7 +63,7 @@ def assert_same(found: list[RowChange], wanted: list[RowChange | None]) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_golden_rows_mount_as_the_plain_mounter_mounts_them(case: str, zone: str) -> None:
     rows = golden_rows(case)
-    blocks, failed = mounted(rows, MountOptions(time_zone=zone, force_replicate=True))
+    blocks, failed = mounted(rows, replace(ALL, time_zone=zone))
     assert failed == []
     plain = [mount_row(row.entry, row.table, ZoneInfo(zone)) for row in rows]
     assert_same(in_block_order(blocks, ZoneInfo(zone)), plain)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from click import Context
+from typer.core import TyperArgument
 
 from tidegate import __version__
 from tidegate.cli import changefeed, consumer, topic, upstream
@@ -14,6 +16,29 @@ from tidegate.cli.compare import compare
 from tidegate.cli.peek import peek
 from tidegate.cli.server import server
 from tidegate.cli.verify import verify
+
+
+class _Argument(TyperArgument):
+    """An argument that shows its help.
+
+    From click 8.5 on click's constructor sets `help`, too, to nothing. If it were set again, click would list
+    the argument a second time, since typer lists it already.
+    """
+
+    def __init__(self, *, help: str | None = None, **more: Any) -> None:
+        super().__init__(**more)
+        self._told = help
+
+    def get_help_record(self, ctx: Context) -> Any:
+        self.help = self._told
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.help = None
+
+
+# typer makes a command's arguments of its own class, and asks nobody for another one.
+vars(typer.main)["TyperArgument"] = _Argument
 
 app = typer.Typer(
     name="tidegate",

@@ -15,6 +15,9 @@ from tidegate.cli.upstream_region import JsonOption, PdOption, reported
 app = typer.Typer(help="Make things go wrong: streams, timestamps, stores, errors.", no_args_is_help=True)
 
 OnOff = Annotated[str, typer.Argument(metavar="on|off", help="Whether it shall be so.")]
+FreezeOrThaw = Annotated[
+    str, typer.Argument(metavar="freeze|thaw", help="Whether it stands still, or goes on.")
+]
 StoreArgument = Annotated[int, typer.Argument(metavar="STORE", help="The store's id.")]
 
 
@@ -36,17 +39,13 @@ def clear(pd: PdOption, as_json: JsonOption = False) -> None:
 
 
 @app.command()
-def tso(
-    pd: PdOption, state: Annotated[str, typer.Argument(metavar="freeze|thaw")], as_json: JsonOption = False
-) -> None:
+def tso(pd: PdOption, state: FreezeOrThaw, as_json: JsonOption = False) -> None:
     """Let PD give out no timestamps, or again."""
     _set(pd, as_json, tso_frozen=_either(state, "freeze", "thaw"))
 
 
 @app.command("resolved-ts")
-def resolved_ts(
-    pd: PdOption, state: Annotated[str, typer.Argument(metavar="freeze|thaw")], as_json: JsonOption = False
-) -> None:
+def resolved_ts(pd: PdOption, state: FreezeOrThaw, as_json: JsonOption = False) -> None:
     """Let no store advance a resolved ts, or again."""
     _set(pd, as_json, resolved_frozen=_either(state, "freeze", "thaw"))
 

@@ -1,9 +1,10 @@
 """Encode kernel of avro, and of simple in Avro: from slots straight to keys and values in Avro's binary form.
 
 The plan is `codec.plan`'s: pieces for the key, then for each operation. A piece here is a constant (before
-the first value a message's header, else nothing), the branch of a union (`P_TAIL`, or `P_NULL` for NULL) and
-a value in one of the forms below. Enums and sets have a table of names among the plan's constants
-(`P_OPEN`, `P_PARAM` names): u32 offset and u32 length each, from the table's start, then the names.
+the first value a message's header, before an old row the branch of its union, else mostly nothing), the
+branch of a union (`P_TAIL`, or `P_NULL` for NULL) and a value in one of the forms below. Enums and sets have
+a table of names among the plan's constants (`P_OPEN`, `P_PARAM` names): u32 offset and u32 length each, from
+the table's start, then the names.
 
     data = [ key of row 0 | its value | key of row 1 | ... ]
 
@@ -120,7 +121,7 @@ PHYSICAL_MS: Final = 61
 STAMP: Final = 62
 """The commit ts, u64 big-endian."""
 CHECKSUM_MEMBERS: Final = 63
-"""A row's checksum as avro's values have it: the current sum's digits, or no text; corrupted; version."""
+"""A row's checksum as avro's values have it: the digits of its sum, or no text; corrupted; version."""
 CHECKSUM_RECORD: Final = 64
 """The same as simple has it: a union of null and a record of version, corrupted, current, previous."""
 BUILD_MS: Final = 65
@@ -303,13 +304,15 @@ def put_short_text(out: int, end: int) -> int:
 
 
 @inline
-def put_checksum_members(out: int, job: int, row: int) -> int:
-    """Text, boolean and int: at most 22 bytes. A delete has none."""
+def put_checksum_members(out: int, job: int, op: int, row: int) -> int:
+    """Text, boolean and int: at most 22 bytes. The sum is that of the row's columns: of a delete, the old."""
     found = checksum_of(job, row)
     if found == 0:
         store_u32(out, 0)
         return out + 3
-    out = put_short_text(out, put_u64(out + 1, U64(load_u32(found + CURRENT_AT))))
+    out = put_short_text(
+        out, put_u64(out + 1, U64(load_u32(found + (PREVIOUS_AT if op == 3 else CURRENT_AT))))
+    )
     store_u8(out, load_u8(found + CORRUPTED_AT))
     return put_varint(out + 1, I64(load_u8(found + VERSION_AT)))
 
@@ -332,7 +335,7 @@ def put_checksum_record(out: int, job: int, op: int, row: int) -> int:
 def put_of_row(out: int, form: int, job: int, op: int, row: int) -> int:
     """A number of the row itself."""
     if form == CHECKSUM_MEMBERS:
-        return put_checksum_members(out, job, row)
+        return put_checksum_members(out, job, op, row)
     if form == CHECKSUM_RECORD:
         return put_checksum_record(out, job, op, row)
     if form == BUILD_MS:

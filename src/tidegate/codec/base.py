@@ -38,6 +38,18 @@ def one_of(*words: str) -> Any:
     return field(default=words[0], metadata={"words": words})
 
 
+NEW: Final = "new"
+"""The flavour of TiCDC's new architecture."""
+
+
+def only_new(needs: str = "") -> Any:
+    """A switch of options that TiCDC's new architecture has and the classic one has not, usually off.
+
+    `needs`: the switch without which it says nothing.
+    """
+    return field(default=False, metadata={"flavour": NEW, "needs": needs})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecOptions:
     """Settings that every protocol has; each adds its own. Build with `registry.codec_options`.

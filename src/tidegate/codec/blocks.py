@@ -128,7 +128,17 @@ class _Encoding:
         )
         job[kernels.J_CHECKSUMS // 8] = address(sums)
         job[kernels.J_BUILD // 8] = self._build_ms
-        return [order, *lines, sums, new.a, new.l, old.a, old.l]
+        # Only what the plan asks for: each address costs a small block as much as some rows.
+        starts = np.ascontiguousarray(block.start_ts) if self._plan.start_ts else None
+        job[kernels.J_START_TS // 8] = address(starts)
+        keys = self._row_keys() if self._plan.row_keys else None
+        job[kernels.J_ROW_KEYS // 8] = address(keys)
+        return [order, *lines, sums, starts, keys, new.a, new.l, old.a, old.l]
+
+    def _row_keys(self) -> Int64s:
+        keys = self._block.row_keys
+        assert keys is not None, "who mounts rows for a protocol that sends their keys asks for them"
+        return np.ascontiguousarray(keys)
 
     def _images(self) -> tuple[Image, Image]:
         """Both images, with TIMESTAMP columns in the feed's zone."""

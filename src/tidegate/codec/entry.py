@@ -175,8 +175,11 @@ class RowCodec(ReadCodec):
     """Why rows cannot be compared with their checksums under these options; empty: they can."""
     checksums: Callable[[Any], bool] = lambda options: False
     """Whether messages tell the rows' checksums under these options."""
-    splits_updates: bool = False
-    """Updates that change a unique key must be split into delete and insert: one message cannot say them."""
+    row_keys: Callable[[Any], bool] = lambda options: False
+    """Whether messages tell the rows' keys in TiKV under these options."""
+    splits_updates: Callable[[Any], bool] = lambda options: False
+    """Whether updates that change a unique key must be split into delete and insert under these options: one
+    message cannot say them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

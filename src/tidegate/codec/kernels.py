@@ -84,6 +84,9 @@ PHYSICAL_ID: Final = 22
 CHECKSUM: Final = 36
 """Behind those of `connect_kernels`; its parameter is one of these:"""
 SUM_VERSION, SUM_CORRUPTED, SUM_CURRENT, SUM_PREVIOUS, SUM_END = range(5)
+START_TS: Final = 37
+ROW_KEY: Final = 38
+"""From CHECKSUM on: forms that few messages have."""
 
 PIECE_WORDS: Final = 12
 PIECE_BYTES: Final = 8 * PIECE_WORDS
@@ -107,13 +110,13 @@ LONG_NULL: Final = -1
 SHORT_TEXT: Final = 7
 """Most bytes of a short text: a word with the length in its highest byte."""
 
-JOB_WORDS: Final = 38
+JOB_WORDS: Final = 40
 (
     J_ROWS, J_ORDER, J_OP, J_COMMIT_TS, J_PHYSICAL, J_HANDLE, J_PARTITION, J_NEW_A, J_NEW_L, J_NEW_STRIDE,
     J_OLD_A, J_OLD_L, J_OLD_STRIDE, J_PIECES, J_VARIABLES, J_FIXED,
     J_MAX_BYTES, J_MAX_ROWS, J_SCRATCH, J_STACK, J_PRINTABLE, J_DATA, J_ROOM,
     J_KEY_START, J_KEY_LENGTH, J_VALUE_START, J_VALUE_LENGTH, J_MESSAGE_PARTITION, J_MESSAGE_ROWS,
-    J_BUILD, J_CHECKSUMS,
+    J_BUILD, J_CHECKSUMS, J_START_TS, J_ROW_KEYS,
     J_AT, J_KEY_OUT, J_OUT, J_MESSAGES, J_HELD, J_HELD_BYTES, J_NEED,
 ) = range(0, 8 * JOB_WORDS, 8)  # fmt: skip
 """Byte offsets in the job: inputs, the plan, limits, outputs, and from J_AT on the state between calls."""
@@ -130,7 +133,7 @@ FIXED_SIZE: Final = {
     CONSTANT: 0, INT: 24, UINT: 24, DECIMAL: 88, DATETIME: 32, DATE: 16, TIME: 24,
     FLOAT_JSON: 48, DOUBLE_JSON: 48,
     FLOAT_FIXED: 360, DOUBLE_FIXED: 360, PROMOTED: 8, MILLISECONDS: 24, COMMIT_TS: 24, GROUP_END: 0,
-    ROW_ID: 24, PHYSICAL_ID: 24, CHECKSUM: 24,
+    ROW_ID: 24, PHYSICAL_ID: 24, CHECKSUM: 24, START_TS: 24,
 } | connect.SIZES  # fmt: skip
 """Most bytes of text of the other forms."""
 
@@ -282,9 +285,30 @@ def put_checksum(out: int, part: int, op: int, found: int) -> int:
 
 
 @inline
+def put_seldom(out: int, job: int, piece: int, op: int, row: int, found: int) -> int:
+    """A piece of the forms that few messages have, with its constant; `found`: the row's checksum.
+
+    A part of a checksum is left out together with its constant where the row has none.
+    """
+    form = load_i64(piece + P_FORM)
+    if form == CHECKSUM and found == 0:
+        return out
+    out = put_const(out, load_i64(piece + P_CONST), load_i64(piece + P_LENGTH))
+    if form == CHECKSUM:
+        return put_checksum(out, load_i64(piece + P_PARAM), op, found)
+    if form == START_TS:
+        return put_u64(out, load_u64(load_i64(job + J_START_TS) + 8 * row))
+    key = load_i64(job + J_ROW_KEYS) + 16 * row
+    return put_base64(out, load_i64(key), load_i64(key + 8))
+
+
+@inline
 def row_bound(job: int, op: int, row: int) -> int:
     """The worst case of one row's value: fixed part of its operation, and its values of variable size."""
     bound = load_i64(load_i64(job + J_FIXED) + 8 * op)
+    keys = load_i64(job + J_ROW_KEYS)
+    if keys != 0:
+        bound += 2 * load_i64(keys + 16 * row + 8)
     entry = load_i64(job + J_VARIABLES)
     count = load_i64(entry)
     new_l = load_i64(job + J_NEW_L) + 4 * row * load_i64(job + J_NEW_STRIDE)
@@ -338,10 +362,8 @@ def put_row(out: int, job: int, op: int, row: int) -> int:
             kept = 0
             piece += PIECE_BYTES
             continue
-        if form == CHECKSUM:
-            # Left out together with its constant where the row has none.
-            if found != 0:
-                out = put_checksum(put_const(out, source, length), param, op, found)
+        if form >= CHECKSUM:
+            out = put_seldom(out, job, piece, op, row, found)
             piece += PIECE_BYTES
             continue
         out = put_const(out, source, length)

@@ -46,8 +46,10 @@ END: Final = 5  # the item may end here, as operation `slot`
 WRAPPED: Final = 6  # null, or the constant of the WRAPPER behind it, a string and `}`; the string is the cell
 WRAPPER: Final = 7  # no piece of its own: what stands before the string of the WRAPPED before it
 MEMBERS: Final = 8  # the members of an object in any order, with its `}`; the slot is a set's address
-TEXT_ALONE: Final = 9  # of a member: nothing follows its constant
+TEXT_ALONE: Final = 9  # nothing follows the constant, of a member or of a piece
 STRING: Final = 10  # of a route: a string that tells where the message belongs
+OPTIONAL_TEXT: Final = 11  # the constant alone, and it may be missing
+OPTIONAL_STRING: Final = 12  # constant and a string without escapes, which nobody needs, may be missing
 PIECE_BYTES: Final = 32
 """A piece: address and length of the constant, form, slot."""
 
@@ -381,12 +383,20 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
                 return True
             continue
         if not fits:
-            if form == OPTIONAL:
+            if form in (OPTIONAL, OPTIONAL_TEXT, OPTIONAL_STRING):
                 continue
             return False
         at += size
         if at >= end:
             return False
+        if form >= TEXT_ALONE:
+            if form == OPTIONAL_STRING:
+                close, flags = scan_string(at + 1, end)
+                # What an escape stands for is not looked at here, so whether it is one must be.
+                if load_u8(at) != 34 or close == 0 or flags != 0:
+                    return False
+                at = close + 1
+            continue
         slot = load_i64(piece + 24)
         if form == MEMBERS:
             at = walk_members(at, end, slot, starts, lengths, result)

@@ -138,6 +138,10 @@ class Plan:
     json_columns: bool
     zoned: tuple[int, ...]
     """TIMESTAMP columns whose text is in the feed's zone."""
+    start_ts: bool
+    """Whether the rows' start ts are needed."""
+    row_keys: bool
+    """Whether their keys in TiKV are; a row's bound counts each twice."""
 
     spare: list[Bound] = field(default_factory=list, repr=False)
     """As many as there were encoders at a time."""
@@ -294,9 +298,9 @@ class Writer:
         self.waiting = len(self.constants)
         return self.waiting - len(table)
 
-    def named(self, shape: Shape, position: int, table: int, size: int) -> None:
+    def named(self, shape: Shape, position: int, table: int, size: int, image: int) -> None:
         """A column's value that is one or more of a table's names, together at most so many bytes."""
-        self.cell(shape, position, NEW)
+        self.cell(shape, position, image)
         self.pieces[-1][kernels.P_OPEN // 8 :] = [table, size]
 
     def plan(
@@ -345,6 +349,8 @@ class Writer:
             typical=np.array([_typical(part) + own for part in parts], dtype=np.int64),
             variables=np.array([len(growing), *(word for pair in growing for word in pair)], dtype=np.int64),
             quoted=kernels.QUOTED in forms,
+            start_ts=bool((pieces[:, kernels.P_FORM // 8] == kernels.START_TS).any()),
+            row_keys=bool((pieces[:, kernels.P_FORM // 8] == kernels.ROW_KEY).any()),
             json_columns=kernels.JSON in forms or connect_kernels.RAW_JSON in forms,
             zoned=tuple(
                 i for i, column in enumerate(table.columns) if column.kind is Kind.TIMESTAMP and not utc
@@ -382,4 +388,5 @@ def _fixed(part: Int64s, sizes: Mapping[int, int]) -> int:
 
 
 def _typical(part: Int64s) -> int:
-    return _constants(part) + 6 * len(part) + 8
+    keys = int((part[:, kernels.P_FORM // 8] == kernels.ROW_KEY).sum())
+    return _constants(part) + 6 * len(part) + 28 * keys + 8

@@ -154,6 +154,8 @@ def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
     config = dataclasses.replace(config, sink=dataclasses.replace(config.sink, protocol=found.name))
     options = codec_options(config.codec_settings())
     if isinstance(found, RowCodec):
+        if not reading:
+            _check_switches(options)
         _check_images(found, options, config)
         _check_schemas(found, options, config)
         _check_read_back(found, options, config)
@@ -210,6 +212,20 @@ def _unsupported(config: ReplicaConfig) -> InvalidInput:
     return InvalidInput(what, where="sink configuration", why=why, fix=fix)
 
 
+def _check_switches(options: CodecOptions) -> None:
+    """What one architecture has cannot be written as the other one writes; a reader takes both."""
+    for option, field in _options(type(options)).items():
+        flavour = field.metadata.get("flavour", options.flavour)
+        if flavour != options.flavour and getattr(options, field.name) != field.default:
+            why = "TiCDC's classic architecture has no such option, and no reader of its messages expects it"
+            fix = f'add [tidegate] flavour = "{flavour}" to the changefeed file, or leave the option out'
+            raise _refuse(option, "true", why, fix)
+        needs = field.metadata.get("needs")
+        if needs and getattr(options, field.name) and not getattr(options, needs):
+            other = f"{needs.replace('_', '-')}=true"
+            raise _refuse(option, "true", f"it has no effect without {other}", f"add {other} to the sink URI")
+
+
 def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig) -> None:
     """Rows of tables without a key are known by their whole content, so all of it must travel."""
     lacking = found.lacks_old(options)
@@ -222,7 +238,7 @@ def _check_images(found: RowCodec, options: CodecOptions, config: ReplicaConfig)
             why="a row of a table without a key is found downstream by its whole old content",
             fix="leave one of the two out",
         )
-    if found.splits_updates and not config.splits_updates:
+    if found.splits_updates(options) and not config.splits_updates:
         raise InvalidInput(
             f"output-raw-change-event = true does not go with protocol {found.name}.",
             where="changefeed configuration",

@@ -70,6 +70,10 @@ class CodecConfig:
     """precise, or string."""
     avro_bigint_unsigned_handling_mode: str = "long"
     """long, or string."""
+    avro_include_before_value: bool = False
+    """Avro, flavour new: updates and deletes have the old row."""
+    output_row_key: bool = False
+    """Canal-JSON, flavour new: `_tidb` has the row's key in TiKV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,8 @@ class DebeziumConfig:
     """`[sink.debezium]`."""
 
     output_old_value: bool = True
+    include_start_ts: bool = False
+    """Flavour new: rows have the start ts of their transaction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +295,15 @@ class ReplicaConfig:
             "avro-enable-watermark": avro.avro_enable_watermark,
             "avro-decimal-handling-mode": avro.avro_decimal_handling_mode or "precise",
             "avro-bigint-unsigned-handling-mode": avro.avro_bigint_unsigned_handling_mode or "long",
+            "avro-include-before-value": avro.avro_include_before_value,
+            "output-row-key": avro.output_row_key,
             "only-output-updated-columns": sink.only_output_updated_columns,
             "delete-only-output-handle-key-columns": sink.delete_only_output_handle_key_columns,
             "output-old-value": sink.open.output_old_value,
             "content-compatible": sink.content_compatible,
             "debezium-disable-schema": sink.debezium_disable_schema,
             "debezium-output-old-value": sink.debezium.output_old_value,
+            "debezium-include-start-ts": sink.debezium.include_start_ts,
             "large-message-handle-option": large.large_message_handle_option,
             "large-message-handle-compression": large.large_message_handle_compression,
             "claim-check-raw-value": large.claim_check_raw_value,

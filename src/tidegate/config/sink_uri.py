@@ -42,6 +42,10 @@ URI_FORM: Final = "write kafka://HOST:PORT[,HOST:PORT]/TOPIC?protocol=open-proto
 TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
+def _path(dotted: str) -> tuple[str, ...]:
+    return tuple(dotted.split("."))
+
+
 _KAFKA: Final = ("sink", "kafka_config")
 URI_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -49,10 +53,13 @@ URI_OPTIONS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "only-output-updated-columns": ("sink", "only_output_updated_columns"),
         "content-compatible": ("sink", "content_compatible"),
         "debezium-disable-schema": ("sink", "debezium_disable_schema"),
+        "debezium-include-start-ts": _path("sink.debezium.include_start_ts"),
         "schema-registry": ("sink", "schema_registry"),
         "avro-enable-watermark": (*_KAFKA, "codec_config", "avro_enable_watermark"),
         "avro-decimal-handling-mode": (*_KAFKA, "codec_config", "avro_decimal_handling_mode"),
         "avro-bigint-unsigned-handling-mode": (*_KAFKA, "codec_config", "avro_bigint_unsigned_handling_mode"),
+        "avro-include-before-value": (*_KAFKA, "codec_config", "avro_include_before_value"),
+        "output-row-key": (*_KAFKA, "codec_config", "output_row_key"),
         "enable-tidb-extension": (*_KAFKA, "codec_config", "enable_tidb_extension"),
         "max-batch-size": (*_KAFKA, "codec_config", "max_batch_size"),
         "encoding-format": (*_KAFKA, "codec_config", "encoding_format"),

@@ -47,7 +47,6 @@ TO_COME: Final[Mapping[str, tuple[Any, ...]]] = MappingProxyType(
         "sink.transaction_atomicity": ("none", "", None),
         "sink.safe_mode": (False, None),
         "sink.send_all_bootstrap_at_start": (False,),
-        "sink.debezium.include_start_ts": (False,),
         "sink.mysql_config": (),
         "sink.cloud_storage_config": (),
         "sink.pulsar_config": (),

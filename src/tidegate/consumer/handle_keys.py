@@ -68,6 +68,7 @@ class RowReader:
             handle=found.key.int_handle if found.key.is_int else 0,
             old=None if old is None else old.values,
             new=None if new is None else new.values,
+            row_key=found.raw,
         )
 
     def _table(self, schema: str, table: str, ts: int) -> TableSchema:
@@ -109,7 +110,7 @@ class RowReader:
             parsed = keys.parse_record(key)
             row = record.decode(table, parsed, data, self._zone)
             if all(row[at] == values[at] for at in table.handle_key):
-                return _Found(parsed, row)
+                return _Found(key, parsed, row)
         return None
 
     def _named(self, snapshot: Snapshot, table: TableSchema, values: Sequence[Value]) -> list[bytes]:
@@ -126,6 +127,7 @@ class RowReader:
 class _Found(NamedTuple):
     """A row of upstream."""
 
+    raw: bytes
     key: keys.RecordKey
     values: tuple[Value, ...]
 

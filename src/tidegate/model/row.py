@@ -7,7 +7,7 @@ text (facts 0.4); NULL -> None. TIMESTAMP text is in the feed's time zone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tidegate.model.schema import TableSchema
@@ -42,6 +42,8 @@ class RowChange:
     new: tuple[Value, ...] | None
     checksum: RowChecksum | None = None
     """None: no image carries one, or nobody compared."""
+    row_key: bytes = field(default=b"", compare=False)
+    """The row's key in TiKV, for a protocol that sends it; it says what table and handle say."""
 
     def __post_init__(self) -> None:
         assert self.old is not None or self.new is not None

@@ -70,6 +70,8 @@ class RowBlock:
     """Whatever the addresses point into."""
     checksums: npt.NDArray[np.void] | None = None
     """CHECKSUM[n] for a protocol that sends them; None: no row has any, which costs nothing."""
+    row_keys: npt.NDArray[np.int64] | None = None
+    """int64[n, 2] for a protocol that sends them: address and size of each row's key in TiKV."""
 
     def __len__(self) -> int:
         return len(self.op)
@@ -88,6 +90,7 @@ def take(block: RowBlock, rows: npt.NDArray[np.int64], op: npt.NDArray[np.uint8]
         new=Image(block.new.a[rows], block.new.l[rows]),
         old=Image(block.old.a[rows], block.old.l[rows]),
         checksums=None if block.checksums is None else block.checksums[rows],
+        row_keys=None if block.row_keys is None else block.row_keys[rows],
     )
 
 

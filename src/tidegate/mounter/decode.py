@@ -10,7 +10,7 @@ Called by the pipeline's tasks. Pure: no I/O, clock or thread.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -21,7 +21,7 @@ import pyarrow as pa
 from tidegate.errors import Undecodable
 from tidegate.kernel import PAD, address, buffer
 from tidegate.model.schema import Column, Kind, TableSchema
-from tidegate.model.slots import NULL, Image, RowBlock, stride_for
+from tidegate.model.slots import NULL, Image, RowBlock, stride_for, take
 from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.tidb import row_kernels, value
@@ -62,11 +62,13 @@ class MountOptions:
     """What mounting depends on besides rows and schemas.
 
     time_zone: the feed's IANA zone; slots hold UTC in any case, but with a zone other than UTC a TIMESTAMP
-    must be a calendar date. force_replicate: mount rows of tables without a handle key too.
+    must be a calendar date. force_replicate: mount rows of tables without a handle key too. row_keys: rows
+    have their keys, too.
     """
 
     time_zone: str = "UTC"
     force_replicate: bool = False
+    row_keys: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +350,7 @@ def decode_group(
         new=new,
         old=old,
         owners=owners,
+        row_keys=_row_keys(block, rows) if options.row_keys else None,
     )
     return _settle(group, faults, options, failed) if odd else group
 
@@ -391,6 +394,14 @@ def arguments(
     )
 
 
+def _row_keys(block: pa.RecordBatch, rows: Int64s) -> Int64s:
+    """Address and size of the keys of these rows; the block keeps them alive."""
+    column = block.column("key")
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int32)[column.offset :].astype(np.int64)
+    return np.stack([ends[rows] + data.address, ends[rows + 1] - ends[rows]], axis=1)
+
+
 def empty_image(n: int, stride: int) -> Image:
     """Slots of n rows, not initialised."""
     return Image(np.empty((n, stride), dtype=np.int64), np.empty((n, stride), dtype=np.int32))
@@ -423,7 +434,7 @@ def _settle(group: RowBlock, faults: Int64s, options: MountOptions, failed: list
         points = length != NULL and _FORMS[group.table.columns[c].kind] in _POINTERS
         image.a[at, c] = a + base if points else a
         image.l[at, c] = length
-    return _select(group, np.flatnonzero(keep), (*group.owners, data))
+    return replace(take(group, np.flatnonzero(keep)), owners=(*group.owners, data))
 
 
 def _plain_cells(
@@ -439,21 +450,6 @@ def _plain_cells(
         for c, (column, item) in enumerate(zip(group.table.columns, values or (), strict=False)):
             cells.append((image, i, c, *pool.slot(value.parse(column, item, zone))))
     return cells
-
-
-def _select(group: RowBlock, rows: Int64s, owners: tuple[Any, ...]) -> RowBlock:
-    return RowBlock(
-        table=group.table,
-        op=group.op[rows],
-        commit_ts=group.commit_ts[rows],
-        start_ts=group.start_ts[rows],
-        physical_id=group.physical_id[rows],
-        handle=group.handle[rows],
-        position=group.position[rows],
-        new=Image(group.new.a[rows], group.new.l[rows]),
-        old=Image(group.old.a[rows], group.old.l[rows]),
-        owners=owners,
-    )
 
 
 def _entry(block: pa.RecordBatch, row: int) -> Entry:

@@ -43,4 +43,5 @@ def mount_row(entry: Entry, table: TableSchema, time_zone: tzinfo = UTC) -> RowC
         handle=0 if table.is_common_handle else key.int_handle,
         old=record.decode(table, key, entry.old_value, time_zone) if entry.old_value else None,
         new=None if deleted else record.decode(table, key, entry.value, time_zone),
+        row_key=entry.key,
     )

@@ -5,6 +5,7 @@ A Python object per cell: thousands of rows a second, not millions.
 
 from __future__ import annotations
 
+import ctypes
 from datetime import UTC, tzinfo
 
 from tidegate.model.row import RowChange, Value
@@ -25,6 +26,7 @@ def rows_of(block: RowBlock, time_zone: tzinfo = UTC) -> list[RowChange]:
             handle=int(block.handle[i]),
             old=None if block.op[i] == INSERT else _values(block.table, block.old, i, time_zone),
             new=None if block.op[i] == DELETE else _values(block.table, block.new, i, time_zone),
+            row_key=b"" if block.row_keys is None else ctypes.string_at(*block.row_keys[i].tolist()),
         )
         for i in range(len(block))
     ]

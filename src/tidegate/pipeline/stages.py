@@ -92,11 +92,12 @@ def plan(
     `topic`: the URI's.
     """
     verdicts, options = FeedFilter.of(config), options_of(config)
+    in_messages = config.has_tables and form is Form.MESSAGES
     placed, registered = _same, None
     if isinstance(options, LargeOptions) and options.large_message_handle_option == CLAIM_CHECK:
         uri = config.sink.kafka_config.large_message_handle.claim_check_storage_uri
         options = replace(options, claims=ClaimStorage(uri))
-    if config.has_tables and form is Form.MESSAGES and (schemas := codec_of(options).schemas) is not None:
+    if in_messages and (schemas := codec_of(options).schemas) is not None:
         book = SchemaBook()
         placed = partial(_placed, schemas, namespace, book)
         registered = _registering(ConfluentRegistry(revealed(config.sink.schema_registry)), book, schemas)
@@ -110,9 +111,13 @@ def plan(
         router=Router.of(config, topic),
         partitions=partitions,
         split_updates=config.splits_updates and form is not Form.ENTRIES,
-        mount=MountOptions(config.tidegate.time_zone, config.force_replicate),
+        mount=MountOptions(
+            config.tidegate.time_zone,
+            config.force_replicate,
+            row_keys=in_messages and codec_of(options).row_keys(options),
+        ),
         verify=config.integrity.checks,
-        checksums=config.has_tables and form is Form.MESSAGES and codec_of(options).checksums(options),
+        checksums=in_messages and codec_of(options).checksums(options),
         read_back=read_back,
         rows=verdicts.events if verdicts.events.concerns_rows else None,
         columns=verdicts.columns,

@@ -3,22 +3,30 @@
 from dataclasses import replace
 from typing import Final
 
+from tidegate.codec.base import NEW
 from tidegate.codec.entry import DdlTo, Loss, RowCodec, Schemas, Unmarked
 from tidegate.codec.protocols.avro.bulk import AvroBulkDecoder
 from tidegate.codec.protocols.avro.plain import AvroDecoder, AvroEncoder, named_ids
 from tidegate.codec.protocols.avro.plan import plan
-from tidegate.codec.protocols.avro.schema import NEW, AvroOptions, needs_of_checksums, sanitized, subjects
+from tidegate.codec.protocols.avro.schema import AvroOptions, needs_of_checksums, sanitized, subjects
 
 
 def _losses(options: AvroOptions) -> frozenset[Loss]:
-    lost = {Loss.BAD_TEXT, Loss.PARTITION, Loss.OLD_IMAGE, Loss.DELETED_CELLS, Loss.NAMES}
+    lost = {Loss.BAD_TEXT, Loss.PARTITION, Loss.NAMES}
+    if not options.avro_include_before_value:
+        lost |= {Loss.OLD_IMAGE, Loss.DELETED_CELLS}
     if not options.enable_tidb_extension:
         lost |= {Loss.COMMIT_TS}
-    if not options.has_marks:
+    if not (options.has_marks or (options.enable_tidb_extension and options.avro_include_before_value)):
         lost |= {Loss.DELETED_TS}
     if options.flavour == NEW:
         lost |= {Loss.VIRTUAL}
     return frozenset(lost)
+
+
+def _lacks_old(options: AvroOptions) -> str:
+    without = f"protocol = {AvroOptions.protocol} without avro-include-before-value = true"
+    return "" if options.avro_include_before_value else without
 
 
 CODEC: Final = RowCodec(
@@ -45,9 +53,9 @@ CODEC: Final = RowCodec(
         named=lambda batch: list(named_ids(batch)),
     ),
     named=sanitized,
-    lacks_old=lambda options: f"protocol = {AvroOptions.protocol}",
+    lacks_old=_lacks_old,
     no_checksums=needs_of_checksums,
     checksums=lambda options: bool(options.has_checksums),
-    splits_updates=True,
+    splits_updates=lambda options: not options.avro_include_before_value,
     losses=_losses,
 )

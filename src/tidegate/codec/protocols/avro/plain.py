@@ -2,6 +2,7 @@
 
     key     00 | id of the key's schema, i32 big-endian | the handle key's columns
     value   00 | id of the value's schema | all columns, then _tidb_op, ...    insert, update
+            the same, with the row as it was before _tidb_op                  delete, with old values
             nothing                                                           delete
             03 | commit ts, u64 big-endian                                    delete, with marks
             01 | {"query":"..","type":5,"schema":"..",...}                    DDL, no key
@@ -28,6 +29,7 @@ from tidegate.codec import ddl_header, sums
 from tidegate.codec.assemble import DecodeError, RowKey, Rows, decode_plainly, integer, member, wire_type
 from tidegate.codec.avro_binary import sized, varint
 from tidegate.codec.base import (
+    NEW,
     RECORD_OVERHEAD,
     Batch,
     DdlMessage,
@@ -37,9 +39,9 @@ from tidegate.codec.base import (
 )
 from tidegate.codec.json_text import std_string
 from tidegate.codec.protocols.avro.schema import (
+    BEFORE,
     CHECKSUMS,
     EXTENSION,
-    NEW,
     AvroOptions,
     avro_type,
     escaped_elem,
@@ -52,7 +54,7 @@ from tidegate.codec.protocols.avro.schema import (
 from tidegate.codec.schema_book import Subject
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
-from tidegate.model.row import RowChange, RowChecksum, Value
+from tidegate.model.row import RowChange, Value
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.model.timestamp import physical_ms
@@ -61,10 +63,12 @@ from tidegate.tidb.types import enum
 ROW, DDL, WATERMARK, DELETED = 0, 1, 2, 3
 """The first byte of a value."""
 HEADER_BYTES: Final = 5
+OPERATIONS: Final = {INSERT: b"c", UPDATE: b"u", DELETE: b"d"}
+HAS_NONE, HAS_BEFORE = varint(0), varint(1)
+"""The branches of the old row's union."""
 MAX_FIELDS: Final = 8192
 """Of one schema: TiDB's tables have at most 4096 columns."""
 _EXTENSION: Final = "_tidb_"
-_BEFORE: Final = "_ticdc_before"
 _NO_KEYS: Final[frozenset[str]] = frozenset()
 _MEMBERS: Final = {name: of_type for name, of_type, _ in (*EXTENSION, *CHECKSUMS)}
 
@@ -124,11 +128,16 @@ def absent(column: Column, options: AvroOptions) -> bytes:
     return varint(0 if is_null_first(column, options) else 1)
 
 
-def checksum_members(found: RowChecksum | None) -> bytes:
-    """The members of the extension for a row's checksum; of a row without one the text is empty."""
+def checksum_members(row: RowChange) -> bytes:
+    """The members of the extension for a row's checksum; of a row without one the text is empty.
+
+    The sum is that of the row that the columns are: of a delete, the old one.
+    """
+    found = row.told_checksum
     if found is None:
         return sized(b"") + b"\0" + varint(0)
-    return sized(b"%d" % found.current) + bytes([found.corrupted]) + varint(found.version)
+    told = found.previous if row.is_delete else found.current
+    return sized(b"%d" % told) + bytes([found.corrupted]) + varint(found.version)
 
 
 class AvroEncoder:
@@ -138,7 +147,7 @@ class AvroEncoder:
         self._options = options
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """One message a row; a delete has only its key."""
+        """One message a row; a delete has only its key, unless old values are asked for."""
         messages = []
         for row in rows:
             key, value = self._row(row)
@@ -156,16 +165,20 @@ class AvroEncoder:
         key = None
         if of_key is not None:
             key = schema_header(of_key, options) + self._columns(table, image, key_columns(table, options))
-        if row.new is None:
+        if row.new is None and not options.avro_include_before_value:
             if key is None:
                 raise refused_delete(table, options)
             return key, b"\x03" + row.commit_ts.to_bytes(8, "big") if options.has_marks else None
-        value = schema_header(of_value, options) + self._columns(table, image, value_members(table, options))
+        members = value_members(table, options)
+        value = schema_header(of_value, options) + self._columns(table, image, members)
+        if options.avro_include_before_value:
+            value += HAS_NONE if row.old is None else HAS_BEFORE + self._columns(table, row.old, members)
+        if options.extension:
+            value += sized(OPERATIONS[DELETE if row.is_delete else INSERT if row.is_insert else UPDATE])
         if options.enable_tidb_extension:
-            value += sized(b"c" if row.old is None else b"u")
             value += varint(row.commit_ts) + varint(physical_ms(row.commit_ts))
         if options.has_checksums:
-            value += checksum_members(row.told_checksum)
+            value += checksum_members(row)
         return key, value
 
     def _columns(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int | Column]) -> bytes:
@@ -277,7 +290,7 @@ def _field(found: Any, *, nested: bool) -> Field:
             )
         null = of_type.index("null")
         of_type = of_type[1 - null]
-    if name == _BEFORE and isinstance(of_type, dict) and not nested:
+    if name == BEFORE and isinstance(of_type, dict) and not nested:
         return Field(name, "record", null, "", inner=_record(of_type, nested=True))
     if isinstance(of_type, str):
         if not name.startswith(_EXTENSION):
@@ -374,7 +387,7 @@ class AvroDecoder:
         told = _told_sum(more.get("_tidb_row_level_checksum") or "")
         if told:
             sums.check(name, ts, columns, cells, told, self._options.time_zone)
-        row_key, before = RowKey(of_value.schema, of_value.table, None, columns), more.get(_BEFORE)
+        row_key, before = RowKey(of_value.schema, of_value.table, None, columns), more.get(BEFORE)
         if op == "d":
             return [(row_key, (DELETE, ts, offset, 0, None, cells))]
         if before is not None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from tidegate.codec import avro_kernels as kernels
 from tidegate.codec.avro_binary import sized, varint
-from tidegate.codec.plan import NEW, OPERATIONS, Plan, Shape, Writer
+from tidegate.codec.plan import NEW, OLD, OPERATIONS, Plan, Shape, Writer
+from tidegate.codec.protocols.avro import plain
 from tidegate.codec.protocols.avro.plain import absent, least_bytes, schema_header
 from tidegate.codec.protocols.avro.schema import (
     PRECISE,
@@ -38,18 +39,22 @@ def plan(table: TableSchema, options: AvroOptions, digits: int) -> Plan:
     """The plan of a table version, whose schemas are in the options' book; there is no build time."""
     made = _Pieces(table, options)
     of_key, of_value = subjects(table, options)
-    keys = key_columns(table, options)
-    write = made.writer
+    keys, has_before = key_columns(table, options), options.avro_include_before_value
+    write, members = made.writer, value_members(table, options)
     if of_key is not None:
         write.text(schema_header(of_key, options))
         made.cells(keys)
     write.end()
     for op in OPERATIONS:
-        if op != DELETE:
+        if op != DELETE or has_before:
             write.text(schema_header(of_value, options))
-            made.cells(value_members(table, options))
+            made.cells(members)
+            if has_before:
+                write.text(plain.HAS_NONE if op == INSERT else plain.HAS_BEFORE)
+                made.cells(members if op != INSERT else (), OLD)
+            if options.extension:
+                write.text(sized(plain.OPERATIONS[op]))
             if options.enable_tidb_extension:
-                write.text(sized(b"c" if op == INSERT else b"u"))
                 write.number(kernels.COMMIT_TS)
                 write.number(kernels.PHYSICAL_MS)
             if options.has_checksums:
@@ -60,15 +65,15 @@ def plan(table: TableSchema, options: AvroOptions, digits: int) -> Plan:
         write.end()
     forms = [shape.form for shape in made.shapes]
     growing = [
-        # A column of the key is written twice.
-        (i, kernels.FACTORS[form] * (2 if i in keys else 1))
+        # A column of the key is written once more, and one of a delete's old row, too.
+        (i, kernels.FACTORS[form] * (1 + (i in keys) + has_before))
         for i, form in enumerate(forms)
         if form in kernels.FACTORS
     ]
     return write.plan(
         table,
         made.shapes,
-        refused={} if keys else {DELETE: refused_delete(table, options)},
+        refused={} if keys or has_before else {DELETE: refused_delete(table, options)},
         encode=kernels.encode_avro,
         sizes=kernels.SIZES,
         growing=growing,
@@ -87,16 +92,16 @@ class _Pieces:
             if column.kind in (Kind.ENUM, Kind.SET)
         }
 
-    def cells(self, shown: Sequence[int | Column]) -> None:
-        """The values of these columns."""
+    def cells(self, shown: Sequence[int | Column], image: int = NEW) -> None:
+        """The values of these columns in an image; of a delete the new one is the old one."""
         for i in shown:
             if isinstance(i, Column):
                 self.writer.text(absent(i, self._options))
             elif i in self._names:
                 most = sum(len(elem.encode()) + 1 for elem in self._table.columns[i].elems)
-                self.writer.named(self.shapes[i], i, self._names[i], most)
+                self.writer.named(self.shapes[i], i, self._names[i], most, image)
             else:
-                self.writer.cell(self.shapes[i], i, NEW)
+                self.writer.cell(self.shapes[i], i, image)
 
     def _shape(self, column: Column) -> Shape:
         """How a column's values are written, behind the branch of its union."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 from weakref import WeakKeyDictionary
 
-from tidegate.codec.base import CHECKSUMS_ON, CodecOptions, one_of
+from tidegate.codec.base import CHECKSUMS_ON, NEW, CodecOptions, one_of, only_new
 from tidegate.codec.json_text import json_float, std_string
 from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.schema_book import LOCAL, SchemaBook, Subject
@@ -24,8 +24,6 @@ from tidegate.errors import InvalidInput
 from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.tidb.table_info import PUBLIC, every_column
 
-NEW: Final = "new"
-"""The flavour of TiCDC's new architecture."""
 PRECISE: Final = "precise"
 LONG: Final = "long"
 STRING: Final = "string"
@@ -41,6 +39,8 @@ CHECKSUMS: Final = (
     ("_tidb_checksum_version", "int", b"0"),
 )
 """What integrity-check-level = correctness adds behind that."""
+BEFORE: Final = "_ticdc_before"
+"""The member of a value, before those of the extension, that has the row as it was."""
 _TIDB_TYPE: Final = {
     Kind.FLOAT: ("float", "FLOAT"), Kind.DOUBLE: ("double", "DOUBLE"), Kind.BIT: ("bytes", "BIT"),
     Kind.ENUM: ("string", "ENUM"), Kind.SET: ("string", "SET"), Kind.JSON: ("string", "JSON"),
@@ -61,6 +61,8 @@ class AvroOptions(CodecOptions):
     """Operation and commit ts in every value."""
     avro_enable_watermark: bool = False
     """With the extension: DDL and watermark messages, which no other Avro reader understands."""
+    avro_include_before_value: bool = only_new()
+    """Updates and deletes have the row as it was, so a delete is no tombstone."""
     avro_decimal_handling_mode: str = one_of(PRECISE, STRING)
     avro_bigint_unsigned_handling_mode: str = one_of(LONG, STRING)
     integrity_check_level: str = one_of("none", CHECKSUMS_ON)
@@ -76,9 +78,12 @@ class AvroOptions(CodecOptions):
 
     @property
     def extension(self) -> tuple[tuple[str, str, bytes], ...]:
-        """The members of values behind the columns: name, Avro type, default."""
+        """The members of values behind the columns: name, Avro type, default.
+
+        Without an operation a delete that has its whole row would be an insert.
+        """
         if not self.enable_tidb_extension:
-            return ()
+            return EXTENSION[:1] if self.avro_include_before_value else ()
         return (*EXTENSION, *CHECKSUMS) if self.has_checksums else EXTENSION
 
     @property
@@ -140,6 +145,7 @@ def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None,
         for member in value_members(table, options)
     ]
     names = [sanitized(column.name) for column in values]
+    names += [BEFORE] if options.avro_include_before_value else []
     names += [name for name, _, _ in options.extension]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
@@ -151,8 +157,8 @@ def _subjects(table: TableSchema, options: AvroOptions) -> tuple[Subject | None,
         )
     topic = options.topic.replace(".", "_")
     keys = [table.columns[i] for i in key_columns(table, options)]
-    value = _record(table, values, options, options.extension)
-    key = _record(table, keys, options, ()) if keys else None
+    value = _record(table, values, options, options.extension, has_before=options.avro_include_before_value)
+    key = _record(table, keys, options) if keys else None
     return (
         Subject(f"{topic}-key", key) if key is not None else None,
         Subject(f"{topic}-value", value),
@@ -216,19 +222,30 @@ def _record(
     table: TableSchema,
     columns: Sequence[Column],
     options: AvroOptions,
-    extension: Sequence[tuple[str, str, bytes]],
+    extension: Sequence[tuple[str, str, bytes]] = (),
+    *,
+    has_before: bool = False,
 ) -> str:
     fields = [_field(column, options) for column in columns]
+    if has_before:
+        before = _text(table, b"_before", fields, options)
+        fields.append(b'{"default":null,"name":"%s","type":["null",%s]}' % (BEFORE.encode(), before))
     fields += [
         b'{"default":%s,"name":"%s","type":"%s"}' % (default, name.encode(), of_type.encode())
         for name, of_type, default in extension
     ]
+    return _text(table, b"", fields, options).decode()
+
+
+def _text(table: TableSchema, suffix: bytes, fields: Sequence[bytes], options: AvroOptions) -> bytes:
+    """A record's schema, named as the table and a suffix."""
     namespace = f"{sanitized(options.namespace)}.{sanitized(table.schema)}"
-    head = b'{"type":"record","name":"%s","namespace":"%s","fields":[' % (
+    head = b'{"type":"record","name":"%s%s","namespace":"%s","fields":[' % (
         sanitized(table.table).encode(),
+        suffix,
         namespace.encode(),
     )
-    return (head + b",".join(fields) + b"]}").decode()
+    return head + b",".join(fields) + b"]}"
 
 
 def _field(column: Column, options: AvroOptions) -> bytes:

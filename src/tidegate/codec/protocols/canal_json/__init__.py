@@ -44,5 +44,6 @@ CODEC: Final = RowCodec(
     plan=plan,
     form=DecodeForm(framed=False, templates=templates, cells=cells, route=ROUTE),
     large=LARGE,
+    row_keys=lambda options: bool(options.has_row_keys),
     losses=_losses,
 )

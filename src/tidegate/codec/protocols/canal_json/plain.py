@@ -7,6 +7,7 @@ no resolved marks. `mysqlType` is in column order here, in random order in TiCDC
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -31,6 +32,7 @@ from tidegate.codec.base import (
     DdlMessage,
     Decoded,
     WireColumn,
+    only_new,
 )
 from tidegate.codec.compression import compressed
 from tidegate.codec.ddl_words import action_of, word_of
@@ -68,6 +70,13 @@ class CanalOptions(LargeOptions):
     """Deletes: only the handle key."""
     content_compatible: bool = False
     """`mysqlType` in full, as canal itself writes it; implies only_output_updated_columns."""
+    output_row_key: bool = only_new(needs="enable_tidb_extension")
+    """`_tidb` has the row's key in TiKV, in Base64."""
+
+    @property
+    def has_row_keys(self) -> bool:
+        """Whether messages tell the rows' keys."""
+        return self.enable_tidb_extension and self.output_row_key
 
 
 _JAVA_TYPE: Final = {
@@ -84,6 +93,8 @@ _OPERATION: Final = {"INSERT": INSERT, "UPDATE": UPDATE, "DELETE": DELETE}
 NEW: Final = "new"
 """The flavour of TiCDC's new architecture: as the classic one, but for an object without members."""
 WATERMARK: Final = "TIDB_WATERMARK"
+ROW_KEY: Final = b',"rowkey":"'
+"""From the commit ts, or what says that the row is reduced, to its key."""
 REDUCED_MARKS: Final = ("onlyHandleKey", "claimCheckLocation")
 
 
@@ -150,12 +161,14 @@ class CanalJsonEncoder:
             b',"mysqlType":' + self.mysql_types(table, shown),
             b',"old":' + self._old(row, shown),
             b',"data":[' + self._image(table, image, shown) + b"]",
-            b',"_tidb":{"commitTs":%d' % row.commit_ts + reduced_mark(location) + b"}"
-            if self._options.enable_tidb_extension
-            else b"",
+            self._extension(row, location) if self._options.enable_tidb_extension else b"",
             b"}",
         ]
         return b"".join(parts)
+
+    def _extension(self, row: RowChange, location: str | None) -> bytes:
+        key = ROW_KEY + base64.b64encode(row.row_key) + b'"' if self._options.has_row_keys else b""
+        return b',"_tidb":{"commitTs":%d' % row.commit_ts + reduced_mark(location) + key + b"}"
 
     def _java_types(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int]) -> bytes:
         if not shown:

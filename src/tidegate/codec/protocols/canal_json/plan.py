@@ -12,6 +12,7 @@ from tidegate.codec.mysql_type import is_binary
 from tidegate.codec.plan import NEW, NUMBERS, OLD, OPERATIONS, Plan, Shape, Writer, quoted, text_shape
 from tidegate.codec.protocols.canal_json.plain import (
     PROMOTED,
+    ROW_KEY,
     CanalJsonEncoder,
     CanalOptions,
     head,
@@ -72,7 +73,12 @@ class _Pieces:
         if options.enable_tidb_extension:
             write.text(b',"_tidb":{"commitTs":')
             write.number(kernels.COMMIT_TS)
-            write.text(placed_text(reduced_mark(planned_location(options))) + b"}")
+            write.text(placed_text(reduced_mark(planned_location(options))))
+            if options.has_row_keys:
+                write.text(ROW_KEY)
+                write.number(kernels.ROW_KEY)
+                write.text(b'"')
+            write.text(b"}")
         write.text(b"}")
         write.end()
 

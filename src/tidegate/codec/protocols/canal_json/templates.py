@@ -8,12 +8,13 @@ from tidegate.codec import decode_kernels, match_kernels
 from tidegate.codec.assemble import RowKey
 from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import easy_string
+from tidegate.codec.protocols.canal_json.plain import ROW_KEY
 from tidegate.codec.template import Cells, Members, Pieces, Route, Template
 from tidegate.model.slots import DELETE, INSERT, UPDATE
 
 
 def templates(key: RowKey) -> list[Template]:
-    """Canal-JSON's layout, with and without the TiDB extension.
+    """Canal-JSON's layout, with and without the TiDB extension, which may have the row's key.
 
     `mysqlType` is a map of Go's, in an order of its own in each message; `old` may lack what did not change.
     """
@@ -65,6 +66,7 @@ def _pieces(
         opening = b","
     if extended:
         found.append((b'}],"_tidb":{"commitTs":', match_kernels.TIMESTAMP, 0))
+        found.append((ROW_KEY[:-1], match_kernels.OPTIONAL_STRING, 0))
     return [*found, (b"}}" if extended else b"}]}", match_kernels.END, op)]
 
 

@@ -28,12 +28,14 @@ from tidegate.codec.assemble import (
     member,
 )
 from tidegate.codec.base import (
+    NEW,
     RECORD_OVERHEAD,
     Batch,
     CodecOptions,
     DdlMessage,
     Decoded,
     WireColumn,
+    only_new,
     too_large,
 )
 from tidegate.codec.json_text import iterator_float, raw_string
@@ -66,6 +68,18 @@ class DebeziumOptions(CodecOptions):
     """Payloads only."""
     debezium_output_old_value: bool = True
     """`[sink.debezium] output-old-value`: whether an update has its old values."""
+    debezium_include_start_ts: bool = only_new()
+    """The `source` of rows has the start ts of their transaction."""
+
+    @property
+    def told_ids(self) -> bytes:
+        """What the schema of `source` has beside Debezium's own members, in messages other than rows."""
+        return schema.IDS if self.flavour == NEW and self.enable_tidb_extension else b""
+
+    @property
+    def told_row_ids(self) -> bytes:
+        """The same in rows."""
+        return self.told_ids + (schema.START_TS if self.debezium_include_start_ts else b"")
 
 
 # --- values
@@ -152,8 +166,10 @@ def after_ms(table_schema: str, table: str) -> bytes:
     )
 
 
+START_TS: Final = b',"start_ts":'
+"""From the commit ts to the start ts, where rows have it."""
 AFTER_TS: Final = b',"cluster_id":"%s"},"ts_ms":' % schema.CLUSTER.encode()
-"""From the commit ts to the time of building."""
+"""From the commit ts, or the start ts, to the time of building."""
 OPENINGS: Final = {
     INSERT: b',"transaction":null,"op":"c","before":null,"after":{',
     DELETE: b',"transaction":null,"op":"d","after":null,"before":{',
@@ -162,13 +178,14 @@ OPENINGS: Final = {
 """From the time of building to the first image, or to its name."""
 
 
-def source(table_schema: str, table: str, ts: int, build_ms: int) -> bytes:
-    """A value's members up to the time of building."""
+def source(table_schema: str, table: str, ts: int, build_ms: int, start: bytes = b"") -> bytes:
+    """A value's members up to the time of building; `start`: the start ts with its name."""
     return (
         HEAD
         + b"%d" % physical_ms(ts)
         + after_ms(table_schema, table)
         + b"%d" % ts
+        + start
         + AFTER_TS
         + b"%d" % build_ms
     )
@@ -201,7 +218,8 @@ class DebeziumEncoder:
         )
         op = DELETE if row.new is None else INSERT if row.old is None else UPDATE
         everything = range(len(table.columns))
-        value = source(table.schema, table.table, row.commit_ts, build_ms) + OPENINGS[op]
+        start = START_TS + b"%d" % row.start_ts if self._options.debezium_include_start_ts else b""
+        value = source(table.schema, table.table, row.commit_ts, build_ms, start) + OPENINGS[op]
         if op == UPDATE:
             assert row.old is not None, "an update has its old image"
             if self._options.debezium_output_old_value:
@@ -216,8 +234,8 @@ class DebeziumEncoder:
             return b"", b""
         if id(table) not in self._schemas:
             extended = self._options.enable_tidb_extension
-            made = table, schema.of_key(table, extended), schema.of_value(table, extended)
-            self._schemas = {id(table): made}
+            of_value = schema.of_value(table, extended, self._options.told_row_ids)
+            self._schemas = {id(table): (table, schema.of_key(table, extended), of_value)}
         return self._schemas[id(table)][1:]
 
     def _image(self, table: TableSchema, image: tuple[Value, ...], shown: Sequence[int]) -> bytes:
@@ -242,7 +260,7 @@ class DebeziumEncoder:
             name,
             raw_string(event.query.encode()),
             table_changes.of_event(event),
-            b"" if disabled else schema.DDL,
+            b"" if disabled else schema.of_ddl(self._options.told_ids),
         )
         return Message(key, value, headers=ddl_header.headers(event))
 
@@ -253,7 +271,8 @@ class DebeziumEncoder:
         disabled = self._options.debezium_disable_schema
         key = b'{"payload":{}%s}' % (b"" if disabled else schema.WATERMARK_KEY)
         value = source("", "", ts, build_ms) + b',"transaction":null,"op":"m"}'
-        return Message(key, value + (b"" if disabled else schema.WATERMARK) + b"}")
+        told = b"" if disabled else schema.of_watermark(self._options.told_ids)
+        return Message(key, value + told + b"}")
 
 
 # --- decoding

@@ -14,6 +14,7 @@ from tidegate.codec.protocols.debezium.plain import (
     AFTER_TS,
     HEAD,
     OPENINGS,
+    START_TS,
     DebeziumOptions,
     after_ms,
     null_json,
@@ -38,7 +39,8 @@ def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> Plan:
     write, shapes = Writer(), [_shape(column) for column in table.columns]
     bare = options.debezium_disable_schema
     extended = options.enable_tidb_extension
-    value_end = b"}}" + (b"" if bare else schema.of_value(table, extended)) + b"}"
+    told = b"" if bare else schema.of_value(table, extended, options.told_row_ids)
+    value_end = b"}}" + told + b"}"
     write.text(b'{"payload":{')
     # A key's values are those of the row's newest image, whatever the piece says.
     _image(write, table, shapes, schema.key_columns(table), NEW)
@@ -50,6 +52,9 @@ def plan(table: TableSchema, options: DebeziumOptions, digits: int) -> Plan:
         write.number(kernels.MILLISECONDS)
         write.text(after_ms(table.schema, table.table))
         write.number(kernels.COMMIT_TS)
+        if options.debezium_include_start_ts:
+            write.text(START_TS)
+            write.number(kernels.START_TS)
         write.text(AFTER_TS)
         write.stamp(digits)
         write.text(OPENINGS[op])

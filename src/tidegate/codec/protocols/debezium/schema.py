@@ -37,29 +37,30 @@ SNAPSHOT: Final = (
     b'{"type":"string","optional":true,"name":"io.debezium.data.Enum","version":1,'
     b'"parameters":{"allowed":"true,last,false,incremental"},"default":"false","field":"snapshot"}'
 )
-SOURCE: Final = (
-    b'{"type":"struct","fields":['
-    + b",".join(
-        [
-            _field("string", False, "version"),
-            _field("string", False, "connector"),
-            _field("string", False, "name"),
-            _field("int64", False, "ts_ms"),
-            SNAPSHOT,
-            _field("string", False, "db"),
-            _field("string", True, "sequence"),
-            _field("string", True, "table"),
-            _field("int64", False, "server_id"),
-            _field("string", True, "gtid"),
-            _field("string", False, "file"),
-            _field("int64", False, "pos"),
-            _field("int32", False, "row"),
-            _field("int64", True, "thread"),
-            _field("string", True, "query"),
-        ]
-    )
-    + b'],"optional":false,"name":"io.debezium.connector.mysql.Source","field":"source"}'
+SOURCE_HEAD: Final = b'{"type":"struct","fields":[' + b",".join(
+    [
+        _field("string", False, "version"),
+        _field("string", False, "connector"),
+        _field("string", False, "name"),
+        _field("int64", False, "ts_ms"),
+        SNAPSHOT,
+        _field("string", False, "db"),
+        _field("string", True, "sequence"),
+        _field("string", True, "table"),
+        _field("int64", False, "server_id"),
+        _field("string", True, "gtid"),
+        _field("string", False, "file"),
+        _field("int64", False, "pos"),
+        _field("int32", False, "row"),
+        _field("int64", True, "thread"),
+        _field("string", True, "query"),
+    ]
 )
+IDS: Final = b"," + _field("int64", False, "commit_ts") + b"," + _field("string", False, "cluster_id")
+"""Of the source: what the new architecture's schemas tell with the TiDB extension; payloads always do."""
+START_TS: Final = b"," + _field("int64", False, "start_ts")
+"""Behind these, where rows have it."""
+SOURCE_END: Final = b'],"optional":false,"name":"io.debezium.connector.mysql.Source","field":"source"}'
 _TRANSACTION: Final = (
     b'{"type":"struct","fields":['
     + b",".join(
@@ -71,15 +72,16 @@ _TRANSACTION: Final = (
     )
     + b'],"optional":true,"name":"event.block","version":1,"field":"transaction"}'
 )
-_TAIL: Final = b",".join(
-    [SOURCE, _field("string", False, "op"), _field("int64", True, "ts_ms"), _TRANSACTION]
+BEHIND_SOURCE: Final = (
+    b"," + b",".join([_field("string", False, "op"), _field("int64", True, "ts_ms"), _TRANSACTION]) + b"]}"
 )
+"""From the source's field to the end of a row's schema, and of a watermark's."""
 WATERMARK_KEY: Final = (
     b',"schema":{"type":"struct","name":"%s.watermark.Key","optional":false,"fields":[]}' % CLUSTER.encode()
 )
-WATERMARK: Final = (
-    b',"schema":{"type":"struct","optional":false,"name":"%s.watermark.Envelope","version":1,"fields":[%s]}'
-    % (CLUSTER.encode(), _TAIL)
+_WATERMARK: Final = (
+    b',"schema":{"type":"struct","optional":false,"name":"%s.watermark.Envelope","version":1,"fields":['
+    % CLUSTER.encode()
 )
 DDL_KEY: Final = (
     b',"schema":{"type":"struct","name":"io.debezium.connector.mysql.SchemaChangeKey","optional":false,'
@@ -141,12 +143,14 @@ _CHANGE: Final = _struct(
         + b"]}",
     ],
 )
-DDL: Final = (
+_DDL: Final = (
     b',"schema":{"optional":false,"type":"struct","version":1,'
     b'"name":"io.debezium.connector.mysql.SchemaChangeValue","fields":['
+)
+_BEHIND_DDL: Final = (
+    b","
     + b",".join(
         [
-            SOURCE,
             _member("ts_ms", False, "int64") + b"}",
             _member("databaseName", True, "string") + b"}",
             _member("schemaName", True, "string") + b"}",
@@ -344,6 +348,21 @@ def bits_json(column: Column, value: int) -> bytes:
 # --- messages
 
 
+def of_source(told: bytes) -> bytes:
+    """The field of the source; `told`: its members beside Debezium's own."""
+    return SOURCE_HEAD + told + SOURCE_END
+
+
+def of_watermark(told: bytes) -> bytes:
+    """The member `schema` of a watermark's value, with the comma before it; `told`: as of `of_source`."""
+    return _WATERMARK + of_source(told) + BEHIND_SOURCE
+
+
+def of_ddl(told: bytes) -> bytes:
+    """The same of a DDL's value."""
+    return _DDL + of_source(told) + _BEHIND_DDL
+
+
 def of_key(table: TableSchema, extended: bool) -> bytes:
     """The member `schema` of a row's key, with the comma before it."""
     fields = b",".join(of_column(table.columns[i], extended) for i in key_columns(table))
@@ -355,10 +374,10 @@ def key_schema(name: bytes, fields: bytes) -> bytes:
     return b',"schema":{"type":"struct","name":"%s.Key","optional":false,"fields":[%s]}' % (name, fields)
 
 
-def of_value(table: TableSchema, extended: bool) -> bytes:
-    """The member `schema` of a row's value, with the comma before it."""
+def of_value(table: TableSchema, extended: bool, told: bytes) -> bytes:
+    """The member `schema` of a row's value, with the comma before it; `told`: as of `of_source`."""
     fields = b",".join(of_column(column, extended) for column in (*table.columns, *_virtual(table)))
-    return value_schema(prefix(table.schema, table.table), fields)
+    return value_schema(prefix(table.schema, table.table), fields) + told + SOURCE_END + BEHIND_SOURCE
 
 
 def _virtual(table: TableSchema) -> list[Column]:
@@ -368,14 +387,14 @@ def _virtual(table: TableSchema) -> list[Column]:
 
 
 def value_schema(name: bytes, fields: bytes) -> bytes:
-    """The same from the prefix and the fields of the columns."""
+    """The same from the prefix and the fields of the columns, up to what the source may tell besides."""
     images = b",".join(
         b'{"type":"struct","optional":true,"name":"%s.Value","field":"%s","fields":[%s]}'
         % (name, image, fields)
         for image in (b"before", b"after")
     )
     head = b',"schema":{"type":"struct","optional":false,"name":"%s.Envelope","version":1,"fields":[' % name
-    return head + images + b"," + _TAIL + b"]}"
+    return head + images + b"," + SOURCE_HEAD
 
 
 def key_columns(table: TableSchema) -> list[int]:

@@ -17,7 +17,7 @@ from tidegate.codec.base import WireColumn
 from tidegate.codec.json_text import raw_string
 from tidegate.codec.protocols.debezium import fields, schema
 from tidegate.codec.protocols.debezium.fields import Form, field_of
-from tidegate.codec.protocols.debezium.plain import AFTER_TS, HEAD, OPENINGS, after_ms
+from tidegate.codec.protocols.debezium.plain import AFTER_TS, HEAD, OPENINGS, START_TS, after_ms
 from tidegate.codec.template import Cells, Pieces, Route, Template
 from tidegate.kernel import PAD, address
 from tidegate.model.slots import DELETE, INSERT, UPDATE
@@ -30,6 +30,7 @@ _DECIMAL_TEXT: Final = 352
 def templates(key: RowKey) -> list[Template]:
     """TiCDC's layout. The schema is part of it: messages with another one, or none, are decoded plainly.
 
+    What the new architecture tells of `source`, with the extension and of transactions, may be there or not.
     A table with virtual columns has fields of columns that no message holds. Its messages are decoded
     plainly, too, because the columns that were met do not tell them.
     """
@@ -37,7 +38,8 @@ def templates(key: RowKey) -> list[Template]:
     names = [raw_string(column.name.encode()) for column in key.columns]
     told = [column.type_name.encode() for column in key.columns]
     prefix = schema.prefix(key.schema, key.table)
-    end = b"}}" + schema.value_schema(prefix, b",".join(told)) + b"}"
+    told_source = b"}}" + schema.value_schema(prefix, b",".join(told))
+    end = schema.SOURCE_END + schema.BEHIND_SOURCE + b"}"
     keyed = [i for i, column in enumerate(key.columns) if column.key]
     key_end = b"}" + schema.key_schema(prefix, b",".join(told[i] for i in keyed)) + b"}"
 
@@ -52,14 +54,16 @@ def templates(key: RowKey) -> list[Template]:
         found: Pieces = [
             (HEAD, kernels.NUMBER, 0),
             (after_ms(key.schema, key.table), kernels.TIMESTAMP, 0),
+            (START_TS, kernels.OPTIONAL, 0),
             (AFTER_TS, kernels.NUMBER, 0),
         ]
         opening = OPENINGS[op]
         if op == UPDATE:
             cells, opening = image(opening + b'"before":{', list(range(n)), n, b'},"after":{')
             found += cells
-        cells, close = image(opening, list(range(n)), n if op == DELETE else 0, end)
-        return [*found, *cells, (close, kernels.END, op)]
+        cells, close = image(opening, list(range(n)), n if op == DELETE else 0, told_source)
+        told_more: Pieces = [(one, kernels.OPTIONAL_TEXT, 0) for one in (schema.IDS, schema.START_TS)]
+        return [*found, *cells, (close, kernels.TEXT_ALONE, 0), *told_more, (end, kernels.END, op)]
 
     # The key repeats cells of the value; what it holds goes to the same slots, and the value overwrites it.
     meta, close = image(b'{"payload":{', keyed, 0, key_end)

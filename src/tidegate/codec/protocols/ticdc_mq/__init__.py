@@ -18,6 +18,6 @@ CODEC: Final = RowCodec(
     plan=plan,
     form=DecodeForm(framed=False, templates=templates, cells=cells, route=ROUTE),
     lacks_old=lambda options: f"protocol = {MqOptions.protocol}",
-    splits_updates=True,
+    splits_updates=lambda options: True,
     losses=lambda options: frozenset({Loss.BAD_TEXT, Loss.PARTITION, Loss.OLD_IMAGE, Loss.DELETED_CELLS}),
 )
