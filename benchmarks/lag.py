@@ -30,10 +30,10 @@ import numpy as np
 import numpy.typing as npt
 from benchmarks.accounting import spent
 from benchmarks.broker import PARTITIONS, delete_topic, new_topic, running_broker
+from benchmarks.many_tables import Many, Upstream
 from benchmarks.product import Product
 from benchmarks.rig import Rig, end_in_order, eventually
 from benchmarks.show import Progress, Ticker, machine, table
-from benchmarks.tables import Many, Upstream
 from confluent_kafka import Consumer, TopicPartition
 
 from tidegate.codec import registry
@@ -43,6 +43,8 @@ from tidegate.model.timestamp import physical_ms
 from tidegate.tidb import keys
 
 WARM_UP_S: Final = 20.0
+PATIENCE_S: Final = 300.0
+"""With a row: the first waits for JVM and workers to start."""
 QUIET_S: Final = (2.5, 3.5)
 """Without a row before each of `--first-rows`: longer than anything takes until it calls itself quiet."""
 FIRST: Final = 5
@@ -83,7 +85,7 @@ class Reader:
 
     def wait(self, rows: int) -> None:
         """Until so many rows were read."""
-        eventually(f"{rows} rows read", lambda: len(self.lags) >= rows, 60, pause_s=0.05)
+        eventually(f"{rows} rows read", lambda: len(self.lags) >= rows, PATIENCE_S, pause_s=0.05)
 
     def _take(self, key: bytes, value: bytes, now: float, stamp: float) -> None:
         # open-protocol: the timestamps are in the key; canal-json: in the value.
