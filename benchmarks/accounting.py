@@ -28,7 +28,8 @@ ROLES: Final = (
     ("planners", ("pyspark.sql.worker.",)),
     ("consumer", ("tidegate consumer",)),
     ("verify", ("tidegate verify",)),
-    ("control", ("tidegate server",)),
+    ("player", ("benchmarks.player",)),
+    ("control", ("tidegate server", "benchmarks.control_probe")),
 )
 """Role of a process and what its command line contains; the first that fits."""
 

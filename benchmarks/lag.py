@@ -1,13 +1,24 @@
 """(c) Lag from commit to readable: rows stamped with the present time, seen by a read_committed consumer.
 
+    python -m benchmarks.lag [--rates 500 20000] [--seconds 60] [--first-rows 30] [--json FILE]
+
 The feed server sends `rate` rows a second, every 10 ms the rows of that time, and stamps them with the
 present time; the whole capture (server, puller, pipeline) delivers them; a consumer in this process reads
 every message as it becomes readable and compares.
+
+`--first-rows` measures that of single rows, each the first after QUIET_S or more without any: over the
+embedded upstream, which the feed server, since it never rests, cannot stand in for. Two commits are compared
+by running this with the same arguments in turns.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import random
 import re
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -16,19 +27,31 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from benchmarks.accounting import spent
-from benchmarks.broker import PARTITIONS, delete_topic, new_topic
+from benchmarks.broker import PARTITIONS, delete_topic, new_topic, running_broker
+from benchmarks.many_tables import Many, Upstream
 from benchmarks.product import Product
-from benchmarks.rig import Rig
-from benchmarks.show import Progress
+from benchmarks.rig import Rig, end_in_order, eventually
+from benchmarks.show import Progress, Ticker, machine, table
 from confluent_kafka import Consumer, TopicPartition
 
 from tidegate.codec import registry
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import Transaction
 from tidegate.model.timestamp import physical_ms
+from tidegate.tidb import keys
 
 WARM_UP_S: Final = 20.0
-TS: Final = re.compile(rb'"(?:ts|commitTs)":(\d{17,19})')
-"""Commit ts in an open-protocol key or a canal-json value (13 digits there are `ts`, its build time)."""
+PATIENCE_S: Final = 300.0
+"""With a row: the first waits for JVM and workers to start."""
+QUIET_S: Final = (2.5, 3.5)
+"""Without a row before each of `--first-rows`: longer than anything takes until it calls itself quiet."""
+FIRST: Final = 5
+"""So many of these are not counted: the JVM compiles."""
+TS: Final = re.compile(rb'"(?:ts":(?=\d+,"scm":)|commitTs":)(\d{17,19})')
+"""A row's commit ts, in an open-protocol key or a canal-json value (`ts` of 13 digits is its build time).
+Resolved marks have no `scm`."""
 
 
 @dataclass(slots=True)
@@ -60,6 +83,10 @@ class Reader:
         """End `run`."""
         self._done.set()
 
+    def wait(self, rows: int) -> None:
+        """Until so many rows were read."""
+        eventually(f"{rows} rows read", lambda: len(self.lags) >= rows, PATIENCE_S, pause_s=0.05)
+
     def _take(self, key: bytes, value: bytes, now: float, stamp: float) -> None:
         # open-protocol: the timestamps are in the key; canal-json: in the value.
         for text in TS.findall(key) or TS.findall(value[-200:]):
@@ -83,9 +110,7 @@ def measure(
     """
     topic = new_topic(bootstrap)
     rows = int(rate * (seconds + warm_up_s))
-    unmarked = registry.codec(protocol).unmarked
-    options = f"&{unmarked.option}" if unmarked is not None else ""
-    uri = f"kafka://{bootstrap}/{topic}?protocol={protocol}{options}"
+    uri = sink_uri(bootstrap, topic, protocol)
     name = f"lag at {rate:,} rows/s, {protocol}"
     reader = Reader(bootstrap, topic)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
@@ -124,12 +149,24 @@ def measure(
     )
 
 
+def sink_uri(bootstrap: str, topic: str, protocol: str) -> str:
+    """A topic with nothing but rows in it, where the protocol can leave marks out."""
+    unmarked = registry.codec(protocol).unmarked
+    options = f"&{unmarked.option}" if unmarked is not None else ""
+    return f"kafka://{bootstrap}/{topic}?protocol={protocol}{options}"
+
+
 def distribution(reader: Reader, warm_up_s: float) -> dict[str, int]:
     """Percentiles of the lag after warm-up, in ms."""
     lags, arrived = np.array(reader.lags), np.array(reader.arrived)
     kept = lags[arrived >= arrived[0] + warm_up_s] if len(arrived) else lags
     if len(kept) == 0:
         raise RuntimeError(f"no row was read after warm-up ({len(lags)} before)")
+    return percentiles(kept)
+
+
+def percentiles(kept: npt.NDArray[np.float64]) -> dict[str, int]:
+    """Of lags, in ms."""
     p50, p99 = np.percentile(kept, [50, 99])
     return {
         "rows_counted": len(kept),
@@ -137,3 +174,62 @@ def distribution(reader: Reader, warm_up_s: float) -> dict[str, int]:
         "p99_ms": round(float(p99)),
         "max_ms": round(float(kept.max())),
     }
+
+
+def measure_first(bootstrap: str, progress: Progress, rows: int) -> dict[str, Any]:
+    """Lags of single rows, each the first after a quiet time; in ms."""
+    topic = new_topic(bootstrap)
+    reader, pauses = Reader(bootstrap, topic), random.Random(1)
+    thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
+        folder = Path(temporary)
+        uri = sink_uri(bootstrap, topic, "open-protocol")
+        with Many(folder, Upstream(folder, 1, 1), uri) as product:
+            progress("first rows: starting")
+            product.begin()
+            product.open()
+            thread.start()
+            with PdClient(product.pd) as pd:
+                row = product.row()
+                for number in range(1, FIRST + rows + 1):
+                    progress(f"first rows: {number} of {FIRST + rows} rows")
+                    time.sleep(pauses.uniform(*QUIET_S))
+                    transaction = Transaction(pd)
+                    transaction.put(keys.int_record(Upstream.id_of(0), number), row)
+                    transaction.commit()
+                    reader.wait(number)
+            reader.stop()
+            thread.join()
+    delete_topic(bootstrap, topic)
+    return {"rows_read": len(reader.lags), "rows": FIRST + rows} | percentiles(np.array(reader.lags[FIRST:]))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rates", type=int, nargs="*", default=[500, 20_000], help="rows a second")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--first-rows", type=int, default=30, help="0: none")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    end_in_order()
+    # Kernels compiled now are not compiled within a measurement.
+    subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
+    ticker, found = Ticker(), dict[str, dict[str, Any]]()
+    with running_broker() as bootstrap:
+        if options.first_rows:
+            found["first rows"] = measure_first(bootstrap, ticker, options.first_rows)
+        for rate in options.rates:
+            found[f"{rate:,} rows/s"] = measure(bootstrap, ticker, rate=rate, seconds=options.seconds)
+    ticker.close()
+    names = ("rows_counted", "p50_ms", "p99_ms", "max_ms", "cores_used")
+    lines = [[name, *(str(one.get(figure, "")) for figure in names)] for name, one in found.items()]
+    print(table([["lag", *names], *lines]))
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

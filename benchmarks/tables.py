@@ -2,6 +2,7 @@
 
     python -m benchmarks.tables [--tables 1000 10000] [--regions 10 | --regions each] [--active 100]
                                 [--seconds 20] [--ids-per-stripe 1] [--json FILE]
+    python -m benchmarks.tables --feeds 100 [--tables 10000] [--rows 500] [--seconds 20] [--json FILE]
 
 One changefeed of all tables, on the whole product: `tidegate server`, its puller and its Spark application,
 over the embedded upstream and a real broker, all on this machine. Tables are copies of the narrow one of
@@ -13,82 +14,46 @@ a region a table).
 | open s | from `changefeed create` until the pipeline runs and the checkpoint has passed that call |
 | idle % | of a core, by process and together, while no row comes |
 | active % | the same while `--active` tables get a row a second each |
+| owner, processor | CPU of one tick of the control process, in ms, idle and active; and how many a second |
+| look | CPU of one look of the pipeline at what has come, in ms, idle and active |
 | memory | the most anonymous memory, of control process and puller |
 | files | in the capture's data folder |
 
 Nothing of it may grow with tables but what is said of them once. `--ids-per-stripe` is the changefeed's
 setting: with several widths each size is measured with each. Ratios against another commit: run this with
 `--json` on both in turns.
+
+With `--feeds` something else is measured: what so many changefeeds of a table each cost beside one of all
+tables (`benchmarks.many`); `--smoke` tries it small.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+from benchmarks import many
 from benchmarks.accounting import Ledger, spent
 from benchmarks.broker import delete_topic, new_topic, running_broker
-from benchmarks.product import FEED, Product
-from benchmarks.rig import READY_S, eventually
-from benchmarks.rows import LOGS
-from benchmarks.schema import FIRST_ID, SCHEMAS, pairs
+from benchmarks.many_tables import Many, Upstream
 from benchmarks.show import Ticker, machine
 from rich.console import Console
 from rich.table import Table
 
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
-from tidegate.kvclient.upstream_control import UpstreamControl
 from tidegate.tidb import keys
-from tidegate.tidb.memcomparable import encode_bytes
-from tidegate.workload.changelog import Txn, read_log
 
-BATCH: Final = 500
-"""Keys of a transaction that loads the catalogue."""
 SETTLE_S: Final = 5.0
-SYSTEM_ID: Final = 1 << 40
-"""From here on the ids of TiDB's own tables."""
+SETTLE_MAX_S: Final = 120.0
 OURS: Final = ("control", "puller", "driver", "JVM", "source", "workers", "planners")
-
-
-class Upstream:
-    """The embedded upstream in a process of its own, with so many empty tables; use it as a context."""
-
-    def __init__(self, folder: Path, tables: int, regions: int) -> None:
-        self.tables = tables
-        self.command = [sys.executable, "-m", "tidegate", "upstream", "run", "--json"]
-        self.command += ["--data-dir", str(folder / "upstream"), "--pd", "127.0.0.1:0"]
-        self._regions = regions
-
-    def load(self, pd: PdClient) -> None:
-        """Write the catalogue, and cut the tables into regions."""
-        found = pairs(self.tables, "narrow")
-        while batch := list(islice(found, BATCH)):
-            transaction = Transaction(pd)
-            for key, value in batch:
-                transaction.put(key, value)
-            transaction.commit()
-        step = self.tables / self._regions
-        edges = [keys.record_span(self.id_of(round(step * at))).start for at in range(self._regions)]
-        control = UpstreamControl(pd)
-        for first in range(0, len(edges), BATCH):
-            control.split(0, [encode_bytes(edge) for edge in edges[first : first + BATCH]])
-
-    @staticmethod
-    def id_of(table: int) -> int:
-        """The id of a table by its number."""
-        return FIRST_ID + SCHEMAS + table
 
 
 class Writers:
@@ -150,12 +115,16 @@ def measure(
             found["open_s"] = product.open()
             assert product.ledger is not None
             progress(f"{name}: idle")
-            time.sleep(SETTLE_S)
+            settle(product.ledger)
             found["idle"] = share(product.ledger, seconds)
+            found["idle_ticks"] = product.ticks(seconds / 2)
+            found["idle_look_ms"] = product.look_ms()
             progress(f"{name}: {active} active tables")
             with PdClient(product.pd) as pd, Writers(pd, product.row(), tables, active) as writers:
                 time.sleep(SETTLE_S)
                 found["active"] = share(product.ledger, seconds)
+                found["active_ticks"] = product.ticks(seconds / 2)
+                found["active_look_ms"] = product.look_ms()
             product.wait_rows(writers.rows, 120, lambda rows: None)
             found["rows"] = writers.rows
             peaks = product.ledger.peaks()
@@ -165,53 +134,13 @@ def measure(
     return found
 
 
-class Many(Product):
-    """The product over an upstream of many tables."""
-
-    def __init__(self, folder: Path, upstream: Upstream, sink_uri: str) -> None:
-        super().__init__(folder, "narrow", 0, sink_uri)
-        self._upstream = upstream
-
-    def begin(self) -> None:
-        """Start upstream and capture; the catalogue is there on return."""
-        ready = self._child("feed", self._upstream.command).wait_line(lambda line: "pd" in line, READY_S)
-        self.pd = ready["pd"]
-        with PdClient(self.pd) as pd:
-            self._upstream.load(pd)
-        self.serve(self.pd)
-
-    def open(self) -> float:
-        """Create the feed and wait until its checkpoint has passed the time of the call; seconds."""
-        began = time.monotonic()
-        self.create()
-        with PdClient(self.pd) as pd:
-            asked = pd.tso()
-        url = f"http://{self.address}/api/v2/changefeeds/{FEED}"
-
-        def passed() -> bool:
-            for child in self.children.values():
-                child.check()
-            with contextlib.suppress(httpx.HTTPError):
-                told = httpx.get(url, timeout=30).json()
-                if told.get("error"):
-                    raise RuntimeError(str(told["error"]))
-                started = told.get("tidegate", {}).get("resolved_sent", 0) > asked
-                return bool(started) and int(told["checkpoint_ts"]) > asked
-            return False
-
-        eventually("the checkpoint", passed, 1800, pause_s=0.2)
-        return round(time.monotonic() - began, 1)
-
-    def row(self) -> bytes:
-        """A row that the narrow table takes."""
-        return next(_rows())
-
-
-def _rows() -> Iterator[bytes]:
-    for line in read_log(LOGS / "narrow.jsonl.gz"):
-        if isinstance(line, Txn) and not line.is_base:
-            puts = (m for m in line.mutations if m.op in ("put", "insert") and keys.is_record(m.key))
-            yield from (m.value for m in puts if keys.parse_record(m.key).table_id < SYSTEM_ID)
+def settle(ledger: Ledger) -> None:
+    """Wait until Spark's planning processes, which do their work once at the start, have done it."""
+    planned, before, until = 0.0, -1.0, time.monotonic() + SETTLE_MAX_S
+    while (not planned or planned > before) and time.monotonic() < until:
+        before = planned
+        time.sleep(SETTLE_S)
+        planned = ledger.cpu().get("planners", 0.0)
 
 
 def share(ledger: Ledger, seconds: float) -> dict[str, float]:
@@ -245,6 +174,25 @@ def shown(found: list[dict[str, Any]]) -> Table:
     return table
 
 
+def ticks_shown(found: list[dict[str, Any]]) -> Table:
+    """What a tick and a look cost, as a table."""
+    table = Table(title="CPU of a tick, of a look (ms), and ticks a second: idle, active")
+    for name in ("tables", "regions", "stripe", "owner", "processor", "look"):
+        table.add_column(name, justify="right")
+    for one in found:
+        idle, active = one["idle_ticks"], one["active_ticks"]
+        kinds = [
+            ", ".join(
+                f"{ticks[kind]['ms']:.2f} ({ticks[kind]['a_second']:.0f}/s)" for ticks in (idle, active)
+            )
+            for kind in ("owner", "processor")
+        ]
+        looks = f"{one['idle_look_ms']:.2f}, {one['active_look_ms']:.2f}"
+        sizes = (f"{one[name]:,}" for name in ("tables", "regions", "width"))
+        table.add_row(*sizes, *kinds, looks)
+    return table
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -256,7 +204,14 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--ids-per-stripe", type=int, nargs="+", default=[1])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--feeds", type=int, default=0, help="of a table each, beside one of all tables")
+    parser.add_argument("--rows", type=int, default=500, help="a second over all tables, with --feeds")
+    parser.add_argument("--smoke", action="store_true", help="with --feeds: small; does it complete?")
     options = parser.parse_args()
+    if options.feeds or options.smoke:
+        sizes = many.Sizes(options.tables[-1], options.feeds, options.rows, options.seconds)
+        many.run(many.SMOKE if options.smoke else sizes, options.json)
+        return
     ticker, found = Ticker(), list[dict[str, Any]]()
     with running_broker() as bootstrap:
         for tables in options.tables:
@@ -266,6 +221,7 @@ def main() -> None:
                 found.append(measure(bootstrap, tables, regions, width, active, options.seconds, ticker))
                 ticker.close()
     Console(width=100).print(shown(found))
+    Console(width=100).print(ticks_shown(found))
     if options.json:
         options.json.write_text(json.dumps({"machine": machine(), "sizes": found}, indent=1))
 

@@ -1,0 +1,130 @@
+"""`tidegate server` with a clock around its ticks.
+
+    python -m benchmarks.control_probe FILE [--played] server ...
+
+What an owner and a processor do for a feed at each tick is timed by the CPU of the loop's thread, and
+written to FILE: `{"owner": [ticks, seconds, longest], "processor": [...]}`. With `--played` the owner's sink
+keeps nothing, and a changefeed's pipeline process does nothing: `benchmarks.player` speaks for it. Everything
+else is `tidegate server`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.cli.main import app
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.progress import Journal
+from tidegate.server import capture
+from tidegate.server.capture import Options
+from tidegate.server.feed import Feed
+from tidegate.server.feed_plan import FeedPlan
+from tidegate.server.processor import FeedProcessor
+from tidegate.sink.base import OwnerSink
+
+WRITE_S: Final = 0.2
+
+
+class TickClock:
+    """Ticks by kind: how many, their CPU seconds, and those of the longest."""
+
+    def __init__(self) -> None:
+        self.ticks: dict[str, list[float]] = {}
+
+    def add(self, kind: str, seconds: float) -> None:
+        """One tick more; called in the loop's thread."""
+        count, total, longest = self.ticks.get(kind, (0, 0.0, 0.0))
+        self.ticks[kind] = [count + 1, total + seconds, max(longest, seconds)]
+
+    def wrap(self) -> None:
+        """Put the clock around the ticks of owners and processors."""
+        tick, step = Feed._tick, FeedProcessor._step
+
+        def timed_tick(feed: Feed) -> None:
+            began = time.thread_time()
+            tick(feed)
+            self.add("owner", time.thread_time() - began)
+
+        async def timed_step(processor: FeedProcessor) -> None:
+            began = time.thread_time()
+            await step(processor)  # without a new Dispatch it awaits nothing
+            self.add("processor", time.thread_time() - began)
+
+        for owner, name, timed in ((Feed, "_tick", timed_tick), (FeedProcessor, "_step", timed_step)):
+            setattr(owner, name, timed)
+
+    def write(self, path: Path) -> None:
+        """Again and again, for as long as the process lives."""
+        while True:
+            time.sleep(WRITE_S)
+            partial = path.with_suffix(".tmp")
+            partial.write_text(json.dumps(dict(self.ticks)))
+            partial.replace(path)
+
+
+def between(before: dict[str, Any], after: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
+    """Of each kind: the mean CPU of a tick in ms, and how many there were a second."""
+    found = {}
+    for kind, (count, total, _) in after.items():
+        had, had_s, _ = before.get(kind, (0, 0.0, 0.0))
+        ticks = count - had
+        found[kind] = {
+            "ms": round(1000 * (total - had_s) / max(1, ticks), 3),
+            "a_second": round(ticks / seconds, 1),
+        }
+    return found
+
+
+class NoSink:
+    """The owner's side of a sink that keeps nothing."""
+
+    def __init__(self) -> None:
+        self.journal = Journal()
+
+    def use(self, topics: Iterable[str]) -> None:
+        """There are as many as anybody wants."""
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
+        """Taken."""
+
+    def send_resolved(self, ts: int, build_ms: int = 0) -> None:
+        """Taken."""
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Nothing is kept."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def no_sink(plan: FeedPlan) -> OwnerSink:
+    """Opens nothing."""
+    return NoSink()
+
+
+def played(**given: Any) -> Options:
+    """What a capture is started with whose pipelines and sinks are played."""
+    nothing = {"pipeline_command": lambda spec: ["sleep", "infinity"], "open_sink": no_sink}
+    return Options(**{**given, **nothing})
+
+
+def main() -> None:
+    """The command line."""
+    path = Path(sys.argv.pop(1))
+    if sys.argv[1] == "--played":
+        del sys.argv[1]
+        vars(capture)["Options"] = played
+    clock = TickClock()
+    clock.wrap()
+    threading.Thread(target=clock.write, args=(path,), name="tick-clock", daemon=True).start()
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""An upstream of many empty tables, and the product over it; for `tables`, `many` and `lag`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+import httpx
+from benchmarks.accounting import Ledger
+from benchmarks.control_probe import between
+from benchmarks.product import FEED, Product
+from benchmarks.rig import READY_S, eventually
+from benchmarks.rows import LOGS
+from benchmarks.schema import FIRST_ID, SCHEMAS, pairs
+
+from tidegate.eventstore import outlook
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import Transaction
+from tidegate.kvclient.upstream_control import UpstreamControl
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.offsets import Offset
+from tidegate.pipeline.source import EventReader
+from tidegate.tidb import keys
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.workload.changelog import Txn, read_log
+
+BATCH: Final = 500
+"""Keys of a transaction that loads the catalogue."""
+LOOKS: Final = 50
+LOOK_S: Final = 0.05
+SYSTEM_ID: Final = 1 << 40
+"""From here on the ids of TiDB's own tables."""
+
+
+class Upstream:
+    """The embedded upstream in a process of its own, with so many empty tables; use it as a context."""
+
+    def __init__(self, folder: Path, tables: int, regions: int) -> None:
+        self.tables = tables
+        self.command = [sys.executable, "-m", "tidegate", "upstream", "run", "--json"]
+        self.command += ["--data-dir", str(folder / "upstream"), "--pd", "127.0.0.1:0"]
+        self._regions = regions
+
+    def load(self, pd: PdClient) -> None:
+        """Write the catalogue, and cut the tables into regions."""
+        found = pairs(self.tables, "narrow")
+        while batch := list(islice(found, BATCH)):
+            transaction = Transaction(pd)
+            for key, value in batch:
+                transaction.put(key, value)
+            transaction.commit()
+        step = self.tables / self._regions
+        edges = [keys.record_span(self.id_of(round(step * at))).start for at in range(self._regions)]
+        control = UpstreamControl(pd)
+        for first in range(0, len(edges), BATCH):
+            control.split(0, [encode_bytes(edge) for edge in edges[first : first + BATCH]])
+
+    @staticmethod
+    def id_of(table: int) -> int:
+        """The id of a table by its number."""
+        return FIRST_ID + SCHEMAS + table
+
+
+class Many(Product):
+    """The product over an upstream of many tables."""
+
+    def __init__(self, folder: Path, upstream: Upstream, sink_uri: str) -> None:
+        super().__init__(folder, "narrow", 0, sink_uri)
+        self._upstream, self._ticks = upstream, folder / "ticks.json"
+
+    def begin(self) -> None:
+        """Start upstream and capture; the catalogue is there on return."""
+        ready = self._child("feed", self._upstream.command).wait_line(lambda line: "pd" in line, READY_S)
+        self.pd = ready["pd"]
+        with PdClient(self.pd) as pd:
+            self._upstream.load(pd)
+        self.serve(self.pd)
+
+    def serve(self, pd: str) -> None:
+        """Start the capture, with a clock around its ticks."""
+        command = [sys.executable, "-m", "benchmarks.control_probe", str(self._ticks), "server", "--pd", pd]
+        command += ["--data-dir", str(self.folder / "data"), "--json", "--addr", "127.0.0.1:0"]
+        server = self._child("server", [*command, "--log-level", "warn"])
+        self.address = server.wait_line(lambda line: "addr" in line, READY_S)["addr"]
+        self.ledger = Ledger([server.pid])
+
+    def ticks(self, seconds: float) -> dict[str, dict[str, float]]:
+        """What ticks of the control process cost over some seconds."""
+        before, began = json.loads(self._ticks.read_text()), time.monotonic()
+        time.sleep(seconds)
+        return between(before, json.loads(self._ticks.read_text()), time.monotonic() - began)
+
+    def look_ms(self) -> float:
+        """CPU of a look at what has come, each a tick of the store after the one before."""
+        (path,) = (self.folder / "data" / "feeds" / "default" / FEED).glob("spec-*.json")
+        reader, spec = EventReader(path, 2), FeedSpec.load(path)
+        frontier = outlook.read_frontier(spec.store_dir)
+        spans = Barrier.load(spec.feed_dir / "barrier.json").spans
+        at = Offset(spec.token, {span: frontier.get(span, 0) for span in spans})
+        took = 0.0
+        for number in range(-LOOKS, LOOKS):
+            time.sleep(LOOK_S)
+            began = time.thread_time()
+            at, _ = reader._look(at)
+            took += (time.thread_time() - began) if number >= 0 else 0.0
+        return round(1000 * took / LOOKS, 3)
+
+    def open(self) -> float:
+        """Create the feed and wait until its checkpoint has passed the time of the call; seconds."""
+        began = time.monotonic()
+        self.create()
+        with PdClient(self.pd) as pd:
+            asked = pd.tso()
+        url = f"http://{self.address}/api/v2/changefeeds/{FEED}"
+
+        def passed() -> bool:
+            for child in self.children.values():
+                child.check()
+            with contextlib.suppress(httpx.HTTPError):
+                told = httpx.get(url, timeout=30).json()
+                if told.get("error"):
+                    raise RuntimeError(str(told["error"]))
+                started = told.get("tidegate", {}).get("resolved_sent", 0) > asked
+                return bool(started) and int(told["checkpoint_ts"]) > asked
+            return False
+
+        eventually("the checkpoint", passed, 1800, pause_s=0.2)
+        return round(time.monotonic() - began, 1)
+
+    def row(self) -> bytes:
+        """A row that the narrow table takes."""
+        return next(_rows())
+
+
+def _rows() -> Iterator[bytes]:
+    for line in read_log(LOGS / "narrow.jsonl.gz"):
+        if isinstance(line, Txn) and not line.is_base:
+            puts = (m for m in line.mutations if m.op in ("put", "insert") and keys.is_record(m.key))
+            yield from (m.value for m in puts if keys.parse_record(m.key).table_id < SYSTEM_ID)

@@ -1,0 +1,82 @@
+"""The pipelines of all changefeeds of a capture in one process, without Spark and without a broker.
+
+    python -m benchmarks.player DATA_DIR
+
+Every changefeed that is to run is taken up as soon as its spec is there. Each round, every LOOK_S, looks for
+each at what has come (`pipeline.source`), and takes that through the worker up to encoded messages, which a
+writer drops. For `benchmarks.many`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.counting import PARTITIONS, NoBroker
+
+from tidegate.errors import Fenced
+from tidegate.eventstore import outlook
+from tidegate.ipc import ControlClient
+from tidegate.model.reports import Durable, PipelineHello, Started
+from tidegate.pipeline.deliver import Worker
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.offsets import Offset, ranges
+from tidegate.pipeline.source import EventReader
+
+LOOK_S: Final = 0.05
+FIND_S: Final = 0.5
+
+
+class Played:
+    """One incarnation of a changefeed's pipeline."""
+
+    def __init__(self, path: Path) -> None:
+        self.spec = spec = FeedSpec.load(path)
+        self._barrier = spec.feed_dir / "barrier.json"
+        self._at = Offset(spec.token, dict(Barrier.load(self._barrier).spans))
+        self._reader = EventReader(path, 1)
+        self._worker = Worker(spec, lambda _: PARTITIONS, NoBroker())
+        hello = PipelineHello(spec.changefeed, spec.incarnation, os.getpid())
+        self._control = ControlClient(spec.socket_path, hello)
+        self._control.send(Started(self._at.spans))
+
+    def round(self) -> None:
+        """Deliver what has come since the last one."""
+        found, _ = self._reader._look(self._at)
+        if found == self._at:
+            return
+        starts = Barrier.load(self._barrier).spans
+        reports = self._worker.deliver(ranges(self._at, found, starts))
+        self._at = found
+        stats: dict[str, Any] = {"rows": sum(one.rows for one in reports), "batch_ms": 0, "lag_ms": 0}
+        stats |= dict.fromkeys(("messages", "bytes", "quarantined"), 0)
+        self._control.send(Durable(self.spec.token, {one.span: one.ts for one in reports}, stats))
+
+
+def play(data_dir: Path) -> None:
+    """Until the process is ended."""
+    played: dict[Path, Played] = {}
+    found_at = float("-inf")
+    while True:
+        began = time.monotonic()
+        if began - found_at >= FIND_S:
+            found_at = began
+            for path in data_dir.glob("feeds/*/*/spec-*.json"):
+                if path not in played:
+                    played[path] = Played(path)
+        for path, one in list(played.items()):
+            try:
+                one.round()
+            except (Fenced, outlook.NoManifest):
+                if not path.exists():  # another incarnation has followed
+                    del played[path]
+        time.sleep(max(0.0, began + LOOK_S - time.monotonic()))
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
+    play(Path(sys.argv[1]))
