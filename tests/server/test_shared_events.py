@@ -17,6 +17,7 @@ from tidegate.control.messages import Dispatch, Header, Wish
 from tidegate.control.metadata import FeedId, GrantedRange
 from tidegate.control.processor import Processor
 from tidegate.eventstore import outlook
+from tidegate.eventstore.manifest import Frontier
 from tidegate.eventstore.order import Entry, block_of
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
@@ -118,6 +119,10 @@ def opened(store: Path, span: str, *, bound: int) -> Any:
     return feed
 
 
+def advance(feed: Any, frontier: Frontier) -> None:
+    FeedProcessor._advance_idle(feed, frontier, feed._lifted(frontier))
+
+
 def test_nothing_counts_as_received_while_the_beginning_is_missing(tmp_path: Path) -> None:
     """Also while the bound leaves nothing to deliver, as it does when a feed is resumed."""
     store = EventStore(tmp_path)
@@ -128,7 +133,7 @@ def test_nothing_counts_as_received_while_the_beginning_is_missing(tmp_path: Pat
     feed = opened(tmp_path, span.id, bound=100)
 
     def received() -> int:
-        FeedProcessor._advance_idle(feed, outlook.read_frontier(tmp_path))
+        advance(feed, outlook.read_frontier(tmp_path))
         feed.machine.resolve(outlook.read_frontier(tmp_path), feed._lacking)
         return feed.machine._resolved
 
@@ -152,14 +157,14 @@ def test_a_span_that_is_begun_anew_or_kept_from_later_on_is_not_taken_for_an_idl
     machine = feed.machine
     before = outlook.read_frontier(tmp_path)
     span.drop_below(115)
-    FeedProcessor._advance_idle(feed, before)
+    advance(feed, before)
     assert machine.durable(span.id) == 100
     span.begin(50)
-    FeedProcessor._advance_idle(feed, before)
+    advance(feed, before)
     assert machine.durable(span.id) == 100
     span.seal(120)
     store.publish()
-    FeedProcessor._advance_idle(feed, outlook.read_frontier(tmp_path))
+    advance(feed, outlook.read_frontier(tmp_path))
     assert machine.durable(span.id) == 120
     store.close()
 

@@ -425,8 +425,9 @@ class FeedProcessor:
         for batch in machine.passed():
             self._let_go(batch)
             self._unseen |= {task.id for task in batch.added}
-        self._advance_idle(frontier)
-        machine.resolve(self._lifted(frontier), self._lacking)
+        reached = self._lifted(frontier)
+        self._advance_idle(frontier, reached)
+        machine.resolve(reached, self._lacking)
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -448,12 +449,13 @@ class FeedProcessor:
             bound, spans = machine.reach, machine.spans
             self.node.ballast.small(lambda: barrier.write(bound, spans, raise_starts=raise_starts))
 
-    def _advance_idle(self, frontier: Frontier) -> None:
+    def _advance_idle(self, frontier: Frontier, reached: Mapping[str, int]) -> None:
+        """`reached`: the frontier as it is for us."""
         idle = []
         undelivered = []
         store = self._opened.paths.store
         lacking = self._beginning_late(store)
-        for span, after, upto in self.machine.idle_ranges(self._lifted(frontier)):
+        for span, after, upto in self.machine.idle_ranges(reached):
             manifest = self.node.manifest(store, span)
             if manifest is None or manifest.dropped_to > after:
                 lacking.add(span)
