@@ -151,6 +151,50 @@ def test_a_run_is_merged_with_its_neighbours_while_the_floor_stands(tmp_path: Pa
     assert [entry.commit_ts for block in blocks for entry in entries_of(block)] == [*range(200, 300)]
 
 
+def test_a_damaged_run_is_left_alone_and_the_others_are_merged(tmp_path: Path) -> None:
+    """It is mended when the floor has passed it; until then no other file is read again and again for it."""
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    edge = keys.table_prefix(66)
+    for ts in range(200, 400):
+        span.append(block_of([row(70, 1, ts)]))
+        span.keep([(Span(SPAN.start, edge), 120), (Span(edge, SPAN.end), ts)])
+        if ts == 205:
+            file = tmp_path / span.id / load_manifest(tmp_path / span.id).segments[-1].file
+            data = bytearray(file.read_bytes())
+            data[len(data) // 3] ^= 0xFF
+            file.write_bytes(data)
+    assert len(list((tmp_path / span.id).glob("*.arrow"))) < 60
+
+
+def test_a_reader_who_begins_above_the_floor_keeps_what_other_ranges_have(tmp_path: Path) -> None:
+    """As at a restart, when the slowest range is one that nobody wants."""
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    edge = keys.table_prefix(66)
+    span.append(block_of([row(70, 1, 150), row(65, 1, 155)]))
+    span.keep([(Span(SPAN.start, edge), 160), (Span(edge, SPAN.end), 180)])
+    span.append(block_of([row(70, 1, 250)]))
+    span.keep([(Span(SPAN.start, edge), 160), (Span(edge, SPAN.end), 300)])
+    store.close()
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(200)
+    store.publish()
+    assert (span.complete_from, span.resolved) == (200, 200)
+    assert [ts for _, ts in span.ranges] == [200, 300]
+    assert len(load_manifest(tmp_path / span.id).segments) == 1
+    blocks = reader.read(tmp_path, span.id, 200, 300, wanted=lambda span: (FIRST, bits([70])))
+    assert [entry.commit_ts for block in blocks for entry in entries_of(block)] == [250]
+    span.append(block_of([row(65, 2, 210)]))
+    span.seal(300)
+    store.publish()
+    blocks = reader.read(tmp_path, span.id, 200, 300)
+    assert [entry.commit_ts for block in blocks for entry in entries_of(block)] == [210, 250]
+
+
 def test_a_frontier_is_lifted_only_where_it_stands_still(tmp_path: Path) -> None:
     store = EventStore(tmp_path)
     span = store.open_span(SPAN)

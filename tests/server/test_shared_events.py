@@ -110,6 +110,7 @@ def opened(store: Path, span: str, *, bound: int) -> Any:
         node=SimpleNamespace(manifest=outlook.read_manifest),
         machine=machine,
         _opened=SimpleNamespace(paths=SimpleNamespace(store=store)),
+        _ddl=SimpleNamespace(span_id=span),
         _frontier=lambda: outlook.read_frontier(store),
         _unseen={span},
         _beginning_late=lambda store: FeedProcessor._beginning_late(feed, store),

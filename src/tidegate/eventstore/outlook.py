@@ -30,6 +30,23 @@ Wanted: TypeAlias = tuple[int, int]
 """Of a stripe, the first table id and which ids are wanted: bit i is the i-th."""
 
 
+class Lifted(Mapping[str, Timestamp]):
+    """A frontier of which some floors are higher; the others are not copied."""
+
+    def __init__(self, frontier: Frontier, higher: Mapping[str, Timestamp]) -> None:
+        self._frontier, self._higher = frontier, higher
+
+    def __getitem__(self, span_id: str) -> Timestamp:
+        found = self._higher.get(span_id)
+        return self._frontier[span_id] if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._frontier)
+
+    def __len__(self) -> int:
+        return len(self._frontier)
+
+
 class NoManifest(Retryable):
     """A span has no files, or not yet."""
 
@@ -70,21 +87,22 @@ def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:
 def lifted(
     frontier: Frontier,
     wanted: Mapping[str, Wanted],
-    upto: Timestamp,
+    now: Timestamp,
     manifest_of: Callable[[str], Manifest | None],
 ) -> Mapping[str, Timestamp]:
-    """A frontier as it is for who wants some tables of stripes, and nothing beyond `upto`.
+    """A frontier as it is for who wants some tables of stripes.
 
-    `wanted`: by stripe. A floor that was taken back stays so: the stripe is begun anew.
+    `wanted`: by stripe. `now`: how far upstream is, by the span of DDL; stripes that are about there are not
+    looked at. A floor that was taken back stays so: the stripe is begun anew.
     """
     found: dict[str, Timestamp] = {}
     for span_id, tables in wanted.items():
         floor = frontier.get(span_id, 0)
-        if 0 < floor < upto - BEHIND and (manifest := manifest_of(span_id)) is not None:
+        if 0 < floor < now - BEHIND and (manifest := manifest_of(span_id)) is not None:
             reach = reach_of(manifest, tables)
             if reach > floor:
                 found[span_id] = reach
-    return {**frontier, **found} if found else frontier
+    return Lifted(frontier, found) if found else frontier
 
 
 def read_manifest(store: Path | str, span_id: str, known: ManifestReader | None = None) -> Manifest:

@@ -12,7 +12,7 @@ any more are removed with the next manifest that can be written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -156,6 +156,7 @@ class SpanStore:
         self._dirty = False  # the manifest on disk lacks something
         self._old: list[SegmentInfo] = []  # to be removed once a manifest without them is on disk
         self._closed = False
+        self._unmerged: set[str] = set()  # segments that could not be read when they were to be merged
         self.rows_sealed = 0
         self.disk_bytes = 0
         """Of the segments and runs that count."""
@@ -272,7 +273,8 @@ class SpanStore:
         """Make the span ready for a reader at `start_ts`: complete from there on once it is resolved.
 
         Nothing happens when the store covers `start_ts`. A start beyond the resolved ts leaves a hole, so
-        what lies before is dropped; a start below what the store still has drops everything and starts over.
+        what lies before is dropped, and ranges that are further stay so; a start below what the store still
+        has drops everything and starts over.
         """
         if self.complete_from <= start_ts <= self.resolved:
             return
@@ -281,8 +283,14 @@ class SpanStore:
         self._store.withdraw(self.id)
         with self._seal_lock:
             self._clear()
-            fresh = replace(self._manifest, segments=(), dropped_to=start_ts)
-            self._let_go(fresh.restarted(start_ts), self._manifest.segments)
+            before = self._manifest.segments
+            if self.complete_from <= start_ts:
+                kept = tuple(s for s in before if s.last_ts > start_ts)
+                fresh = self._manifest.with_resolved(start_ts)
+            else:
+                kept, fresh = (), self._manifest.restarted(start_ts)
+            fresh = replace(fresh, segments=kept, dropped_to=start_ts)
+            self._let_go(fresh, [s for s in before if s not in kept])
             self._claim = (start_ts, self._claim[1])
         self._store.moved(self)
 
@@ -530,7 +538,7 @@ class SpanStore:
 
         Without room for the merged one they stay, as they do when one of them is damaged.
         """
-        chosen = _mergeable(self._manifest.segments, resolved)
+        chosen = _mergeable(self._manifest.segments, resolved, self._unmerged)
         if not chosen:
             return []
         try:
@@ -541,6 +549,7 @@ class SpanStore:
             return []
         except DamagedSegment as found:
             damage.met(self._store.folder, self.id, found)
+            self._unmerged = {s.file for s in chosen}
             return []
         place = self._manifest.segments.index(chosen[0])
         kept = [s for s in self._manifest.segments if s not in chosen]
@@ -595,14 +604,17 @@ def _beyond(held: _Pending, after: Timestamp) -> list[pa.RecordBatch]:
     return list(kernels.take_all(table, refs, kernels.allocate))
 
 
-def _mergeable(segments: tuple[SegmentInfo, ...], resolved: Timestamp) -> list[SegmentInfo]:
-    """The newest small resolved neighbours, MERGE_COUNT or more; empty when they are fewer.
+def _mergeable(
+    segments: tuple[SegmentInfo, ...], resolved: Timestamp, but: Container[str] = ()
+) -> list[SegmentInfo]:
+    """The newest small resolved neighbours, MERGE_COUNT or more; empty when they are fewer. `but`: files that
+    are left alone.
 
     One that outweighs all younger ones together is left out: a byte is rewritten a few times, not often.
     """
     chosen: list[SegmentInfo] = []
     for info in reversed(segments):
-        if info.bytes < MERGE_BELOW and info.last_ts <= resolved:
+        if info.bytes < MERGE_BELOW and info.last_ts <= resolved and info.file not in but:
             chosen.append(info)
         elif chosen:
             break

@@ -90,7 +90,7 @@ class EventReader(DataSourceStreamReader):
         # The frontier first: every row below it is in a manifest by then.
         floors = outlook.read_frontier(self._spec.store_dir)
         ddl = floors.get(barrier.ddl_span, 0)
-        frontier = outlook.lifted(floors, barrier.wanted, min(ddl, barrier.barrier_ts), self._manifest)
+        frontier = outlook.lifted(floors, barrier.wanted, ddl, self._manifest)
         if len(self._manifests) > KEPT * len(barrier.spans):
             self._manifests.clear()  # tables come and go
         sizes = self._sizes(after, barrier, frontier)

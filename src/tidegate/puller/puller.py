@@ -514,7 +514,8 @@ class Puller:
             self._wake_silent()
         if self._clock.monotonic() - self._parted_at >= BEHIND_S:
             self._parted_at = self._clock.monotonic()
-            self._part_from_those_behind(spans)
+            if not store.pressure:
+                self._part_from_those_behind(spans)
         if self._clock.monotonic() - self._kept_at >= KEEP_S:
             self._kept_at = self._clock.monotonic()
             for watched in spans:

@@ -84,6 +84,8 @@ FORGET_S: Final = 10.0
 """How often the progress of spans that have ended is deleted at the sink."""
 PIPELINE_STARTS: Final = "pipeline process"
 """What a feed waits for until its processors deliver."""
+FULL_S: Final = 0.5
+"""Between two attempts to store a checkpoint that must be stored, on a full disk."""
 JOBS_S: Final = 2.0
 """How long calls under way are waited for when an incarnation ends."""
 ALL_KEYS: Final = Span(b"", b"")
@@ -325,8 +327,11 @@ class Feed(FeedLife):
         await self._store(begin, settings=settings)
         if again:
             event(LOG, logging.INFO, "checkpoint is what was told", changefeed=str(self.id), ts=begin)
-            await self._end_incarnation()
-            await self._close()
+            try:
+                await self._end_incarnation()
+            finally:  # whatever fails: nothing goes on from below
+                await self._close()
+            self.check_ended()
             await self._open()
         return again
 
@@ -558,7 +563,7 @@ class Feed(FeedLife):
                 if batch.added and not batch.events:
                     # The sink's journal will not tell of it. With other settings the feed must not begin
                     # below: a table's older rows would be sent after those that are sent from here on.
-                    await self._store(owner.checkpoint)
+                    await self._store_when_there_is_room(owner.checkpoint)
                 await sink.send_ddl(batch)
                 self._note_ended(owner, owner.ddl_done(batch.finished_ts))
                 self._log_ddl(batch.finished_ts, [e.query for e in batch.events])
@@ -602,6 +607,13 @@ class Feed(FeedLife):
             owner.persist_failed()
             raise
         owner.persisted(ts)
+
+    async def _store_when_there_is_room(self, ts: int) -> None:
+        while True:
+            try:
+                return await self._store(ts)
+            except DiskFull:
+                await asyncio.sleep(FULL_S)
 
     async def _store(self, ts: int, *, loaded: bool = False, settings: str = "") -> None:
         """Write the checkpoint durably, or the one that is stored if that is higher."""

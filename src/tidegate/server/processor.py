@@ -439,9 +439,9 @@ class FeedProcessor:
 
     def _lifted(self, frontier: Frontier) -> Mapping[str, int]:
         """As it is for us: parts of stripes may be behind of which we want nothing."""
-        store, machine = self._opened.paths.store, self.machine
-        look = partial(self.node.manifest, store)
-        return outlook.lifted(frontier, machine.stripes, machine.known, look)
+        assert self._ddl is not None
+        now, look = frontier.get(self._ddl.span_id, 0), partial(self.node.manifest, self._opened.paths.store)
+        return outlook.lifted(frontier, self.machine.stripes, now, look)
 
     def _write_barrier(self, *, raise_starts: bool = False) -> None:
         barrier, machine = self._barrier, self.machine
