@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -198,6 +199,23 @@ def test_a_row_key_that_nobody_reads_is_a_json_string_all_the_same(told: bytes, 
     assert value is not None
     assert value.count(b'"AAAA"') == 1
     _in_bulk(options, learn, [*learn, (None, value.replace(b'"AAAA"', told))], plainly)
+
+
+@pytest.mark.parametrize("told", [b"\\c", b"\\ud800", b"\\n", b"\\u0041"])
+def test_an_escape_in_a_key_is_looked_at_although_the_value_tells_the_cell_again(told: bytes) -> None:
+    options = codec_options({"protocol": "debezium"})
+    opening = re.compile(rb'\{"payload":\{"\w+":"')
+    learn = next(
+        found
+        for found in (_messages(options, rows) for rows in golden_rows())
+        if all(key is not None and opening.match(key) for key, _ in found)
+    )
+    key, value = learn[0]
+    assert key is not None
+    end = opening.match(key)
+    assert end is not None
+    changed = key[: end.end()] + told + key[end.end() :]
+    _in_bulk(options, learn, [*learn, (changed, value)], plainly=1)
 
 
 @given(st.lists(st.permutations(range(12)), min_size=1, max_size=8), st.booleans())

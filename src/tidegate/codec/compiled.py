@@ -58,7 +58,7 @@ def _before_cells(pieces: Pieces) -> int:
     total = 0
     for constant, form, _ in pieces:
         total += len(constant)
-        if form in (kernels.CELL, kernels.WRAPPED, kernels.MEMBERS):
+        if form in (kernels.CELL, kernels.SEEN, kernels.WRAPPED, kernels.MEMBERS):
             return total
     return LEAST_HEAD
 

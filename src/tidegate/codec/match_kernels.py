@@ -50,6 +50,7 @@ TEXT_ALONE: Final = 9  # nothing follows the constant, of a member or of a piece
 STRING: Final = 10  # of a route: a string that tells where the message belongs
 OPTIONAL_TEXT: Final = 11  # the constant alone, and it may be missing
 OPTIONAL_STRING: Final = 12  # constant and a string without escapes, which nobody needs, may be missing
+SEEN: Final = 13  # a cell that is told again later, in the same slot; a string has no escapes
 PIECE_BYTES: Final = 32
 """A piece: address and length of the constant, form, slot."""
 
@@ -390,9 +391,14 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         if at >= end:
             return False
         if form >= TEXT_ALONE:
+            # What an escape of a string stands for that nobody reads is not looked at, so none is let pass.
+            if form == SEEN:
+                slot = load_i64(piece + 24)
+                at = scalar(at, end, CELL, slot, starts, lengths, result)
+                if at == 0 or load_u64(starts + 8 * slot) & U64(ESCAPED) != U64(0):
+                    return False
             if form == OPTIONAL_STRING:
                 close, flags = scan_string(at + 1, end)
-                # What an escape stands for is not looked at here, so whether it is one must be.
                 if load_u8(at) != 34 or close == 0 or flags != 0:
                     return False
                 at = close + 1

@@ -43,10 +43,12 @@ def templates(key: RowKey) -> list[Template]:
     keyed = [i for i, column in enumerate(key.columns) if column.key]
     key_end = b"}" + schema.key_schema(prefix, b",".join(told[i] for i in keyed)) + b"}"
 
-    def image(opening: bytes, shown: list[int], base: int, close: bytes) -> tuple[Pieces, bytes]:
+    def image(
+        opening: bytes, shown: list[int], base: int, close: bytes, form: int = kernels.CELL
+    ) -> tuple[Pieces, bytes]:
         found: Pieces = []
         for i in shown:
-            found.append((opening + names[i] + b":", kernels.CELL, base + i))
+            found.append((opening + names[i] + b":", form, base + i))
             opening = b","
         return found, (close if found else opening + close)
 
@@ -66,7 +68,7 @@ def templates(key: RowKey) -> list[Template]:
         return [*found, *cells, (close, kernels.TEXT_ALONE, 0), *told_more, (end, kernels.END, op)]
 
     # The key repeats cells of the value; what it holds goes to the same slots, and the value overwrites it.
-    meta, close = image(b'{"payload":{', keyed, 0, key_end)
+    meta, close = image(b'{"payload":{', keyed, 0, key_end, kernels.SEEN)
     return [
         Template(key, ([*meta, (close, kernels.END, 0)], *(value(op) for op in (INSERT, UPDATE, DELETE))))
     ]
