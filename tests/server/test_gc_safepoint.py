@@ -101,7 +101,8 @@ def test_history_is_held_from_before_the_first_registration_until_it_is_delivere
         wait_for(lambda: watched.held()[ours] == feed.persisted - 1, "the hold at what is persisted")
 
         assert running.call("POST", "/changefeeds/one/pause")["http"] == 200
-        wait_for(lambda: watched.held()[ours] == feed.persisted - 1, "the hold of a feed that is paused")
+        # A pause stores the checkpoint, which may lie above the last catalogue that was saved.
+        wait_for(lambda: watched.held()[ours] == min(feed.needs) - 1, "the hold of a feed that is paused")
         monkeypatch.setattr("tidegate.control.gc.REFRESH_S", 60.0)
         assert running.call("DELETE", "/changefeeds/one")["http"] == 200
         assert watched.held() == {}
