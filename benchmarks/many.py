@@ -19,7 +19,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from typing import Any, Final
 import httpx
 from benchmarks.accounting import Ledger, spent
 from benchmarks.control_probe import between
-from benchmarks.many_tables import Many, Upstream
+from benchmarks.many_tables import Many, Upstream, Writers
 from benchmarks.rig import READY_S, eventually
 from benchmarks.schema import SCHEMAS
 from benchmarks.show import Ticker, machine
@@ -106,33 +105,23 @@ class Capture(Many):
         eventually("all changefeeds", passed, 600, pause_s=0.5)
 
 
-class Rows:
-    """Rows into all tables in turns, so many a second, until the context ends."""
+class InTurns(Writers):
+    """Rows into all tables in turns, so many a second."""
 
     def __init__(self, pd: PdClient, row: bytes, tables: int, a_second: int) -> None:
-        self._pd, self._row, self._tables, self._rate = pd, row, tables, a_second
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rows", daemon=True)
-        self.count = 0
-
-    def __enter__(self) -> Rows:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
+        super().__init__(pd, row)
+        self._tables, self._rate = tables, a_second
 
     def _run(self) -> None:
         began, stride = time.monotonic(), 7919  # neighbours in time lie far apart, in stripes and regions
         while not self._done.is_set():
             transaction = Transaction(self._pd)
-            for number in range(self.count, self.count + ROWS_A_TXN):
+            for number in range(self.rows, self.rows + ROWS_A_TXN):
                 table = number * stride % self._tables
                 transaction.put(keys.int_record(Upstream.id_of(table), 1 + number // self._tables), self._row)
             transaction.commit()
-            self.count += ROWS_A_TXN
-            self._done.wait(max(0.0, began + self.count / self._rate - time.monotonic()))
+            self.rows += ROWS_A_TXN
+            self._done.wait(max(0.0, began + self.rows / self._rate - time.monotonic()))
 
 
 def measure(sizes: Sizes, feeds: int, ticker: Ticker) -> dict[str, Any]:
@@ -149,16 +138,16 @@ def measure(sizes: Sizes, feeds: int, ticker: Ticker) -> dict[str, Any]:
             capture.delivering(max(1, feeds))
             ledger = capture.ledger
             assert ledger is not None
-            with PdClient(capture.pd) as pd, Rows(pd, capture.row(), tables, sizes.rows) as rows:
+            with PdClient(capture.pd) as pd, InTurns(pd, capture.row(), tables, sizes.rows) as writers:
                 ticker(f"{name}: rows flow")
                 time.sleep(sizes.settle_s)
                 ticks = json.loads(capture._ticks.read_text())
-                before, had, began = ledger.cpu(), rows.count, time.monotonic()
+                before, had, began = ledger.cpu(), writers.rows, time.monotonic()
                 time.sleep(sizes.seconds)
                 used, wall = spent(before, ledger.cpu()), time.monotonic() - began
                 found: dict[str, Any] = {role: round(100 * used.get(role, 0.0) / wall, 1) for role in ROLES}
                 found["ticks"] = between(ticks, json.loads(capture._ticks.read_text()), wall)
-                found["rows_a_second"] = round((rows.count - had) / wall)
+                found["rows_a_second"] = round((writers.rows - had) / wall)
             capture.delivering(max(1, feeds))
     return {"feeds": feeds or 1, "all": round(sum(found[role] for role in ROLES), 1), **found}
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import httpx
 from benchmarks.accounting import Ledger
@@ -36,6 +38,28 @@ LOOKS: Final = 50
 LOOK_S: Final = 0.05
 SYSTEM_ID: Final = 1 << 40
 """From here on the ids of TiDB's own tables."""
+
+
+class Writers(ABC):
+    """Writes rows from a thread of this process, until the context ends; `rows`: so many so far."""
+
+    def __init__(self, pd: PdClient, row: bytes) -> None:
+        self._pd, self._row = pd, row
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="writers", daemon=True)
+        self.rows = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Until `_done` is set."""
 
 
 class Upstream:

@@ -33,7 +33,6 @@ import argparse
 import json
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +41,7 @@ from typing import Any, Final
 from benchmarks import many
 from benchmarks.accounting import Ledger, spent
 from benchmarks.broker import delete_topic, new_topic, running_broker
-from benchmarks.many_tables import Many, Upstream
+from benchmarks.many_tables import Many, Upstream, Writers
 from benchmarks.show import Ticker, machine
 from rich.console import Console
 from rich.table import Table
@@ -56,23 +55,12 @@ SETTLE_MAX_S: Final = 120.0
 OURS: Final = ("control", "puller", "driver", "JVM", "source", "workers", "planners")
 
 
-class Writers:
-    """A row a second into each of some tables, from a thread of this process, until the context ends."""
+class OfActive(Writers):
+    """A row a second into each of some tables."""
 
     def __init__(self, pd: PdClient, row: bytes, tables: int, active: int) -> None:
-        self._pd, self._row = pd, row
+        super().__init__(pd, row)
         self._ids = [Upstream.id_of(tables * at // active) for at in range(active)]
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="writers", daemon=True)
-        self.rows = 0
-
-    def __enter__(self) -> Writers:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
 
     def _run(self) -> None:
         handle = 0
@@ -120,7 +108,7 @@ def measure(
             found["idle_ticks"] = product.ticks(seconds / 2)
             found["idle_look_ms"] = product.look_ms()
             progress(f"{name}: {active} active tables")
-            with PdClient(product.pd) as pd, Writers(pd, product.row(), tables, active) as writers:
+            with PdClient(product.pd) as pd, OfActive(pd, product.row(), tables, active) as writers:
                 time.sleep(SETTLE_S)
                 found["active"] = share(product.ledger, seconds)
                 found["active_ticks"] = product.ticks(seconds / 2)
