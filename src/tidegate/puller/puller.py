@@ -588,10 +588,10 @@ class Puller:
         return timestamp.physical_ms(max(times)) - timestamp.physical_ms(min(times)) > TORN_MS
 
     def _part_from_those_behind(self, spans: list[Watched]) -> None:
-        """Let readers of a stripe go on who want nothing of the ranges that hold it back: what the others
-        have is kept, and the manifest says so.
+        """Keep what the other ranges of a stripe have, and record it in the manifest, so that readers who
+        want no table of the slow ranges can go on.
 
-        How far upstream is, the span of DDL says, which every feed of tables follows.
+        The span of DDL, which every feed of tables follows, shows how far upstream is.
         """
         limit = max((w.sink.resolved for w in spans), default=0) - timestamp.compose(BEHIND_MS)
         for watched in spans:

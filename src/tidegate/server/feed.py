@@ -208,9 +208,9 @@ class Feed(FeedLife):
         self.captured.spans.release(self.id, forget=forget)
 
     async def _store_last(self, checkpoint: int) -> None:
-        """At a stop: what people see, and what an update begins with, is where the feed is.
+        """At a stop, so that the checkpoint people see is where an update begins.
 
-        If it cannot be stored, the next start reads a little again.
+        If it cannot be stored, the next start reads some rows again.
         """
         try:
             await self._store(checkpoint)
@@ -304,7 +304,7 @@ class Feed(FeedLife):
         self.waiting_for = "sink"
         async with self._watched_start():
             self._sink = await open_sink(plan, grant, node.open_sink, thread, self._topics, first)
-        if await self._adopt_settings(self._sink.told_to):
+        if await self._adopt_settings(self._sink.delivered_to):
             await self._start_incarnation()
             return
         self.owner.sink_open(self._sink.resolved_journal)
@@ -312,21 +312,24 @@ class Feed(FeedLife):
         self.totals.starts += 1
         self._dispatch(Wish.RUN)
 
-    async def _adopt_settings(self, told_to: int) -> bool:
-        """With settings that are not those of the last incarnation, begin no lower than what was told by
-        those: all up to there is out as they chose it. What they left out, and these do not, would come after
-        a Resolved that covers it, or a table's older rows after newer ones.
+    async def _adopt_settings(self, delivered_to: int) -> bool:
+        """If the settings have changed since the last incarnation, begin at `delivered_to` at least.
 
-        True: the feed is open at that ts now, which is above its checkpoint, and the incarnation is over.
+        Everything up to there is in the sink, as the old settings chose it. If the new ones let more pass,
+        rows from below would follow a Resolved that covers them, or an older row of a table a newer one.
+
+        True: the feed has been opened again at that ts, above its checkpoint, and this incarnation is over.
         """
         settings = self.info.settings
         if self._settings == settings:
             return False
-        begin = self.persisted if self.loading else max(self.persisted, told_to)
+        begin = self.persisted if self.loading else max(self.persisted, delivered_to)
         again = begin > self.persisted
         await self._store(begin, settings=settings)
         if again:
-            event(LOG, logging.INFO, "checkpoint is what was told", changefeed=str(self.id), ts=begin)
+            event(
+                LOG, logging.INFO, "checkpoint raised to what the sink has", changefeed=str(self.id), ts=begin
+            )
             try:
                 await self._end_incarnation()
             finally:  # whatever fails: nothing goes on from below
@@ -561,8 +564,8 @@ class Feed(FeedLife):
                     raise batch.error
                 self._topics |= batch.topics  # whatever becomes of the call: the next incarnation makes them
                 if batch.added and not batch.events:
-                    # The sink's journal will not tell of it. With other settings the feed must not begin
-                    # below: a table's older rows would be sent after those that are sent from here on.
+                    # The sink's journal will have no trace of it. After a change of settings the feed must
+                    # not begin below: older rows of a table would follow those that are sent from here on.
                     await self._store_when_there_is_room(owner.checkpoint)
                 await sink.send_ddl(batch)
                 self._note_ended(owner, owner.ddl_done(batch.finished_ts))

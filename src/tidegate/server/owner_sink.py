@@ -88,8 +88,8 @@ class OpenedSink:
         return self._sink.journal.resolved_ts
 
     @property
-    def told_to(self) -> int:
-        """Up to where all is out, by what the sink holds. A DDL goes out when all rows up to it are."""
+    def delivered_to(self) -> int:
+        """Everything up to here is in the sink, by its journal: a DDL is sent after all rows up to it."""
         return max(self._sink.journal.resolved_ts, self._sink.journal.ddl_ts - 1)
 
     async def send_ddl(self, batch: DdlBatch) -> None:
