@@ -42,6 +42,12 @@ topic = "OWN-{table}"
 matcher = ["shop.o*", "shop.late*"]
 topic = "OWN.{schema}.{table}"
 """
+PIECES = """
+[scheduler]
+enable-table-across-nodes = true
+region-threshold = 1
+region-count-per-span = 1
+"""
 
 
 @pytest.fixture
@@ -53,7 +59,7 @@ def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
 
 def change_rules_and_spans_ahead_of_the_checkpoint(cluster: Cluster, pd: PdClient, shop: SmallTables) -> None:
     """A lock holds the checkpoint while rows behind it go out. Then the rules let another table pass, whose
-    rows lie behind the lock too, and all tables share a stripe.
+    rows lie behind the lock too, and all tables share a stripe, which is cut inside the table of those rows.
     """
     orders = cluster.uri.replace(cluster.topic, f"{cluster.topic}-orders", 1)
 
@@ -62,7 +68,9 @@ def change_rules_and_spans_ahead_of_the_checkpoint(cluster: Cluster, pd: PdClien
         return {*wanted} <= {item["new"]["id"] for item in items if item["kind"] == "insert"}
 
     edge = keys.record_span(shop.tables["customers"].id).start
-    cluster.run("upstream", "region", "split", "--key", edge.hex(), "--pd", cluster.pd)
+    cut = keys.int_record(shop.tables["orders"].id, 71)
+    for at in (edge, cut):
+        cluster.run("upstream", "region", "split", "--key", at.hex(), "--pd", cluster.pd)
     key, value = record.encode(shop.tables["customers"], (2, b"bob", b"556"))
     held = TwoPhase(pd, pd.tso(), key, ttl_ms=600_000)
     held.prewrite([Mutation(PUT, key, value)], Backoff())
@@ -74,9 +82,10 @@ def change_rules_and_spans_ahead_of_the_checkpoint(cluster: Cluster, pd: PdClien
     cluster.run("changefeed", "pause", "--server", cluster.server, "-c", "filtered")
     settings = cluster.folder / "wider.toml"
     wider = SETTINGS.replace('["shop.*", "!shop.tmp_*"]', '["shop.*"]').replace("OWN", cluster.topic)
-    settings.write_text(wider + "[tidegate]\nids-per-stripe = 64\n")
+    settings.write_text(wider + "[tidegate]\nids-per-stripe = 64\n" + PIECES)
     update = ("changefeed", "update", "--server", cluster.server, "-c", "filtered", "--no-confirm")
     cluster.run(*update, "--config", settings)
+    assert cluster.feed("filtered")["config"]["tidegate"]["table_cuts"] == [cut.hex()]
     held.commit([key], pd.tso(), Backoff())
     cluster.run("changefeed", "resume", "--server", cluster.server, "-c", "filtered")
     shop.put("tmp_x", {4: (4, 4)})

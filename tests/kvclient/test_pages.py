@@ -22,7 +22,7 @@ from tidegate.model.key_range import after_all, front_of
 from tidegate.model.span import Span
 from tidegate.proto import errorpb_pb2 as errorpb
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
-from tidegate.tables.reader import cut_at, region_starts
+from tidegate.tables.reader import region_starts
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
 
@@ -114,5 +114,5 @@ def test_pages_of_a_keyspace_are_asked_for_in_it(tmp_path: Path) -> None:
 def test_a_span_without_end_is_cut_where_regions_end(pd: PdClient) -> None:
     UpstreamControl(pd).split(0, [encode_bytes(key) for key in (b"a", b"k", b"t")])
     for span, inside in ((Span(b"", b""), [b"a", b"k", b"t"]), (Span(b"b", b""), [b"k", b"t"])):
-        ranges = cut_at([key for key in region_starts(pd, span) if key in (b"a", b"k", b"t")], span)
+        ranges = span.cut_at([key for key in region_starts(pd, span) if key in (b"a", b"k", b"t")])
         assert ranges == [Span(*edges) for edges in pairwise([span.start, *inside, b""])]

@@ -205,6 +205,12 @@ def test_every_command_of_the_client_finds_the_types_it_parses(
     )["tidegate"]["weak_orders"]  # fmt: skip
     assert (apart["dispatcher"], apart["tables"]) == ("default, topic {schema}-x", ["bank.accounts"])
     assert "in several topics" in apart["what"]
+    pieces = {"scheduler": {"enable_table_across_nodes": True}}
+    (in_pieces,) = client(
+        "POST", f"{v2}/verify_table", {"replica_config": pieces, "start_ts": start_ts, "sink_uri": uri}
+    )["tidegate"]["weak_orders"]  # fmt: skip
+    assert "bank.accounts" in in_pieces["tables"]
+    assert "delivered in pieces" in in_pieces["what"]
     wrong = {"sink": {"dispatchers": [{"matcher": ["bank.*"], "topic": "{table}_{schema}"}]}}
     refused = client(
         "POST", f"{v2}/changefeeds", {"changefeed_id": "wrong", "sink_uri": uri, "replica_config": wrong}, 400

@@ -10,6 +10,7 @@ from tests.server.test_capture import Running, bank, capture
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
+from tidegate.model.span import span_id
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.stripes import STRIPES, Stripes, chosen_width, ids_of, spans_json, table_task
 from tidegate.tidb import keys
@@ -60,6 +61,59 @@ def test_stripes_hold_what_spans_of_tables_hold(
         assert all(task.start_ts < ts for name, task in tasks.items() if name in held - batch.removed)
     for task in tasks.values():
         assert all(task.span.covers(keys.record_span(table)) for table in ids_of(task))
+
+
+def piece_keys(table: int) -> list[bytes]:
+    """Keys at and around the places where `CUTS` may cut a table."""
+    return [keys.record_prefix(table), *(keys.int_record(table, at) for at in (-5, 0, 3, 4, 1 << 40))]
+
+
+CUTS = st.builds(keys.int_record, IDS, st.sampled_from([0, 4]))
+
+
+@given(
+    st.frozensets(IDS),
+    st.lists(st.tuples(st.frozensets(IDS), st.frozensets(IDS)), max_size=6),
+    st.frozensets(CUTS, max_size=12),
+    st.sampled_from([1, 2, 7, 64]),
+)
+def test_cut_inside_tables_every_key_of_a_wanted_table_is_in_one_span_and_no_other_key(
+    initial: frozenset[int],
+    steps: list[tuple[frozenset[int], frozenset[int]]],
+    cuts: frozenset[bytes],
+    width: int,
+) -> None:
+    stripes, wanted = Stripes(width, cuts), set(initial)
+    tasks = {task.id: task for task in stripes.begin(table_task(table, 5) for table in sorted(initial))}
+
+    def check() -> None:
+        for table in range(1, 41):
+            for key in piece_keys(table):
+                held = [one for one in tasks.values() if one.span.contains(key) and table in ids_of(one)]
+                assert len(held) == (table in wanted), (table, key)
+        inside = [key for task in tasks.values() for key in cuts if task.span.start < key < task.span.end]
+        assert not inside
+        assert all(name == span_id(task.span) for name, task in tasks.items())
+
+    check()
+    for ts, (come, go) in enumerate(steps, start=10):
+        come, go = come - wanted, go & wanted
+        added = tuple(table_task(table, ts) for table in sorted(come))
+        removed = frozenset(table_task(table, ts).id for table in go)
+        (batch,) = stripes.follow([DdlBatch(ts, (), added, removed, removed_tables=frozenset(go))])
+        assert batch.removed <= tasks.keys()
+        wanted = wanted - go | come
+        apply(tasks, batch)
+        check()
+
+
+def test_a_piece_of_a_stripe_is_one_and_a_piece_of_a_table_is_none() -> None:
+    stripe = keys.stripe_span(8, 8)
+    cuts = [keys.int_record(9, 5), keys.int_record(9, 6), keys.int_record(12, 0), keys.int_record(15, 1)]
+    first, table, middle, end, last = stripe.cut_at(cuts)
+    ids = [keys.stripe_ids(one) for one in (first, middle, end, last)]
+    assert ids == [range(8, 10), range(9, 13), range(12, 16), range(15, 16)]
+    assert not keys.stripe_ids(table)
 
 
 def test_edges_are_multiples_of_the_width() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
+from typing import Final
 from urllib.parse import SplitResult, urlsplit
 
 from tidegate.config.settings import FilterConfig, ReplicaConfig
@@ -19,10 +21,14 @@ from tidegate.config.values import (
     PARTITION_RULES,
     RAW_MODE,
     SASL_MECHANISMS,
+    TABLE_CUTS_MAX,
     nearest,
     revealed,
 )
 from tidegate.errors import InvalidInput
+
+_RECORD: Final = re.compile(rb"t.{8}_r.", re.DOTALL)
+"""How a record key begins, without the handle's end: regions may be cut inside a handle."""
 
 
 def canonical(config: ReplicaConfig) -> ReplicaConfig:
@@ -97,9 +103,46 @@ def check(config: ReplicaConfig) -> None:
             else f"a changefeed with kv-mode = '{own.kv_mode}' follows no tables",
             fix="leave it out, or choose a smaller number" if config.has_tables else "leave it out",
         )
+    _check_pieces(config)
     _at_least("tidegate.max-batch-bytes", own.max_batch_bytes, 1 << 16)
     _at_least("tidegate.load-rows-per-second", own.load_rows_per_second, 0)
     _at_least("tidegate.load-bytes-per-second", own.load_bytes_per_second, 0)
+
+
+def _check_pieces(config: ReplicaConfig) -> None:
+    """Where tables are cut into pieces."""
+    scheduler, given = config.scheduler, config.tidegate.table_cuts
+    _at_least("scheduler.region-threshold", scheduler.region_threshold, 1)
+    _at_least("scheduler.region-count-per-span", scheduler.region_count_per_span, 1)
+    if (given or scheduler.enable_table_across_nodes) and not config.has_tables:
+        raise InvalidInput(
+            "There are no tables to be cut into pieces.",
+            where="changefeed configuration",
+            why=f"a changefeed with kv-mode = '{config.tidegate.kv_mode}' follows no tables",
+            fix="leave enable-table-across-nodes and table-cuts out",
+        )
+    if len(given) > TABLE_CUTS_MAX:
+        raise InvalidInput(
+            f"{len(given)} table-cuts are too many.",
+            where="[tidegate]",
+            why=f"{TABLE_CUTS_MAX} are allowed: each piece of a table costs something while it is quiet",
+            fix="cut fewer tables, or into larger pieces",
+        )
+    previous = b""
+    for text in given:
+        try:
+            key = bytes.fromhex(text)
+        except ValueError:
+            key = b""
+        if not _RECORD.match(key) or key <= previous:
+            raise InvalidInput(
+                f"'{text}' in table-cuts cannot be used.",
+                where="[tidegate]",
+                why="each is the hex of a key inside a table's records (t, table id, _r, handle), "
+                "above the one before it",
+                fix="leave table-cuts out: enable-table-across-nodes in [scheduler] chooses them",
+            )
+        previous = key
 
 
 def _check_large(config: ReplicaConfig) -> None:

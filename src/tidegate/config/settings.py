@@ -202,6 +202,20 @@ class SyncedStatusConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`[scheduler]`: when a large table is delivered in pieces (docs/stripes.md).
+
+    TiCDC's other settings there are about its own scheduler, and have no effect here.
+    """
+
+    enable_table_across_nodes: bool = False
+    region_threshold: int = 100_000
+    """A table of more regions is cut into pieces."""
+    region_count_per_span: int = 100
+    """Of so many regions each, as far as the number of pieces allows."""
+
+
+@dataclass(frozen=True, slots=True)
 class TidegateConfig:
     """`[tidegate]`: what TiCDC has no word for."""
 
@@ -215,6 +229,9 @@ class TidegateConfig:
     ids_per_stripe: int = 0
     """So many neighbouring table ids are pulled, kept and delivered as one; 1: each table by itself. 0:
     chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md)."""
+    table_cuts: tuple[str, ...] = ()
+    """Hex, ascending; record keys at which one piece of a table ends and the next begins. Left out: chosen by
+    `[scheduler]` when the changefeed is created, or when that is changed."""
     retention: float = setting(0.0, "duration")
     """Seconds that delivered segments are kept for replay."""
     resolved_interval: float = setting(0.1, "duration")
@@ -247,6 +264,11 @@ class TidegateConfig:
         """Whether several tables may share a span."""
         return self.ids_per_stripe > 1
 
+    @property
+    def cuts(self) -> tuple[bytes, ...]:
+        """`table_cuts` as keys."""
+        return tuple(map(bytes.fromhex, self.table_cuts))
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaConfig:
@@ -264,6 +286,7 @@ class ReplicaConfig:
     sink: SinkConfig = SinkConfig()
     integrity: IntegrityConfig = IntegrityConfig()
     synced_status: SyncedStatusConfig = SyncedStatusConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
     tidegate: TidegateConfig = TidegateConfig()
 
     def to_json(self, *, redact: bool = False) -> dict[str, Any]:

@@ -41,6 +41,8 @@ KV_MODES: Final = (TABLE_MODE, TXN_MODE, RAW_MODE)
 """What a changefeed's keys are: TiDB's tables, transactional keys without tables, raw keys of API V2."""
 IDS_PER_STRIPE_MAX: Final = 4096
 """Which of them are wanted is one number in what a pipeline is told."""
+TABLE_CUTS_MAX: Final = 1024
+"""Of all tables together: each piece is a span of its own, which costs a little while nothing happens."""
 FLAVOURS: Final = ("classic", "new")
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 LARGE_OPTIONS: Final = ("none", "handle-key-only", "claim-check")

@@ -51,6 +51,13 @@ APART: Final = (
 """What a topic by table gives up, whatever its rows are spread by."""
 
 
+IN_PIECES: Final = (
+    "if it has more regions than region-threshold says, it is delivered in pieces, each a range of its keys: "
+    "the changes of one row stay in commit order, those of two rows may not, until Resolved"
+)
+"""What `enable-table-across-nodes` gives up where a table's changes would be in commit order."""
+
+
 def _is_handle(table: TableSchema, offsets: tuple[int, ...]) -> bool:
     positions = {column.offset: i for i, column in enumerate(table.columns)}
     return {positions.get(offset, -1) for offset in offsets} == set(table.handle_key)

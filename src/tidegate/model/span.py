@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,6 +36,11 @@ class Span:
         if end != b"" and start >= end:
             return None
         return Span(start, end)
+
+    def cut_at(self, keys: Sequence[bytes]) -> list[Span]:
+        """Its pieces, cut at those of some ascending keys that lie inside."""
+        inside = (key for key in keys if self.start < key and self.contains(key))
+        return [Span(low, end) for low, end in pairwise([self.start, *inside, self.end])]
 
 
 def span_id(span: Span, kv_mode: str = "tidb", keyspace: str = "") -> str:

@@ -44,7 +44,8 @@ class FeedDdl:
         self._store, self._spans = captured.store, captured.spans
         self._catalogues = captured.catalogues if plan.config.has_tables else None
         self._tracker: SchemaTracker | KeyTracker | None = None
-        self._stripes = Stripes(max(1, plan.config.tidegate.ids_per_stripe))
+        own = plan.config.tidegate
+        self._stripes = Stripes(max(1, own.ids_per_stripe), own.cuts)
         self.initial: tuple[SpanTask, ...] = ()
         """The spans wanted at the checkpoint that `open` was told."""
 

@@ -21,7 +21,7 @@ from tidegate.mounter.ddl import Told
 from tidegate.mounter.table_version import TableVersion
 from tidegate.pipeline.feed import LOAD_FILE
 from tidegate.server.create_statement import create_schema, create_table
-from tidegate.tables.reader import cut_at, region_starts
+from tidegate.tables.reader import region_starts
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) ->
     ranges = [
         LoadRange.of(task.physical_id, span)
         for task in tasks
-        for span in cut_at(region_starts(pd, task.span), task.span)
+        for span in task.span.cut_at(region_starts(pd, task.span))
     ]
     plan = LoadPlan(ts, pd.address, tuple(ranges))
     replace_file(path, plan.to_bytes())

@@ -11,7 +11,7 @@ from typing import Any, Final
 from tidegate.codec.registry import codec_of, options_of, settled
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.control.metadata import FeedId
-from tidegate.dispatcher.guarantees import APART, weakness
+from tidegate.dispatcher.guarantees import APART, IN_PIECES, weakness
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
@@ -21,6 +21,7 @@ from tidegate.kvclient.pd import Keyspace, PdClient
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.stripes import chosen_width
+from tidegate.server.table_cuts import find_cuts
 
 SHOWN_TABLES: Final = 20
 """How many tables without a key an error, or a changefeed's status, names."""
@@ -91,6 +92,32 @@ def with_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> NewFeed:
     return replace(new, config=replace(new.config, tidegate=replace(own, ids_per_stripe=width)))
 
 
+def with_cuts(new: NewFeed, catalogue: SchemaStore, ts: int, pd: PdClient) -> NewFeed:
+    """The feed with the cuts of its large tables at `ts`, unless it brings its own. Asks PD for regions."""
+    own, scheduler = new.config.tidegate, new.config.scheduler
+    if own.table_cuts or not scheduler.enable_table_across_nodes:
+        return new
+    followed, _ = split_tables(catalogue, new.config, ts)
+    cuts = find_cuts(pd, [one for table in followed for one in table.physical_ids], scheduler)
+    return replace(new, config=replace(new.config, tidegate=replace(own, table_cuts=cuts)))
+
+
+def with_spans_of(kept: ReplicaConfig, config: ReplicaConfig) -> ReplicaConfig:
+    """An updated configuration in which what was chosen of the spans stays, unless it says otherwise.
+
+    Cuts go when `[scheduler]` changes: `with_cuts` then chooses others.
+    """
+    own, before = config.tidegate, kept.tidegate
+    if not own.ids_per_stripe:
+        own = replace(own, ids_per_stripe=before.ids_per_stripe)
+    if config.scheduler != kept.scheduler:
+        if own.table_cuts == before.table_cuts:  # as the API had shown them
+            own = replace(own, table_cuts=())
+    elif not own.table_cuts and config.scheduler.enable_table_across_nodes:
+        own = replace(own, table_cuts=before.table_cuts)
+    return replace(config, tidegate=own)
+
+
 def split_tables(
     catalogue: SchemaStore, config: ReplicaConfig, ts: int
 ) -> tuple[list[TableVersion], list[TableVersion]]:
@@ -121,6 +148,10 @@ def weak_orders(followed: list[TableVersion], config: ReplicaConfig, topic: str)
     for table, rule in [one for one in ruled if one[1].topic][:WEIGHED_TABLES]:
         if router.topic_of(table.schema, table.table) != topic:
             found.setdefault((f"{rule.partition}, topic {rule.topic}", APART), []).append(table.name)
+    by_table = [(table, rule) for table, rule in ruled if rule.partition in ("default", "table")]
+    if config.scheduler.enable_table_across_nodes or config.tidegate.table_cuts:
+        for table, rule in by_table[:WEIGHED_TABLES]:
+            found.setdefault((rule.partition, IN_PIECES), []).append(table.name)
     concerned = [(table, rule) for table, rule in ruled if rule.partition not in ("default", "table")]
     for table, rule in concerned[:WEIGHED_TABLES]:
         if what := weakness(table.parsed(), rule):

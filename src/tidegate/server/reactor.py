@@ -50,6 +50,8 @@ from tidegate.server.new_feed import (
     is_embedded,
     named_code,
     split_tables,
+    with_cuts,
+    with_spans_of,
     with_tables,
 )
 from tidegate.server.node import Captured, Node
@@ -208,6 +210,7 @@ class Reactor:
             catalogue = await self._catalogue(new, start_ts)
             if catalogue is not None:
                 new = await asyncio.to_thread(with_tables, new, catalogue, start_ts)
+                new = await asyncio.to_thread(with_cuts, new, catalogue, start_ts, node.pd)
             feed = await self._store(new, start_ts, catalogue)
             self.feeds[feed.id] = feed
             lasting = await self._tend_gc(force=True)
@@ -449,10 +452,8 @@ class Reactor:
                 f"{', '.join(changed)} would change.",
                 fix="give sasl-password again, in the sink URI or in the configuration",
             )
+        new = replace(new, config=with_spans_of(found.config, new.config))
         own, kept = new.config.tidegate, found.config.tidegate
-        if not own.ids_per_stripe:
-            own = replace(own, ids_per_stripe=kept.ids_per_stripe)
-            new = replace(new, config=replace(new.config, tidegate=own))
         for name in FIXED:
             if getattr(own, name) != getattr(kept, name):
                 raise Refused(
@@ -476,7 +477,9 @@ class Reactor:
                 why="the tables there were at the checkpoint cannot be looked up any more",
                 fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
             )
-        await self._catalogue(new, found.persisted)
+        catalogue = await self._catalogue(new, found.persisted)
+        if catalogue is not None:
+            new = await asyncio.to_thread(with_cuts, new, catalogue, found.persisted, self.node.pd)
         moved = await self._is_elsewhere(found, new)
         await found.update(
             replace(

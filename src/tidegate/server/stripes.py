@@ -2,16 +2,18 @@
 
     width 1     a span for each table: its records and nothing else
     more        tables whose ids are neighbours share one: a *stripe*
+    cuts        keys inside tables at which such a span is cut into pieces, each a span of its own
 
 A stripe's edges are multiples of its width in table ids, so they follow from an id alone: nothing about them
 is stored, two feeds of the same width have the same stripes, and DDL changes what is wanted of a stripe,
-never the stripe. What is wanted at a commit ts follows from the feed's rules and the schema history; who
+never the stripe. Cuts follow from nothing: they are chosen once (`server.table_cuts`), and part of the feed's
+settings. What is wanted at a commit ts follows from the feed's rules and the schema history; who
 plans work is told it in a number (`SpanTask.wanted`), who decodes rows looks it up (`mounter.decode`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Final
@@ -21,7 +23,7 @@ import numpy as np
 from tidegate.config.values import IDS_PER_STRIPE_MAX
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.model.span import Span, span_id
-from tidegate.tidb import keys
+from tidegate.tidb import keys, memcomparable
 
 TABLES_APART: Final = 1_000
 """Up to so many tables each has a span of its own: a lock in one of them then delays no other."""
@@ -73,9 +75,15 @@ def table_task(physical_id: int, start_ts: int) -> SpanTask:
 class Stripes:
     """What a feed wants, as spans, at the last DDL that was followed. Keeps one number a stripe."""
 
-    def __init__(self, width: int) -> None:
-        """`width`: table ids a stripe; 1: a span for each table, which are passed on as they come."""
+    def __init__(self, width: int, cuts: Iterable[bytes] = ()) -> None:
+        """`width`: table ids a stripe; 1: a span for each table, which are passed on as they come.
+        `cuts`: record keys.
+        """
         self._width = width
+        self._cuts: dict[int, list[bytes]] = {}
+        """Ascending, by the first id of the stripe they lie in; with width 1 that is the table."""
+        for key in sorted(cuts):
+            self._cuts.setdefault(self._first(memcomparable.decode_int(key, 1)), []).append(key)
         self._wanted: dict[int, int] = {}
         """By a stripe's first id, which of its ids are wanted: bit i is the i-th."""
 
@@ -84,9 +92,11 @@ class Stripes:
         self._wanted.clear()
         tables = tuple(tables)
         if self._width == 1:
-            return tables
+            return tuple(self._pieces_of(tables))
         touched = dict.fromkeys(self._want(task.physical_id) for task in tables)
-        return tuple(self._task(first, tables[0].start_ts) for first in touched)
+        return tuple(
+            task for first in touched for task in self._tasks(first, self._wanted[first], tables[0].start_ts)
+        )
 
     def follow(self, batches: Iterable[DdlBatch]) -> list[DdlBatch]:
         """The same DDL, in order, with stripes in the place of tables.
@@ -94,35 +104,75 @@ class Stripes:
         A stripe is added when the first of its tables is wanted, and again whenever another set of them is;
         it is removed with the last.
         """
-        return list(batches if self._width == 1 else map(self._followed, batches))
+        return list(map(self._followed_apart if self._width == 1 else self._followed, batches))
+
+    def _followed_apart(self, batch: DdlBatch) -> DdlBatch:
+        cut = batch.removed_tables & self._cuts.keys()
+        gone = [table_task(table, batch.finished_ts) for table in cut]
+        kept = batch.removed.difference(task.id for task in gone)
+        pieces = (piece.id for piece in self._pieces_of(gone))
+        return replace(batch, added=tuple(self._pieces_of(batch.added)), removed=kept.union(pieces))
 
     def _followed(self, batch: DdlBatch) -> DdlBatch:
         if not batch.added and not batch.removed_tables:
             return batch
         before = dict(self._wanted)
         for table in batch.removed_tables:
-            first = table - table % self._width
+            first = self._first(table)
             self._wanted[first] = self._wanted.get(first, 0) & ~(1 << table - first)
         for task in batch.added:
             self._want(task.physical_id)
-        gone = {first for first, wanted in self._wanted.items() if not wanted}
-        for first in gone:
-            del self._wanted[first]
-        changed = (first for first, wanted in self._wanted.items() if wanted != before.get(first))
-        added = tuple(self._task(first, batch.finished_ts) for first in changed)
-        removed = frozenset(_stripe(first, self._width)[0] for first in gone & before.keys())
-        return replace(batch, added=added, removed=removed)
+        added: list[SpanTask] = []
+        removed: set[str] = set()
+        for first, wanted in list(self._wanted.items()):
+            if wanted == before.get(first, 0):
+                continue
+            earlier = {task.id: task for task in self._tasks(first, before.get(first, 0), batch.finished_ts)}
+            now = {task.id: task for task in self._tasks(first, wanted, batch.finished_ts)}
+            added += (task for name, task in now.items() if earlier.get(name) != task)
+            removed |= earlier.keys() - now.keys()
+        self._wanted = {first: wanted for first, wanted in self._wanted.items() if wanted}
+        return replace(batch, added=tuple(added), removed=frozenset(removed))
+
+    def _first(self, table: int) -> int:
+        """The first id of a table's stripe."""
+        return table - table % self._width
 
     def _want(self, table: int) -> int:
-        first = table - table % self._width
+        first = self._first(table)
         self._wanted[first] = self._wanted.get(first, 0) | 1 << table - first
         return first
 
-    def _task(self, first: int, start_ts: int) -> SpanTask:
+    def _tasks(self, first: int, wanted: int, start_ts: int) -> Iterator[SpanTask]:
+        """The spans of a stripe with tables that are wanted: itself, or its pieces."""
         name, span = _stripe(first, self._width)
-        wanted = self._wanted[first]
-        least = (wanted & -wanted).bit_length() - 1
-        return SpanTask(name, span, first + least, start_ts, wanted)
+        if first not in self._cuts:
+            if wanted:
+                yield SpanTask(name, span, first + _lowest(wanted), start_ts, wanted)
+            return
+        for piece in span.cut_at(self._cuts[first]):
+            ids = keys.stripe_ids(piece)
+            if not ids:  # a piece of one table's records
+                table = memcomparable.decode_int(piece.start, 1)
+                if wanted >> table - first & 1:
+                    yield SpanTask(span_id(piece), piece, table, start_ts)
+            elif there := wanted >> ids.start - first & (1 << len(ids)) - 1:
+                yield SpanTask(span_id(piece), piece, ids.start + _lowest(there), start_ts, there)
+
+    def _pieces_of(self, tables: Iterable[SpanTask]) -> Iterator[SpanTask]:
+        """Tables with a span each, those that are cut by piece."""
+        for task in tables:
+            cuts = self._cuts.get(task.physical_id)
+            if cuts is None:
+                yield task
+            else:
+                for piece in task.span.cut_at(cuts):
+                    yield replace(task, id=span_id(piece), span=piece)
+
+
+def _lowest(bits: int) -> int:
+    """The number of the lowest bit that is set."""
+    return (bits & -bits).bit_length() - 1
 
 
 def spans_json(tasks: Iterable[SpanTask]) -> dict[str, dict[str, object]]:

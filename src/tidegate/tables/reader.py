@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -61,16 +60,9 @@ class Reader:
 def spans_of(pd: PdClient, table: TableSchema) -> list[Span]:
     """The table's record keys, cut where regions end."""
     found: list[Span] = []
-    for physical_id in table.physical_ids:
-        found += cut_at(region_starts(pd, keys.record_span(physical_id)), keys.record_span(physical_id))
+    for span in map(keys.record_span, table.physical_ids):
+        found += span.cut_at(region_starts(pd, span))
     return found
-
-
-def cut_at(bounds: Sequence[bytes], span: Span) -> list[Span]:
-    """A span cut at raw keys inside it. An empty end is no end."""
-    inside = (key for key in bounds if span.start < key and (not span.end or key < span.end))
-    edges = [span.start, *inside, span.end]
-    return [Span(low, end) for low, end in pairwise(edges)]
 
 
 def region_starts(pd: PdClient, span: Span) -> list[bytes]:

@@ -12,6 +12,7 @@ clustered primary key, padded with zeros to 9 bytes if shorter. Source: TiDB `pk
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from tidegate.errors import Undecodable
@@ -83,11 +84,17 @@ def stripe_span(table_id: int, ids: int) -> Span:
 
 
 def stripe_ids(span: Span) -> range:
-    """The table ids of a `stripe_span`; empty when the span is none."""
-    sizes = len(span.start), len(span.end)
-    if sizes != (_TABLE_SIZE, _TABLE_SIZE) or span.start[:1] != b"t" or span.end[:1] != b"t":
+    """The table ids of which a `stripe_span`, or a piece of one, has keys.
+
+    Empty for other spans, and for a piece of one table's records: whoever wants that wants all of it.
+    """
+    start, end = span.start, span.end
+    if min(len(start), len(end)) < _TABLE_SIZE or start[:1] != b"t" or end[:1] != b"t":
         return range(0)
-    return range(memcomparable.decode_int(span.start, 1), memcomparable.decode_int(span.end, 1))
+    whole = len(end) == _TABLE_SIZE
+    ids = range(memcomparable.decode_int(start, 1), memcomparable.decode_int(end, 1) + (not whole))
+    one = ids.stop - ids.start == 1 and len(start) > _TABLE_SIZE and not whole
+    return range(0) if one or span == ddl_span() else ids
 
 
 def ids_touched(start: bytes, end: bytes, within: range) -> range:
@@ -101,6 +108,7 @@ def ids_touched(start: bytes, end: bytes, within: range) -> range:
     return range(first, max(first, stop))
 
 
+@cache
 def ddl_span() -> Span:
     """Where DDL jobs are written: from `mysql.tidb_ddl_history` to `mysql.tidb_ddl_job`, whose ids are near.
 
