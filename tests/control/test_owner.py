@@ -172,3 +172,29 @@ def test_the_target_is_announced_stored_and_then_the_feed_is_finished() -> None:
     assert owner.tick(0.1) == []
     owner.persisted(150)
     assert owner.tick(0.2) == [Finish()]
+
+
+def test_it_is_due_by_time_when_a_resolved_or_the_persisted_checkpoint_is_and_else_never() -> None:
+    """Its keeper sleeps until then: a tick that comes too late is one that nobody asked for."""
+    owner = Owner(100, Barrier(1000), ALL, resolved_interval_s=0.125)
+    assert owner.due_in(5.0) == float("inf"), "nothing is granted"
+    owner.grant("a", 1, [granted()])
+    owner.sink_open(0)
+    owner.running("a", 1, [granted()])
+    owner.report("a", 1, [progress(200)])
+    assert owner.tick(5.0) == [SendResolved(200), Persist(200)]
+    assert owner.due_in(5.0) == float("inf"), "both are under way: their ends are events"
+    owner.resolved_done(200)
+    owner.persisted(200)
+    assert owner.due_in(5.0) == float("inf")
+    owner.report("a", 1, [progress(300)])
+    assert owner.tick(5.0625) == []
+    assert owner.due_in(5.0625) == 0.0625
+    assert owner.tick(5.125) == [SendResolved(300)]
+    assert owner.due_in(5.125) == 0.375, "the checkpoint is written twice a second"
+    assert owner.tick(5.5) == [Persist(300)]
+    owner.persist_failed()
+    owner.resolved_done(300)
+    assert owner.due_in(5.5) == 0.5, "again, but not at once"
+    owner.sink_lost()
+    assert owner.due_in(9.0) == 0.0

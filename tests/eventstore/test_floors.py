@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -173,3 +174,19 @@ def test_a_write_that_finds_no_room_is_made_up_for_by_the_next(
             page.put([(name(1), 7, 8)])
     page.put([(name(1), 7, 8)])
     assert FloorReader(tmp_path).read() == {name(1): 7}
+
+
+def test_a_mark_is_equal_as_long_as_nothing_was_told(tmp_path: Path) -> None:
+    reader = FloorReader(tmp_path)
+    marks = [reader.mark()]
+    page = FloorPage(tmp_path, "process")
+    for change in (
+        [(name(1), 5, 1)],
+        [(name(1), 5, 2)],
+        [(name(2), 5, 1)],
+        [(name(n), 6, 1) for n in range(1, 300)],
+    ):
+        page.put(change)
+        marks.append(reader.mark())
+        assert marks[-1] == reader.mark() == FloorReader(tmp_path).mark()
+    assert all(one != other for one, other in itertools.pairwise(marks))

@@ -175,13 +175,25 @@ class Owner:
         if send is not None:
             self._busy = True
             effects.append(send)
-        persist_due = self._persist_now or now - self._last_persist >= PERSIST_S or self._at_target
+        persist_due = self._persist_now or now >= self._last_persist + PERSIST_S or self._at_target
         if self.checkpoint > self.persisted_ts and not self._persisting and persist_due:
             self._persisting, self._persist_now, self._last_persist = True, False, now
             effects.append(Persist(self.checkpoint))
         if self._at_target and not self._busy and self.persisted_ts >= self.barrier.target_ts:
             effects.append(Finish())
         return effects
+
+    def due_in(self, now: float) -> float:
+        """Seconds until a tick has something to do though nothing has happened since the last one; infinite
+        when only an event can bring that.
+        """
+        due = float("inf")
+        sends = self._open and not self._busy and not self.barrier.held_at and self.is_running
+        if sends and self.checkpoint > self.resolved_sent:
+            due = self._last_resolved + self._interval
+        if self.checkpoint > self.persisted_ts and not self._persisting:
+            due = min(due, self._last_persist + PERSIST_S)
+        return max(0.0, due - now)
 
     @property
     def _at_target(self) -> bool:
@@ -199,7 +211,7 @@ class Owner:
         batch = self.barrier.next
         if batch is not None and self.durable >= batch.finished_ts:
             return SendDdl(batch)
-        due = now - self._last_resolved >= self._interval or self.checkpoint == self.barrier.target_ts
+        due = now >= self._last_resolved + self._interval or self.checkpoint == self.barrier.target_ts
         if self.checkpoint > self.resolved_sent and due:
             self._last_resolved = now
             return SendResolved(self.checkpoint)

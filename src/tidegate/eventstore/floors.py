@@ -98,6 +98,14 @@ class FloorReader:
             places = self._remember(mapped, slots[:, 0].copy()).places
         return Frontier(places, slots[:, 1].tolist(), slots[:, 2].tolist())
 
+    def mark(self) -> object:
+        """What the page holds, to be compared with an earlier one: equal means that nothing was told between.
+
+        A write under way may be met by halves; then the next mark differs.
+        """
+        mapped = self._current()
+        return None if mapped is None else (mapped.inode, mapped.slots.tobytes())
+
     def of(self, span_id: str) -> Frontier:
         """The floor of one span alone; a look at one slot."""
         mapped = self._current()

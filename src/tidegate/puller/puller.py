@@ -198,6 +198,7 @@ class Puller:
             watched.moved_at = self._clock.monotonic()
             self._spans.append(watched)
             self._watched[span] = watched
+        self._sealer.stir()
         self._sealer.moved()
         self._inbox.put(lambda: self._locate(Locate(watched, span, History())))
 
@@ -624,6 +625,8 @@ class Puller:
                 watched.sink.append(block)
                 watched.rows += block.num_rows
                 watched.bytes += block.nbytes
+        if matched.blocks:
+            self._sealer.stir()
         if len(matched.marks):
             with self._state:
                 self._frontier.advance(matched.marks, matched.resolved)

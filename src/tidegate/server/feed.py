@@ -2,10 +2,11 @@
 
     meet the processor -> open the catalogue -> [grant -> sink -> dispatch -> tick, ...] -> back-off -> [...]
 
-Everything runs in the control process's asyncio loop; what blocks goes to threads. A tick happens every
-`TICK_S` and as soon as a processor reports. The life (`control.changefeed`) says whether to run, and the
-owner (`control.owner`) what to do; this file only performs. Rows, spans and the pipeline are the processor's
-(`server.processor`), which is known here by its messages alone.
+Everything runs in the control process's asyncio loop; what blocks goes to threads. A tick happens as soon as
+a processor reports, floors have moved (`server.pulse`), a call has ended or something is due by time. The
+life (`control.changefeed`) says whether to run, and the owner (`control.owner`) what to do; this file only
+performs. Rows, spans and the pipeline are the processor's (`server.processor`), which is known here by its
+messages alone.
 """
 
 from __future__ import annotations
@@ -73,6 +74,9 @@ from tidegate.server.totals import Totals
 LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
+"""Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
+REST_S: Final = 0.25
+"""Between two ticks at most: nothing waits longer, were a wake-up missed."""
 ANNOUNCE_S: Final = 1.0
 """How often an owner says that it is one, until the processor has answered."""
 AGAIN_S: Final = 5.0
@@ -113,6 +117,8 @@ class Feed(FeedLife):
         """No row above this was delivered since the control process started; 0: none at all."""
         self.owner: Owner | None = None
         self._ddl: FeedDdl | None = None
+        self._behind = False
+        """Whether DDL has come that the catalogue did not hand out at the last tick."""
         self._sink: OpenedSink | None = None
         self._sink_thread: SinkThread | None = None
         self._watch: SinkWatch | None = None
@@ -241,6 +247,7 @@ class Feed(FeedLife):
         await self._meet()
         if self.owner is None or self._ddl is None or not self._ddl.is_open:
             await self._open()
+        self.node.pulse.follow(self.captured.store, self._wake.set, first=True)
         try:
             await self._start_incarnation()
             while not self._reached:
@@ -250,14 +257,22 @@ class Feed(FeedLife):
                     raise self._failure
                 await self._pause()
         finally:
+            self.node.pulse.leave(self.captured.store, self._wake.set)
             await to_its_end(self._end_incarnation())  # else a pause would save its process
 
     async def _pause(self) -> None:
-        """Until the next tick: at once when something happened, else TICK_S."""
+        """Until the next tick: at once when something happened."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TICK_S):
+            async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
         self._wake.clear()
+
+    def _rest_s(self) -> float:
+        """How long nothing is to be done if nothing happens."""
+        owner = self.owner
+        if owner is None or self._behind:
+            return TICK_S
+        return min(REST_S, owner.due_in(self.node.clock.monotonic()))
 
     async def _open(self) -> None:
         """Catalogue and owner at the stored checkpoint; the processor prepares meanwhile."""
@@ -547,6 +562,7 @@ class Feed(FeedLife):
         if resolved > owner.barrier.resolved:
             batches, known = ddl.look(resolved, len(owner.barrier.waiting))
             owner.barrier.learn(batches, known)
+        self._behind = resolved > owner.barrier.resolved
         for effect in owner.tick(self.node.clock.monotonic()):
             self._spawn(self._perform(owner, effect))
         self.checkpoint = owner.checkpoint
