@@ -83,11 +83,11 @@ def test_a_barrier_that_is_raised_ends_the_rest(resting: Resting) -> None:
     assert resting.end() != resting.start
 
 
-def test_a_floor_that_rises_ends_the_rest(resting: Resting) -> None:
+def test_rows_that_come_end_the_rest(resting: Resting) -> None:
     store = resting.reader._spec.store_dir
     page = FloorPage(store, "process")
     held = {name: page.get(name) for name in resting.told["spans"]}
-    page.put((name, 1, version) for name, (_, version) in held.items())
+    page.put((name, 1, version ^ 1) for name, (_, version) in held.items())
     resting.bound(resting.told["barrier_ts"])
     resting.begin()
     assert resting.glances.acquire(timeout=WAIT_S)

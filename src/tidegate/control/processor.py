@@ -19,7 +19,7 @@ Promises, whatever the order of events:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -235,6 +235,11 @@ class Processor:
     def start_of(self, span: str) -> int | None:
         """From where a span is wanted by a DDL that is still waiting; None: by none."""
         return next((t.start_ts for batch in self._waiting for t in batch.added if t.id == span), None)
+
+    @property
+    def span_ids(self) -> Set[str]:
+        """The names of those; a view."""
+        return (self._spans or {}).keys()
 
     @property
     def spans(self) -> dict[str, SpanTask]:

@@ -69,6 +69,8 @@ class EventReader(DataSourceStreamReader):
         self._spec = FeedSpec.load(spec)
         self._tasks = self._spec.sink.describe().at_once(tasks)
         self._batch_began = self._moved_at = 0.0
+        self._spans: tuple[str, ...] = ()
+        """Those that the barrier file named at the last look."""
         self._manifests: dict[str, ManifestReader] = {}
         """Of spans that were looked at: only what was appended is read again."""
 
@@ -103,13 +105,16 @@ class EventReader(DataSourceStreamReader):
                 return found.to_json()
 
     def mark(self) -> object:
-        """What was told last: rows come to light by floors, and as far as the barrier file says."""
+        """What was told last: rows come to light with another manifest of their span, as far as the barrier
+        file says. Floors that rise with time alone bring none, and those of other feeds' spans neither.
+        """
         barrier = (self._spec.feed_dir / "barrier.json").stat()  # each is another file
-        return barrier.st_ino, barrier.st_mtime_ns, outlook.floors_mark(self._spec.store_dir)
+        return barrier.st_ino, barrier.st_mtime_ns, outlook.versions(self._spec.store_dir, self._spans)
 
     def look(self, after: Offset) -> tuple[Offset, int]:
         """The end of a batch as of now, and how many bytes wait in all."""
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
+        self._spans = tuple(barrier.spans)
         # The frontier first: every row below it is in a manifest by then.
         floors = outlook.read_frontier(self._spec.store_dir)
         ddl = floors.get(barrier.ddl_span, 0)

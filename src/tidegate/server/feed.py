@@ -75,7 +75,7 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-REST_S: Final = 0.25
+REST_S: Final = 0.5
 """Between two ticks at most: nothing waits longer, were a wake-up missed."""
 ANNOUNCE_S: Final = 1.0
 """How often an owner says that it is one, until the processor has answered."""
@@ -247,7 +247,7 @@ class Feed(FeedLife):
         await self._meet()
         if self.owner is None or self._ddl is None or not self._ddl.is_open:
             await self._open()
-        self.node.pulse.follow(self.captured.store, self._wake.set, first=True)
+        self.node.pulse.follow(self.captured.store, self.id, self._wake.set, first=True)
         try:
             await self._start_incarnation()
             while not self._reached:
@@ -257,7 +257,7 @@ class Feed(FeedLife):
                     raise self._failure
                 await self._pause()
         finally:
-            self.node.pulse.leave(self.captured.store, self._wake.set)
+            self.node.pulse.leave(self.captured.store, self.id, self._wake.set)
             await to_its_end(self._end_incarnation())  # else a pause would save its process
 
     async def _pause(self) -> None:

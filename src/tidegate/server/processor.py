@@ -62,7 +62,7 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-REST_S: Final = 0.25
+REST_S: Final = 0.5
 """Between two ticks at most: nothing waits longer, were a wake-up missed."""
 RETRY_S: Final = 1.0
 """How long a feed that is to be prepared waits after a failure."""
@@ -116,6 +116,8 @@ class FeedProcessor:
         """Spans that do not begin early enough yet: the puller is asked for what is missing."""
         self._unseen: set[str] = set()
         """Spans of which it is not known yet whether they begin early enough."""
+        self._concerned: frozenset[str] | None = None
+        """The spans whose rows wake it at once; None: any."""
         self._behind = False
         """Whether DDL has come that the catalogue did not hand out at the last tick."""
         self._told_at = float("-inf")
@@ -260,7 +262,7 @@ class FeedProcessor:
             self._close()
         self._shut()
         self._plan, self._ranges = plan, ranges
-        self.node.pulse.follow(plan.paths.store, self._wake.set)
+        self.node.pulse.follow(plan.paths.store, self.id, self._wake.set)
         self._ddl = ddl = FeedDdl(self.node, plan, FeedFilter.of(plan.config))
 
         def waits(what: str) -> None:
@@ -297,6 +299,7 @@ class FeedProcessor:
         self._ddl = self._barrier = None
         self._undelivered, self._lacking, self._unseen = [], set(), set()
         self._behind = False
+        self._concerned = None
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
         self._load, self._loaded, self._load_plan = LoadState(), False, None
@@ -306,7 +309,8 @@ class FeedProcessor:
         """Let go of catalogue and spans; `forget`: for ever."""
         plan, self._plan = self._plan, None
         if plan is not None:
-            self.node.pulse.leave(plan.paths.store, self._wake.set)
+            self.node.pulse.concern(plan.paths.store, self.id, None)
+            self.node.pulse.leave(plan.paths.store, self.id, self._wake.set)
             self.node.captured(plan.config.tidegate.kv_mode).spans.release(self.id, forget=forget)
         self._shut()
 
@@ -440,6 +444,9 @@ class FeedProcessor:
         for batch in machine.passed():
             self._let_go(batch)
             self._unseen |= {task.id for task in batch.added}
+        if machine.span_ids != self._concerned:
+            self._concerned = frozenset(machine.span_ids)
+            self.node.pulse.concern(self._opened.paths.store, self.id, self._concerned | {ddl.span_id})
         reached = self._lifted(frontier)
         self._advance_idle(frontier, reached)
         machine.resolve(reached, self._lacking)
