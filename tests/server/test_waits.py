@@ -15,13 +15,20 @@ from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
 from tidegate.control.metadata import FeedId, FeedInfo, GrantedRange
 from tidegate.control.owner import Owner
+from tidegate.eventstore import outlook
 from tidegate.eventstore.floors import FloorPage
+from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span
 from tidegate.server.feed import REST_S, TICK_S, Feed
 from tidegate.server.feed_plan import Paths
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.pulse import Pulse
+from tidegate.server.schema_tracker import load_catalogue
+from tidegate.tidb import keys
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
 __all__ = ["bank", "capture"]
@@ -144,3 +151,38 @@ def test_rows_ddl_resolved_and_the_stored_checkpoint_need_no_tick_but_those_that
     wait_for(lambda: feed.persisted >= end, "the stored checkpoint")
     wait_for(lambda: capture.lines("one")[-1].get("resolved", 0) >= end, "Resolved")
     assert check_order(capture.lines("one"))[1] == bank.stats.ddls - early > 0
+
+
+@pytest.mark.integration
+def test_rows_beside_a_lock_in_their_stripe_need_no_tick_but_those_that_events_bring(
+    bank: BankWorkload,
+    capture: Running,
+    upstream: EmbeddedUpstream,
+    pd: PdClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stripe's floor stands still; of the others' rows only its manifest tells."""
+    for module in ("feed", "processor"):
+        monkeypatch.setattr(f"tidegate.server.{module}.REST_S", 3600.0)
+    start_ts = pd.tso()
+    ids = {table.name: table.id for table in load_catalogue(pd, start_ts).entries(start_ts)}
+    locked, wanted = ids["bank.accounts"], ids["bank.orders"]
+    edges = [table for at in (locked, wanted) for table in (at, at + 1)]
+    upstream.operators.split_at([encode_bytes(keys.table_prefix(table)) for table in sorted({*edges})])
+    settings = {"filter": {"rules": ["bank.orders"]}, "tidegate": {"ids_per_stripe": 4096}}
+    assert capture.create("one", start_ts=start_ts, replica_config=settings)["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+    key = keys.int_record(locked, 1 << 40)
+    held = TwoPhase(pd, pd.tso(), key, ttl_ms=600_000)
+    held.prewrite([Mutation(PUT, key, b"row")], Backoff())
+    locked_at = pd.tso()
+    for handle in range(3):
+        transaction = Transaction(pd)
+        transaction.put(keys.int_record(wanted, 1 << 40 | handle), b"row")
+        transaction.commit()
+        capture.wait_checkpoint("one", pd.tso())
+        assert len([line for line in capture.lines("one") if "row" in line]) == handle + 1
+    (stripe,) = capture.capture.reactor.processors[FeedId("default", "one")].machine.spans
+    store = capture.capture.node.captured("tidb").store
+    assert outlook.read_frontier(store)[stripe] < locked_at
+    held.rollback([key], Backoff())

@@ -603,6 +603,7 @@ class Puller:
             if near and len(ranges) - len(near) <= BEHIND_MAX:
                 least = min(near)
                 self._keep(watched, [(span, least if ts >= limit else ts) for span, ts in ranges])
+                self._sealer.moved()  # the page names the manifest: its readers need not wait for a mark
 
     def _keep(self, watched: Watched, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
         """Let a restart go on where each range is now, or as given."""
