@@ -88,6 +88,13 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     assert Feed._rest_s(feed) == TICK_S
 
 
+def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:
+    processor: Any = SimpleNamespace(machine=SimpleNamespace(is_open=True), _behind=False)
+    assert FeedProcessor._rest_s(processor) == REST_S
+    processor._behind = True
+    assert FeedProcessor._rest_s(processor) == TICK_S, "the catalogue tells nobody when it has read on"
+
+
 class OpenDdl:
     """A catalogue that is open, and empty."""
 
