@@ -22,6 +22,7 @@ from typing import Any, Final, assert_never
 from tidegate import __version__, metrics
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.changefeed import Life, State
+from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
 from tidegate.control.messages import (
     FROM_PROCESSOR,
@@ -119,6 +120,8 @@ class Feed(FeedLife):
         self._ddl: FeedDdl | None = None
         self._behind = False
         """Whether DDL has come that the catalogue did not hand out at the last tick."""
+        self._disagrees = False
+        """Whether it was logged that the processor knows other DDL."""
         self._sink: OpenedSink | None = None
         self._sink_thread: SinkThread | None = None
         self._watch: SinkWatch | None = None
@@ -285,11 +288,11 @@ class Feed(FeedLife):
 
         batches, known = await ddl.open(self.persisted, waits)
         barrier = Barrier(self.persisted, self.info.target_ts, held_at=self.persisted if self.loading else 0)
-        barrier.learn(batches, known)
         interval = self.config.tidegate.resolved_interval
         self._topics = ddl.tracker.topics
         self._ddl = ddl
         self.owner = Owner(self.persisted, barrier, self.wanted, resolved_interval_s=interval)
+        self.owner.learn(batches, known)
 
     def _definitions(self) -> list[DdlEvent]:
         """What is told of the tables before their rows; keys need no telling."""
@@ -494,12 +497,14 @@ class Feed(FeedLife):
                 self._met_rev, self._cores = header.owner_rev, message.cores
                 self._met.set()
                 if self.owner is not None:
+                    self.owner.hear_ddl(capture, message.ddl)
                     self.owner.report(capture, message.incarnation, message.checkpoints)
                     self._hear_running(self.owner, capture, message.incarnation, message.ranges)
             case DispatchResponse():
                 self._hear_response(message)
             case Checkpoint():
                 if self.owner is not None:
+                    self.owner.hear_ddl(capture, message.ddl)
                     self.owner.report(capture, message.incarnation, message.ranges)
                 self._hear_told(message.incarnation, message.told)
                 if message.over and self._sink is not None:
@@ -561,14 +566,22 @@ class Feed(FeedLife):
         resolved = ddl.resolved
         if resolved > owner.barrier.resolved:
             batches, known = ddl.look(resolved, len(owner.barrier.waiting))
-            owner.barrier.learn(batches, known)
+            owner.learn(batches, known)
         self._behind = resolved > owner.barrier.resolved
+        self._note_disagreement(owner)
         for effect in owner.tick(self.node.clock.monotonic()):
             self._spawn(self._perform(owner, effect))
         self.checkpoint = owner.checkpoint
         self.resolved_ts = max(self.resolved_ts, min(owner.resolved, owner.barrier.resolved))
         self._follow_up(owner)
         self._forget(owner)
+
+    def _note_disagreement(self, owner: Owner) -> None:
+        """Log it once: `waits_for` shows it as long as it lasts."""
+        words = _words_of(owner.disagreement)
+        if words and not self._disagrees:
+            event(LOG, logging.ERROR, "checkpoint held", changefeed=str(self.id), why=words)
+        self._disagrees = bool(words)
 
     async def _perform(self, owner: Owner, effect: Effect) -> None:
         """Carry out one effect and tell the owner."""
@@ -682,6 +695,8 @@ class Feed(FeedLife):
             return self.waiting_for
         if self.loading:
             return f"initial load: {self.load.done} of {self.load.ranges} ranges"
+        if words := _words_of(self.owner.disagreement):
+            return words
         batch = self.owner.barrier.next
         if batch is not None and batch.events:
             return f"DDL at {batch.finished_ts}: {batch.events[0].query[:80]}"
@@ -715,3 +730,13 @@ class Feed(FeedLife):
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the checkpoint's."""
         return max(0, now_ms - physical_ms(self.checkpoint))
+
+
+def _words_of(disagreement: tuple[str, KnownDdl] | None) -> str:
+    if disagreement is None:
+        return ""
+    capture, known = disagreement
+    return (
+        f"agreement on DDL: capture {capture} knows other DDL between ts {known.after} and {known.upto} than "
+        "the owner"
+    )
