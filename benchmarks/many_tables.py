@@ -131,7 +131,7 @@ class Many(Product):
         for number in range(-LOOKS, LOOKS):
             time.sleep(LOOK_S)
             began = time.thread_time()
-            at, _ = reader._look(at)
+            at, _ = reader.look(at)
             took += (time.thread_time() - began) if number >= 0 else 0.0
         return round(1000 * took / LOOKS, 3)
 

@@ -46,7 +46,7 @@ class Played:
 
     def round(self) -> None:
         """Deliver what has come since the last one."""
-        found, _ = self._reader._look(self._at)
+        found, _ = self._reader.look(self._at)
         if found == self._at:
             return
         starts = Barrier.load(self._barrier).spans

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
+from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
 from tidegate.control.messages import RangeProgress
 from tidegate.control.metadata import GrantedRange
 from tidegate.control.owner import Finish, Owner, Persist, SendDdl, SendResolved
@@ -172,3 +173,102 @@ def test_the_target_is_announced_stored_and_then_the_feed_is_finished() -> None:
     assert owner.tick(0.1) == []
     owner.persisted(150)
     assert owner.tick(0.2) == [Finish()]
+
+
+def test_it_is_due_by_time_when_a_resolved_or_the_persisted_checkpoint_is_and_else_never() -> None:
+    """Its keeper sleeps until then: a tick that comes too late is one that nobody asked for."""
+    owner = Owner(100, Barrier(1000), ALL, resolved_interval_s=0.125)
+    assert owner.due_in(5.0) == float("inf"), "nothing is granted"
+    owner.grant("a", 1, [granted()])
+    owner.sink_open(0)
+    owner.running("a", 1, [granted()])
+    owner.report("a", 1, [progress(200)])
+    assert owner.tick(5.0) == [SendResolved(200), Persist(200)]
+    assert owner.due_in(5.0) == float("inf"), "both are under way: their ends are events"
+    owner.resolved_done(200)
+    owner.persisted(200)
+    assert owner.due_in(5.0) == float("inf")
+    owner.report("a", 1, [progress(300)])
+    assert owner.tick(5.0625) == []
+    assert owner.due_in(5.0625) == 0.0625
+    assert owner.tick(5.125) == [SendResolved(300)]
+    assert owner.due_in(5.125) == 0.375, "the checkpoint is written twice a second"
+    assert owner.tick(5.5) == [Persist(300)]
+    owner.persist_failed()
+    owner.resolved_done(300)
+    assert owner.due_in(5.5) == 0.5, "again, but not at once"
+    owner.sink_lost()
+    assert owner.due_in(9.0) == 0.0
+
+
+def batch(ts: int, *queries: str) -> DdlBatch:
+    return DdlBatch(ts, (), removed=frozenset(queries))
+
+
+def owner_that_knows(*batches: DdlBatch, upto: int) -> Owner:
+    owner = Owner(100, Barrier(100), ALL)
+    owner.learn(batches, upto)
+    owner.grant("a", 1, [granted()])
+    owner.sink_open(0)
+    owner.running("a", 1, [granted()])
+    return owner
+
+
+def said(*batches: DdlBatch, upto: int, after: int = 100) -> KnownDdl:
+    log = DdlLog(100)
+    log.learn(batches, upto)
+    log.forget(after)
+    return log.said
+
+
+@pytest.mark.parametrize(
+    ("theirs", "agrees"),
+    [
+        ((batch(150, "x"), batch(160)), True),
+        ((batch(150, "x"),), False),
+        ((batch(150, "y"), batch(160)), False),
+        ((batch(151, "x"), batch(160)), False),
+        ((), False),
+    ],
+)
+def test_the_checkpoint_stands_while_a_capture_knows_other_ddl(
+    theirs: tuple[DdlBatch, ...], agrees: bool
+) -> None:
+    owner = owner_that_knows(batch(150, "x"), batch(160), upto=200)
+    owner.hear_ddl("a", said(*theirs, upto=170))
+    owner.report("a", 1, [progress(170)])
+    effects = owner.tick(0.0)
+    assert (owner.checkpoint, bool(effects), owner.disagreement is None) == (
+        149 if agrees else 100,
+        agrees,
+        agrees,
+    )
+    assert agrees or owner.due_in(9.0) == float("inf"), "nothing is due while it lasts"
+    owner.hear_ddl("a", said(batch(150, "x"), batch(160), upto=180))
+    assert owner.disagreement is None
+    owner.tick(1.0)
+    assert owner.checkpoint == 149
+
+
+def test_ddl_that_is_not_known_yet_is_compared_when_it_is() -> None:
+    owner = owner_that_knows(upto=120)
+    owner.hear_ddl("a", said(upto=170))
+    owner.hear_ddl("a", said(upto=180))
+    assert owner.disagreement is None
+    owner.learn([batch(150)], 175)
+    assert owner.disagreement == ("a", said(upto=170))
+
+
+def test_what_is_said_of_ddl_below_what_is_compared_or_by_nobody_changes_nothing() -> None:
+    owner = owner_that_knows(batch(150), upto=200)
+    owner.hear_ddl("a", said(batch(150), upto=180, after=160))
+    owner.hear_ddl("a", said(upto=180))
+    owner.hear_ddl("a", NOTHING)
+    assert owner.disagreement is None, "they come too late"
+    owner.hear_ddl("a", said(batch(190), upto=195, after=160))
+    assert owner.disagreement is not None
+    owner.hear_ddl("a", NOTHING)
+    owner.hear_ddl("a", said(batch(150), upto=180))
+    assert owner.disagreement is not None, "they come too late"
+    owner.grant("b", 1, [granted(token=(2, 1))])
+    assert owner.disagreement is None, "it has nothing of the feed any more"

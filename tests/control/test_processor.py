@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.control.test_owner import ALL, ddl, task
 
 from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
 from tidegate.control.messages import (
     FROM_OWNER,
     FROM_PROCESSOR,
@@ -70,9 +71,9 @@ def test_messages_are_the_documents_and_survive_the_wire() -> None:
     messages: list[Message] = [
         Announce(HEADER, "1.0"),
         dispatch(4, 9),
-        Sync(HEADER, "1.0", 4, 1, (), ()),
+        Sync(HEADER, "1.0", 4, 1, (), (), KnownDdl(1, 2, 3)),
         DispatchResponse(HEADER, 4, 1, (), Failed("what", "where", "why", "fix", True)),
-        Checkpoint(HEADER, 1, (), told, ("load/x",)),
+        Checkpoint(HEADER, 1, (), told, ("load/x",), KnownDdl(1, 2, 3)),
     ]
     for message in messages:
         assert parse(to_json(message), (*FROM_OWNER, *FROM_PROCESSOR)) == message
@@ -291,6 +292,25 @@ def test_an_end_is_answered_to_the_dispatch_that_asked_for_it() -> None:
     assert (found.answers, found.ranges) == (3, [])
 
 
+def test_what_is_known_of_ddl_goes_with_each_checkpoint_from_the_stored_one_on() -> None:
+    known = DdlBatch(150, (ddl(150),)), DdlBatch(160, (ddl(160),))
+    machine = opened(bound=155, batches=known)
+    machine.hear(dispatch(2, 200))
+    machine.report((1, 1), 1, {"a": 140, "b": 140})
+    (first,) = machine.tick(1.0)
+    assert isinstance(first, Checkpoint)
+    assert (first.ddl.after, first.ddl.upto) == (100, 200)
+    machine.hear(replace(dispatch(3, 200), checkpoint=155))
+    (sync,) = (m for m in machine.tick(9.0) if isinstance(m, Sync))
+    assert (sync.ddl.after, sync.ddl.upto) == (155, 200)
+    other = DdlLog(155)
+    other.learn(known[1:], 200)
+    assert sync.ddl == other.said != first.ddl
+    machine.close()
+    (sync,) = (m for m in machine.tick(99.0) if isinstance(m, Sync))
+    assert sync.ddl == NOTHING
+
+
 # --- owner and processors together ------------------------------------------------------------------------
 
 NAMES = "abcdefgh"
@@ -330,7 +350,7 @@ class Cluster:
         self.machines = {name: Processor(replace(HEADER, capture=name)) for name in self.ranges}
         self.initial = [task(name, start) for name in names]
         self.post: list[Message] = []
-        self.sequence = self.grants = self.sent = self.persisted = 0
+        self.sequence = self.grants = self.sent = self.persisted = self.compared = 0
         self.incarnations = dict.fromkeys(self.ranges, 0)
         self.pending: SendDdl | SendResolved | None = None
         self.persisting: Persist | None = None
@@ -388,12 +408,19 @@ class Cluster:
                 case Announce() | Dispatch():
                     self.machines[capture].hear(message)
                 case Sync(ranges=ranges, checkpoints=known):
+                    self.compare(capture, message.ddl)
                     self.owner.report(capture, message.incarnation, known)
                     self.run(capture, message.incarnation, ranges)
                 case DispatchResponse(ranges=ranges):
                     self.run(capture, message.incarnation, ranges)
                 case Checkpoint(ranges=progress):
+                    self.compare(capture, message.ddl)
                     self.owner.report(capture, message.incarnation, progress)
+
+    def compare(self, capture: str, said: KnownDdl) -> None:
+        self.compared += said != NOTHING
+        self.owner.hear_ddl(capture, said)
+        assert self.owner.disagreement is None, "both have it from the same history"
 
     def run(self, capture: str, incarnation: int, ranges: Iterable[object]) -> None:
         found = [GrantedRange(r.id, r.token) for r in ranges if r.state is RangeState.RUNNING]  # type: ignore[attr-defined]
@@ -440,7 +467,7 @@ class Cluster:
         batch = DdlBatch(ts, (ddl(ts),), added, removed)
         world.ddls.append(batch)
         self.known = ts + which
-        self.owner.barrier.learn([batch], self.known)
+        self.owner.learn([batch], self.known)
         for one in added:
             world.born[one.id] = world.durable[one.id] = ts
         for name in removed:
@@ -484,7 +511,7 @@ def test_nothing_is_announced_before_it_is_covered(history: list[tuple[str, int,
                 cluster.new_ddl(which, amount)
             case "quiet":
                 cluster.known += amount
-                owner.barrier.learn([], cluster.known)
+                owner.learn([], cluster.known)
             case "learn":
                 cluster.learn(capture)
             case "pass":
@@ -527,7 +554,7 @@ def test_with_a_post_that_delivers_it_gets_on() -> None:
         if number % 20 == 10:
             cluster.new_ddl(number, 7)
         cluster.known += 3
-        cluster.owner.barrier.learn([], cluster.known)
+        cluster.owner.learn([], cluster.known)
         for capture, machine in cluster.machines.items():
             cluster.learn(capture)
             for name, after, upto in machine.idle_ranges(dict.fromkeys(NAMES, cluster.known)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from pathlib import Path
@@ -173,3 +174,58 @@ def test_a_write_that_finds_no_room_is_made_up_for_by_the_next(
             page.put([(name(1), 7, 8)])
     page.put([(name(1), 7, 8)])
     assert FloorReader(tmp_path).read() == {name(1): 7}
+
+
+def test_a_mark_is_equal_as_long_as_nothing_was_told(tmp_path: Path) -> None:
+    reader = FloorReader(tmp_path)
+    marks = [reader.mark()]
+    page = FloorPage(tmp_path, "process")
+    for change in (
+        [(name(1), 5, 1)],
+        [(name(1), 5, 2)],
+        [(name(2), 5, 1)],
+        [(name(n), 6, 1) for n in range(1, 300)],
+    ):
+        page.put(change)
+        marks.append(reader.mark())
+        assert marks[-1] == reader.mark() == FloorReader(tmp_path).mark()
+    assert all(one != other for one, other in itertools.pairwise(marks))
+
+
+def test_spans_are_stirred_by_another_manifest_and_not_by_a_floor(tmp_path: Path) -> None:
+    reader, page = FloorReader(tmp_path), FloorPage(tmp_path, "process")
+    page.put([(name(1), 5, 1), (name(2), 5, 1)])
+    mark, versions = reader.mark(), reader.versions([name(1)])
+    assert mark is not None
+    assert mark.stirred_since(None) is None
+
+    def stirred(*floors: tuple[int, int, int]) -> tuple[frozenset[str] | None, bool]:
+        """Since before these: which spans, and whether the first's own versions say so."""
+        page.put([(name(number), floor, version) for number, floor, version in floors])
+        now = reader.mark()
+        assert now is not None
+        assert (
+            reader.versions([name(1)])
+            == reader.versions([name(1)])
+            == FloorReader(tmp_path).versions([name(1)])
+        )
+        return now.stirred_since(mark), reader.versions([name(1)]) != versions
+
+    assert stirred((1, 6, 1), (2, 6, 1)) == (frozenset(), False)
+    assert stirred((2, 7, 2)) == ({name(2)}, False)
+    assert stirred((3, 7, 1)) == ({name(2), name(3)}, False)
+    assert stirred((1, 7, 2)) == ({name(1), name(2), name(3)}, True)
+    assert stirred(*((number, 9, 1) for number in range(4, 300))) == (None, True), "another file"
+
+
+def test_a_span_that_comes_later_changes_the_versions_of_those_who_wait_for_it(tmp_path: Path) -> None:
+    reader, page = FloorReader(tmp_path), FloorPage(tmp_path, "process")
+    assert reader.versions([name(2)]) is None
+    page.put([(name(1), 5, 1)])
+    before = reader.versions([name(1), name(2)])
+    page.put([(name(2), 5, 1)])
+    assert reader.versions([name(1), name(2)]) != before
+    reader.read()
+    before = reader.versions([name(1), name(2)])
+    page.put([(name(2), 5, 2)])
+    assert reader.versions([name(1), name(2)]) != before

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from tidegate.eventstore import outlook, reader
+from tidegate.eventstore.floors import FloorReader
 from tidegate.eventstore.manifest import RegionRange, highest, joined, load_manifest
 from tidegate.eventstore.order import Entry, block_of, entries_of
 from tidegate.eventstore.outlook import Unresolved, Wanted, lifted, reach_of
@@ -222,6 +223,28 @@ def test_a_frontier_is_lifted_only_where_it_stands_still(tmp_path: Path) -> None
     store.withdraw(span.id)  # as when the span is begun anew
     with pytest.raises(KeyError):
         of([70], far)
+
+
+def test_the_page_tells_of_what_is_kept_while_the_floor_stands(tmp_path: Path) -> None:
+    """Else nobody who looks at the page alone would look at the manifest."""
+    store = EventStore(tmp_path)
+    span = store.open_span(SPAN)
+    span.begin(100)
+    store.publish()
+    page = FloorReader(tmp_path)
+    edge = keys.table_prefix(66)
+    for ts in (200, 300):  # the second time without a row
+        before, versions = page.mark(), page.versions([span.id])
+        assert before is not None
+        if ts == 200:
+            span.append(block_of([row(70, 1, 150)]))
+        span.keep([(Span(SPAN.start, edge), 100), (Span(edge, SPAN.end), ts)])
+        store.publish()
+        now = page.mark()
+        assert now is not None
+        assert now.stirred_since(before) == {span.id}
+        assert page.versions([span.id]) != versions
+        assert page.read()[span.id] == 100
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -288,3 +288,21 @@ def test_a_transaction_of_many_times_the_memory_bound_goes_by_the_disk(world: Wo
     assert puller.status()[0]["errors"] == {}
     puller.close()
     store.close()
+
+
+def test_rows_are_published_though_a_quiet_puller_rests_for_ever(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each row ends the rest, and while rows wait for their mark there is none."""
+    monkeypatch.setattr("tidegate.puller.sealer.QUIET_S", 0.0)
+    monkeypatch.setattr("tidegate.puller.sealer.QUIET_REST_S", 3600.0)
+    monkeypatch.setattr("tidegate.puller.event_feed.QUIET_S", 0.0)
+    start = world.pd.tso()
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    puller.watch(SPAN, start)
+    for _ in range(3):
+        world.run(5)
+        world.check(SPAN, start)
+    puller.close()
+    store.close()

@@ -10,12 +10,14 @@ import pytest
 
 from tests.puller.test_puller import World, eventually, fail
 from tidegate.eventstore import outlook, reader
+from tidegate.eventstore.floors import FloorReader
 from tidegate.eventstore.order import entries_of
 from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.model.span import span_id
+from tidegate.model.timestamp import compose
 from tidegate.puller import puller as puller_module
 from tidegate.puller.puller import Puller
 from tidegate.tidb import keys
@@ -86,6 +88,35 @@ def test_a_lock_delays_only_who_wants_a_table_of_its_region(world: World) -> Non
 
 
 SPAN_IDS = keys.stripe_ids(SPAN)
+
+
+def test_what_is_kept_of_the_others_is_published_though_no_mark_rises(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers learn by the page of floors that there is another manifest."""
+    monkeypatch.setattr(puller_module, "BEHIND_S", 1e9)
+    start = world.pd.tso()
+    store = EventStore(world.folder)
+    puller = Puller(world.pd, store, on_failure=fail)
+    name, page = span_id(SPAN), FloorReader(world.folder)
+    try:
+        puller.watch(SPAN, start)
+        puller.watch(keys.ddl_span(), start)
+        key = keys.int_record(LOCKED, 1)
+        held = TwoPhase(world.pd, world.pd.tso(), key, ttl_ms=600_000)
+        held.prewrite([Mutation(PUT, key, b"late")], Backoff())
+        locked_at = world.pd.tso()
+        behind = locked_at + compose(2 * puller_module.BEHIND_MS)
+        ddl = span_id(keys.ddl_span())
+        eventually(lambda: outlook.read_frontier(world.folder).get(ddl, 0) > behind, "time")
+        monkeypatch.setattr(Puller, "matched", lambda self, stream, matched: None)
+        versions = page.versions([name])
+        puller._part_from_those_behind(list(puller._watched.values()))
+        assert len(outlook.read_manifest(world.folder, name).ranges) > 1
+        eventually(lambda: page.versions([name]) != versions, "the manifest's version")
+    finally:
+        puller.close()
+        store.close()
 
 
 def test_ranges_that_are_all_behind_wait_for_each_other(

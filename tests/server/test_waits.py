@@ -3,21 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.server.test_capture import Running, bank, capture, check_order, wait_for, work
 
-from tidegate.server.feed import Feed
+from tidegate.config import ReplicaConfig
+from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
+from tidegate.control.metadata import FeedId, FeedInfo, GrantedRange
+from tidegate.control.owner import Owner
+from tidegate.eventstore import outlook
+from tidegate.eventstore.floors import FloorPage
+from tidegate.kvclient.backoff import Backoff
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
+from tidegate.model.span import Span
+from tidegate.server.feed import REST_S, TICK_S, Feed
+from tidegate.server.feed_plan import Paths
+from tidegate.server.processor import FeedProcessor
+from tidegate.server.pulse import Pulse
+from tidegate.server.schema_tracker import load_catalogue
+from tidegate.tidb import keys
+from tidegate.tidb.memcomparable import encode_bytes
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+__all__ = ["bank", "capture"]
 
 
-def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled() -> None:
     """Before Python 3.12 `asyncio.wait_for` loses such a cancellation: a pause of the feed never ended."""
 
-    monkeypatch.setattr("tidegate.server.feed.TICK_S", 600)
-
     async def scenario() -> None:
-        feed: Any = SimpleNamespace(_wake=asyncio.Event())
+        feed: Any = SimpleNamespace(_wake=asyncio.Event(), _rest_s=lambda: 600)
         loop = asyncio.create_task(Feed._pause(feed))
         await asyncio.sleep(0.005)
         feed._wake.set()
@@ -29,6 +50,146 @@ def test_a_loop_that_is_woken_and_cancelled_at_once_is_cancelled(monkeypatch: py
 
 
 def test_a_loop_that_is_not_woken_goes_on() -> None:
-    feed: Any = SimpleNamespace(_wake=asyncio.Event())
+    feed: Any = SimpleNamespace(_wake=asyncio.Event(), _rest_s=lambda: 0.02)
     asyncio.run(Feed._pause(feed))
     assert not feed._wake.is_set()
+
+
+class Still:
+    """A clock that stands."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_an_owner_rests_until_something_is_due_by_time() -> None:
+    granted = GrantedRange(Span(b"", b""), (1, 1))
+    owner = Owner(100, Barrier(1000), granted.id, resolved_interval_s=0.125)
+    clock = Still(5.0)
+    feed: Any = SimpleNamespace(owner=owner, _behind=False, node=SimpleNamespace(clock=clock))
+    assert Feed._rest_s(feed) == REST_S, "nothing is granted"
+    owner.grant("a", 1, [granted])
+    owner.sink_open(0)
+    owner.running("a", 1, [granted])
+    owner.report("a", 1, [RangeProgress(granted.id, granted.token, 200, 200)])
+    owner.tick(5.0)
+    owner.resolved_done(200)
+    owner.persisted(200)
+    owner.report("a", 1, [RangeProgress(granted.id, granted.token, 300, 300)])
+    clock.now = 5.0625
+    owner.tick(clock.now)
+    assert Feed._rest_s(feed) == 0.0625, "the next Resolved"
+    feed._behind = True
+    assert Feed._rest_s(feed) == TICK_S, "the catalogue tells nobody when it has read on"
+    feed.owner = None
+    assert Feed._rest_s(feed) == TICK_S
+
+
+def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:
+    processor: Any = SimpleNamespace(machine=SimpleNamespace(is_open=True), _behind=False)
+    assert FeedProcessor._rest_s(processor) == REST_S
+    processor._behind = True
+    assert FeedProcessor._rest_s(processor) == TICK_S, "the catalogue tells nobody when it has read on"
+
+
+class OpenDdl:
+    """A catalogue that is open, and empty."""
+
+    is_open, initial, span_id = True, (), "ddl"
+
+    async def open(self, checkpoint: int, waits: Any) -> tuple[list[DdlBatch], int]:
+        return [], checkpoint
+
+
+def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself: its owner may be another machine's, and looks at no page of floors here."""
+    monkeypatch.setattr("tidegate.server.processor.FeedDdl", lambda *given: OpenDdl())
+    spans = SimpleNamespace(release=lambda feed, forget: None)
+    node: Any = SimpleNamespace(cluster=1, capture="a", epoch=1, pulse=Pulse())
+    node.paths, node.captured = (
+        Paths(tmp_path, tmp_path),
+        lambda mode: SimpleNamespace(store=tmp_path, spans=spans),
+    )
+    info = FeedInfo("kafka://a/b?protocol=open-protocol", ReplicaConfig().to_json(), 1, 0, 0, "normal", "i")
+
+    async def stored(key: str) -> bytes:
+        return info.to_bytes()
+
+    node.read = stored
+    processor = FeedProcessor(node, FeedId("default", "one"))
+    header = Header(1, "default/one", "i", 1, "a", 1, 1)
+    dispatch = Dispatch(header, Wish.PREPARE, 0, [GrantedRange(Span(b"", b""), (0, 0))], 100, 100, False)
+    assert processor.machine.hear(dispatch)
+    page = FloorPage(tmp_path, "process")
+
+    def wakes(floor: int) -> bool:
+        page.put([("0" * 15 + "1", floor, floor)])
+        processor._wake.clear()
+        node.pulse.look()
+        return processor._wake.is_set()
+
+    assert not wakes(1), "nothing is open"
+    asyncio.run(processor._open(dispatch))
+    assert wakes(2)
+    assert wakes(3)
+    processor._close()
+    assert not wakes(4)
+    page.close()
+
+
+@pytest.mark.integration
+def test_rows_ddl_resolved_and_the_stored_checkpoint_need_no_tick_but_those_that_events_bring(
+    bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were one wake-up missing, the rest would end it after a while, and nobody would know."""
+    for module in ("feed", "processor"):
+        monkeypatch.setattr(f"tidegate.server.{module}.REST_S", 3600.0)
+    early = bank.stats.ddls
+    capture.create("one", start_ts=pd.tso())
+    work(bank, 400)
+    end = pd.tso()
+    capture.wait_checkpoint("one", end)
+    (feed,) = capture.capture.reactor.feeds.values()
+    wait_for(lambda: feed.persisted >= end, "the stored checkpoint")
+    wait_for(lambda: capture.lines("one")[-1].get("resolved", 0) >= end, "Resolved")
+    assert check_order(capture.lines("one"))[1] == bank.stats.ddls - early > 0
+
+
+@pytest.mark.integration
+def test_rows_beside_a_lock_in_their_stripe_need_no_tick_but_those_that_events_bring(
+    bank: BankWorkload,
+    capture: Running,
+    upstream: EmbeddedUpstream,
+    pd: PdClient,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stripe's floor stands still; of the others' rows only its manifest tells."""
+    for module in ("feed", "processor"):
+        monkeypatch.setattr(f"tidegate.server.{module}.REST_S", 3600.0)
+    start_ts = pd.tso()
+    ids = {table.name: table.id for table in load_catalogue(pd, start_ts).entries(start_ts)}
+    locked, wanted = ids["bank.accounts"], ids["bank.orders"]
+    edges = [table for at in (locked, wanted) for table in (at, at + 1)]
+    upstream.operators.split_at([encode_bytes(keys.table_prefix(table)) for table in sorted({*edges})])
+    settings = {"filter": {"rules": ["bank.orders"]}, "tidegate": {"ids_per_stripe": 4096}}
+    assert capture.create("one", start_ts=start_ts, replica_config=settings)["http"] == 200
+    capture.wait_checkpoint("one", pd.tso())
+    key = keys.int_record(locked, 1 << 40)
+    held = TwoPhase(pd, pd.tso(), key, ttl_ms=600_000)
+    held.prewrite([Mutation(PUT, key, b"row")], Backoff())
+    locked_at = pd.tso()
+    for handle in range(3):
+        transaction = Transaction(pd)
+        transaction.put(keys.int_record(wanted, 1 << 40 | handle), b"row")
+        transaction.commit()
+        capture.wait_checkpoint("one", pd.tso())
+        assert len([line for line in capture.lines("one") if "row" in line]) == handle + 1
+    (stripe,) = capture.capture.reactor.processors[FeedId("default", "one")].machine.spans
+    store = capture.capture.node.captured("tidb").store
+    assert outlook.read_frontier(store)[stripe] < locked_at
+    held.rollback([key], Backoff())

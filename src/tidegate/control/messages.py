@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from tidegate.control.ddl_log import NOTHING, KnownDdl
 from tidegate.control.metadata import GrantedRange
 from tidegate.model.reports import Failed, LoadState
 from tidegate.model.span import Span
@@ -131,6 +132,8 @@ class Sync:
     incarnation: int
     ranges: Sequence[RangeStatus]
     checkpoints: Sequence[RangeProgress]
+    ddl: KnownDdl = NOTHING
+    """By which DDL these hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,8 @@ class Checkpoint:
     told: Told
     over: tuple[str, ...] = ()
     """Records of progress that nobody needs any more: ranges of an initial load that is over."""
+    ddl: KnownDdl = NOTHING
+    """By which DDL the ranges hold."""
 
 
 FromOwner = Announce | Dispatch
@@ -189,6 +194,7 @@ def _word(kind: type[StrEnum]) -> Form:
 
 _WIRE: Final = Wire({"Wish": _word(Wish), "RangeState": _word(RangeState)}, separator="-")
 _WIRE.add({"Header": _WIRE.part(Header), "LoadState": _WIRE.part(LoadState)})
+_WIRE.add({"KnownDdl": _WIRE.part(KnownDdl)})
 _WIRE.add({"Told": _WIRE.part(Told), "Failed | None": _WIRE.option(Failed)})
 _WIRE.add({"Sequence[GrantedRange]": _WIRE.parts(GrantedRange)})
 _WIRE.add({"Sequence[RangeStatus]": _WIRE.parts(RangeStatus)})

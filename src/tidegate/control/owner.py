@@ -14,6 +14,7 @@ Promises, whatever the order of events:
  - Resolved R leaves only when every range is durable up to R and every DDL <= R is;
  - DDL F leaves only when every range is durable up to F, and none is let beyond F before it is durable;
  - reports under another token or incarnation, or of another capture, change nothing;
+ - while a capture is known to know other DDL than we do, the checkpoint stands and nothing leaves;
  - while an initial load holds the barrier, neither Resolved nor DDL leaves.
 """
 
@@ -24,6 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.ddl_log import DdlLog, KnownDdl
 from tidegate.control.messages import RangeProgress
 from tidegate.control.metadata import GrantedRange
 from tidegate.model.span import Span
@@ -86,6 +88,11 @@ class Owner:
         self.persisted_ts = checkpoint
         self.resolved_sent = 0
         self._ranges: dict[Span, _Range] = {}
+        self._log = DdlLog(checkpoint)
+        self._said: dict[str, KnownDdl] = {}
+        """By capture, what it knows of DDL, if we do not know as much yet."""
+        self._others: dict[str, KnownDdl] = {}
+        """By capture, what it knows that is not what we know."""
         self._interval = resolved_interval_s
         self._busy = self._open = False
         self._persisting = False
@@ -107,7 +114,38 @@ class Owner:
         self._ranges = {span: one for span, one in before.items() if one.capture != capture}
         for new in ranges:
             self._ranges[new.id] = _Range(capture, new, incarnation, known.get(new.id, 0))
+        held = {one.capture for one in self._ranges.values()}
+        self._said = {name: said for name, said in self._said.items() if name in held}
+        self._others = {name: said for name, said in self._others.items() if name in held}
         self._open = self._busy = False
+
+    def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
+        """DDL in order; all of it up to `known` is known now."""
+        found = list(batches)
+        self.barrier.learn(found, known)
+        self._log.learn(found, known)
+        for capture, said in list(self._said.items()):
+            self.hear_ddl(capture, said)
+
+    def hear_ddl(self, capture: str, said: KnownDdl) -> None:
+        """What a capture knows of DDL: compared as soon as we know as much. Call it before `report`."""
+        if self._log.has_forgotten(said):
+            return
+        if self._log.is_behind(said):
+            self._said.setdefault(capture, said)  # the first, since that is the next to be compared
+            return
+        if self._said.get(capture) == said:
+            del self._said[capture]
+        if self._log.agrees(said):
+            self._others.pop(capture, None)
+            self._log.forget(said.after)
+        else:
+            self._others[capture] = said
+
+    @property
+    def disagreement(self) -> tuple[str, KnownDdl] | None:
+        """A capture that knows other DDL than we do, and where; None: there is none."""
+        return next(iter(self._others.items()), None)
 
     def running(self, capture: str, incarnation: int, ranges: Iterable[GrantedRange]) -> None:
         """A capture delivers these ranges now."""
@@ -175,13 +213,25 @@ class Owner:
         if send is not None:
             self._busy = True
             effects.append(send)
-        persist_due = self._persist_now or now - self._last_persist >= PERSIST_S or self._at_target
+        persist_due = self._persist_now or now >= self._last_persist + PERSIST_S or self._at_target
         if self.checkpoint > self.persisted_ts and not self._persisting and persist_due:
             self._persisting, self._persist_now, self._last_persist = True, False, now
             effects.append(Persist(self.checkpoint))
         if self._at_target and not self._busy and self.persisted_ts >= self.barrier.target_ts:
             effects.append(Finish())
         return effects
+
+    def due_in(self, now: float) -> float:
+        """Seconds until a tick has something to do though nothing has happened since the last one; infinite
+        when only an event can bring that.
+        """
+        due = float("inf")
+        sends = self._may_send
+        if sends and self.checkpoint > self.resolved_sent:
+            due = self._last_resolved + self._interval
+        if self.checkpoint > self.persisted_ts and not self._persisting:
+            due = min(due, self._last_persist + PERSIST_S)
+        return max(0.0, due - now)
 
     @property
     def _at_target(self) -> bool:
@@ -190,16 +240,22 @@ class Owner:
 
     def _advance(self) -> None:
         """Recompute the checkpoint; it never goes back."""
-        self.checkpoint = max(self.checkpoint, min(self.durable, self.barrier.cap))
+        if not self._others:
+            self.checkpoint = max(self.checkpoint, min(self.durable, self.barrier.cap))
+
+    @property
+    def _may_send(self) -> bool:
+        ready = self._open and not self._busy and not self.barrier.held_at and self.is_running
+        return ready and not self._others
 
     def _send(self, now: float) -> SendDdl | SendResolved | None:
         """The next thing for the sink, which takes one at a time."""
-        if self._busy or not self._open or self.barrier.held_at or not self.is_running:
+        if not self._may_send:
             return None
         batch = self.barrier.next
         if batch is not None and self.durable >= batch.finished_ts:
             return SendDdl(batch)
-        due = now - self._last_resolved >= self._interval or self.checkpoint == self.barrier.target_ts
+        due = now >= self._last_resolved + self._interval or self.checkpoint == self.barrier.target_ts
         if self.checkpoint > self.resolved_sent and due:
             self._last_resolved = now
             return SendResolved(self.checkpoint)

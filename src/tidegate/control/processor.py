@@ -19,11 +19,12 @@ Promises, whatever the order of events:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.ddl_log import NOTHING, DdlLog, KnownDdl
 from tidegate.control.messages import (
     Announce,
     Checkpoint,
@@ -89,6 +90,7 @@ class Processor:
         self._waiting: deque[DdlBatch] = deque()
         self._known = 0
         """Every DDL finished at or before it is known."""
+        self._log = DdlLog(0)
         self._running = 0
         """The incarnation that delivers; 0: none."""
         self._resolved = 0
@@ -173,6 +175,7 @@ class Processor:
         self._known = self._resolved = 0
         self._reported.clear()
         self._sent.clear()
+        self._log = DdlLog(checkpoint)
         self.learn(batches, known)
         self.confirm()
 
@@ -190,7 +193,9 @@ class Processor:
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
         """DDL in order; all of it up to `known` is known now."""
-        self._waiting.extend(batches)
+        found = list(batches)
+        self._waiting.extend(found)
+        self._log.learn(found, known)
         self._known = max(self._known, known)
 
     @property
@@ -235,6 +240,11 @@ class Processor:
     def start_of(self, span: str) -> int | None:
         """From where a span is wanted by a DDL that is still waiting; None: by none."""
         return next((t.start_ts for batch in self._waiting for t in batch.added if t.id == span), None)
+
+    @property
+    def span_ids(self) -> Set[str]:
+        """The names of those; a view."""
+        return (self._spans or {}).keys()
 
     @property
     def spans(self) -> dict[str, SpanTask]:
@@ -388,7 +398,7 @@ class Processor:
             return []
         self._sent |= {one.id: one for one in moved}
         over, self._over, self._told_sent = tuple(self._over), [], self.told
-        return [Checkpoint(self._header, self.dispatch.incarnation, moved, self.told, over)]
+        return [Checkpoint(self._header, self.dispatch.incarnation, moved, self.told, over, self._ddl)]
 
     def _checkpoints(self) -> list[RangeProgress]:
         if not self._is_confirmed:
@@ -397,6 +407,14 @@ class Processor:
             RangeProgress(one.id, one.token, self.checkpoint_of(one.id), self._resolved)
             for one in self._ranges
         ]
+
+    @property
+    def _ddl(self) -> KnownDdl:
+        """Above the stored checkpoint: nobody goes back below it."""
+        if not self._is_confirmed or self.dispatch is None:
+            return NOTHING
+        self._log.forget(self.dispatch.checkpoint)
+        return self._log.said
 
     def _answer(self, error: Failed | None = None) -> None:
         assert self.dispatch is not None
@@ -407,7 +425,7 @@ class Processor:
     def _sync(self) -> Sync:
         incarnation = self.dispatch.incarnation if self.dispatch is not None else 0
         states, known = self._states(), self._checkpoints()
-        return Sync(self._header, self._version, self._cores, incarnation, states, known)
+        return Sync(self._header, self._version, self._cores, incarnation, states, known, self._ddl)
 
     def _states(self) -> list[RangeStatus]:
         if not self.is_open or self.dispatch is None:

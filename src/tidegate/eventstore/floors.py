@@ -80,6 +80,25 @@ class _Mapped:
     """Where each of `ids` is."""
 
 
+@dataclass(frozen=True, slots=True)
+class PageMark:
+    """What a page held at one moment."""
+
+    inode: int
+    slots: bytes
+
+    def stirred_since(self, before: PageMark | None) -> frozenset[str] | None:
+        """The spans that name another manifest than at an earlier mark: rows may have come. None: any may.
+
+        Floors that rose alone are left out: nothing but time has come then.
+        """
+        if before is None or (before.inode, len(before.slots)) != (self.inode, len(self.slots)):
+            return None
+        now, then = _slots(self.slots), _slots(before.slots)
+        others = (now[:, 0] != then[:, 0]) | (now[:, 2] != then[:, 2])
+        return frozenset(map(_name, now[others, 0].tolist()))
+
+
 class FloorReader:
     """Who looks at a store's floors again and again. Any thread may."""
 
@@ -97,6 +116,26 @@ class FloorReader:
         if not np.array_equal(slots[:, 0], mapped.ids):
             places = self._remember(mapped, slots[:, 0].copy()).places
         return Frontier(places, slots[:, 1].tolist(), slots[:, 2].tolist())
+
+    def mark(self) -> PageMark | None:
+        """What the page holds, to be compared with an earlier one: equal means that nothing was told between.
+
+        A write under way may be met by halves; then the next mark differs.
+        """
+        mapped = self._current()
+        return None if mapped is None else PageMark(mapped.inode, mapped.slots.tobytes())
+
+    def versions(self, span_ids: Iterable[str]) -> object:
+        """Which manifests the floors of these spans speak of, to be compared with what this said earlier:
+        equal means that no rows of them have come between.
+        """
+        mapped = self._current()
+        if mapped is None:
+            return None
+        places = [mapped.places.get(span_id, 0) for span_id in span_ids]
+        # A span that is not there yet, or not known here yet, takes up a place that was free.
+        others = b"" if all(places) else mapped.slots[:, 0].tobytes()
+        return mapped.inode, mapped.slots[places, 2].tobytes(), others
 
     def of(self, span_id: str) -> Frontier:
         """The floor of one span alone; a look at one slot."""

@@ -6,14 +6,14 @@ process that starts for one question would pay for with a second. `reader` hands
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore import damage
-from tidegate.eventstore.floors import FloorReader
+from tidegate.eventstore.floors import FloorReader, PageMark
 from tidegate.eventstore.manifest import Frontier, Manifest, ManifestReader, load_manifest
 from tidegate.eventstore.records import Torn
 from tidegate.eventstore.segment import BlockInfo, DamagedSegment, SegmentInfo, tables_in
@@ -67,6 +67,16 @@ def read_frontier(store: Path | str) -> Frontier:
     Each ts counts only beside the manifest it speaks of: `Frontier.reach`.
     """
     return _floors(Path(store)).read()
+
+
+def page_mark(store: Path | str) -> PageMark | None:
+    """What was published last, to be compared with an earlier mark; much cheaper than `read_frontier`."""
+    return _floors(Path(store)).mark()
+
+
+def versions(store: Path | str, span_ids: Iterable[str]) -> object:
+    """What changes when rows of these spans have come, whatever comes of others (`FloorReader.versions`)."""
+    return _floors(Path(store)).versions(span_ids)
 
 
 def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:

@@ -26,6 +26,13 @@ from tidegate.pipeline.offsets import Offset, Range, advance, bound, pack, range
 
 DESCRIPTOR = "span string, after long, upto long"
 LOOK_AGAIN_S: Final = 0.1
+GLANCE_S: Final = 0.01
+"""Between two glances at whether anything was told since the last look."""
+QUIET_S: Final = 2.0
+QUIET_GLANCE_S: Final = 0.02
+"""The same when there has been no batch for QUIET_S."""
+REST_S: Final = 0.5
+"""Between two looks at most: nothing waits longer, were a change not seen."""
 KEPT: Final = 2
 """Manifests that are remembered, for each span that is followed."""
 
@@ -61,7 +68,9 @@ class EventReader(DataSourceStreamReader):
     def __init__(self, spec: Path, tasks: int) -> None:
         self._spec = FeedSpec.load(spec)
         self._tasks = self._spec.sink.describe().at_once(tasks)
-        self._batch_began = 0.0
+        self._batch_began = self._moved_at = 0.0
+        self._spans: tuple[str, ...] = ()
+        """Those that the barrier file named at the last look."""
         self._manifests: dict[str, ManifestReader] = {}
         """Of spans that were looked at: only what was appended is read again."""
 
@@ -73,20 +82,39 @@ class EventReader(DataSourceStreamReader):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """As far as the spans may be delivered, within the batch's byte budget.
 
-        Under heavy load it waits for a fuller batch (`offsets.waits`).
+        While there is nothing it does not return for REST_S, since each answer costs a look and the JVM a
+        round. Under heavy load it waits for a fuller batch (`offsets.waits`).
         """
         after = Offset.from_json(start)
+        rest_until = time.monotonic() + REST_S
         while True:
-            found, waiting = self._look(after)
-            since_s = time.monotonic() - self._batch_began
-            if not waits(waiting, self._spec.config.tidegate.max_batch_bytes, since_s):
-                self._batch_began = time.monotonic()
+            # Before the look: what is told while it looks differs from this, and is looked at next.
+            mark = self.mark()
+            found, waiting = self.look(after)
+            now = time.monotonic()
+            if found == after and now < rest_until:
+                glance_s = GLANCE_S if now - self._moved_at < QUIET_S else QUIET_GLANCE_S
+                while self.mark() == mark and time.monotonic() < rest_until:
+                    time.sleep(glance_s)
+            elif waits(waiting, self._spec.config.tidegate.max_batch_bytes, now - self._batch_began):
+                time.sleep(LOOK_AGAIN_S)
+            else:
+                self._batch_began = now
+                if found != after:
+                    self._moved_at = now
                 return found.to_json()
-            time.sleep(LOOK_AGAIN_S)
 
-    def _look(self, after: Offset) -> tuple[Offset, int]:
+    def mark(self) -> object:
+        """What was told last: rows come to light with another manifest of their span, as far as the barrier
+        file says. Floors that rise with time alone bring none, and those of other feeds' spans neither.
+        """
+        barrier = (self._spec.feed_dir / "barrier.json").stat()  # each is another file
+        return barrier.st_ino, barrier.st_mtime_ns, outlook.versions(self._spec.store_dir, self._spans)
+
+    def look(self, after: Offset) -> tuple[Offset, int]:
         """The end of a batch as of now, and how many bytes wait in all."""
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
+        self._spans = tuple(barrier.spans)
         # The frontier first: every row below it is in a manifest by then.
         floors = outlook.read_frontier(self._spec.store_dir)
         ddl = floors.get(barrier.ddl_span, 0)

@@ -11,6 +11,7 @@ what was received and then calls `lost`, once, last.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
@@ -42,6 +43,10 @@ RAW_LAG: Final = compose(3000)
 """Taken off the resolved ts of raw keys: a deposed leader's may lie above timestamps that the new leader's
 causal provider still hands out (tikv/migration#193, `resolved-ts-safe-interval`)."""
 BATCH_BYTES: Final = 8 << 20
+QUIET_S: Final = 2.0
+"""After so long without a change a stream is quiet: only marks come, which nobody waits for."""
+GATHER_S: Final = 0.01
+"""Then a store's marks, a message for each request id, are gathered for so long and worked off together."""
 
 
 class Owner(Protocol):
@@ -85,14 +90,14 @@ class MessageQueue:
             self._share.hold(self._size)
             self._changed.notify_all()
 
-    def take(self, limit: int = BATCH_BYTES) -> list[bytes]:
-        """At least one message, up to about `limit` bytes; waits for the first. Empty: closed and drained."""
+    def take(self, limit: int = BATCH_BYTES, gather_s: float = 0.0) -> list[bytes]:
+        """At least one message, up to about `limit` bytes; waits for the first, and then `gather_s` for
+        others. Empty: closed and drained.
+        """
+        self._await_first()
+        if gather_s:
+            time.sleep(gather_s)  # without the lock: putting does not wake anybody then
         with self._changed:
-            if not self._messages:
-                self.emptied, self.is_awaited = self.emptied + 1, True
-            while not self._messages and not self._closed:
-                self._changed.wait()
-            self.is_awaited = False
             taken, size = [], 0
             while self._messages and size < limit:
                 taken.append(self._messages.popleft())
@@ -101,6 +106,14 @@ class MessageQueue:
             self._share.hold(self._size)
             self._changed.notify_all()
             return taken
+
+    def _await_first(self) -> None:
+        with self._changed:
+            if not self._messages:
+                self.emptied, self.is_awaited = self.emptied + 1, True
+            while not self._messages and not self._closed:
+                self._changed.wait()
+            self.is_awaited = False
 
     def close(self) -> None:
         """No more will come; what is there may be taken still."""
@@ -262,12 +275,15 @@ class Stream:
 
     def _work(self) -> None:
         error: TidegateError | None = None
+        busy_until = time.monotonic() + QUIET_S
         try:
-            while messages := self._queue.take():
+            while messages := self._queue.take(gather_s=GATHER_S if time.monotonic() > busy_until else 0.0):
                 if self._doubted:
                     self._look_for_doubted(messages)
                 matched = self.matcher.feed(messages)
                 self.rows += matched.changes
+                if matched.rows or matched.changes:
+                    busy_until = time.monotonic() + QUIET_S
                 self._owner.matched(self, matched)
                 self._settle()
         except TidegateError as raised:

@@ -198,6 +198,7 @@ class Puller:
             watched.moved_at = self._clock.monotonic()
             self._spans.append(watched)
             self._watched[span] = watched
+        self._sealer.stir()
         self._sealer.moved()
         self._inbox.put(lambda: self._locate(Locate(watched, span, History())))
 
@@ -602,6 +603,7 @@ class Puller:
             if near and len(ranges) - len(near) <= BEHIND_MAX:
                 least = min(near)
                 self._keep(watched, [(span, least if ts >= limit else ts) for span, ts in ranges])
+                self._sealer.moved()  # the page names the manifest: its readers need not wait for a mark
 
     def _keep(self, watched: Watched, ranges: list[tuple[Span, Timestamp]] | None = None) -> None:
         """Let a restart go on where each range is now, or as given."""
@@ -624,6 +626,8 @@ class Puller:
                 watched.sink.append(block)
                 watched.rows += block.num_rows
                 watched.bytes += block.nbytes
+        if matched.blocks:
+            self._sealer.stir()
         if len(matched.marks):
             with self._state:
                 self._frontier.advance(matched.marks, matched.resolved)

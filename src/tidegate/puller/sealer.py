@@ -1,7 +1,9 @@
 """Seals spans to the frontier's minima and publishes them, in a thread of its own.
 
 Woken by each rise of a mark. After a seal it rests for a while, so that under a flood the segments become
-large enough that few are merged, and sealing takes about a fifth of a core.
+large enough that few are merged, and sealing takes about a fifth of a core. When no row has come for a
+while, it rests longer: floors that rise with time alone are published four times a second, since each time
+costs all their readers a look. The first row ends that rest, so the mark that completes it never waits.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from tidegate.puller.watched import Watched
 SEAL_REST: Final = 4
 SEAL_REST_S: Final = 0.25
 """After a seal the sealer rests `SEAL_REST` times as long as it took, at most SEAL_REST_S."""
+QUIET_S: Final = 2.0
+"""After so long without a row, floors rise with time alone."""
+QUIET_REST_S: Final = 0.25
+"""Then it rests for so long after a seal."""
 BACKLOG_BYTES: Final = 64 << 20
 """While more waits in memory and a seal can take some of it away, streams wait for the seal."""
 BACKLOG_S: Final = 2.0
@@ -47,10 +53,22 @@ class Sealer:
         self._pressed = threading.Event()  # a stream waits: the sealer must not rest
         self._sealed = threading.Condition()
         self._seals = 0  # passes of the sealer
+        self._row_at = clock.monotonic()
 
     def moved(self) -> None:
         """Marks have risen, or spans have come."""
         self._moved.set()
+
+    def stir(self) -> None:
+        """Rows have come, or somebody waits for a span to begin: rise at every mark for a while.
+
+        No wake-up is lost. The time is written before the event is set, and `run` reads it before it rests.
+        If it reads the earlier time, the event is set later and ends that rest. If the event is cleared
+        right after a rest that has ended by itself, the next rest reads this time.
+        """
+        before, self._row_at = self._row_at, self._clock.monotonic()
+        if self._row_at - before >= QUIET_S:
+            self._pressed.set()
 
     def hold_back(self) -> None:
         """Called by a stream after each batch: wait while much waits that a seal can take."""
@@ -78,7 +96,11 @@ class Sealer:
                 with self._sealed:
                     self._seals += 1
                     self._sealed.notify_all()
-                self._pressed.wait(min(max(self._interval, SEAL_REST * took), SEAL_REST_S))
+                # Rows that a mark may complete are nobody's to keep, however long ago they came.
+                quiet = self._clock.monotonic() - self._row_at >= QUIET_S and not self._store.held_bytes
+                self._pressed.wait(
+                    QUIET_REST_S if quiet else min(max(self._interval, SEAL_REST * took), SEAL_REST_S)
+                )
                 self._pressed.clear()
         except TidegateError as error:
             self._fail(error)

@@ -2,10 +2,11 @@
 
     meet the processor -> open the catalogue -> [grant -> sink -> dispatch -> tick, ...] -> back-off -> [...]
 
-Everything runs in the control process's asyncio loop; what blocks goes to threads. A tick happens every
-`TICK_S` and as soon as a processor reports. The life (`control.changefeed`) says whether to run, and the
-owner (`control.owner`) what to do; this file only performs. Rows, spans and the pipeline are the processor's
-(`server.processor`), which is known here by its messages alone.
+Everything runs in the control process's asyncio loop; what blocks goes to threads. A tick happens as soon as
+a processor reports, floors have moved (`server.pulse`), a call has ended or something is due by time. The
+life (`control.changefeed`) says whether to run, and the owner (`control.owner`) what to do; this file only
+performs. Rows, spans and the pipeline are the processor's (`server.processor`), which is known here by its
+messages alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any, Final, assert_never
 from tidegate import __version__, metrics
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.changefeed import Life, State
+from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
 from tidegate.control.messages import (
     FROM_PROCESSOR,
@@ -73,6 +75,9 @@ from tidegate.server.totals import Totals
 LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
+"""Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
+REST_S: Final = 0.5
+"""Between two ticks at most: nothing waits longer, were a wake-up missed."""
 ANNOUNCE_S: Final = 1.0
 """How often an owner says that it is one, until the processor has answered."""
 AGAIN_S: Final = 5.0
@@ -113,6 +118,10 @@ class Feed(FeedLife):
         """No row above this was delivered since the control process started; 0: none at all."""
         self.owner: Owner | None = None
         self._ddl: FeedDdl | None = None
+        self._behind = False
+        """Whether DDL has come that the catalogue did not hand out at the last tick."""
+        self._disagrees = False
+        """Whether it was logged that the processor knows other DDL."""
         self._sink: OpenedSink | None = None
         self._sink_thread: SinkThread | None = None
         self._watch: SinkWatch | None = None
@@ -241,6 +250,7 @@ class Feed(FeedLife):
         await self._meet()
         if self.owner is None or self._ddl is None or not self._ddl.is_open:
             await self._open()
+        self.node.pulse.follow(self.captured.store, self.id, self._wake.set, first=True)
         try:
             await self._start_incarnation()
             while not self._reached:
@@ -250,14 +260,22 @@ class Feed(FeedLife):
                     raise self._failure
                 await self._pause()
         finally:
+            self.node.pulse.leave(self.captured.store, self.id, self._wake.set)
             await to_its_end(self._end_incarnation())  # else a pause would save its process
 
     async def _pause(self) -> None:
-        """Until the next tick: at once when something happened, else TICK_S."""
+        """Until the next tick: at once when something happened."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TICK_S):
+            async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
         self._wake.clear()
+
+    def _rest_s(self) -> float:
+        """How long nothing is to be done if nothing happens."""
+        owner = self.owner
+        if owner is None or self._behind:
+            return TICK_S
+        return min(REST_S, owner.due_in(self.node.clock.monotonic()))
 
     async def _open(self) -> None:
         """Catalogue and owner at the stored checkpoint; the processor prepares meanwhile."""
@@ -270,11 +288,11 @@ class Feed(FeedLife):
 
         batches, known = await ddl.open(self.persisted, waits)
         barrier = Barrier(self.persisted, self.info.target_ts, held_at=self.persisted if self.loading else 0)
-        barrier.learn(batches, known)
         interval = self.config.tidegate.resolved_interval
         self._topics = ddl.tracker.topics
         self._ddl = ddl
         self.owner = Owner(self.persisted, barrier, self.wanted, resolved_interval_s=interval)
+        self.owner.learn(batches, known)
 
     def _definitions(self) -> list[DdlEvent]:
         """What is told of the tables before their rows; keys need no telling."""
@@ -479,12 +497,14 @@ class Feed(FeedLife):
                 self._met_rev, self._cores = header.owner_rev, message.cores
                 self._met.set()
                 if self.owner is not None:
+                    self.owner.hear_ddl(capture, message.ddl)
                     self.owner.report(capture, message.incarnation, message.checkpoints)
                     self._hear_running(self.owner, capture, message.incarnation, message.ranges)
             case DispatchResponse():
                 self._hear_response(message)
             case Checkpoint():
                 if self.owner is not None:
+                    self.owner.hear_ddl(capture, message.ddl)
                     self.owner.report(capture, message.incarnation, message.ranges)
                 self._hear_told(message.incarnation, message.told)
                 if message.over and self._sink is not None:
@@ -546,13 +566,22 @@ class Feed(FeedLife):
         resolved = ddl.resolved
         if resolved > owner.barrier.resolved:
             batches, known = ddl.look(resolved, len(owner.barrier.waiting))
-            owner.barrier.learn(batches, known)
+            owner.learn(batches, known)
+        self._behind = resolved > owner.barrier.resolved
+        self._note_disagreement(owner)
         for effect in owner.tick(self.node.clock.monotonic()):
             self._spawn(self._perform(owner, effect))
         self.checkpoint = owner.checkpoint
         self.resolved_ts = max(self.resolved_ts, min(owner.resolved, owner.barrier.resolved))
         self._follow_up(owner)
         self._forget(owner)
+
+    def _note_disagreement(self, owner: Owner) -> None:
+        """Log it once: `waits_for` shows it as long as it lasts."""
+        words = _words_of(owner.disagreement)
+        if words and not self._disagrees:
+            event(LOG, logging.ERROR, "checkpoint held", changefeed=str(self.id), why=words)
+        self._disagrees = bool(words)
 
     async def _perform(self, owner: Owner, effect: Effect) -> None:
         """Carry out one effect and tell the owner."""
@@ -666,6 +695,8 @@ class Feed(FeedLife):
             return self.waiting_for
         if self.loading:
             return f"initial load: {self.load.done} of {self.load.ranges} ranges"
+        if words := _words_of(self.owner.disagreement):
+            return words
         batch = self.owner.barrier.next
         if batch is not None and batch.events:
             return f"DDL at {batch.finished_ts}: {batch.events[0].query[:80]}"
@@ -699,3 +730,13 @@ class Feed(FeedLife):
     def lag_ms(self, now_ms: int) -> int:
         """PD's time minus the checkpoint's."""
         return max(0, now_ms - physical_ms(self.checkpoint))
+
+
+def _words_of(disagreement: tuple[str, KnownDdl] | None) -> str:
+    if disagreement is None:
+        return ""
+    capture, known = disagreement
+    return (
+        f"agreement on DDL: capture {capture} knows other DDL between ts {known.after} and {known.upto} than "
+        "the owner"
+    )

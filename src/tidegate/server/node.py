@@ -31,6 +31,7 @@ from tidegate.server.catalogues import Catalogues
 from tidegate.server.feed_plan import Paths, PipelineCommand
 from tidegate.server.owner_sink import OpenSink
 from tidegate.server.post import Post
+from tidegate.server.pulse import Pulse
 from tidegate.server.spans import SpanRegistry
 
 
@@ -72,6 +73,7 @@ class Node:
     ballast: Ballast = field(default_factory=lambda: Ballast(None))
     """Room for small files on a full disk; and whether it is full."""
     post: Post = field(default_factory=Post)
+    pulse: Pulse = field(default_factory=Pulse)
     next_grant: int = 1
     next_message: int = 1
     gc_ttl_s: int = TTL_S

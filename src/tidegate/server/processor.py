@@ -3,8 +3,8 @@
     Dispatch --> rest | prepare: spans are pulled | run: and an incarnation of the pipeline delivers them
 
 `control.processor` decides; this file performs. The owner is known by its messages alone, wherever it runs.
-Everything goes on in the control process's asyncio loop; what blocks goes to threads. A tick happens every
-`TICK_S` and as soon as the pipeline reports.
+Everything goes on in the control process's asyncio loop; what blocks goes to threads. A tick happens as soon
+as the pipeline or the owner says something, or floors have moved (`server.pulse`).
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ from tidegate.tidb import keys
 LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
+"""Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
+REST_S: Final = 0.5
+"""Between two ticks at most: nothing waits longer, were a wake-up missed."""
 RETRY_S: Final = 1.0
 """How long a feed that is to be prepared waits after a failure."""
 TELL_S: Final = 0.5
@@ -113,6 +116,10 @@ class FeedProcessor:
         """Spans that do not begin early enough yet: the puller is asked for what is missing."""
         self._unseen: set[str] = set()
         """Spans of which it is not known yet whether they begin early enough."""
+        self._concerned: frozenset[str] | None = None
+        """The spans whose rows wake it at once; None: any."""
+        self._behind = False
+        """Whether DDL has come that the catalogue did not hand out at the last tick."""
         self._told_at = float("-inf")
         self._drop_rows = self._drop_ddl = 0
         self._floors: list[tuple[float, int, int]] = []
@@ -151,9 +158,15 @@ class FeedProcessor:
     async def _pause(self) -> None:
         """Until the next tick: at once when something happened."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(TICK_S if self.machine.is_open else RETRY_S):
+            async with asyncio.timeout(self._rest_s()):
                 await self._wake.wait()
         self._wake.clear()
+
+    def _rest_s(self) -> float:
+        """How long nothing is to be done if nothing happens."""
+        if not self.machine.is_open:
+            return RETRY_S
+        return TICK_S if self._behind else REST_S
 
     # --- what the owner wants ------------------------------------------------------------------------
 
@@ -249,6 +262,7 @@ class FeedProcessor:
             self._close()
         self._shut()
         self._plan, self._ranges = plan, ranges
+        self.node.pulse.follow(plan.paths.store, self.id, self._wake.set)
         self._ddl = ddl = FeedDdl(self.node, plan, FeedFilter.of(plan.config))
 
         def waits(what: str) -> None:
@@ -284,6 +298,8 @@ class FeedProcessor:
         self.machine.close()
         self._ddl = self._barrier = None
         self._undelivered, self._lacking, self._unseen = [], set(), set()
+        self._behind = False
+        self._concerned = None
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
         self._load, self._loaded, self._load_plan = LoadState(), False, None
@@ -293,6 +309,8 @@ class FeedProcessor:
         """Let go of catalogue and spans; `forget`: for ever."""
         plan, self._plan = self._plan, None
         if plan is not None:
+            self.node.pulse.concern(plan.paths.store, self.id, None)
+            self.node.pulse.leave(plan.paths.store, self.id, self._wake.set)
             self.node.captured(plan.config.tidegate.kv_mode).spans.release(self.id, forget=forget)
         self._shut()
 
@@ -422,9 +440,13 @@ class FeedProcessor:
             machine.learn(batches, known)
             # Pulled from now on, delivered from the DDL on.
             self._hold(task for batch in batches for task in batch.added)
+        self._behind = resolved > machine.known
         for batch in machine.passed():
             self._let_go(batch)
             self._unseen |= {task.id for task in batch.added}
+        if machine.span_ids != self._concerned:
+            self._concerned = frozenset(machine.span_ids)
+            self.node.pulse.concern(self._opened.paths.store, self.id, self._concerned | {ddl.span_id})
         reached = self._lifted(frontier)
         self._advance_idle(frontier, reached)
         machine.resolve(reached, self._lacking)

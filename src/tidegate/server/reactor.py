@@ -121,6 +121,7 @@ class Reactor:
             feed.start()
         self._tasks = [
             asyncio.create_task(self._keep_house(), name="housekeeping"),
+            asyncio.create_task(self.node.pulse.run(), name="pulse"),
             asyncio.create_task(self.clock_watch.run(), name="clock watch"),
         ]
         for task in self._tasks:

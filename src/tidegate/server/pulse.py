@@ -1,0 +1,128 @@
+"""Wakes the changefeeds that follow a store of events: one look at its page of floors for all of a capture.
+
+    page of floors --look every LOOK_S--> has it changed? --> wake those whom it concerns
+
+A changefeed that has rows to deliver, or may have, is woken by each change: for EAGER_S after the manifest of
+one of its spans has changed, which is how rows come to light (`eventstore.manifest`). For the others floors
+only follow the time, and they are woken by a change four times a second at most. So a hundred changefeeds of
+a table each, beside tables that others follow, cost their own rows and a little.
+
+While nothing changes a look costs some microseconds, and the followers nothing. No change is missed: a
+follower begins to follow, and only then reads the page. A change after that differs from what the last look
+saw, unless that look came after the change, and then it has woken the follower, or remembers to. Its event
+stays set until it is waited for, and is cleared before the page is read again. Looks and followers share one
+asyncio loop, so nothing comes between these steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tidegate.clock import Clock, SystemClock
+from tidegate.control.metadata import FeedId
+from tidegate.eventstore import outlook
+from tidegate.eventstore.floors import PageMark
+from tidegate.log import event
+
+LOG: Final = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.02
+EAGER_S: Final = 2.0
+"""For so long after rows have come every change counts: the floors that they wait for follow soon."""
+CALM_S: Final = 0.25
+"""Otherwise so much lies between two wake-ups at least."""
+RETRY_S: Final = 1.0
+"""After a look that failed; followers look for themselves now and then, too."""
+
+Wake = Callable[[], None]
+
+
+@dataclass(slots=True)
+class _Follower:
+    """What one changefeed waits for at one store."""
+
+    wakes: dict[Wake, bool] = field(default_factory=dict)
+    """Each with whether it comes first."""
+    spans: Set[str] | None = None
+    """Those whose rows it delivers; None: not known, so that any rows may be its own."""
+    eager_until: float = float("inf")
+    woken_at: float = float("-inf")
+    owed: bool = False
+    """Whether the page has changed since it was woken."""
+
+    def rows_came(self, stirred: Set[str] | None) -> bool:
+        """Whether that may be so where the manifests of these spans have changed (None: of any)."""
+        return stirred is None or (
+            bool(stirred) and (self.spans is None or not stirred.isdisjoint(self.spans))
+        )
+
+
+class Pulse:
+    """Who follows which store. One asyncio loop."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._followers: dict[Path, dict[FeedId, _Follower]] = {}
+        self._seen: dict[Path, PageMark | None] = {}
+
+    def follow(self, store: Path, feed: FeedId, wake: Wake, *, first: bool = False) -> None:
+        """Call `wake` when the page of a store has changed, until `leave`. Read what it holds after this.
+
+        `first`: before the feed's others. Owners are: what they dispatch is there when their processor ticks.
+        """
+        self._followers.setdefault(store, {}).setdefault(feed, _Follower()).wakes[wake] = first
+
+    def leave(self, store: Path, feed: FeedId, wake: Wake) -> None:
+        """The inverse of `follow`; nothing where that was not called."""
+        followers = self._followers.get(store, {})
+        if feed in followers:
+            followers[feed].wakes.pop(wake, None)
+            if not followers[feed].wakes:
+                del followers[feed]
+        if not followers:
+            self._followers.pop(store, None)
+            self._seen.pop(store, None)
+
+    def concern(self, store: Path, feed: FeedId, spans: Set[str] | None) -> None:
+        """Whose rows a feed delivers from now on, its DDL among them; None: not known.
+
+        Rows of a span that is new to it may have come before: it is eager for a while.
+        """
+        follower = self._followers.get(store, {}).get(feed)
+        if follower is not None and spans != follower.spans:
+            follower.spans = spans
+            follower.eager_until = float("inf") if spans is None else self._clock.monotonic() + EAGER_S
+
+    def look(self) -> None:
+        """One look at all pages."""
+        now = self._clock.monotonic()
+        for store, followers in self._followers.items():
+            mark, seen = outlook.page_mark(store), self._seen.get(store)
+            changed = mark != seen
+            if changed:
+                self._seen[store] = mark
+            stirred = mark.stirred_since(seen) if changed and mark is not None else frozenset[str]()
+            for follower in followers.values():
+                follower.owed = follower.owed or changed
+                if changed and follower.rows_came(stirred):
+                    follower.eager_until = now + EAGER_S
+                if follower.owed and (now < follower.eager_until or now >= follower.woken_at + CALM_S):
+                    follower.owed, follower.woken_at = False, now
+                    for wake in sorted(follower.wakes, key=follower.wakes.__getitem__, reverse=True):
+                        wake()
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            pause_s = LOOK_S
+            try:
+                self.look()
+            except OSError as error:
+                event(LOG, logging.WARNING, "page of floors not read", why=str(error))
+                pause_s = RETRY_S
+            await asyncio.sleep(pause_s)

@@ -1,0 +1,189 @@
+"""Followers of a store are woken by what its page of floors says of their rows, at times by the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tidegate.control.metadata import FeedId
+from tidegate.eventstore.floors import FLOORS, FloorPage
+from tidegate.server import pulse
+from tidegate.server.pulse import CALM_S, EAGER_S, Pulse
+
+FEED, OTHER = FeedId("default", "one"), FeedId("default", "two")
+
+
+def name(number: int) -> str:
+    return f"{number:016x}"
+
+
+class Follower:
+    """Notes when it is woken, in one list with others."""
+
+    def __init__(self, woken: list[str], who: str) -> None:
+        self._woken, self._who = woken, who
+
+    def wake(self) -> None:
+        self._woken.append(self._who)
+
+
+class Set:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def now_ms(self) -> int:
+        raise AssertionError("a pulse needs no date")
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_each_change_of_a_page_wakes_once_owners_first_and_a_look_without_one_wakes_nobody(
+    tmp_path: Path,
+) -> None:
+    stores = [tmp_path / "one", tmp_path / "two"]
+    for store in stores:
+        store.mkdir()
+    woken: list[str] = []
+    processor, owner, other = (Follower(woken, who) for who in ("processor", "owner", "other"))
+    beats = Pulse()
+    beats.follow(stores[0], FEED, processor.wake)
+    beats.follow(stores[0], FEED, owner.wake, first=True)
+    beats.follow(stores[1], OTHER, other.wake)
+    beats.look()
+    assert woken == [], "there is no page yet"
+    page = FloorPage(stores[0], "process")
+    page.put([(name(1), 5, 1)])
+    beats.look()
+    assert woken == ["owner", "processor"]
+    beats.look()
+    assert woken == ["owner", "processor"]
+    for change in (
+        lambda: page.put([(name(1), 6, 1)]),
+        lambda: page.put([(name(1), 6, 2)]),
+        lambda: page.put([(name(1), 0, 0)]),
+        lambda: page.put((name(number), 9, 1) for number in range(2, 500)),  # another file
+        lambda: page.forget(name(3)),
+        lambda: (stores[0] / FLOORS).unlink(),
+        lambda: page.put([(name(4), 10, 1)]),
+    ):
+        woken.clear()
+        change()
+        beats.look()
+        assert woken == ["owner", "processor"]
+    page.close()
+
+
+def test_a_follower_that_comes_back_is_woken_by_what_it_has_not_read(tmp_path: Path) -> None:
+    page = FloorPage(tmp_path, "process")
+    page.put([(name(1), 5, 1)])
+    woken: list[str] = []
+    one, stays = Follower(woken, "one"), Follower(woken, "stays")
+    beats = Pulse()
+    beats.follow(tmp_path, OTHER, stays.wake)
+    beats.follow(tmp_path, FEED, one.wake)
+    beats.look()
+    beats.leave(tmp_path, FEED, one.wake)
+    beats.leave(tmp_path / "never", FEED, one.wake)
+    woken.clear()
+    page.put([(name(1), 6, 1)])
+    beats.look()
+    assert woken == ["stays"]
+    beats.follow(tmp_path, FEED, one.wake)  # and reads 6
+    page.put([(name(1), 7, 1)])
+    beats.look()
+    assert woken == ["stays", "stays", "one"]
+    page.close()
+
+
+class Calm:
+    """A feed of one span that is calm, and a page with that span and another."""
+
+    def __init__(self, store: Path) -> None:
+        self.store, self.clock, self.page = store, Set(), FloorPage(store, "process")
+        self.woken: list[str] = []
+        self.beats = Pulse(self.clock)
+        self.put((1, 5, 1), (2, 5, 1))
+        self.beats.follow(store, FEED, Follower(self.woken, "one").wake)
+        self.beats.concern(store, FEED, {name(1)})
+        self.beats.look()
+        self.clock.now += EAGER_S
+        self.woken.clear()
+
+    def put(self, *floors: tuple[int, int, int]) -> None:
+        self.page.put([(name(number), floor, version) for number, floor, version in floors])
+
+    def looks(self, after_s: float) -> int:
+        """How often it is woken by a look, so much later."""
+        self.clock.now += after_s
+        self.woken.clear()
+        self.beats.look()
+        return len(self.woken)
+
+
+@pytest.fixture
+def calm(tmp_path: Path) -> Iterator[Calm]:
+    made = Calm(tmp_path)
+    yield made
+    made.page.close()
+
+
+def test_rows_of_others_and_floors_wake_a_feed_now_and_then_and_none_is_forgotten(calm: Calm) -> None:
+    calm.put((1, 6, 1), (2, 6, 2))
+    assert calm.looks(0.0) == 1
+    calm.put((1, 7, 1))
+    assert calm.looks(CALM_S / 2) == 0, "it was woken a moment ago"
+    assert calm.looks(CALM_S / 2) == 1, "the change that it was not woken by"
+    assert calm.looks(CALM_S) == 0, "nothing has changed since"
+
+
+def test_rows_of_its_own_wake_a_feed_at_once_and_so_does_every_change_for_a_while(calm: Calm) -> None:
+    calm.put((1, 6, 1))
+    assert calm.looks(0.0) == 1
+    calm.put((1, 7, 2))
+    assert calm.looks(0.0) == 1, "another manifest of its span"
+    calm.put((2, 7, 1))
+    assert calm.looks(0.0) == 1, "the floor that its rows may wait for"
+    calm.put((2, 8, 1))
+    assert calm.looks(EAGER_S) == 1
+    calm.put((2, 9, 1))
+    assert calm.looks(0.0) == 0, "it is calm again"
+
+
+def test_a_feed_that_comes_to_deliver_other_spans_is_eager_for_a_while(calm: Calm) -> None:
+    calm.put((2, 6, 2))
+    assert calm.looks(0.0) == 1
+    calm.beats.concern(calm.store, FEED, {name(1), name(2)})
+    calm.put((2, 7, 2))
+    assert calm.looks(0.0) == 1
+    calm.beats.concern(calm.store, FEED, None)
+    calm.put((2, 8, 2))
+    assert calm.looks(2 * EAGER_S) == 1
+    calm.put((2, 9, 2))
+    assert calm.looks(0.0) == 1, "for as long as nobody knows what concerns it"
+
+
+def test_a_look_that_fails_does_not_end_the_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulse, "RETRY_S", 0.0)
+    beats, looks = Pulse(), iter([OSError(5, "Input/output error"), None])
+    seen = asyncio.Event()
+
+    def look() -> None:
+        found = next(looks)
+        if found is not None:
+            raise found
+        seen.set()
+
+    async def scenario() -> None:
+        monkeypatch.setattr(beats, "look", look)
+        running = asyncio.create_task(beats.run())
+        async with asyncio.timeout(120):
+            await seen.wait()
+        running.cancel()
+
+    asyncio.run(scenario())
