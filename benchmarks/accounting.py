@@ -32,11 +32,12 @@ ROLES: Final = (
     ("control", ("tidegate server", "benchmarks.control_probe")),
 )
 """Role of a process and what its command line contains; the first that fits."""
+UNKNOWN: Final = "other"
 
 
 def role_of(command: str) -> str:
-    """The role of a process, `other` when it has none of ours."""
-    return next((role for role, marks in ROLES if any(mark in command for mark in marks)), "other")
+    """The role of a process, UNKNOWN when it has none of ours."""
+    return next((role for role, marks in ROLES if any(mark in command for mark in marks)), UNKNOWN)
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -88,7 +89,9 @@ class Ledger:
                 cpu = cpu_seconds(pid)
                 if cpu is None:
                     continue
-                account = self._accounts.setdefault(pid, _Account(role_of(command), 0.0, 0.0))
+                account = self._accounts.setdefault(pid, _Account(UNKNOWN, 0.0, 0.0))
+                if account.role == UNKNOWN:  # a process that has only just begun shows no command yet
+                    account.role = role_of(command)
                 account.cpu_s, account.peak_mb = cpu, max(account.peak_mb, anonymous_mb(pid))
             gone = self._accounts.keys() - {pid for pid, _ in live}
             for pid in gone:  # its parent has it in its own time now

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -39,6 +40,8 @@ from tidegate.kvclient.transaction import Transaction
 from tidegate.tidb import keys
 
 ROWS_A_TXN: Final = 10
+AT_ONCE: Final = 8
+"""Changefeeds that are created at the same time."""
 ROLES: Final = ("control", "puller", "player")
 KINDS: Final = ("owner", "processor")
 URI: Final = "kafka://127.0.0.1:1/{}?protocol=open-protocol"
@@ -81,13 +84,19 @@ class Capture(Many):
 
     def create_feeds(self, names: list[str]) -> None:
         """A changefeed of all tables, or of each of those that are named."""
-        body: dict[str, Any]
-        for number, name in enumerate(names or ["*.*"]):
-            body = {"changefeed_id": f"f{number}", "sink_uri": URI.format(f"t{number}")}
-            body["replica_config"] = {"filter": {"rules": [name]}}
+
+        def create(number: int, name: str) -> None:
+            body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": URI.format(f"t{number}")}
+            body |= {"replica_config": {"filter": {"rules": [name]}}}
             made = httpx.post(f"http://{self.address}/api/v2/changefeeds", json=body, timeout=300)
             if made.status_code != httpx.codes.OK:
                 raise RuntimeError(made.text)
+
+        wanted = list(enumerate(names or ["*.*"]))
+        create(*wanted[0])  # reads upstream's catalogue for all
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            for done in [threads.submit(create, *one) for one in wanted[1:]]:
+                done.result()
 
     def delivering(self, feeds: int) -> None:
         """Wait until every changefeed has delivered beyond now."""

@@ -1,6 +1,6 @@
-"""What a changefeed that is resumed far back costs the others that read the same table.
+"""What a changefeed in trouble costs the others: one that is resumed far back, and one that has stopped.
 
-    python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--json FILE]
+    python -m benchmarks.neighbours [--rows 300000] [--seconds 8] [--rounds 3] [--only stopped] [--json FILE]
 
 One table of so many rows is written to all the time, 10 transactions of 20 rows a second. Its span has been
 read up to now and let go; then a changefeed needs it from its beginning. The figure is the lag of the others:
@@ -11,6 +11,14 @@ how far the greatest resolved ts they have seen lies behind PD's clock, looked a
 | quiet | before that |
 | beside | what is missing is pulled beside the part that the others read, as a capture does |
 | again | all of the span is pulled again from its beginning: the same puller without `on_watch` |
+
+Then a table of its own, that others read and let go, beside one whose reader has stopped, with the store at
+the quota that this one fills:
+
+| figure | when |
+|---|---|
+| roomy | before the quota is reached |
+| stopped | for `--seconds` after it is reached, at least 8 s: what holds the room is given up after 5 s |
 
 In turns, in one process, on one upstream, which is a process of its own.
 """
@@ -37,6 +45,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.model import timestamp
+from tidegate.model.span import Span
 from tidegate.puller import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.server.backfill import Backfill
@@ -45,14 +54,24 @@ from tidegate.tidb import keys
 LOOK_S: Final = 0.01
 WRITE_S: Final = 0.1
 SPAN: Final = keys.record_span(TABLE)
+OTHER: Final = TABLE + 1
+"""The table that others read beside the one whose reader has stopped."""
+QUOTA_BYTES: Final = 4 << 20
+FAT_BYTES: Final = 4_000
+STOPPED_S: Final = 8.0
+FULL_S: Final = 60.0
+"""The quota is reached within so long."""
 
 
 class Capture:
     """The puller's process: a puller, an event store, and what pulls from earlier."""
 
-    def __init__(self, address: str, folder: Path, *, beside: bool) -> None:
+    def __init__(
+        self, address: str, folder: Path, *, beside: bool, span: Span = SPAN, disk_bytes: int = 0
+    ) -> None:
         self.pd = PdClient(address)
-        self.store = EventStore(folder)
+        self.store = EventStore(folder, disk_bytes=disk_bytes)
+        self._name = span
         self.backfill = Backfill(self.pd, self.store, print)
         on_watch = self.backfill.want if beside else None
         self._seen = 0
@@ -60,15 +79,17 @@ class Capture:
 
     @property
     def span(self) -> SpanStore:
-        return self.store.open_span(SPAN)
+        """That of those who are not in trouble."""
+        return self.store.open_span(self._name)
 
-    def lags(self, until: Callable[[], bool]) -> list[float]:
-        """In ms, until something holds."""
+    def lags(self, until: Callable[[], bool], each: Callable[[], None] = lambda: None) -> list[float]:
+        """In ms, until something holds; `each` is done after each look."""
         found = []
         while not until():
             self._seen = max(self._seen, self.span.resolved)
             behind = timestamp.physical_ms(self.pd.tso()) - timestamp.physical_ms(self._seen)
             found.append(float(behind))
+            each()
             time.sleep(LOOK_S)
         return found
 
@@ -80,8 +101,8 @@ class Capture:
 
 
 @contextmanager
-def writing(pd: PdClient) -> Iterator[None]:
-    """Commit to the table meanwhile."""
+def writing(pd: PdClient, table: int = TABLE, row_bytes: int = 100) -> Iterator[None]:
+    """Commit to a table meanwhile."""
     done = threading.Event()
 
     def write() -> None:
@@ -89,7 +110,7 @@ def writing(pd: PdClient) -> Iterator[None]:
         while not done.wait(WRITE_S):
             transaction = Transaction(pd)
             for handle in range(number, number + 20):
-                transaction.put(keys.int_record(TABLE, handle), b"x" * 100)
+                transaction.put(keys.int_record(table, handle), b"x" * row_bytes)
             transaction.commit()
             number += 20
 
@@ -122,6 +143,34 @@ def measure(upstream: Upstream, folder: Path, seconds: float, *, beside: bool) -
     return quiet, again
 
 
+def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[list[float], list[float]]:
+    """The lags of a table that is read, before and after one that nobody reads has filled the quota."""
+    other = keys.record_span(OTHER)
+    capture = Capture(upstream.address, folder, beside=True, span=other, disk_bytes=QUOTA_BYTES)
+    start = capture.pd.tso()
+    for span in (SPAN, other):
+        capture.puller.watch(span, start)
+
+    def let_go() -> None:
+        capture.span.drop_below(capture.span.resolved)
+
+    with PdClient(upstream.address) as pd, writing(pd, OTHER):
+        while capture.span.resolved < start:
+            time.sleep(LOOK_S)
+        end = time.monotonic() + seconds
+        roomy = capture.lags(lambda: time.monotonic() > end, let_go)
+        with writing(capture.pd, TABLE, FAT_BYTES):
+            full = time.monotonic() + FULL_S
+            while not capture.store.pressure:
+                assert time.monotonic() < full, "the quota was not reached"
+                let_go()
+                time.sleep(LOOK_S)
+            end = time.monotonic() + max(seconds, STOPPED_S)
+            stopped = capture.lags(lambda: time.monotonic() > end, let_go)
+    capture.close()
+    return roomy, stopped
+
+
 def shown(lags: list[float]) -> dict[str, float]:
     """Percentiles, and how long it took."""
     ordered = sorted(lags)
@@ -134,26 +183,32 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=["stopped"], help="the second part alone")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     block_matcher.warm()
     kernels.warm()
-    lags: dict[str, list[float]] = {"quiet": [], "beside": [], "again": []}
+    lags: dict[str, list[float]] = {"quiet": [], "beside": [], "again": [], "roomy": [], "stopped": []}
     with tempfile.TemporaryDirectory() as folder:
         upstream = Upstream(Path(folder) / "upstream", 10)
-        upstream.load(options.rows)
+        upstream.load(0 if options.only else options.rows)
         for number in range(options.rounds):
-            for name in ("beside", "again"):
+            for name in () if options.only else ("beside", "again"):
                 where = Path(folder) / f"{name}-{number}"
                 quiet, found = measure(upstream, where, options.seconds, beside=name == "beside")
                 lags["quiet"] += quiet
                 lags[name] += found
                 print(f"  round {number + 1}, {name}: {shown(found)}", flush=True)
+            roomy, stopped = measure_stopped(upstream, Path(folder) / f"stopped-{number}", options.seconds)
+            lags["roomy"] += roomy
+            lags["stopped"] += stopped
+            print(f"  round {number + 1}, stopped: {shown(stopped)}", flush=True)
         upstream.close()
-    figures = {name: shown(found) for name, found in lags.items()}
-    print(f"{'lag of the others, ms':24}{'p50':>8}{'p99':>8}{'max':>8}{'p99 to quiet':>14}")
+    figures = {name: shown(found) for name, found in lags.items() if found}
+    print(f"{'lag of the others, ms':24}{'p50':>8}{'p99':>8}{'max':>8}{'p99 to before':>14}")
     for name, one in figures.items():
-        ratio = one["p99"] / figures["quiet"]["p99"]
+        before = figures["roomy" if name in ("roomy", "stopped") else "quiet"]
+        ratio = one["p99"] / before["p99"]
         print(f"{name:24}{one['p50']:8.0f}{one['p99']:8.0f}{one['max']:8.0f}{ratio:14.1f}")
     if options.json:
         options.json.write_text(json.dumps(figures))

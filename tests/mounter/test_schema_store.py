@@ -233,6 +233,13 @@ def test_few_tables_are_held_parsed_at_a_time() -> None:
     assert held == tables[-3:]
 
 
+def test_a_definition_is_handed_out_though_another_thread_has_it_forgotten_at_once() -> None:
+    job = next(job for job, _ in finished("rand1", ours=True) if job.action == 3 and job.table_info)
+    assert job.table_info is not None
+    table = TableVersion.of(1, "s", job.table_info, 5, Parsed(0))
+    assert table.parsed().name == table.name
+
+
 def test_what_is_at_hand_is_what_the_parsed_table_says() -> None:
     for case in OURS:
         for job, _ in finished(case, ours=True):

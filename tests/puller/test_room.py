@@ -174,6 +174,49 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
 
 
 @pytest.mark.integration
+def test_a_span_that_is_read_goes_on_beside_one_that_fills_the_quota_and_is_not(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it takes until its readers let go makes the store grow, too."""
+    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.3)
+    monkeypatch.setattr("tidegate.puller.room.STEP_S", 0.0)
+    looks: list[int] = []
+    look = Room.look
+
+    def counted(room: Room, *args: Any, used: int, **more: Any) -> Deed:
+        looks.append(used)
+        return look(room, *args, used=used, **more)
+
+    monkeypatch.setattr(Room, "look", counted)
+    start = world.pd.tso()
+    store = EventStore(world.folder, disk_bytes=100_000)
+    puller = Puller(world.pd, store, on_failure=fail)
+    read = Span(b"m", b"n")
+    puller.watch(SPAN, start)
+    puller.watch(read, start)
+    for number in range(15):
+        fat(world, number)
+
+    def given_up(span: Span) -> bool:
+        line = next(line for line in puller.status() if line["span"] == span_id(span))
+        return line["regions"] == 0 and "disk quota" in line["waiting_for"]
+
+    eventually(lambda: given_up(SPAN), "the span that nobody reads to be given up")
+    for number in range(3):
+        before = looks[-1]
+        world.commit({bytes([*b"m", number]): world.random.randbytes(500)})
+        goal = world.last_ts
+        eventually(
+            lambda goal=goal: outlook.read_frontier(world.folder).get(span_id(read), 0) >= goal,
+            "the other span",
+        )
+        eventually(lambda before=before: looks[-1] > before, "a look at what it takes")
+    assert not given_up(read)
+    puller.close()
+    store.close()
+
+
+@pytest.mark.integration
 def test_an_open_transaction_larger_than_the_quota_is_held_given_up_and_arrives_when_it_ends(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

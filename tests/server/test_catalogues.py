@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import tempfile
@@ -280,6 +281,67 @@ def test_a_job_is_applied_once_however_many_feeds_there_are(
     for tracker in trackers:
         tracker.catch_up(plain.end)
     assert applied == [job.finished_ts for job in plain.jobs]
+
+
+def tables_at(catalogues: Catalogues, ts: int, *rules: str) -> dict[str, Any] | None:
+    """Name and definition of each."""
+    found = asyncio.run(catalogues.tables_at(ts, rules_of(*rules)))
+    return None if found is None else {table.name: table.info() for table in found}
+
+
+def test_the_tables_where_a_feed_will_begin_are_those_that_others_have_at_hand(plain: History) -> None:
+    catalogues = plain.catalogues()
+    running = SchemaTracker.open(catalogues, rules_of("d1.*"), 1)
+    running.begin(1, 1)
+    for ts in (*plain.stamps, plain.end):
+        expected = {table.name: table.info() for table in plain.at(ts).entries(ts)}
+        assert tables_at(catalogues, ts, "d2.*") == expected
+        SchemaTracker.open(catalogues, rules_of("d2.*"), ts).begin(ts, ts)
+    assert plain.read == 0
+    assert running.catch_up(plain.end)[0], "what was read for another is still handed out"
+
+
+def test_of_tables_that_nobody_has_at_hand_upstream_is_asked(
+    plain: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.server.catalogues.SOON_S", 0.0)
+    catalogues, ts = plain.catalogues(steps_max=1), plain.stamps[-1]
+    assert tables_at(catalogues, ts) is None, "no catalogue is open"
+    running = SchemaTracker.open(catalogues, rules_of(), ts)
+    running.begin(ts, ts)
+    assert tables_at(catalogues, ts) is not None
+    assert tables_at(catalogues, plain.end + 1) is None, "the DDL span is not there yet"
+    assert tables_at(catalogues, plain.stamps[0]) is None, "it was forgotten"
+    assert running.resolved_ts == ts
+    catalogues._remove(catalogues._bases)
+    assert tables_at(catalogues, ts) is None, "no base serves a feed that begins there"
+
+
+def test_tables_that_are_soon_at_hand_are_waited_for(plain: History) -> None:
+    catalogues, ts = plain.catalogues(), plain.end + 5
+    running = SchemaTracker.open(catalogues, rules_of(), 1)
+    running.begin(1, 1)
+
+    async def both() -> bool:
+        asked = asyncio.create_task(catalogues.tables_at(ts, rules_of()))
+        await asyncio.sleep(0)
+        catalogues.submit(lambda: None).result()
+        plain.span.add(upto=ts)
+        return await asked is not None
+
+    assert asyncio.run(both())
+
+
+def test_after_a_job_that_could_not_be_taken_in_upstream_is_asked_for_the_tables(
+    refused: tuple[History, DdlJob],
+) -> None:
+    history, job = refused
+    catalogues, ts = history.catalogues(), job.finished_ts
+    stopped = SchemaTracker.open(catalogues, rules_of(), 1)
+    stopped.begin(1, 1)
+    assert tables_at(catalogues, ts - 1) is not None
+    assert tables_at(catalogues, ts) is None
+    assert tables_at(catalogues, ts, "d2.*") is not None, "the job does not concern it"
 
 
 def test_a_feed_that_begins_behind_a_refused_job_sees_what_it_did_and_the_others_are_left_alone(

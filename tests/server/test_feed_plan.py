@@ -1,10 +1,13 @@
+import errno
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tidegate.config import merge_config, parse_sink_uri
+from tidegate.control.barrier import SpanTask
 from tidegate.control.metadata import FeedId, Grant, Put, grant_key
+from tidegate.disk import DiskFull
 from tidegate.errors import Fenced
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.server.catalogues import DDL_SPAN_ID
@@ -76,3 +79,40 @@ def test_a_span_that_was_told_keeps_its_start_and_says_which_of_its_tables_are_w
     assert told(300, 280, 3 << 6) == Barrier(300, DDL_SPAN_ID, {task.id: 100}, {task.id: (64, 3 << 6)})
     raised = told(300, 290, 3 << 6, raise_starts=True)
     assert raised == Barrier(300, DDL_SPAN_ID, {task.id: 290}, {task.id: (64, 3 << 6)})
+
+
+def test_a_bound_is_told_when_rows_wait_for_it_or_spans_change(tmp_path: Path) -> None:
+    path = tmp_path / "barrier.json"
+    barrier = BarrierFile(path, (1, 1))
+    one, two = (table_task(table, 100) for table in (70, 71))
+
+    def told(bound: int, *tasks: SpanTask, **how: bool) -> tuple[int, int]:
+        barrier.write(bound, {task.id: task for task in tasks}, **how)
+        found = Barrier.load(path)
+        return found.barrier_ts, len(found.spans)
+
+    assert told(200, one, idle=True) == (200, 1), "there was none"
+    assert told(300, one, idle=True) == (200, 1)
+    assert told(300, one) == (300, 1)
+    assert told(400, one, two, idle=True) == (400, 2)
+    assert told(500, one, two, idle=True) == (400, 2)
+    assert told(500, one, replace(two, start_ts=450), idle=True, raise_starts=True) == (500, 2)
+
+
+def test_what_could_not_be_told_on_a_full_disk_is_told_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "barrier.json"
+    barrier = BarrierFile(path, (1, 1))
+    one, two = (table_task(table, 100) for table in (70, 71))
+    barrier.write(200, {one.id: one})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        with pytest.raises(DiskFull):
+            barrier.write(300, {one.id: one, two.id: two}, idle=True)
+    barrier.write(400, {one.id: one, two.id: two}, idle=True)
+    assert Barrier.load(path) == Barrier(400, DDL_SPAN_ID, {one.id: 100, two.id: 100})

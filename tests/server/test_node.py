@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -91,6 +92,24 @@ def test_a_node_that_was_replaced_stores_and_grants_nothing(
     assert metadata.get("/key") is None
     assert metadata.get(grant_key(CLUSTER, ONE, CAPTURE)) is None
     assert asyncio.run(ours.write(Put("/key", b"")))
+
+
+def test_a_write_that_waits_while_ownership_is_taken_anew_is_stored_under_the_new_one(
+    owner: Callable[..., Node], metadata: SqliteMetadata
+) -> None:
+    node = owner()
+
+    async def scenario() -> bool:
+        busy = threading.Event()
+        node.disk.submit(busy.wait)
+        writing = asyncio.create_task(node.write(Put("/key", b"")))
+        await asyncio.sleep(0)
+        node.owner_rev = take_ownership(metadata, CLUSTER, "capture")
+        busy.set()
+        return await writing
+
+    assert asyncio.run(scenario())
+    assert metadata.get("/key") is not None
 
 
 def test_a_data_folder_of_another_version_is_refused(metadata: SqliteMetadata, tmp_path: Path) -> None:

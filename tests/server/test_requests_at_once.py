@@ -58,6 +58,21 @@ async def once_it_ends(reactor: Reactor, request: Coroutine[Any, Any, Any]) -> N
     await request
 
 
+def test_a_feed_beside_others_is_created_without_a_look_at_all_of_upstreams_tables(
+    bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running(capture, pd)
+
+    def read(*_: Any) -> Any:
+        raise AssertionError("upstream's catalogue was read")
+
+    monkeypatch.setattr("tidegate.server.reactor.load_catalogue", read)
+    made = capture.create("two")
+    assert made["http"] == 200
+    assert made["config"]["tidegate"]["ids_per_stripe"] == 1
+    capture.wait_checkpoint("two", pd.tso())
+
+
 def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -182,3 +184,20 @@ def test_rows_of_a_neighbour_that_nobody_wants_hold_nothing_back_and_are_not_del
         assert delivered == ["bank.orders"] * expected
         steps = [line for line in capture.lines("one") if "progress" in line]
         assert bool(steps) is bool(expected), "work was planned where there was none"
+
+
+@pytest.mark.integration
+def test_a_bound_that_no_row_waits_for_is_not_written_down(
+    bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.server.processor.FLOOR_S", 3600.0)
+    capture.create("one")
+    capture.wait_checkpoint("one", pd.tso())
+    file = capture.data_dir / "feeds" / "default" / "one" / "barrier.json"
+    told = file.read_text()
+    for _ in range(3):
+        capture.wait_checkpoint("one", pd.tso())
+    assert file.read_text() == told
+    bank.run(None, threading.Event(), max_rows=1)
+    capture.wait_checkpoint("one", pd.tso())
+    assert file.read_text() != told

@@ -24,7 +24,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from tidegate.errors import InvalidInput
 from tidegate.model.span import Span
@@ -83,8 +83,17 @@ class Outcome:
     revision: int
 
 
+class Transaction(NamedTuple):
+    """All writes, if all guards hold."""
+
+    guards: tuple[Compare, ...]
+    writes: tuple[Put | Delete, ...]
+
+
 class MetadataStore(Protocol):
-    """The contract of the embedded store and of etcd. Durable when `transact` returns; linearizable."""
+    """The contract of the embedded store and of etcd. What a call has written is durable when it returns;
+    linearizable.
+    """
 
     def get(self, key: str) -> KeyValue | None:
         """The latest committed value of a key."""
@@ -96,6 +105,10 @@ class MetadataStore(Protocol):
 
     def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
         """Apply all writes at one new revision if all guards hold, else none."""
+        ...
+
+    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+        """One after the other as `transact`, each at a revision of its own. If it raises, none is applied."""
         ...
 
     def close(self) -> None:

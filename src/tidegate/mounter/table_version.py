@@ -163,11 +163,12 @@ class TableVersion:
         return table_info.parse(unpack(self.packed), self.name)
 
     def parsed(self) -> TableSchema:
-        """As decoders take it; the same object as long as it is remembered."""
-        if self._parsed is None:
-            self._parsed = table_info.table_schema(self.schema, self.info(), self.valid_from)
+        """As decoders take it; the same object as long as it is remembered. In any thread."""
+        parsed = self._parsed  # which another thread may take away at any moment
+        if parsed is None:
+            parsed = self._parsed = table_info.table_schema(self.schema, self.info(), self.valid_from)
             self._cache.add(self)
-        return self._parsed
+        return parsed
 
     def forget_parsed(self) -> None:
         """Give the parsed form up; it can be made again."""

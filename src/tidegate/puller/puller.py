@@ -503,7 +503,10 @@ class Puller:
         if deed is Deed.SHED:
             running = (w for w in spans if not w.paused)
             most = max(running, key=lambda w: w.sink.disk_bytes + spilled[w], default=None)
-            if most is not None:
+            # Half of an equal share is left to each: what takes less is not why there is no room, and all of
+            # these together take half a quota more at most.
+            fair = store.disk_bytes // (2 * len(spans)) if spans else 0
+            if most is not None and most.sink.disk_bytes + spilled[most] > fair:
                 self._give_up(most)
         elif deed is Deed.RESUME:
             for watched in spans:

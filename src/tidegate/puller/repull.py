@@ -112,6 +112,10 @@ class Bounded:
         return self._sink.pressure
 
     @property
+    def disk_bytes(self) -> int:
+        return self._sink.disk_bytes
+
+    @property
     def over_quota(self) -> bool:
         """Nothing is given up for want of room: it would have to be pulled once more."""
         return False

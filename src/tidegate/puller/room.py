@@ -12,8 +12,9 @@ mostly readers free room meanwhile. They cannot when all that is kept lies beyon
 on the very streams that wait, as does the end of an open transaction that is spilled and takes the room. So
 then SHEDDING: spans are given up one by one, the one that takes most first, as it would be spilled first;
 what they hold beyond their resolved ts is forgotten, spilled or not, streams flow for the others, and all
-are pulled again from their resolved ts when there is room. A disk that is full for other reasons is only
-waited for. Pure.
+are pulled again from their resolved ts when there is room. Those that take little of the room go on: the
+puller gives up none that takes less than half of an equal share. A disk that is full for other reasons is
+only waited for. Pure.
 """
 
 from __future__ import annotations

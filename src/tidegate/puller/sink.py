@@ -73,6 +73,11 @@ class Sink(Protocol):
         ...
 
     @property
+    def disk_bytes(self) -> int:
+        """Its share of the disk; 0: what there is."""
+        ...
+
+    @property
     def over_quota(self) -> bool:
         """Whether more than its share of the disk is taken."""
         ...

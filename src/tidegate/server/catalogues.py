@@ -52,6 +52,7 @@ from tidegate.mounter.catalogue import STEPS_MAX, Catalogue
 from tidegate.mounter.ddl_jobs import UnreadableJob, jobs_in
 from tidegate.mounter.schema_image import Image, chunks
 from tidegate.mounter.schema_store import SchemaStore
+from tidegate.mounter.table_version import TableVersion
 from tidegate.tidb import keys
 from tidegate.tidb.ddl_job import DdlJob
 
@@ -68,6 +69,9 @@ RENAME_S: Final = 10.0
 """How often a base's name follows the DDL span while no DDL comes: history is held from there on."""
 RETRY_S: Final = 10.0
 """After a failure to write or rename one."""
+SOON_S: Final = 1.0
+"""How long `tables_at` waits for the DDL span, which is usually a quarter of a second behind at most."""
+LOOK_S: Final = 0.02
 
 
 class Shared:
@@ -169,7 +173,35 @@ class Catalogues:
         """Whether there is no other catalogue to go over to."""
         return len(self._opened()) < 2
 
+    async def tables_at(self, ts: int, feed_filter: FeedFilter) -> list[TableVersion] | None:
+        """The tables at `ts` as `SchemaStore.entries`, where the changefeeds that run have them at hand, or
+        will within SOON_S. The list is not to be changed.
+
+        None: upstream has to be asked. Otherwise there is a base, too, for a changefeed that begins at `ts`.
+        """
+        until = self._clock.monotonic() + SOON_S
+        while bases.serving(self._bases, ts) is not None and self.newest(ts, feed_filter) is not None:
+            if outlook.read_frontier(self._store).get(DDL_SPAN_ID, 0) >= ts:
+                return await self.run(self._tables_at, ts, feed_filter)
+            if self._clock.monotonic() >= until:
+                break
+            await asyncio.sleep(LOOK_S)
+        return None
+
     # --- opened --------------------------------------------------------------------------------------
+
+    def _tables_at(self, ts: int, feed_filter: FeedFilter) -> list[TableVersion] | None:
+        base = bases.serving(self._bases, ts)
+        found = self.newest(ts, feed_filter, read_to=base.ts) if base is not None else None
+        if found is None:
+            return None
+        with contextlib.suppress(Retryable):
+            self.read_up(found, ts)
+            with found.lock:
+                # Not after a job that could not be taken in: upstream knows what it did.
+                if found.reaches(ts, feed_filter):
+                    return found.catalogue.tables(ts)
+        return None
 
     def serves(self, checkpoint: int, safe_point: int) -> bool:
         """Whether there is a base for a checkpoint, and the jobs after it can still be had.

@@ -70,18 +70,23 @@ def _rename_plain(folder: Path) -> None:
 
 
 class BarrierFile:
-    """`barrier.json`: how far each span may go. Replaced atomically, only when something changed."""
+    """`barrier.json`: how far each span may go. Replaced atomically, only when a reader can do with it.
+
+    Replacing a file costs more than the rest of a tick, and a feed's bound moves up to 20 times a second.
+    """
 
     def __init__(self, path: Path, token: tuple[int, int], ddl_span: str = DDL_SPAN_ID) -> None:
         self._path, self._token, self._ddl_span = path, token, ddl_span
         self._spans: dict[str, SpanTask] = {}
-        self._spans_text = ""
-        self._written = ""
+        self._spans_text = self._told_spans = self._told = ""
 
-    def write(self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False) -> None:
+    def write(
+        self, bound: int, spans: dict[str, SpanTask], *, raise_starts: bool = False, idle: bool = False
+    ) -> None:
         """Tell bound and spans. A known span keeps the start it was told with, unless `raise_starts`.
 
-        Raises DiskFull; then what was told before stands.
+        `idle`: no row that is not durable lies below the bound. It is then told with the next other spans, or
+        once there are rows. Raises DiskFull; then what was told before stands.
         """
         if raise_starts or not self._spans_text or self._are_others(spans):
             starts = {} if raise_starts else {name: task.start_ts for name, task in self._spans.items()}
@@ -89,16 +94,18 @@ class BarrierFile:
                 name: replace(task, start_ts=starts.get(name, task.start_ts)) for name, task in spans.items()
             }
             self._spans_text = json.dumps(spans_json(self._spans.values()))
+        if idle and self._spans_text == self._told_spans:
+            return
         text = (
             f'{{"token":[{self._token[0]},{self._token[1]}],"barrier_ts":{bound},"ddl_span":"{self._ddl_span}",'
             f'"spans":{self._spans_text}}}'
         )
-        if text != self._written:
+        if text != self._told:
             partial = self._path.with_suffix(".tmp")
             with writing(partial):
                 partial.write_text(text)
             partial.replace(self._path)
-            self._written = text
+            self._told, self._told_spans = text, self._spans_text
 
     def _are_others(self, spans: dict[str, SpanTask]) -> bool:
         """Whether these are other spans than were told, or other tables are wanted of one."""

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put
+from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put, Transaction
 from tidegate.disk import Ballast, DiskFull, free_bytes
 from tidegate.errors import Fatal, Retryable
 
@@ -68,14 +68,19 @@ class SqliteMetadata:
 
         Raises DiskFull, and Retryable for what else keeps the file from being used.
         """
-        return self._ballast.small(lambda: self._transact(guards, writes))
+        (outcome,) = self.transact_all([Transaction(tuple(guards), tuple(writes))])
+        return outcome
 
-    def _transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+        """One after the other as `transact`, in one commit. If it raises, none is applied."""
+        return self._ballast.small(lambda: self._commit(asked))
+
+    def _commit(self, asked: Sequence[Transaction]) -> list[Outcome]:
         with self._lock:
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 try:
-                    outcome = self._apply(guards, writes)
+                    outcomes = [self._apply(one) for one in asked]
                     self._db.execute("COMMIT")
                 except BaseException:
                     # On a full disk SQLite may have rolled back by itself, or not have committed.
@@ -86,19 +91,19 @@ class SqliteMetadata:
                 raise self._unavailable(error) from error
             except sqlite3.DatabaseError as error:
                 raise self._damaged(error) from error
-            return outcome
+            return outcomes
 
     def close(self) -> None:
         """Give up the file."""
         with self._lock:
             self._db.close()
 
-    def _apply(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+    def _apply(self, asked: Transaction) -> Outcome:
         revision = int(self._db.execute("SELECT value FROM revision").fetchone()[0])
-        if not all(self._holds(guard) for guard in guards):
+        if not all(self._holds(guard) for guard in asked.guards):
             return Outcome(False, revision)
         revision += 1
-        for write in writes:
+        for write in asked.writes:
             if isinstance(write, Delete):
                 self._db.execute("DELETE FROM kv WHERE key = ?", (write.key,))
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ from tidegate.filter.feed import FeedFilter
 from tidegate.filter.tables import FIX as MAKE_ELIGIBLE
 from tidegate.filter.tables import why_ineligible
 from tidegate.kvclient.pd import Keyspace, PdClient
-from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.stripes import chosen_width
 from tidegate.server.table_cuts import find_cuts
@@ -69,9 +68,9 @@ def check_new(
     return NewFeed(feed, uri, checked, start_ts, target_ts)
 
 
-def with_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> NewFeed:
-    """The feed with what its tables at `ts` decide. Raises Refused for tables that it cannot follow."""
-    followed, ineligible = split_tables(catalogue, new.config, ts)
+def with_tables(new: NewFeed, tables: Sequence[TableVersion]) -> NewFeed:
+    """The feed with what the tables at its start-ts decide. Raises Refused for some that it cannot follow."""
+    followed, ineligible = split_tables(tables, new.config)
     if ineligible and not new.config.ignore_ineligible_table:
         shown = ineligible[:SHOWN_TABLES]
         more = f", and {len(ineligible) - len(shown)} more" if len(ineligible) > len(shown) else ""
@@ -92,12 +91,12 @@ def with_tables(new: NewFeed, catalogue: SchemaStore, ts: int) -> NewFeed:
     return replace(new, config=replace(new.config, tidegate=replace(own, ids_per_stripe=width)))
 
 
-def with_cuts(new: NewFeed, catalogue: SchemaStore, ts: int, pd: PdClient) -> NewFeed:
-    """The feed with the cuts of its large tables at `ts`, unless it brings its own. Asks PD for regions."""
+def with_cuts(new: NewFeed, tables: Sequence[TableVersion], pd: PdClient) -> NewFeed:
+    """The feed with the cuts of its large tables, unless it brings its own. Asks PD for regions."""
     own, scheduler = new.config.tidegate, new.config.scheduler
     if own.table_cuts or not scheduler.enable_table_across_nodes:
         return new
-    followed, _ = split_tables(catalogue, new.config, ts)
+    followed, _ = split_tables(tables, new.config)
     cuts = find_cuts(pd, [one for table in followed for one in table.physical_ids], scheduler)
     return replace(new, config=replace(new.config, tidegate=replace(own, table_cuts=cuts)))
 
@@ -119,11 +118,11 @@ def with_spans_of(kept: ReplicaConfig, config: ReplicaConfig) -> ReplicaConfig:
 
 
 def split_tables(
-    catalogue: SchemaStore, config: ReplicaConfig, ts: int
+    tables: Sequence[TableVersion], config: ReplicaConfig
 ) -> tuple[list[TableVersion], list[TableVersion]]:
-    """The tables at `ts` that pass the filter: those that are followed, and those that have no usable key."""
+    """The tables that pass the filter: those that are followed, and those that have no usable key."""
     verdicts = FeedFilter.of(config)
-    passing = verdicts.passing(catalogue.entries(ts))
+    passing = verdicts.passing(tables)
     return [t for t in passing if verdicts.follows(t)], [t for t in passing if not verdicts.follows(t)]
 
 

@@ -17,6 +17,7 @@ from tidegate.control.metadata import (
     Grant,
     MetadataStore,
     Put,
+    Transaction,
     grant_key,
     owner_key,
     raised,
@@ -28,6 +29,7 @@ from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.server.catalogues import Catalogues
+from tidegate.server.commits import Commits
 from tidegate.server.feed_plan import Paths, PipelineCommand
 from tidegate.server.owner_sink import OpenSink
 from tidegate.server.post import Post
@@ -85,6 +87,10 @@ class Node:
     checkpoints: Callable[[], list[int]] = list
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
+    _commits: Commits = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._commits = Commits(self.metadata, self.disk)
 
     def now_ms(self) -> int:
         """Upstream's time as far as it is known."""
@@ -102,16 +108,20 @@ class Node:
 
     async def write(self, *writes: Put | Delete, guards: tuple[Compare, ...] = ()) -> bool:
         """Write durably while we are the owner, else raise Fenced. False: another guard failed."""
-        mine = Compare(owner_key(self.cluster), mod_revision=self.owner_rev)
+        while True:
+            mine = Compare(owner_key(self.cluster), mod_revision=self.owner_rev)
+            outcome = await self._commits.transact(Transaction((mine, *guards), writes))
+            if outcome.succeeded:
+                return True
+            if mine.mod_revision == self.owner_rev:  # else we have taken ownership anew meanwhile
+                break
         loop = asyncio.get_running_loop()
-        outcome = await loop.run_in_executor(self.disk, self.metadata.transact, (mine, *guards), writes)
-        if not outcome.succeeded:
-            held = await loop.run_in_executor(self.disk, self.metadata.get, mine.key)
-            if held is None or held.mod_revision != self.owner_rev:
-                error = Fenced("Another control process owns this cluster's changefeeds now.", where=mine.key)
-                self.lost(error)
-                raise error
-        return outcome.succeeded
+        held = await loop.run_in_executor(self.disk, self.metadata.get, mine.key)
+        if held is None or held.mod_revision != self.owner_rev:
+            error = Fenced("Another control process owns this cluster's changefeeds now.", where=mine.key)
+            self.lost(error)
+            raise error
+        return False
 
     def manifest(self, store: Path, span: str) -> Manifest | None:
         """A span's manifest, of which only what was appended is read again; None while there is none."""

@@ -114,6 +114,8 @@ class FeedProcessor:
         """Spans with rows that the pipeline may deliver now."""
         self._lacking: set[str] = set()
         """Spans that do not begin early enough yet: the puller is asked for what is missing."""
+        self._idle = False
+        """Whether no row that is not durable lies below the bound."""
         self._unseen: set[str] = set()
         """Spans of which it is not known yet whether they begin early enough."""
         self._concerned: frozenset[str] | None = None
@@ -298,7 +300,7 @@ class FeedProcessor:
         self.machine.close()
         self._ddl = self._barrier = None
         self._undelivered, self._lacking, self._unseen = [], set(), set()
-        self._behind = False
+        self._idle = self._behind = False
         self._concerned = None
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
@@ -469,7 +471,8 @@ class FeedProcessor:
         barrier, machine = self._barrier, self.machine
         if barrier is not None:
             bound, spans = machine.reach, machine.spans
-            self.node.ballast.small(lambda: barrier.write(bound, spans, raise_starts=raise_starts))
+            idle = self._idle
+            self.node.ballast.small(lambda: barrier.write(bound, spans, raise_starts=raise_starts, idle=idle))
 
     def _advance_idle(self, frontier: Frontier, reached: Mapping[str, int]) -> None:
         """`reached`: the frontier as it is for us."""
@@ -477,7 +480,8 @@ class FeedProcessor:
         undelivered = []
         store = self._opened.paths.store
         lacking = self._beginning_late(store)
-        for span, after, upto in self.machine.idle_ranges(reached):
+        moved = self.machine.idle_ranges(reached)
+        for span, after, upto in moved:
             manifest = self.node.manifest(store, span)
             if manifest is None or manifest.dropped_to > after:
                 lacking.add(span)
@@ -488,7 +492,7 @@ class FeedProcessor:
                 undelivered.append(span)
             else:
                 idle.append((span, after, upto))
-        self._undelivered, self._lacking = undelivered, lacking
+        self._undelivered, self._lacking, self._idle = undelivered, lacking, len(idle) == len(moved)
         if not idle:
             return
         # Once more: a span that was begun anew meanwhile has left the frontier before its rows were dropped.

@@ -208,10 +208,13 @@ class Reactor:
             await self._hold(held, start_ts, scope)
         lasting = True
         try:
-            catalogue = await self._catalogue(new, start_ts)
-            if catalogue is not None:
-                new = await asyncio.to_thread(with_tables, new, catalogue, start_ts)
-                new = await asyncio.to_thread(with_cuts, new, catalogue, start_ts, node.pd)
+            tables, catalogue = await self._known_tables(new.config, start_ts), None
+            if tables is None:
+                catalogue = await self._catalogue(new, start_ts)
+                tables = await asyncio.to_thread(catalogue.entries, start_ts) if catalogue is not None else []
+            if new.config.has_tables:
+                new = await asyncio.to_thread(with_tables, new, tables)
+                new = await asyncio.to_thread(with_cuts, new, tables, node.pd)
             feed = await self._store(new, start_ts, catalogue)
             self.feeds[feed.id] = feed
             lasting = await self._tend_gc(force=True)
@@ -239,8 +242,19 @@ class Reactor:
         check_keyspace(found)
         return replace(new, config=replace(new.config, tidegate=replace(own, keyspace_id=found.id)))
 
+    async def _known_tables(self, config: ReplicaConfig, ts: int) -> list[TableVersion] | None:
+        """The tables at `ts` without asking upstream; None where they are not known, or there are none.
+
+        To read them all for each of many feeds took longer than everything else that these need to begin.
+        """
+        catalogues = self.node.captured(TABLE_MODE).catalogues
+        if catalogues is None or not config.has_tables:
+            return None
+        with named_code():
+            return await catalogues.tables_at(ts, FeedFilter.of(config)) or None
+
     async def _catalogue(self, new: NewFeed, ts: int) -> SchemaStore | None:
-        """Upstream's tables at `ts`; None for a feed of keys."""
+        """Upstream's catalogue at `ts`; None for a feed of keys."""
         if not new.config.has_tables:
             return None
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
@@ -480,7 +494,8 @@ class Reactor:
             )
         catalogue = await self._catalogue(new, found.persisted)
         if catalogue is not None:
-            new = await asyncio.to_thread(with_cuts, new, catalogue, found.persisted, self.node.pd)
+            tables = await asyncio.to_thread(catalogue.entries, found.persisted)
+            new = await asyncio.to_thread(with_cuts, new, tables, self.node.pd)
         moved = await self._is_elsewhere(found, new)
         await found.update(
             replace(
@@ -541,7 +556,7 @@ class Reactor:
             return [], []
         catalogue = await asyncio.to_thread(load_catalogue, self.node.pd, ts)
         with named_code():
-            return await asyncio.to_thread(split_tables, catalogue, config, ts)
+            return await asyncio.to_thread(lambda: split_tables(catalogue.entries(ts), config))
 
     async def now(self) -> int:
         """Upstream's time."""
