@@ -1,7 +1,6 @@
 """Two ways of running the pipeline, in turns A B A B ... in one run: what tells a setting's worth from drift.
 
-    python -m benchmarks.ab in-source
-    python -m benchmarks.ab unix-sockets raw-checkpoints --rounds 4 --seconds 30
+    python -m benchmarks.ab unix-sockets --rounds 4 --seconds 30
     python -m benchmarks.ab --set spark.python.unix.domain.socket.enabled=false
 
 Measures (c), the lag at a rate, on a rig without the control process. A is what the product does, B is the
@@ -21,21 +20,10 @@ from benchmarks import broker, lag
 from benchmarks.rig import ROOT, end_in_order, use_repository
 from benchmarks.show import Ticker, machine, table
 
-STOCK_MANAGER: Final = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
-)
-LOCAL_FILES: Final = "org.apache.hadoop.fs.LocalFileSystem"
 CHANGES: Final[dict[str, tuple[str, ...]]] = {
-    "in-source": ("--task", "in-source"),
     "unix-sockets": ("--set", "spark.python.unix.domain.socket.enabled=false"),
-    "raw-checkpoints": (
-        "--set",
-        f"spark.sql.streaming.checkpointFileManagerClass={STOCK_MANAGER}",
-        "--set",
-        f"spark.hadoop.fs.file.impl={LOCAL_FILES}",
-    ),
 }
-"""What B has: delivery inside the source's read; no Unix sockets; Spark's own checkpoint manager."""
+"""What B has: no Unix sockets between the JVM and its workers."""
 PROBE: Final = ("-m", "benchmarks.pipeline_probe")
 
 

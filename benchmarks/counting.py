@@ -1,6 +1,6 @@
 """The pipeline's task with the broker left out: everything up to encoded messages, then counted and dropped.
 
-`encode_and_count` has the shape of `tidegate.pipeline.deliver.deliver` and runs inside the same query; what
+`encode_and_count` has the shape of `tidegate.pipeline.deliver.deliver` and runs in the same jobs; what
 it does with a block is `deliver`'s own code. CPU seconds per stage go to a file beside the feed's spec.
 """
 
@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
 from benchmarks.stage_clock import StageClock
 
 from tidegate.eventstore import reader
 from tidegate.model.span import Span
 from tidegate.pipeline import deliver, stages
 from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.ranges import Range
 from tidegate.sink.base import Content
 from tidegate.sink.kafka.slot import SlotWriter
 
@@ -65,28 +65,25 @@ def stages_file(spec: Path) -> Path:
     return spec.parent / f"stages-{os.getpid()}.json"
 
 
-def encode_and_count(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`mapInArrow` function: descriptors in, reports out, nothing delivered."""
+def encode_and_count(spec_path: str, ranges: list[Range]) -> list[deliver.Report]:
+    """What a task does: ranges in, reports out, nothing delivered."""
     install()
-    found = deliver.run_tasks(spec_path, batches, _without_broker)
-    end = object()
-    while (report := CLOCK.run("tasks", next, found, end)) is not end:
-        CLOCK.write(stages_file(Path(spec_path)))
-        yield report
+    worker = deliver.worker_of(spec_path, _without_broker)
+    reports: list[deliver.Report] = CLOCK.run("tasks", worker.deliver, ranges)
+    CLOCK.write(stages_file(Path(spec_path)))
+    return reports
 
 
-def deliver_timed(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def deliver_timed(spec_path: str, ranges: list[Range]) -> list[deliver.Report]:
     """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
     if not CLOCK.seconds:
         writer: Any = SlotWriter
         CLOCK.wrap(writer, "write", "send")
         CLOCK.wrap(writer, "commit", "send")
     install()
-    found = deliver.deliver(spec_path, batches)
-    end = object()
-    while (report := CLOCK.run("tasks", next, found, end)) is not end:
-        CLOCK.write(stages_file(Path(spec_path)))
-        yield report
+    reports: list[deliver.Report] = CLOCK.run("tasks", deliver.deliver, spec_path, ranges)
+    CLOCK.write(stages_file(Path(spec_path)))
+    return reports
 
 
 def _without_broker(spec: FeedSpec) -> deliver.Worker:

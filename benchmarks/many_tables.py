@@ -25,9 +25,8 @@ from tidegate.eventstore import outlook
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import Transaction
 from tidegate.kvclient.upstream_control import UpstreamControl
+from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.offsets import Offset
-from tidegate.pipeline.source import EventReader
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.workload.changelog import Txn, read_log
@@ -123,15 +122,15 @@ class Many(Product):
     def look_ms(self) -> float:
         """CPU of a look at what has come, each a tick of the store after the one before."""
         (path,) = (self.folder / "data" / "feeds" / "default" / FEED).glob("spec-*.json")
-        reader, spec = EventReader(path, 2), FeedSpec.load(path)
+        spec = FeedSpec.load(path)
         frontier = outlook.read_frontier(spec.store_dir)
         spans = Barrier.load(spec.feed_dir / "barrier.json").spans
-        at = Offset(spec.token, {span: frontier.get(span, 0) for span in spans})
+        backlog = Backlog(spec, {span: frontier.get(span, 0) for span in spans}, 2)
         took = 0.0
         for number in range(-LOOKS, LOOKS):
             time.sleep(LOOK_S)
             began = time.thread_time()
-            at, _ = reader.look(at)
+            backlog.taken()
             took += (time.thread_time() - began) if number >= 0 else 0.0
         return round(1000 * took / LOOKS, 3)
 

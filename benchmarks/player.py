@@ -3,7 +3,7 @@
     python -m benchmarks.player DATA_DIR
 
 Every changefeed that is to run is taken up as soon as its spec is there. Each round, every LOOK_S, looks for
-each at what has come (`pipeline.source`), and takes that through the worker up to encoded messages, which a
+each at what has come (`pipeline.backlog`), and takes that through the worker up to encoded messages, which a
 writer drops. For `benchmarks.many`.
 """
 
@@ -22,10 +22,9 @@ from tidegate.errors import Fenced
 from tidegate.eventstore import outlook
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import Durable, PipelineHello, Started
+from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.offsets import Offset, ranges
-from tidegate.pipeline.source import EventReader
 
 LOOK_S: Final = 0.05
 FIND_S: Final = 0.5
@@ -36,22 +35,18 @@ class Played:
 
     def __init__(self, path: Path) -> None:
         self.spec = spec = FeedSpec.load(path)
-        self._barrier = spec.feed_dir / "barrier.json"
-        self._at = Offset(spec.token, dict(Barrier.load(self._barrier).spans))
-        self._reader = EventReader(path, 1)
+        starts = Barrier.load(spec.feed_dir / "barrier.json").spans
+        self._backlog = Backlog(spec, starts, 1)
         self._worker = Worker(spec, lambda _: PARTITIONS, NoBroker())
         hello = PipelineHello(spec.changefeed, spec.incarnation, os.getpid())
         self._control = ControlClient(spec.socket_path, hello)
-        self._control.send(Started(self._at.spans))
+        self._control.send(Started(starts))
 
     def round(self) -> None:
         """Deliver what has come since the last one."""
-        found, _ = self._reader.look(self._at)
-        if found == self._at:
+        reports = [one for share in self._backlog.taken() for one in self._worker.deliver(share)]
+        if not reports:
             return
-        starts = Barrier.load(self._barrier).spans
-        reports = self._worker.deliver(ranges(self._at, found, starts))
-        self._at = found
         stats: dict[str, Any] = {"rows": sum(one.rows for one in reports), "batch_ms": 0, "lag_ms": 0}
         stats |= dict.fromkeys(("messages", "bytes", "quarantined"), 0)
         self._control.send(Durable(self.spec.token, {one.span: one.ts for one in reports}, stats))

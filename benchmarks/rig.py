@@ -2,7 +2,7 @@
 
 The control process's part is small and constant here (one table, no DDL, no barrier), so the rig plays it:
 it writes the catalogue, the barrier file, the grant and the spec, tells the puller what to watch, and sums up
-what the pipeline reports. The table is watched only once the query has run some micro-batches over other
+what the pipeline reports. The table is watched only once the pipeline has run some batches over other
 rows, so that the start of JVM, workers and kernels is not measured with it.
 """
 
@@ -63,7 +63,7 @@ WARM_SMOKE: Final = 4
 SMOKE_ROWS: Final = 20_000
 """So few rows are a trial."""
 WARM_ROWS: Final = 1_000
-"""Rows of each micro-batch of the warm-up."""
+"""Rows of each batch of the warm-up."""
 READY_S: Final = 120.0
 
 
@@ -271,7 +271,7 @@ class Rig:
         self.control.send(Watch(span, self.start_ts, True))
 
     def _store_warm_up(self) -> None:
-        """Rows of the table in a span of their own, there before anything runs: some for each micro-batch."""
+        """Rows of the table in a span of their own, there before anything runs: some for each batch."""
         source = Source.read(self._log)
         self._warm_span = Span(self._span.end, self._span.end + b"\xff")
         store = EventStore(self.store)
@@ -287,7 +287,7 @@ class Rig:
         store.close()
 
     def _warm_up(self) -> None:
-        """Let the query deliver the stored rows in some micro-batches, so that all of it is warm."""
+        """Let the pipeline deliver the stored rows in some batches, so that all of it is warm."""
         for number, ts in enumerate(self._warm_ts[1:], 1):
             self._write_barrier(ts)
             self.wait_rows(number * WARM_ROWS, READY_S, lambda rows: None)

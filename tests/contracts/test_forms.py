@@ -17,7 +17,7 @@ from tidegate.model.block import PUT
 from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.job import begin
-from tidegate.pipeline.offsets import Offset, ranges
+from tidegate.pipeline.ranges import Range
 from tidegate.sink import registry
 from tidegate.sink.base import Domain, Form
 from tidegate.tidb import keys
@@ -40,9 +40,8 @@ def last_of_each(feed: RecordedFeed) -> dict[bytes, tuple[int, bool]]:
 def deliver(feed: RecordedFeed, incarnation: int) -> int:
     """One incarnation delivers all that is left; how many entries that was."""
     spec = FeedSpec.load(feed.write(incarnation))
-    start = begin(spec).offset
-    end = Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts))
-    found = ranges(start, end, {})
+    starts = begin(spec).starts
+    found = [Range(span, after, feed.last_ts) for span, after in starts.items() if after < feed.last_ts]
     return sum(report.rows for report in open_worker(spec).deliver(found)) if found else 0
 
 

@@ -29,7 +29,7 @@ from tidegate.model.span import Span, span_id
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.job import resume
-from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.ranges import Range
 from tidegate.sink.base import Content
 from tidegate.tidb import keys
 
@@ -125,7 +125,7 @@ class CutFeed:
             feed.write(self.incarnation, settings=settings | {"filter": {"rules": list(rules)}})
         )
         begun = resume(spec, self.topic.records)
-        return spec, {span: ts for span, ts in begun.offset.spans.items() if span in told}
+        return spec, {span: ts for span, ts in begun.starts.items() if span in told}
 
     def _store(self, span: Span) -> None:
         if (self.feed.store_dir / span_id(span)).exists():

@@ -29,7 +29,7 @@ from tidegate.model.span import Span
 from tidegate.pipeline.deliver import Report, Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.job import rendered
-from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.ranges import Range
 from tidegate.sink import quarantine
 from tidegate.sink.base import Content
 from tidegate.tidb import checksum, keys, row

@@ -22,7 +22,7 @@ from tidegate.model.progress import RULES_PREFIX, SpanProgress
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.job import begin
-from tidegate.pipeline.offsets import Offset, ranges
+from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.reached import read_reached
 from tidegate.sink.kafka.sink import KafkaSink
 
@@ -99,11 +99,9 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
     uri = f"kafka://{kafka}/{new_topic(2)}?protocol=canal-json&enable-tidb-extension=true"
     feed = LargeFeed(tmp_path, f"{uri}&kafka-client-id={client}", [300] * 22, 1000)
     spec = FeedSpec.load(feed.write())
-    start = begin(spec).offset
+    starts = begin(spec).starts
     worker = open_worker(spec)
-    (report,) = worker.deliver(
-        ranges(start, Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts)), {})
-    )
+    (report,) = worker.deliver([Range(span, after, feed.last_ts) for span, after in starts.items()])
     assert report.ts == feed.last_ts
     assert report.rows == len(feed.entries)
     records = progress(kafka, progress_topic(spec))
@@ -119,7 +117,7 @@ CHILD = """
 import json, os, signal, sys
 from pathlib import Path
 from tidegate.pipeline import deliver
-from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.ranges import Range
 from tidegate.sink.kafka import pace, sink, slot
 
 pace.TRANSACTION_BYTES, pace.WINDOW_MIN, pace.PIECE_MAX = 1 << 20, 256 << 10, 512 << 10
@@ -156,9 +154,7 @@ def test_a_large_transaction_goes_out_in_pieces_though_its_worker_is_killed_betw
     for incarnation, (verb, count) in enumerate(kills, 1):
         path = feed.write(incarnation)
         spec = FeedSpec.load(path)
-        start = begin(spec).offset
-        end = Offset(spec.token, dict.fromkeys(start.spans, feed.last_ts))
-        found = [(one.span, one.after, one.upto) for one in ranges(start, end, {})]
+        found = [(span, after, feed.last_ts) for span, after in begin(spec).starts.items()]
         command = [sys.executable, "-c", CHILD, str(path), json.dumps(found), verb, str(count)]
         code = subprocess.run(command, timeout=240).returncode
         assert code == (0 if verb == "never" else -9)
@@ -178,7 +174,7 @@ WATCHED = """
 import json, sys
 from tests.memory import taken_by
 from tidegate.pipeline import deliver
-from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.ranges import Range
 
 worker = deliver.worker_of(sys.argv[1], deliver.open_worker)
 small, large = ([Range(*one)] for one in json.loads(sys.argv[2]))
@@ -195,9 +191,9 @@ def test_a_worker_is_bounded_however_large_a_transaction_is(
     feed = LargeFeed(tmp_path, uri, [100, 44_000, 30], 4000, runs=10)
     path = feed.write()
     spec = FeedSpec.load(path)
-    start = begin(spec).offset
+    starts = begin(spec).starts
     small, end = feed.start_ts + 100, feed.last_ts
-    found = [[span, *r] for span in start.spans for r in ((start.spans[span], small), (small, end))]
+    found = [[span, *r] for span, after in starts.items() for r in ((after, small), (small, end))]
     command = [sys.executable, "-c", WATCHED, str(path), json.dumps(found)]
     done = subprocess.run(command, cwd=ROOT, timeout=240, check=True, stdout=subprocess.PIPE, text=True)
     assert sum(len(entry.value) + len(entry.old_value) for entry in feed.entries) > WORKER_BYTES
@@ -214,7 +210,7 @@ def test_a_position_counts_only_where_the_ranges_begin(tmp_path: Path) -> None:
     spec.durable_file.write_text(json.dumps(DurableBefore({span: position}).to_json()))
 
     worker = Worker(spec, lambda _: 1, None)  # type: ignore[arg-type]
-    (one,) = ranges(Offset(spec.token, {span: feed.last_ts - 1}), Offset(spec.token, {span: 1 << 40}), {})
+    one = Range(span, feed.last_ts - 1, 1 << 40)
     assert worker._begun([one]) is not None
-    (one,) = ranges(Offset(spec.token, {span: feed.last_ts}), Offset(spec.token, {span: 1 << 40}), {})
+    one = Range(span, feed.last_ts, 1 << 40)
     assert worker._begun([one]) is None

@@ -14,7 +14,7 @@ from tests.pipeline.test_topics import Sorter
 from tidegate.model.timestamp import physical_ms
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.ranges import Range
 from tidegate.tidb import keys
 
 

@@ -18,7 +18,7 @@ from tidegate.model.span import Span
 from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.job import begin
-from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.slots import Slot
 from tidegate.sink.base import Writer
 
@@ -86,7 +86,7 @@ def test_a_worker_whose_range_was_taken_hears_of_it_when_it_is_fenced_and_writes
     worker = open_worker(spec)
     kept, lost, *_ = (
         Range(span, after, feed.last_ts)
-        for span, after in begun.offset.spans.items()
+        for span, after in begun.starts.items()
         if outlook.pending(outlook.read_manifest(spec.store_dir, span), after, feed.last_ts)[0] > 10
     )
     middle = outlook.cut(outlook.read_manifest(spec.store_dir, lost.span), lost.after, lost.upto, 500)

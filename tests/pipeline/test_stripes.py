@@ -21,11 +21,11 @@ from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, outlived, rules_key, span_key, span_progress
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
+from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.deliver import Report, Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.job import begin
-from tidegate.pipeline.offsets import Range
-from tidegate.pipeline.source import EventReader
+from tidegate.pipeline.ranges import Range
 from tidegate.server.stripes import Stripes, spans_json, table_task
 from tidegate.sink.base import Content
 from tidegate.tidb import keys
@@ -178,13 +178,13 @@ def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint_and_sends_onl
     feed = StripedFeed(tmp_path, BANK, uri, UPTO)
     narrow, wide = (settings(rules, width=WIDTH) for rules in ("bank.orders", "bank.*"))
     spec = FeedSpec.load(feed.write(1, settings=narrow))
-    ((stripe, start_ts),) = begin(spec).offset.spans.items()
+    ((stripe, start_ts),) = begin(spec).starts.items()
     assert start_ts == feed.start_ts
     (first,) = open_worker(spec).deliver([Range(stripe, start_ts, feed.last_ts)])
-    assert begin(FeedSpec.load(feed.write(2, settings=narrow))).offset.spans == {stripe: feed.last_ts}
+    assert begin(FeedSpec.load(feed.write(2, settings=narrow))).starts == {stripe: feed.last_ts}
     wider = FeedSpec.load(feed.write(3, settings=wide))
     begun = begin(wider)
-    assert begun.offset.spans == {stripe: feed.start_ts}
+    assert begun.starts == {stripe: feed.start_ts}
     assert outlived(begun.records, wider.instance, wider.rules) == {
         span_key(stripe, spec.rules): feed.last_ts,
         rules_key(spec.rules): feed.last_ts,
@@ -217,27 +217,22 @@ def test_a_feed_goes_on_past_a_table_that_is_behind_and_that_it_does_not_want(tm
     store.publish()
     store.close()
 
-    def want(*tables: int) -> EventReader:
+    def due(*tables: int) -> list[Range]:
         file.write_text(json.dumps(barrier | {"spans": feed.told(tables)}))
-        start = {"token": "1.1"} | dict.fromkeys(feed.told(tables), feed.start_ts)
-        FeedSpec.load(path).start_file.write_text(json.dumps(start))
-        return EventReader(path, 2)
+        backlog = Backlog(FeedSpec.load(path), dict.fromkeys(feed.told(tables), feed.start_ts), 2)
+        return backlog.look()[0]
 
-    reader = want(*tables)
-    start = reader.initialOffset()
-    assert reader.latestOffset(start, None) == start
-    reader = want(*(table for table in tables if table != feed.behind))
-    end = reader.latestOffset(start, None)
-    ((stripe, upto),) = ((name, ts) for name, ts in end.items() if name != "token")
-    assert upto == feed.last_ts
+    assert due(*tables) == []
+    (one,) = due(*(table for table in tables if table != feed.behind))
+    assert one.upto == feed.last_ts
     keeper = Keeper()
     worker = Worker(FeedSpec.load(path), lambda _: 1, keeper)  # type: ignore[arg-type]
-    (report,) = worker.deliver([Range(stripe, feed.start_ts, upto)])
-    assert (report.ts, report.rows) == (upto, whole.rows)
+    (report,) = worker.deliver([one])
+    assert (report.ts, report.rows) == (one.upto, whole.rows)
     assert sorted(keeper.messages) == sorted(plain.messages)
-    want(*tables)
+    assert due(*tables) == []
     with pytest.raises(Unresolved):
-        worker.deliver([Range(stripe, feed.start_ts, upto)])
+        worker.deliver([one])
 
 
 def test_a_stripe_with_rows_of_others_alone_makes_no_batch(tmp_path: Path) -> None:
@@ -246,17 +241,13 @@ def test_a_stripe_with_rows_of_others_alone_makes_no_batch(tmp_path: Path) -> No
     spec = FeedSpec.load(path)
     barrier = json.loads((feed.feed_dir / "barrier.json").read_text())
 
-    def end_of(*tables: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def due(*tables: int) -> list[Range]:
         (feed.feed_dir / "barrier.json").write_text(json.dumps(barrier | {"spans": feed.told(tables)}))
-        start = {"token": "1.1"} | dict.fromkeys(feed.told(tables), feed.start_ts)
-        spec.start_file.write_text(json.dumps(start))
-        reader = EventReader(path, 2)
-        return start, reader.latestOffset(reader.initialOffset(), None)
+        return Backlog(spec, dict.fromkeys(feed.told(tables), feed.start_ts), 2).look()[0]
 
     stripe = next(iter(barrier["spans"]))
     tables = sorted(table for table in feed.rows if table < 1 << 40)
-    start, end = end_of(*tables)
-    assert end[stripe] == feed.last_ts
-    start, end = end_of(tables[0] + 1)  # the id of a job: no table ever has it
-    assert end == start
-    assert end_of(tables[0] + 1, tables[0])[1][stripe] == feed.last_ts
+    everything = [Range(stripe, feed.start_ts, feed.last_ts)]
+    assert due(*tables) == everything
+    assert due(tables[0] + 1) == []  # the id of a job: no table ever has it
+    assert due(tables[0] + 1, tables[0]) == everything

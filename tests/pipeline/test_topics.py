@@ -20,7 +20,7 @@ from tidegate.config import merge_config, parse_sink_uri
 from tidegate.model.message import Message, MessageBlock
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.offsets import Range
+from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.stages import plan
 from tidegate.sink.base import Content
 

@@ -49,7 +49,7 @@ def test_what_an_incarnation_is_told_goes_when_the_next_is_told(tmp_path: Path) 
     spec = FeedSpec.load(first)
     assert (spec.instance, spec.incarnation, spec.token, spec.slots) == ("abc", 9, (3, 1), 4)
     assert first.stat().st_mode & 0o777 == 0o600, "it holds the sink's secrets"
-    spec.start_file.write_text("{}")
+    spec.durable_file.write_text("{}")
     (spec.work_dir / "checkpoint").mkdir(parents=True)
     second = write_spec(plan, Grant("abc", (3, 1), 10, 4))
     assert FeedSpec.load(second).incarnation == 10

@@ -225,7 +225,7 @@ class TidegateConfig:
     slots: int = 0
     """Transactional producers of the feed at most; 0: as many as Spark's task slots."""
     max_batch_bytes: int = 256 << 20
-    """Raw bytes one micro-batch takes at most, over all spans."""
+    """Raw bytes one batch takes at most, over all spans."""
     ids_per_stripe: int = 0
     """So many neighbouring table ids are pulled, kept and delivered as one; 1: each table by itself. 0:
     chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md)."""

@@ -42,8 +42,8 @@ from tidegate.pipeline import stages
 from tidegate.pipeline.ahead import AheadOf, followers
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.offsets import Range
 from tidegate.pipeline.pieces import Cutter, slices, weight
+from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.reached import Reached
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
@@ -59,16 +59,11 @@ GROWTH: Final = 4.0
 """Bytes for the sink that a byte of entries is taken to become before it is known."""
 GROWTH_MIN: Final = 1.0
 """What becomes of entries that are filtered out says nothing about the next ones."""
-REPORT: Final = (
-    "span string, ts long, rows long, messages long, bytes long, quarantined long, "
-    + "".join(f"{name} long, " for name in INTEGRITY_OUTCOMES)
-    + "misencoded long, lag_ms long"
-)
 
 
 @dataclass(slots=True)
 class Report:
-    """What became of one range: the row that goes back to the driver."""
+    """What became of one range: what goes back to the driver."""
 
     span: str
     ts: int
@@ -494,36 +489,15 @@ WORKERS: dict[tuple[str, int], Worker] = {}
 """This process's worker, by spec file and incarnation; one entry, unless Spark outlives an incarnation."""
 
 
-def deliver(spec_path: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """`mapInArrow` function: descriptors in, one `REPORT` row a range out."""
-    return run_tasks(spec_path, batches, open_worker)
-
-
-def run_tasks(
-    spec_path: str, batches: Iterator[pa.RecordBatch], opened: Callable[[FeedSpec], Worker]
-) -> Iterator[pa.RecordBatch]:
-    """Deliver each batch of descriptors with this process's worker; `opened` makes it if need be."""
-    for batch in batches:
-        ranges = [Range(**row) for row in batch.to_pylist()]
-        if ranges:
-            reports = worker_of(spec_path, opened).deliver(ranges)
-            yield pa.RecordBatch.from_pylist([_row(report) for report in reports], schema=REPORT_SCHEMA)
+def deliver(spec_path: str, ranges: list[Range]) -> list[Report]:
+    """What a task does: deliver ranges, all durable on return."""
+    return worker_of(spec_path, open_worker).deliver(ranges)
 
 
 def open_worker(spec: FeedSpec) -> Worker:
     """The worker of a feed, with its sink as the URI says."""
     sink, beats = spec.sink, Beats(spec.beats_dir)
     return Worker(spec, sink.partitions, Slot(spec, sink, beats.beat), beats, sink=sink.describe())
-
-
-REPORT_SCHEMA: Final = pa.schema(
-    [pa.field("span", pa.string())]
-    + [pa.field(part.split()[0], pa.int64()) for part in REPORT.split(", ")[1:]]
-)
-
-
-def _row(report: Report) -> dict[str, Any]:
-    return {name: getattr(report, name) for name in REPORT_SCHEMA.names}
 
 
 def worker_of(spec_path: str, opened: Callable[[FeedSpec], Worker]) -> Worker:

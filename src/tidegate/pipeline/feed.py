@@ -2,9 +2,9 @@
 
 `spec-N-INSTANCE.json` tells incarnation N, and no other, who it is; a later one removes it. Were there one
 file for all, a process that had been stopped and replaced would wake up as its successor. What N leaves for
-itself is named like this, too: `start-*.json`, `spark-*/`. `barrier.json` is replaced when spans change, and
-while rows wait for the bound in it; without any, the bound there may be old. The grant lies in the metadata
-store and is read from there, never from a file, since a fence must not be stale.
+itself is named like this, too: `start-durable-*.json`, `spark-*/`. `barrier.json` is replaced when spans
+change, and while rows wait for the bound in it; without any, the bound there may be old. The grant lies in
+the metadata store and is read from there, never from a file, since a fence must not be stale.
 """
 
 from __future__ import annotations
@@ -124,11 +124,6 @@ class FeedSpec:
     def table_rules(self) -> TableRules | None:
         """Which tables it follows, in which spans; None in a feed of keys."""
         return rules_of(self.config)
-
-    @property
-    def start_file(self) -> Path:
-        """Where the driver notes for Spark's source process where this incarnation begins."""
-        return self.feed_dir / f"start-{self.incarnation}-{self.instance}.json"
 
     @property
     def work_dir(self) -> Path:

@@ -2,17 +2,19 @@
 
     python -m tidegate.pipeline.job SPEC_JSON
 
-One Structured Streaming query. Spark schedules descriptors of key ranges; the tasks open the segments,
-decode, dispatch, encode and deliver. Nothing here handles a single row.
+A loop of Spark jobs. Spark schedules descriptors of key ranges; the tasks open the segments, decode,
+dispatch, encode and deliver. Nothing here handles a single row.
 
-    EventSource (span, after, upto)  ->  deliver: read > mount > split > dispatch > encode > sink
-                                                                   -> reports -> control process
+    Backlog (span, after, upto)  ->  deliver: read > mount > split > dispatch > encode > sink
+                                                               -> reports -> control process
 
-A feed that begins with an initial load delivers that first, as Spark tasks of its own (`pipeline.load`).
+A streaming query would cost three times the CPU a batch and give nothing that is missing here: offsets,
+admission and restart are ours, and progress lies in the sink. A feed that begins with an initial load
+delivers that first, in the same way (`pipeline.load`).
 
 Exactly-once: a new incarnation first fences every writer that any incarnation has had, then reads the
-progress that was committed with the rows, and starts there. Spark's own checkpoint is
-disposable and fresh for each incarnation. Any failure ends the process; the supervisor starts the next.
+progress that was committed with the rows, and starts there. Any failure ends the process; the supervisor
+starts the next.
 """
 
 from __future__ import annotations
@@ -24,16 +26,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Final, NoReturn
 
-import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import ControlClient
@@ -41,16 +41,16 @@ from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.progress import outlived, span_key, span_progress
 from tidegate.model.reports import Durable, Failed, PipelineHello, Started
 from tidegate.pipeline.ahead import Ahead
-from tidegate.pipeline.deliver import REPORT, deliver
+from tidegate.pipeline.backlog import Backlog
+from tidegate.pipeline.deliver import Report, deliver
 from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.load import InitialLoad
-from tidegate.pipeline.offsets import Offset
+from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.reached import herald
-from tidegate.pipeline.source import EventSource
 from tidegate.spark.session import open_session
 
-Task = Callable[[str, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""(path of the spec, batches of descriptors) -> batches of `deliver.REPORT`."""
+Deliver = Callable[[str, list[Range]], list[Report]]
+"""(path of the spec, ranges) -> what became of each: what a task does."""
 
 
 DAEMON: Final = "tidegate.pipeline.daemon"
@@ -60,7 +60,8 @@ DAEMON: Final = "tidegate.pipeline.daemon"
 class Begin:
     """What an incarnation found durable when it had fenced those before it."""
 
-    offset: Offset
+    starts: dict[str, int]
+    """Up to where each span is durable."""
     records: Mapping[str, bytes]
     """All that the sink keeps, by key (`model.progress`)."""
 
@@ -82,45 +83,39 @@ def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Begin:
         starts[span] = max(starts.get(span, 0), progress.ts)
     begun = {span: p.position for span, p in ours.items() if p.position and p.ts == starts[span]}
     spec.durable_file.write_text(json.dumps(DurableBefore(begun, ahead).to_json()))
-    return Begin(Offset(spec.token, starts), records)
+    return Begin(starts, records)
 
 
-def start_query(
-    spark: SparkSession, spec: FeedSpec, path: Path, control: ControlClient, task: Task = deliver
-) -> StreamingQuery:
-    """The streaming query of the feed. `task` is what a task does with its descriptors."""
-    spark.dataSource.register(EventSource)
-    events = (
-        spark.readStream.format("tidegate-events").option("spec", str(path)).option("tasks", tasks(spark))
-    )
-
-    def run_batch(descriptors: DataFrame, batch_id: int) -> None:
+def stream(
+    spark: SparkSession,
+    spec: FeedSpec,
+    path: Path,
+    starts: Mapping[str, int],
+    control: ControlClient,
+    task: Deliver = deliver,
+) -> NoReturn:
+    """Deliver batch after batch from `starts` on, until something fails."""
+    context = spark.sparkContext
+    backlog = Backlog(spec, starts, tasks(spark))
+    work = partial(task, str(path))
+    while True:
+        shares = backlog.take()
         began = time.monotonic()
-        reports = descriptors.mapInArrow(partial(task, str(path)), REPORT).collect()
-        if reports:
-            control.send(durable(spec, [row.asDict() for row in reports], time.monotonic() - began))
-
-    return (
-        events.load()
-        .writeStream.foreachBatch(run_batch)
-        .option("checkpointLocation", str(spec.work_dir / "checkpoint"))
-        .trigger(processingTime="0 seconds")
-        .queryName(spec.changefeed)
-        .start()
-    )
+        reports: list[Report] = context.parallelize(shares, len(shares)).flatMap(work).collect()
+        control.send(durable(spec, reports, time.monotonic() - began))
 
 
 def tasks(spark: SparkSession) -> int:
-    """Tasks per micro-batch: one a core; more only cost scheduling."""
+    """Tasks per batch: one a core; more only cost scheduling."""
     return max(1, int(spark.sparkContext.defaultParallelism))
 
 
-def durable(spec: FeedSpec, reports: list[dict[str, Any]], batch_s: float) -> Durable:
-    """What a micro-batch tells the control process: what has become durable, and what it did."""
+def durable(spec: FeedSpec, reports: list[Report], batch_s: float) -> Durable:
+    """What a batch tells the control process: what has become durable, and what it did."""
     names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
-    stats = {name: sum(r[name] for r in reports) for name in names}
-    times = {"batch_ms": round(batch_s * 1000), "lag_ms": max(r["lag_ms"] for r in reports)}
-    return Durable(spec.token, {report["span"]: report["ts"] for report in reports}, stats | times)
+    stats = {name: sum(getattr(one, name) for one in reports) for name in names}
+    times = {"batch_ms": round(batch_s * 1000), "lag_ms": max(one.lag_ms for one in reports)}
+    return Durable(spec.token, {one.span: one.ts for one in reports}, stats | times)
 
 
 def run(path: Path, spark_master: str = "local[*]") -> None:
@@ -137,14 +132,13 @@ def run(path: Path, spark_master: str = "local[*]") -> None:
         begun = found[0]
         if isinstance(begun, TidegateError):
             raise begun
-        spec.start_file.write_text(json.dumps(begun.offset.to_json()))
         signal.signal(signal.SIGTERM, _stop)
-        control.send(Started(begun.offset.spans, outlived(begun.records, spec.instance, spec.rules)))
+        control.send(Started(begun.starts, outlived(begun.records, spec.instance, spec.rules)))
         if spec.loads:
             InitialLoad(spark, spec, str(path), control).run(begun.records)
         # In the midst of a task, which counts what it did at its end.
         herald(spec.reached_dir, lambda spans: control.send(Durable(spec.token, spans)))
-        start_query(spark, spec, path, control).awaitTermination()
+        stream(spark, spec, path, begun.starts, control)
     except Exception as error:
         control.send(failure(error))
         raise

@@ -45,6 +45,7 @@ with tempfile.TemporaryDirectory(prefix="tidegate-spark-") as folder:
     query = rows.writeStream.foreachBatch(take).option("checkpointLocation", folder + "/c").start()
     query.processAllAvailable()
     query.stop()
+    spark.sparkContext.parallelize([[1], [2]], 2).flatMap(list).collect()
     jvm = spark.sparkContext._gateway.proc
     spark.stop()
     jvm.stdin.close()

@@ -1,4 +1,4 @@
-"""How far a micro-batch may go, and how it is cut into tasks."""
+"""How far a batch may go, and how it is shared among tasks."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.pipeline.feed import Barrier
-from tidegate.pipeline.offsets import HEAVY_BYTES, HEAVY_S, Offset, Range, advance, bound, pack, ranges, waits
-
-TOKEN = (3, 7)
+from tidegate.pipeline.ranges import HEAVY_BYTES, HEAVY_S, Range, bound, due, share, waits
 
 
 def everything(span: str, after: int, upto: int) -> int:
@@ -23,18 +21,15 @@ def test_a_span_stops_at_the_least_of_its_resolved_the_barrier_and_the_ddl_resol
     assert bound(barrier, {"ddl": 45}, "a") == 0
 
 
-def test_nothing_to_deliver_leaves_the_offset_as_it_is_so_that_spark_makes_no_batch() -> None:
-    start = Offset(TOKEN, {"a": 10, "b": 20})
+def test_where_no_rows_are_nothing_is_due() -> None:
     barrier = Barrier(100, "ddl", {"a": 5, "b": 5})
     frontier = {"a": 90, "b": 90, "ddl": 90}
-    assert advance(start, barrier, frontier, lambda span, after, upto: after) is start
+    assert due({"a": 10, "b": 20}, barrier, frontier, lambda span, after, upto: after) == []
 
 
 def test_a_new_span_begins_after_its_start_and_a_removed_one_is_forgotten() -> None:
-    start = Offset(TOKEN, {"gone": 10})
-    end = advance(start, Barrier(100, "ddl", {"new": 30}), {"new": 80, "ddl": 90}, everything)
-    assert end.spans == {"new": 80}
-    assert ranges(start, end, {"new": 30}) == [Range("new", 30, 80)]
+    found = due({"gone": 10}, Barrier(100, "ddl", {"new": 30}), {"new": 80, "ddl": 90}, everything)
+    assert found == [Range("new", 30, 80)]
 
 
 def test_a_batch_waits_for_more_only_under_heavy_load_and_for_a_bounded_time() -> None:
@@ -43,11 +38,6 @@ def test_a_batch_waits_for_more_only_under_heavy_load_and_for_a_bounded_time() -
     assert waits(HEAVY_BYTES, budget, 0.0)
     assert not waits(HEAVY_BYTES, budget, HEAVY_S)
     assert not waits(budget, budget, 0.0)
-
-
-def test_an_offset_survives_the_way_through_json() -> None:
-    offset = Offset(TOKEN, {"a": 2**63 - 1})
-    assert Offset.from_json(offset.to_json()) == offset
 
 
 names = st.text("abcdef", min_size=1, max_size=2)
@@ -64,16 +54,15 @@ def test_no_range_passes_a_bound_or_goes_back(
 ) -> None:
     barrier = Barrier(barrier_ts, "ddl", spans)
     frontier = resolved | {"ddl": 70}
-    start = Offset(TOKEN, begun)
-    for one in ranges(start, advance(start, barrier, frontier, everything), spans):
+    for one in due(begun, barrier, frontier, everything):
         assert one.after == max(begun.get(one.span, 0), spans[one.span])
         assert one.after < one.upto <= min(resolved[one.span], barrier_ts, 70)
 
 
 @given(st.dictionaries(names, st.integers(0, 1000), min_size=1), st.integers(1, 4))
-def test_packing_loses_and_doubles_no_range(sizes: dict[str, int], groups: int) -> None:
+def test_sharing_loses_and_doubles_no_range(sizes: dict[str, int], tasks: int) -> None:
     found = [Range(span, 0, 1) for span in sizes]
-    packed = pack(found, sizes, groups)
-    assert sorted(r.span for members in packed for r in members) == sorted(sizes)
-    assert len(packed) <= groups
-    assert all(packed)
+    shares = share(found, sizes, tasks)
+    assert sorted(r.span for members in shares for r in members) == sorted(sizes)
+    assert len(shares) <= tasks
+    assert all(shares)

@@ -1,0 +1,136 @@
+"""What of a feed waits in the event store, handed out batch by batch.
+
+    floors, manifests, barrier.json  ->  Backlog.take  ->  shares of (span, after, upto), one a task
+
+Lives in the driver of the feed's pipeline. It reads no rows and opens no segment: whoever gets a range does.
+With the puller and the control process it shares only files, read anew at every look.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from tidegate.eventstore import outlook
+from tidegate.eventstore.manifest import Manifest, ManifestReader
+from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.ranges import Range, bound, due, share, waits
+
+LOOK_AGAIN_S: Final = 0.1
+GLANCE_S: Final = 0.01
+"""Between two glances at whether anything was told since the last look."""
+QUIET_S: Final = 2.0
+QUIET_GLANCE_S: Final = 0.02
+"""The same when there has been no batch for QUIET_S."""
+REST_S: Final = 0.5
+"""Between two looks at most: nothing waits longer, were a change not seen."""
+KEPT: Final = 2
+"""Manifests that are remembered, for each span that is followed."""
+
+
+class Backlog:
+    """One incarnation's. For one thread."""
+
+    def __init__(self, spec: FeedSpec, begun: Mapping[str, int], tasks: int) -> None:
+        """`begun`: up to where each span is durable. `tasks`: how many may run at once."""
+        self._spec = spec
+        self._begun = dict(begun)
+        """How far each span was taken."""
+        self._tasks = spec.sink.describe().at_once(tasks)
+        self._taken_at = float("-inf")
+        self._spans: tuple[str, ...] = ()
+        """Those that the barrier file named at the last look."""
+        self._manifests: dict[str, ManifestReader] = {}
+        """Of spans that were looked at: only what was appended is read again."""
+
+    def take(self) -> list[list[Range]]:
+        """The next batch, by task; waits until there is one.
+
+        Each look costs a reading of the barrier file and a pass over the spans, so between two of them it
+        only glances at whether anything was told. Under heavy load it waits for a fuller batch (`waits`).
+        """
+        while True:
+            # Before the look: what is told while it looks differs from this, and is looked at next.
+            mark = self.mark()
+            found, sizes, waiting = self.look()
+            now = time.monotonic()
+            if not found:
+                self._rest(mark, now + REST_S)
+            elif waits(waiting, self._spec.config.tidegate.max_batch_bytes, now - self._taken_at):
+                time.sleep(LOOK_AGAIN_S)
+            else:
+                self._taken_at = now
+                return self._hand_out(found, sizes)
+
+    def taken(self) -> list[list[Range]]:
+        """The next batch as of now, by task; empty if nothing is due."""
+        found, sizes, _ = self.look()
+        return self._hand_out(found, sizes)
+
+    def _hand_out(self, found: list[Range], sizes: Mapping[str, int]) -> list[list[Range]]:
+        self._begun |= {one.span: one.upto for one in found}
+        return share(found, sizes, self._tasks)
+
+    def _rest(self, mark: object, until: float) -> None:
+        """Until something else was told than `mark`, or it is late enough (`until`, monotonic seconds)."""
+        quiet = time.monotonic() - self._taken_at > QUIET_S
+        while self.mark() == mark and time.monotonic() < until:
+            time.sleep(QUIET_GLANCE_S if quiet else GLANCE_S)
+
+    def mark(self) -> object:
+        """What was told last: rows come to light with another manifest of their span, as far as the barrier
+        file says. Floors that rise with time alone bring none, and those of other feeds' spans neither.
+        """
+        barrier = (self._spec.feed_dir / "barrier.json").stat()  # each is another file
+        return barrier.st_ino, barrier.st_mtime_ns, outlook.versions(self._spec.store_dir, self._spans)
+
+    def look(self) -> tuple[list[Range], dict[str, int], int]:
+        """The ranges of a batch as of now, about how many bytes each has, and how many wait in all."""
+        barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
+        self._spans = tuple(barrier.spans)
+        # The frontier first: every row below it is in a manifest by then.
+        floors = outlook.read_frontier(self._spec.store_dir)
+        ddl = floors.get(barrier.ddl_span, 0)
+        frontier = outlook.lifted(floors, barrier.wanted, ddl, self._manifest)
+        if len(self._manifests) > KEPT * len(barrier.spans):
+            self._manifests.clear()  # tables come and go
+        if len(self._begun) > KEPT * len(barrier.spans):
+            self._begun = {span: ts for span, ts in self._begun.items() if span in barrier.spans}
+        sizes = self._sizes(barrier, frontier)
+        budget = self._spec.config.tidegate.max_batch_bytes // max(1, len(sizes))
+
+        def cut(span: str, since: int, upto: int) -> int:
+            if span not in sizes:
+                return since
+            return outlook.cut(self._manifest(span), since, upto, budget)
+
+        found = due(self._begun, barrier, frontier, cut)
+        return found, {span: min(size, budget) for span, size in sizes.items()}, sum(sizes.values())
+
+    def _sizes(self, barrier: Barrier, frontier: Mapping[str, int]) -> dict[str, int]:
+        """Bytes that wait per span, of the spans that have rows to deliver."""
+        found = {}
+        for span, start_ts in barrier.spans.items():
+            after, upto = max(self._begun.get(span, 0), start_ts), bound(barrier, frontier, span)
+            size = self._pending(span, after, upto, barrier) if upto > after else 0
+            if size:
+                found[span] = size
+        return found
+
+    def _manifest(self, span: str) -> Manifest:
+        known = self._manifests.get(span)
+        if known is None:
+            known = self._manifests[span] = ManifestReader(self._spec.store_dir / span)
+        return outlook.read_manifest(self._spec.store_dir, span, known)
+
+    def _pending(self, span: str, after: int, upto: int, barrier: Barrier) -> int:
+        """Bytes in (after, upto]; 0: no row there is of a table that is wanted."""
+        manifest = self._manifest(span)
+        if manifest.dropped_to > after:
+            return 0  # the puller was told to begin the span anew, from `after` or before, and has not yet
+        rows, size, _, _ = outlook.pending(manifest, after, upto)
+        if rows and span in barrier.wanted:
+            folder = self._spec.store_dir / span
+            rows = outlook.has_any(folder, manifest, after, upto, *barrier.wanted[span])
+        return max(size, 1) if rows else 0
