@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tidegate.cli.main import app as command_line
 from tidegate.config import REDACTED
-from tidegate.control.metadata import FeedId, FeedStatus, Put, feed_key
+from tidegate.control.metadata import FeedId, FeedStatus, Outcome, Put, Transaction, feed_key
 from tidegate.errors import InvalidInput
 from tidegate.kvclient.pd import PdClient
 from tidegate.server.metadata_sqlite import SqliteMetadata
@@ -272,14 +272,14 @@ def test_rows_of_a_table_that_no_ddl_announces_wait_until_it_is_stored_that_it_c
     assert made["http"] == 200
     capture.wait_checkpoint("one", pd.tso())
     metadata, go_on = capture.capture.node.metadata, threading.Event()
-    transact = metadata.transact
+    transact_all = metadata.transact_all
 
-    def held(compares: Any, writes: Any) -> Any:
-        if any("/changefeed/status/" in write.key for write in writes):
+    def held(asked: Sequence[Transaction]) -> list[Outcome]:
+        if any("/changefeed/status/" in write.key for one in asked for write in one.writes):
             assert go_on.wait(120)
-        return transact(compares, writes)
+        return transact_all(asked)
 
-    monkeypatch.setattr(metadata, "transact", held)
+    monkeypatch.setattr(metadata, "transact_all", held)
     try:
         ts = shop.ddl(lambda tables: tables.create_table("late", "CREATE TABLE late", [ID], ["id"]))
         shop.put("late", {1: (1,)})
