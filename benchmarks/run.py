@@ -52,7 +52,8 @@ class Sizes:
     """More than one commit of the consumer takes, so that the shorter run fills what there is, too."""
 
 
-SMOKE: Final = Sizes(20_000, 5_000, 20_000, 2_000, 4.0, 1.0, 5_000, 5_000, 2_000)
+SMOKE: Final = Sizes(20_000, 5_000, 20_000, 2_000, 19.0, 1.0, 5_000, 5_000, 2_000)
+"""Of the lag so many seconds that rows still come when the pipeline, which starts meanwhile, is up."""
 
 
 def cases(sizes: Sizes, smoke: bool) -> list[Case]:
