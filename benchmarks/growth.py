@@ -189,6 +189,7 @@ class Counted:
     held_bytes = used_bytes = disk_bytes = 0
     pressure = ""
     over_quota = False
+    crowded = ""
     has_room = True
 
     def __init__(self) -> None:

@@ -12,13 +12,13 @@ how far the greatest resolved ts they have seen lies behind PD's clock, looked a
 | beside | what is missing is pulled beside the part that the others read, as a capture does |
 | again | all of the span is pulled again from its beginning: the same puller without `on_watch` |
 
-Then a table of its own, that others read and let go, beside one whose reader has stopped, with the store at
-the quota that this one fills:
+Then a table of its own, that others read and let go, beside one whose reader has stopped, until this one has
+filled the store's quota:
 
 | figure | when |
 |---|---|
-| roomy | before the quota is reached |
-| stopped | for `--seconds` after it is reached, at least 8 s: what holds the room is given up after 5 s |
+| roomy | before the store is crowded |
+| stopped | for `--seconds` from then on, at least 8 s; with no span given up early, all wait for 5 s |
 
 In turns, in one process, on one upstream, which is a process of its own.
 """
@@ -60,7 +60,7 @@ QUOTA_BYTES: Final = 4 << 20
 FAT_BYTES: Final = 4_000
 STOPPED_S: Final = 8.0
 FULL_S: Final = 60.0
-"""The quota is reached within so long."""
+"""The store is crowded within so long."""
 
 
 class Capture:
@@ -161,8 +161,8 @@ def measure_stopped(upstream: Upstream, folder: Path, seconds: float) -> tuple[l
         roomy = capture.lags(lambda: time.monotonic() > end, let_go)
         with writing(capture.pd, TABLE, FAT_BYTES):
             full = time.monotonic() + FULL_S
-            while not capture.store.pressure:
-                assert time.monotonic() < full, "the quota was not reached"
+            while not capture.store.crowded:
+                assert time.monotonic() < full, "the store was not crowded"
                 let_go()
                 time.sleep(LOOK_S)
             end = time.monotonic() + max(seconds, STOPPED_S)

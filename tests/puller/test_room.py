@@ -31,14 +31,14 @@ from tidegate.model.span import Span, span_id
 from tidegate.puller import block_matcher
 from tidegate.puller.budget import StreamMemory
 from tidegate.puller.puller import Puller
-from tidegate.puller.room import REST_S, SHED_AFTER_S, Deed, Room
+from tidegate.puller.room import CROWDED_S, REST_S, SHED_AFTER_S, Deed, Room, greediest
 from tidegate.server.puller_process import store_dir
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
 
 
 def look(room: Room, now: float, pressure: str = "full", used: int = 100, room_again: bool = False) -> Deed:
-    return room.look(pressure, has_room=room_again, over_quota=bool(pressure), used=used, now=now)
+    return room.look(pressure, crowded="", has_room=room_again, over_quota=bool(pressure), used=used, now=now)
 
 
 def test_it_waits_then_sheds_one_by_one_while_it_grows_and_resumes_after_a_rest() -> None:
@@ -63,9 +63,41 @@ def test_it_waits_then_sheds_one_by_one_while_it_grows_and_resumes_after_a_rest(
 def test_a_disk_that_others_filled_is_waited_for_however_long() -> None:
     room = Room()
     for now in range(1000):
-        deed = room.look("disk full", has_room=False, over_quota=False, used=5, now=float(now))
+        deed = room.look("disk full", crowded="", has_room=False, over_quota=False, used=5, now=float(now))
         assert deed is Deed.NOTHING
     assert room.waits
+
+
+def look_early(room: Room, now: float, crowded: str, used: int, room_again: bool = False) -> Deed:
+    return room.look("", crowded=crowded, has_room=room_again, over_quota=False, used=used, now=now)
+
+
+def test_a_crowded_store_sheds_without_any_wait_unless_it_was_a_passing_peak() -> None:
+    room = Room()
+    assert look_early(room, 1.0, "crowded", 90) is Deed.NOTHING
+    assert look_early(room, 1.1, "", 80) is Deed.NOTHING
+    assert look_early(room, 1.25, "crowded", 90) is Deed.NOTHING
+    assert look_early(room, 1.26 + CROWDED_S, "crowded", 91) is Deed.SHED
+    assert (room.waits, room.shedding, room.words) == (False, True, "crowded")
+    assert look_early(room, 3.0, "crowded", 91) is Deed.NOTHING  # it does not grow
+    assert look_early(room, 4.0, "crowded", 92) is Deed.SHED
+    assert look_early(room, 4.1 + REST_S, "", 10, room_again=True) is Deed.RESUME
+
+
+def test_a_store_that_was_crowded_and_is_full_sheds_at_once() -> None:
+    room = Room()
+    look_early(room, 1.0, "crowded", 90)
+    deed = room.look(
+        "full", crowded="crowded", has_room=False, over_quota=True, used=101, now=1.1 + CROWDED_S
+    )
+    assert (deed, room.waits, room.words) == (Deed.SHED, False, "full")
+
+
+def test_the_span_that_takes_most_is_given_up_and_none_that_takes_less_than_half_of_an_equal_share() -> None:
+    assert greediest({"a": 10, "b": 60, "c": 30}, 120, 3) == "b"
+    assert greediest({"a": 10, "c": 21}, 120, 3) == "c"
+    assert greediest({"a": 10, "c": 20}, 120, 3) is None
+    assert greediest({}, 120, 3) is None
 
 
 @pytest.fixture
@@ -177,8 +209,8 @@ def test_what_lies_beyond_a_stuck_resolved_ts_is_shed_and_pulled_again(
 def test_a_span_that_is_read_goes_on_beside_one_that_fills_the_quota_and_is_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it takes until its readers let go makes the store grow, too."""
-    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 0.3)
+    """It waits for nothing, and what it takes until its readers let go makes the store grow, too."""
+    monkeypatch.setattr("tidegate.puller.room.SHED_AFTER_S", 1e9)
     monkeypatch.setattr("tidegate.puller.room.STEP_S", 0.0)
     looks: list[int] = []
     look = Room.look
@@ -221,6 +253,7 @@ def test_an_open_transaction_larger_than_the_quota_is_held_given_up_and_arrives_
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is spilled counts; only the transaction's end frees it, and that comes on the held stream."""
+    monkeypatch.setattr(EventStore, "crowded", "")  # it is the wait that is looked at here
     quota, rows_of_a_step = 200_000, 50
     start = world.pd.tso()
     store = EventStore(world.folder, disk_bytes=quota)

@@ -55,6 +55,8 @@ RESERVE_BYTES: Final = 1 << 20
 """Held back on the disk for the manifests that let segments go when nothing else fits any more."""
 ROOM_SHARE: Final = 0.8
 """Below this share of the quota there is room again."""
+CROWDED_SHARE: Final = 0.875
+"""Above this share of the quota there will soon be none."""
 
 
 class EventStore:
@@ -259,6 +261,13 @@ class EventStore:
             return self._full
         if self.over_quota:
             return f"the event store's disk quota is used up: {self._disk} of {self.disk_bytes} bytes"
+        return ""
+
+    @property
+    def crowded(self) -> str:
+        """Why there will soon be no room, in words; empty while much of the quota is free, or without one."""
+        if self.disk_bytes and self._disk > self.disk_bytes * CROWDED_SHARE:
+            return f"the event store's disk quota is nearly used up: {self._disk} of {self.disk_bytes} bytes"
         return ""
 
     @property

@@ -55,7 +55,7 @@ from tidegate.puller.keeper import STUCK_S, Behind, Stuck, keep
 from tidegate.puller.locator import Locator
 from tidegate.puller.range_lock import Locked, RangeLock, Stale, Wait
 from tidegate.puller.region_feed import History, Reason, RegionFeed, State
-from tidegate.puller.room import Deed, Room
+from tidegate.puller.room import Deed, Room, greediest
 from tidegate.puller.sealer import Sealer
 from tidegate.puller.sink import Sink
 from tidegate.puller.watched import Held, Locate, Watched
@@ -488,25 +488,23 @@ class Puller:
         if store.pressure:
             store.recover()
         spilled = self._count_spilled()
+        spans = list(self._watched.values())
+        taken = {w: w.sink.disk_bytes + spilled[w] for w in spans if not w.paused}
         deed = self._room.look(
             store.pressure,
+            crowded=store.crowded if len(taken) > 1 else "",
             has_room=store.has_room,
             over_quota=store.over_quota,
             used=store.used_bytes,
             now=self._clock.monotonic(),
         )
-        if self._room.words and not before:
+        if self._room.waits and not before:
             event(LOG, logging.WARNING, "puller waits", why=self._room.words)
         elif before and not self._room.words:
             event(LOG, logging.INFO, "puller goes on", after=before)
-        spans = list(self._watched.values())
         if deed is Deed.SHED:
-            running = (w for w in spans if not w.paused)
-            most = max(running, key=lambda w: w.sink.disk_bytes + spilled[w], default=None)
-            # Half of an equal share is left to each: what takes less is not why there is no room, and all of
-            # these together take half a quota more at most.
-            fair = store.disk_bytes // (2 * len(spans)) if spans else 0
-            if most is not None and most.sink.disk_bytes + spilled[most] > fair:
+            most = greediest(taken, store.disk_bytes, len(spans))
+            if most is not None:
                 self._give_up(most)
         elif deed is Deed.RESUME:
             for watched in spans:

@@ -121,6 +121,11 @@ class Bounded:
         return False
 
     @property
+    def crowded(self) -> str:
+        """As above."""
+        return ""
+
+    @property
     def used_bytes(self) -> int:
         return self._sink.used_bytes
 

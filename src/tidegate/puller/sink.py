@@ -83,6 +83,11 @@ class Sink(Protocol):
         ...
 
     @property
+    def crowded(self) -> str:
+        """Why there will soon be no room, in words; empty while much is free, or without a share."""
+        ...
+
+    @property
     def used_bytes(self) -> int:
         """What all spans take on disk, with what was charged."""
         ...
