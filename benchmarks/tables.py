@@ -51,8 +51,9 @@ from tidegate.kvclient.transaction import Transaction
 from tidegate.tidb import keys
 
 SETTLE_S: Final = 5.0
-SETTLE_MAX_S: Final = 120.0
-OURS: Final = ("control", "puller", "driver", "JVM", "source", "workers", "planners")
+OPENED_S: Final = 10.0
+"""After a feed has opened: what its start left to do is done by then."""
+OURS: Final = ("control", "puller", "driver", "JVM", "workers")
 
 
 class OfActive(Writers):
@@ -103,7 +104,7 @@ def measure(
             found["open_s"] = product.open()
             assert product.ledger is not None
             progress(f"{name}: idle")
-            settle(product.ledger)
+            time.sleep(OPENED_S)
             found["idle"] = share(product.ledger, seconds)
             found["idle_ticks"] = product.ticks(seconds / 2)
             found["idle_look_ms"] = product.look_ms()
@@ -122,15 +123,6 @@ def measure(
     return found
 
 
-def settle(ledger: Ledger) -> None:
-    """Wait until Spark's planning processes, which do their work once at the start, have done it."""
-    planned, before, until = 0.0, -1.0, time.monotonic() + SETTLE_MAX_S
-    while (not planned or planned > before) and time.monotonic() < until:
-        before = planned
-        time.sleep(SETTLE_S)
-        planned = ledger.cpu().get("planners", 0.0)
-
-
 def share(ledger: Ledger, seconds: float) -> dict[str, float]:
     """Per cent of a core that each process takes over some seconds, and all of them."""
     before, began = ledger.cpu(), time.monotonic()
@@ -143,7 +135,7 @@ def share(ledger: Ledger, seconds: float) -> dict[str, float]:
 def shown(found: list[dict[str, Any]]) -> Table:
     """The figures as a table."""
     table = Table(title="A changefeed of all tables")
-    roles = ("control", "puller", "source")
+    roles = ("control", "puller", "driver")
     for name in ("tables", "regions", "stripe", "open s", "idle %", *roles, "active %", "MB", "files"):
         table.add_column(name, justify="right")
     for one in found:

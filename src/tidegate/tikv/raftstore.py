@@ -14,6 +14,7 @@ whoever finds a new region in the table finds all observers told of the old one'
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -99,6 +100,8 @@ class Raftstore:
         self.regions = regions
         self.observers: dict[int, Observer] = {}
         self.members: dict[int, Member] = {}
+        self.stirred_at = time.monotonic()
+        """When a command was last applied, or somebody began to follow what is."""
         self.written: dict[int, int] = {}
         """About how many bytes were written to a region since somebody took the entry out."""
         self._gate = gate
@@ -266,6 +269,7 @@ class Raftstore:
         _answer(command, error)
 
     def _observe(self, commands: list[Command]) -> None:
+        self.stirred_at = time.monotonic()
         for observer in list(self.observers.values()):
             observer.on_applied(commands)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -366,6 +367,35 @@ def test_the_stores_of_one_process_share_what_marks_may_cost() -> None:
     assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=1) == 0.05
     assert endpoint.pause_s(0.05, cpu_s=0.0001, stores=64) == pytest.approx(0.128)
     assert endpoint.pause_s(0.05, cpu_s=0.1, stores=1) == pytest.approx(2.0)
+
+
+def rest(cluster: Cluster) -> None:
+    """Until nothing has been written for a while."""
+    while time.monotonic() - cluster.raftstore.stirred_at <= 0.4:
+        time.sleep(0.02)
+
+
+def test_stores_tick_less_often_while_nothing_is_written_until_somebody_writes_to_any_of_them(
+    make: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(endpoint, "QUIET_S", 0.2)
+    monkeypatch.setattr(endpoint, "QUIET_TICKS", 1 << 60)
+    cluster = make(b"m", stores=2)
+    one, other = cluster.regions.all
+    assert one.leader != other.leader
+    client = Client(cluster, store_id=one.leader)
+    feed = client.register(1, one)
+    client.until(lambda: feed.resolved_ts > 0)
+    rest(cluster)
+    reached = cluster.tso.get(1)
+    time.sleep(0.1)  # 50 ticks
+    assert 0 < feed.resolved_ts < reached
+    cluster.txn(put(b"x"))
+    client.until(lambda: feed.resolved_ts > reached)
+    rest(cluster)
+    second = client.register(2, one)
+    client.until(lambda: second.resolved_ts > 0)
+    client.close()
 
 
 def test_a_defect_in_a_tick_ends_the_streams_and_the_next_tick_comes(
