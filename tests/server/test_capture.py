@@ -61,6 +61,7 @@ class Running:
         open_sink: OpenSink | None = None,
         clock: Clock | None = None,
         puller_timeout_s: float = 60.0,
+        event_store_bytes: int = 0,
     ) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
@@ -71,6 +72,7 @@ class Running:
             open_sink=open_sink or opener(out),
             clock=clock or SystemClock(),
             puller_timeout_s=puller_timeout_s,
+            event_store_bytes=event_store_bytes,
         )
         self.address = ""
         self._up = threading.Event()

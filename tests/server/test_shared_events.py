@@ -99,6 +99,49 @@ def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_th
     assert kept[0] == kept[1] == kept[2]
 
 
+@pytest.mark.parametrize("trouble", ["its sink is down", "its pipeline is stopped"])
+def test_a_feed_that_stands_still_makes_way_before_the_others_stand_still_too(
+    upstream: EmbeddedUpstream,
+    bank: BankWorkload,
+    pd: PdClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trouble: str,
+) -> None:
+    """What it has not delivered would fill the event store, and its tables are theirs, too."""
+    monkeypatch.setattr("tidegate.server.spans.STANDS_S", 1.0)
+    capture = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", event_store_bytes=400_000)
+    try:
+        start_ts = pd.tso()
+        for name in ("one", "two"):
+            assert capture.create(name, start_ts=start_ts)["http"] == 200
+        work(bank, 60)
+        for name in ("one", "two"):
+            capture.wait_checkpoint(name, pd.tso())
+        broken = capture.out / "one.broken"
+        if trouble == "its sink is down":
+            broken.touch()
+        else:
+            os.kill(capture.pipeline_pid("one"), signal.SIGSTOP)
+        spans = capture.capture.spans
+        wait_for(lambda: spans.filling or work(bank, 100), "the event store to fill up")
+        passed = pd.tso()
+        wait_for(lambda: "changefeed makes way" in caplog.text, "it to make way")
+        wait_for(lambda: dropped(capture, passed), "the segments to go")
+        if broken.exists():
+            assert capture.feed("one")["checkpoint_ts"] < passed
+        work(bank, 200)
+        capture.wait_checkpoint("two", pd.tso())
+        assert "given up" not in (capture.data_dir / "puller.log").read_text()
+        broken.unlink(missing_ok=True)
+        for name in ("one", "two"):
+            capture.wait_checkpoint(name, pd.tso())
+        assert delivered(capture, "one") == delivered(capture, "two")
+    finally:
+        capture.stop()
+
+
 def opened(store: Path, span: str, *, bound: int) -> Any:
     """What of a `FeedProcessor` looks at one span, wanted above 100; DDL is known up to 200."""
     header = Header(1, "default/one", "one", 1, "here", 1, 1)

@@ -6,13 +6,13 @@ from typing import Any
 
 from tidegate.control.metadata import FeedId
 from tidegate.ipc import MAX_FRAME, frame
-from tidegate.model.reports import Refused, SafePoint, ToPuller, Watch, to_json
+from tidegate.model.reports import Refused, SafePoint, Status, ToPuller, Watch, to_json
 from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.puller_process import status_reports
-from tidegate.server.spans import SpanRegistry
+from tidegate.server.spans import STANDS_S, SpanRegistry
 from tidegate.tidb import keys
 
 ONE, TWO = FeedId("default", "one"), FeedId("default", "two")
@@ -222,3 +222,44 @@ def test_the_status_of_any_number_of_spans_fits_into_frames() -> None:
     for message in status_reports([]):
         registry.hear_status(message)
     assert registry.status == []
+
+
+def full(registry: SpanRegistry) -> None:
+    registry.hear_status(Status([], filling="8 of 10 bytes"))
+
+
+def test_a_feed_that_stands_still_is_in_the_way_of_those_that_share_its_spans_and_go_on() -> None:
+    registry, _ = connected()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(TWO, SPAN, 50)
+    late = 100 + STANDS_S
+    registry.went_on(ONE, 100)
+    registry.went_on(TWO, late)
+    assert registry.in_the_way_of(ONE, late) == [], "there is room"
+    full(registry)
+    assert registry.in_the_way_of(ONE, late) == [TWO]
+    assert registry.in_the_way_of(ONE, late - 1) == [], "it may go on yet"
+    assert registry.in_the_way_of(TWO, late) == []
+    assert registry.in_the_way_of(ONE, late + STANDS_S) == [], "the other stands still as well"
+
+
+def test_feeds_are_not_in_each_others_way_for_the_ddl_span_or_when_they_share_none() -> None:
+    registry = SpanRegistry()
+    registry.hold(ONE, SPAN, 50)
+    registry.hold(TWO, keys.record_span(101), 50)
+    for feed in (ONE, TWO):
+        registry.hold(feed, DDL_SPAN, 50)
+    full(registry)
+    registry.went_on(ONE, 0)
+    registry.went_on(TWO, 100)
+    assert registry.in_the_way_of(ONE, 100) == []
+
+
+def test_a_feed_that_makes_way_keeps_the_spans_that_are_named() -> None:
+    registry = SpanRegistry()
+    for feed in (ONE, TWO):
+        registry.hold(feed, SPAN, 50)
+        registry.hold(feed, DDL_SPAN, 50)
+    registry.release(ONE, but={DDL_SPAN_ID})
+    registry.release(TWO)
+    assert registry.held == {DDL_SPAN_ID}

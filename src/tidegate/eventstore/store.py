@@ -55,6 +55,8 @@ RESERVE_BYTES: Final = 1 << 20
 """Held back on the disk for the manifests that let segments go when nothing else fits any more."""
 ROOM_SHARE: Final = 0.8
 """Below this share of the quota there is room again."""
+FILLING_SHARE: Final = 0.75
+"""Above this share of the quota, below where there is room again, somebody should let something go."""
 CROWDED_SHARE: Final = 0.875
 """Above this share of the quota there will soon be none."""
 
@@ -261,6 +263,13 @@ class EventStore:
             return self._full
         if self.over_quota:
             return f"the event store's disk quota is used up: {self._disk} of {self.disk_bytes} bytes"
+        return ""
+
+    @property
+    def filling(self) -> str:
+        """Why there may be no room before long, in words; empty while much is free, or without a quota."""
+        if self.disk_bytes and self._disk > self.disk_bytes * FILLING_SHARE:
+            return f"{self._disk} of the {self.disk_bytes} bytes of the event store's disk quota are used"
         return ""
 
     @property

@@ -86,6 +86,8 @@ class Status:
     """A line each, with its `span` (id)."""
     first: bool = True
     last: bool = True
+    filling: str = ""
+    """Why the event store may soon have no room, in words; empty while much is free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import contextlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,6 +47,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.pipeline.feed import BEATS, LOAD_FILE
 from tidegate.server import initial_load
+from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import to_its_end, unexpected
 from tidegate.server.feed_plan import BarrierFile, FeedPlan, write_spec
@@ -76,6 +77,7 @@ PIPELINE_STARTS: Final = "pipeline process"
 """What a feed waits for until its pipeline process says that it has started."""
 STOP_S: Final = 2.0
 """Grace for a pipeline process; it has nothing to save."""
+OTHERS_SHOWN: Final = 3
 LAST_WORDS_S: Final = 0.5
 """How long the socket of a dead pipeline is still read for the reason."""
 
@@ -120,6 +122,13 @@ class FeedProcessor:
         """Spans of which it is not known yet whether they begin early enough."""
         self._concerned: frozenset[str] | None = None
         """The spans whose rows wake it at once; None: any."""
+        self._passed: tuple[int, int] = (0, 0)
+        """Checkpoint, and how many reports of durable rows have come: either moves while it goes on."""
+        self._durables = 0
+        self._makes_way = False
+        """Whether it is to let go of its spans for others."""
+        self._made_way = False
+        """Whether it has: it holds none until it is to run again."""
         self._behind = False
         """Whether DDL has come that the catalogue did not hand out at the last tick."""
         self._told_at = float("-inf")
@@ -191,11 +200,15 @@ class FeedProcessor:
         except Exception as error:
             LOG.exception("changefeed %s: unexpected error", self.id)
             self._fail(unexpected(error))
+        self._look_around()
         if self._failure is not None and not self._over:
             await self._end_work()
             await to_its_end(self._end_pipeline())
             self.machine.failed(Failed.of(self._failure))
             self._over = True
+        if self._makes_way and self._over:
+            self._makes_way, self._made_way = False, True
+            self._close(but={DDL_SPAN_ID})
         self._tell()
         for said in self.machine.tick(self.node.clock.monotonic()):
             self.node.post.to_owner(said)
@@ -211,8 +224,10 @@ class FeedProcessor:
                     self.machine.given_up()
                 case Wish.PREPARE:
                     self.machine.given_up()
-                    await self._prepare(dispatch)
+                    if not self._made_way:
+                        await self._prepare(dispatch)
                 case Wish.RUN:
+                    self._makes_way = self._made_way = False
                     await self._open(dispatch)
                     await self._start(dispatch)
                 case _:
@@ -307,14 +322,50 @@ class FeedProcessor:
         self._load, self._loaded, self._load_plan = LoadState(), False, None
         self.machine.told = Told()
 
-    def _close(self, *, forget: bool = False) -> None:
-        """Let go of catalogue and spans; `forget`: for ever."""
+    def _close(self, *, forget: bool = False, but: Collection[str] = ()) -> None:
+        """Let go of catalogue and spans, `but` some; `forget`: for ever."""
         plan, self._plan = self._plan, None
         if plan is not None:
             self.node.pulse.concern(plan.paths.store, self.id, None)
             self.node.pulse.leave(plan.paths.store, self.id, self._wake.set)
-            self.node.captured(plan.config.tidegate.kv_mode).spans.release(self.id, forget=forget)
+            self.node.captured(plan.config.tidegate.kv_mode).spans.release(self.id, forget=forget, but=but)
         self._shut()
+
+    def _look_around(self) -> None:
+        """While the event store fills up: does this feed stand still, and is it in the way of others?
+
+        Then it lets go of its spans, which would else be given up for all. When it runs again, what it lacks
+        is pulled again.
+        """
+        plan, dispatch = self._plan, self.machine.dispatch
+        if plan is None or dispatch is None or self._makes_way:
+            return
+        spans, now = self.node.captured(plan.config.tidegate.kv_mode).spans, self.node.clock.monotonic()
+        before, self._passed = self._passed, (dispatch.checkpoint, self._durables)
+        if self._passed != before or self._begins:
+            spans.went_on(self.id, now)
+        elif others := spans.in_the_way_of(self.id, now):
+            names = ", ".join(map(str, others[:OTHERS_SHOWN])) + (
+                ", ..." if len(others) > OTHERS_SHOWN else ""
+            )
+            event(LOG, logging.WARNING, "changefeed makes way", changefeed=str(self.id), of=names)
+            self._makes_way = True
+            self._fail(
+                Retryable(
+                    "[CDC:ErrEventStoreQuota]the changefeed stands still and makes way for others.",
+                    where=f"others that follow its tables: {names}",
+                    why=spans.filling,
+                    fix="see what it waits for; it is started again by itself, and what it has not "
+                    "delivered is pulled again. That must fit --event-store-quota",
+                )
+            )
+
+    @property
+    def _begins(self) -> bool:
+        """Whether the pipeline starts, or carries out an initial load: the checkpoint stands meanwhile."""
+        wanted = self._goal is not None and self._goal.wish is Wish.RUN and self._failure is None
+        starts = not self._ready or self.waits == PIPELINE_STARTS
+        return wanted and (starts or self._load_plan is not None)
 
     # --- the pipeline --------------------------------------------------------------------------------
 
@@ -407,6 +458,7 @@ class FeedProcessor:
                     self.waits = ""
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
             case Durable(token, spans, stats):
+                self._durables += 1
                 machine.report(token, incarnation, spans)
                 if stats:  # a task that goes on counts at its end
                     self._count(stats)

@@ -120,7 +120,7 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _
     done = threading.Event()
     orders = _Orders(control, store, puller)
     teller = threading.Thread(
-        target=_tell_status, args=(control, puller, orders, notices, done), name="status", daemon=True
+        target=_tell_status, args=(control, store, puller, orders, notices, done), name="status", daemon=True
     )
     teller.start()
     try:
@@ -209,12 +209,17 @@ class _Notices:
 
 
 def _tell_status(
-    control: ControlClient, puller: Puller, orders: _Orders, notices: _Notices, done: threading.Event
+    control: ControlClient,
+    store: EventStore,
+    puller: Puller,
+    orders: _Orders,
+    notices: _Notices,
+    done: threading.Event,
 ) -> None:
     said = float("-inf")
     while not done.wait(STATUS_S):
         try:
-            for report in status_reports(puller.status()):
+            for report in status_reports(puller.status(), store.filling):
                 control.send(report)
         except Retryable:
             return
@@ -229,10 +234,13 @@ def _tell_status(
             orders.again()
 
 
-def status_reports(lines: list[dict[str, Any]]) -> list[Status]:
+def status_reports(lines: list[dict[str, Any]], filling: str = "") -> list[Status]:
     """The status of all spans in as many messages as it takes: a frame has a bound, spans have none."""
     cuts = range(0, max(1, len(lines)), STATUS_LINES)
-    return [Status(lines[at : at + STATUS_LINES], at == 0, at + STATUS_LINES >= len(lines)) for at in cuts]
+    return [
+        Status(lines[at : at + STATUS_LINES], at == 0, at + STATUS_LINES >= len(lines), filling)
+        for at in cuts
+    ]
 
 
 def _no_room(why: str) -> Retryable:

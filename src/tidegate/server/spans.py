@@ -6,14 +6,17 @@ to begin, or what it has made durable since. If a feed comes later and needs mor
 or is resumed, the puller pulls what is missing by itself and puts it in front (`server/backfill.py`); the
 others go on meanwhile.
 
+What a feed has not delivered stays in the event store. When that fills up, a feed that stands still makes way
+for those that share its spans and go on: else the spans would be given up for all of them.
+
 The puller registers nothing below `safe_points`, which PD holds for us: the scan could lack what GC has
 taken. It says what it has refused, and the feed that needs it cannot go on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Final
 
 from tidegate.config import TABLE_MODE
 from tidegate.control.metadata import FeedId
@@ -23,6 +26,9 @@ from tidegate.model.timestamp import MAX
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.supervisor import Connection
 from tidegate.tidb.keys import stripe_ids
+
+STANDS_S: Final = 10.0
+"""A feed that holds spans and has not gone on for so long stands still."""
 
 
 class SpanRegistry:
@@ -43,6 +49,10 @@ class SpanRegistry:
         self.status: list[Mapping[str, Any]] = []
         """What the puller last said about its spans."""
         self._saying: list[Mapping[str, Any]] = []
+        self.filling = ""
+        """Why the event store may soon have no room, as the puller says."""
+        self._went_on: dict[FeedId, float] = {}
+        """When each feed did last, in monotonic seconds."""
 
     def connect(self, puller: Connection) -> None:
         """A puller has introduced itself: tell it everything."""
@@ -71,7 +81,7 @@ class SpanRegistry:
             self._saying = []
         self._saying += status.spans
         if status.last:
-            self.status, self._saying = self._saying, []
+            self.status, self._saying, self.filling = self._saying, [], status.filling
 
     def hear_refused(self, refused: Refused) -> None:
         """The puller does not register a span."""
@@ -130,11 +140,26 @@ class SpanRegistry:
             if forget:
                 self._tell(Remove(span))
 
-    def release(self, feed: FeedId, *, forget: bool = False) -> None:
-        """A feed needs nothing now; `forget`: nor later."""
-        for name in [n for n, holders in self._holders.items() if feed in holders]:
+    def release(self, feed: FeedId, *, forget: bool = False, but: Collection[str] = ()) -> None:
+        """A feed needs nothing now, `but` some spans; `forget`: nor later."""
+        for name in [n for n, holders in self._holders.items() if feed in holders and n not in but]:
             self.drop(feed, name, forget=forget)
         self._unguarded.discard(feed)
+        self._went_on.pop(feed, None)
+
+    def went_on(self, feed: FeedId, now: float) -> None:
+        """A feed that holds spans has delivered something, or has nothing to deliver."""
+        self._went_on[feed] = now
+
+    def in_the_way_of(self, feed: FeedId, now: float) -> list[FeedId]:
+        """The feeds that go on and share spans with one that stands still, while the event store fills up."""
+        if not self.filling or now - self._went_on.setdefault(feed, now) < STANDS_S:
+            return []
+        shared = [
+            holders for name, holders in self._holders.items() if feed in holders and name != DDL_SPAN_ID
+        ]
+        others = {other for holders in shared for other in holders} - {feed}
+        return sorted(other for other in others if now - self._went_on.get(other, float("-inf")) < STANDS_S)
 
     def needed(self, needs: Mapping[FeedId, tuple[int, int]]) -> None:
         """From where each feed would read rows, and DDL, were all that is stored gone.
