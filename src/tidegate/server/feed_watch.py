@@ -10,7 +10,7 @@ processes are killed, and the next incarnation fences whatever they still do. Th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -56,6 +56,8 @@ class PipelineWatch(_Watch):
         self._beats = beats
         self._messages = 0
         self._delivers = False
+        self.beats: Mapping[str, int] = {}
+        """As read last: with each piece that the sink has acknowledged they change."""
 
     def heard(self) -> None:
         """The pipeline process has sent a message."""
@@ -68,7 +70,7 @@ class PipelineWatch(_Watch):
         """
         if not self.is_due():
             return None
-        beats = read_beats(self._beats)
+        beats = self.beats = read_beats(self._beats)
         # Python workers and kernels start with the first batch.
         self._delivers = self._delivers or bool(beats)
         reports = (self._messages, tuple(sorted(beats.items())))

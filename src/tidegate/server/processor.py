@@ -54,6 +54,7 @@ from tidegate.server.feed_plan import BarrierFile, FeedPlan, write_spec
 from tidegate.server.feed_watch import PipelineWatch
 from tidegate.server.node import Node
 from tidegate.server.post import Box
+from tidegate.server.spans import SpanRegistry
 from tidegate.server.stripes import ids_of
 from tidegate.server.supervisor import Child, spawn
 from tidegate.server.totals import Totals
@@ -122,9 +123,8 @@ class FeedProcessor:
         """Spans of which it is not known yet whether they begin early enough."""
         self._concerned: frozenset[str] | None = None
         """The spans whose rows wake it at once; None: any."""
-        self._passed: tuple[int, int] = (0, 0)
-        """Checkpoint, and how many reports of durable rows have come: either moves while it goes on."""
-        self._durables = 0
+        self._passed: tuple[int, Mapping[str, int]] = (0, {})
+        """Checkpoint, and the beats of a pipeline that has delivered: either changes while it goes on."""
         self._makes_way = False
         """Whether it is to let go of its spans for others."""
         self._made_way = False
@@ -300,15 +300,18 @@ class FeedProcessor:
         return info
 
     def _hold(self, tasks: Iterable[SpanTask]) -> None:
-        plan = self._opened
-        spans = self.node.captured(plan.config.tidegate.kv_mode).spans
+        guarded = self._opened.config.check_gc_safe_point
         for task in filter(self.machine.holds, tasks):
-            spans.hold(self.id, task.span, task.start_ts, guarded=plan.config.check_gc_safe_point)
+            self._spans.hold(self.id, task.span, task.start_ts, guarded=guarded)
 
     @property
     def _opened(self) -> FeedPlan:
         assert self._plan is not None
         return self._plan
+
+    @property
+    def _spans(self) -> SpanRegistry:
+        return self.node.captured(self._opened.config.tidegate.kv_mode).spans
 
     def _shut(self) -> None:
         """Forget what is known, to open it anew; the spans stay held."""
@@ -338,11 +341,12 @@ class FeedProcessor:
         is pulled again.
         """
         plan, dispatch = self._plan, self.machine.dispatch
-        if plan is None or dispatch is None or self._makes_way:
+        if plan is None or dispatch is None or self._makes_way or self._begins:
             return
-        spans, now = self.node.captured(plan.config.tidegate.kv_mode).spans, self.node.clock.monotonic()
-        before, self._passed = self._passed, (dispatch.checkpoint, self._durables)
-        if self._passed != before or self._begins:
+        spans, now = self._spans, self.node.clock.monotonic()
+        beats = self._pipeline.watch.beats if self._pipeline is not None else {}
+        before, self._passed = self._passed, (dispatch.checkpoint, beats or self._passed[1])
+        if self._passed != before or self._load_plan is not None:
             spans.went_on(self.id, now)
         elif others := spans.in_the_way_of(self.id, now):
             names = ", ".join(map(str, others[:OTHERS_SHOWN])) + (
@@ -362,10 +366,9 @@ class FeedProcessor:
 
     @property
     def _begins(self) -> bool:
-        """Whether the pipeline starts, or carries out an initial load: the checkpoint stands meanwhile."""
+        """Whether the pipeline is being started: that takes longer than one that runs may stand still."""
         wanted = self._goal is not None and self._goal.wish is Wish.RUN and self._failure is None
-        starts = not self._ready or self.waits == PIPELINE_STARTS
-        return wanted and (starts or self._load_plan is not None)
+        return wanted and (not self._ready or self.waits == PIPELINE_STARTS)
 
     # --- the pipeline --------------------------------------------------------------------------------
 
@@ -456,9 +459,9 @@ class FeedProcessor:
                 # Where it begins: the sink's own progress may be ahead of what was told.
                 if machine.started(incarnation, spans, outlived):
                     self.waits = ""
+                    self._spans.went_on(self.id, self.node.clock.monotonic())
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
             case Durable(token, spans, stats):
-                self._durables += 1
                 machine.report(token, incarnation, spans)
                 if stats:  # a task that goes on counts at its end
                     self._count(stats)
@@ -584,9 +587,8 @@ class FeedProcessor:
 
     def _let_go(self, batch: DdlBatch) -> None:
         """Spans have ended; a DDL that waits may bring one back (a table that is recovered)."""
-        spans = self.node.captured(self._opened.config.tidegate.kv_mode).spans
         for name in batch.removed:
-            spans.drop(self.id, name, again_from=self.machine.start_of(name))
+            self._spans.drop(self.id, name, again_from=self.machine.start_of(name))
 
     def _end_load(self) -> None:
         """The owner has stored that the initial load is durable."""
@@ -685,8 +687,7 @@ class FeedProcessor:
         if self._plan is None:
             return {"rows": 0, "bytes": 0}
         names = self.machine.spans
-        spans = self.node.captured(self._plan.config.tidegate.kv_mode).spans
-        lines = [line for line in spans.status if line.get("span") in names]
+        lines = [line for line in self._spans.status if line.get("span") in names]
         return {kind: sum(int(line.get(kind, 0)) for line in lines) for kind in ("rows", "bytes")}
 
 
