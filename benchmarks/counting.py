@@ -19,6 +19,7 @@ from tidegate.model.span import Span
 from tidegate.pipeline import deliver, stages
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.work import Report, Tell
 from tidegate.sink.base import Content
 from tidegate.sink.kafka.slot import SlotWriter
 
@@ -65,23 +66,23 @@ def stages_file(spec: Path) -> Path:
     return spec.parent / f"stages-{os.getpid()}.json"
 
 
-def encode_and_count(spec_path: str, ranges: list[Range]) -> list[deliver.Report]:
+def encode_and_count(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
     """What a task does: ranges in, reports out, nothing delivered."""
     install()
     worker = deliver.worker_of(spec_path, _without_broker)
-    reports: list[deliver.Report] = CLOCK.run("tasks", worker.deliver, ranges)
+    reports: list[Report] = CLOCK.run("tasks", worker.deliver, ranges, tell)
     CLOCK.write(stages_file(Path(spec_path)))
     return reports
 
 
-def deliver_timed(spec_path: str, ranges: list[Range]) -> list[deliver.Report]:
+def deliver_timed(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
     """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
     if not CLOCK.seconds:
         writer: Any = SlotWriter
         CLOCK.wrap(writer, "write", "send")
         CLOCK.wrap(writer, "commit", "send")
     install()
-    reports: list[deliver.Report] = CLOCK.run("tasks", deliver.deliver, spec_path, ranges)
+    reports: list[Report] = CLOCK.run("tasks", deliver.deliver, spec_path, ranges, tell)
     CLOCK.write(stages_file(Path(spec_path)))
     return reports
 

@@ -125,7 +125,7 @@ class Many(Product):
         spec = FeedSpec.load(path)
         frontier = outlook.read_frontier(spec.store_dir)
         spans = Barrier.load(spec.feed_dir / "barrier.json").spans
-        backlog = Backlog(spec, {span: frontier.get(span, 0) for span in spans}, 2)
+        backlog = Backlog(spec, {span: frontier.get(span, 0) for span in spans}, lambda: 2)
         took = 0.0
         for number in range(-LOOKS, LOOKS):
             time.sleep(LOOK_S)

@@ -1,16 +1,20 @@
-"""The socket between the processes of one capture: length-prefixed JSON over a Unix socket.
+"""The sockets between the processes of one capture: length-prefixed JSON over a Unix socket.
 
-Frame: u32 BE length, then that many bytes of JSON, a message of `model.reports`. A frame over 16 MiB is
-refused. The control process listens; the puller and pipeline processes connect and introduce themselves.
-The control process uses asyncio on the same frames; this file holds the frame and the blocking client.
+Frame: u32 BE length, then that many bytes of JSON, a typed message. A frame over 16 MiB is refused. The
+control process listens; the puller and pipeline processes connect and introduce themselves (`model.reports`).
+The control process uses asyncio on the same frames; this file holds the frame and the blocking ends. A
+pipeline's driver talks to its workers in the same way (`pipeline.work`).
 """
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +27,12 @@ HEADER: Final = struct.Struct(">I")
 
 def frame(report: Report) -> bytes:
     """A message as bytes on the socket."""
-    body = json.dumps(to_json(report), separators=(",", ":")).encode()
+    return framed(to_json(report))
+
+
+def framed(message: Mapping[str, Any]) -> bytes:
+    """A message, as its conversation has it in JSON, as bytes on the socket."""
+    body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME:
         raise ValueError(f"a control message of {len(body)} bytes exceeds {MAX_FRAME}")
     return HEADER.pack(len(body)) + body
@@ -40,47 +49,31 @@ def parsed(body: bytes) -> dict[str, Any]:
     return message
 
 
-class ControlClient:
-    """A blocking connection to the control process; `send` may be called from several threads."""
+class Line:
+    """A connected socket with a conversation on it; `send` may be called from several threads."""
 
-    def __init__(self, path: Path, hello: Hello) -> None:
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
         self._lock = threading.Lock()
-        try:
-            self._socket.connect(str(path))
-        except OSError as error:
-            raise Retryable(
-                "The control process does not answer.", where=str(path), why=str(error)
-            ) from error
-        self.send(hello)
 
-    def send(self, report: Report) -> None:
-        """Send one message; raises Retryable when the control process is gone."""
-        data = frame(report)
-        try:
-            with self._lock:
-                self._socket.sendall(data)
-        except OSError as error:
-            raise Retryable("The control process is gone.", why=str(error)) from error
+    def send(self, frame: bytes) -> None:
+        """Send one message; raises OSError when the other end is gone."""
+        with self._lock:
+            self._socket.sendall(frame)
 
-    def receive(self) -> ToPuller | None:
-        """The next message to a puller, or None when the control process has closed the socket. Blocks.
+    def receive(self) -> dict[str, Any] | None:
+        """The next message, or None when the other end has closed the socket, or is gone. Blocks.
 
-        Raises Retryable for what is no message: the connection is of no use any more.
+        Raises ValueError for what is no message: the connection is of no use any more.
         """
         header = self._exactly(HEADER.size)
         if header is None:
             return None
         (length,) = HEADER.unpack(header)
         if length > MAX_FRAME:
-            raise Retryable(f"A control message of {length} bytes exceeds {MAX_FRAME}.")
+            raise ValueError(f"a message of {length} bytes exceeds {MAX_FRAME}")
         body = self._exactly(length)
-        if body is None:
-            return None
-        try:
-            return parse(parsed(body), TO_PULLER)
-        except ValueError as error:
-            raise Retryable("The control process sent what is no message.", why=str(error)) from error
+        return None if body is None else parsed(body)
 
     def close(self) -> None:
         """Close the connection; a blocked `receive` returns None."""
@@ -103,3 +96,51 @@ class ControlClient:
             parts.append(part)
             count -= len(part)
         return b"".join(parts)
+
+
+class ControlClient:
+    """A blocking connection to the control process; `send` may be called from several threads."""
+
+    def __init__(self, path: Path, hello: Hello) -> None:
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.connect(str(path))
+        except OSError as error:
+            connected.close()
+            raise Retryable(
+                "The control process does not answer.", where=str(path), why=str(error)
+            ) from error
+        self._line = Line(connected)
+        self.send(hello)
+
+    def send(self, report: Report) -> None:
+        """Send one message; raises Retryable when the control process is gone."""
+        try:
+            self._line.send(frame(report))
+        except OSError as error:
+            raise Retryable("The control process is gone.", why=str(error)) from error
+
+    def receive(self) -> ToPuller | None:
+        """The next message to a puller, or None when the control process has closed the socket. Blocks.
+
+        Raises Retryable for what is no message: the connection is of no use any more.
+        """
+        try:
+            message = self._line.receive()
+            return None if message is None else parse(message, TO_PULLER)
+        except ValueError as error:
+            raise Retryable("The control process sent what is no message.", why=str(error)) from error
+
+    def close(self) -> None:
+        """Close the connection; a blocked `receive` returns None."""
+        self._line.close()
+
+
+@contextmanager
+def socket_name(path: Path) -> Iterator[str]:
+    """A name of a socket's path that is short enough for the kernel, which takes 107 bytes."""
+    folder = os.open(path.parent, os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)

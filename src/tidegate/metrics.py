@@ -49,9 +49,9 @@ misencoded_rows: Final = Counter(
 )
 batch_s: Final = Histogram(
     "tidegate_pipeline_batch_seconds",
-    "Duration of a micro-batch",
+    "From handing a worker a piece of work until it is durable",
     FEED,
-    buckets=(0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 5, 10),
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 5, 10),
     registry=REGISTRY,
 )
 clock_differs_s: Final = Gauge(

@@ -26,10 +26,11 @@ from tidegate.errors import Fatal
 from tidegate.model.message import MessageBlock
 from tidegate.model.slots import RowBlock
 from tidegate.model.span import Span
-from tidegate.pipeline.deliver import Report, Worker
+from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.job import rendered
 from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.work import Report
 from tidegate.sink import quarantine
 from tidegate.sink.base import Content
 from tidegate.tidb import checksum, keys, row

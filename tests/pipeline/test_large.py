@@ -23,7 +23,6 @@ from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.job import begin
 from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.reached import read_reached
 from tidegate.sink.kafka.sink import KafkaSink
 
 pytestmark = pytest.mark.integration
@@ -101,14 +100,17 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
     spec = FeedSpec.load(feed.write())
     starts = begin(spec).starts
     worker = open_worker(spec)
-    (report,) = worker.deliver([Range(span, after, feed.last_ts) for span, after in starts.items()])
+    told: list[int] = []
+    ranges = [Range(span, after, feed.last_ts) for span, after in starts.items()]
+    (report,) = worker.deliver(ranges, lambda spans: told.extend(spans.values()))
     assert report.ts == feed.last_ts
     assert report.rows == len(feed.entries)
     records = progress(kafka, progress_topic(spec))
     reached = [record.ts for record in records]
     assert reached == sorted(reached)
     assert len(set(reached)) > 1
-    assert feed.start_ts < max(read_reached(spec.reached_dir).values()) < feed.last_ts
+    assert told == sorted(told)
+    assert feed.start_ts < told[-1] < feed.last_ts
     assert_delivered(feed)
     assert uncommitted(kafka, spec.sink_uri.topic) == report.messages
 

@@ -144,7 +144,7 @@ class Durable:
     token: tuple[int, int]
     spans: Mapping[str, Timestamp]
     stats: Mapping[str, int] = field(default_factory=dict)
-    """What the micro-batch did; empty in its midst."""
+    """What a piece of work did; empty in its midst."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,18 @@
-"""What of a feed waits in the event store, handed out batch by batch.
+"""What of a feed waits in the event store, handed out as workers become free.
 
-    floors, manifests, barrier.json  ->  Backlog.take  ->  shares of (span, after, upto), one a task
+    floors, manifests, barrier.json  ->  Backlog.take  ->  shares of (span, after, upto), one a worker
+                                         Backlog.done  <-  those that are durable
 
 Lives in the driver of the feed's pipeline. It reads no rows and opens no segment: whoever gets a range does.
-With the puller and the control process it shares only files, read anew at every look.
+With the puller and the control process it shares only files, read anew at every look. Of a span one range is
+out at a time: its rows are written in order, whoever writes them.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tidegate.eventstore import outlook
@@ -22,7 +25,7 @@ GLANCE_S: Final = 0.01
 """Between two glances at whether anything was told since the last look."""
 QUIET_S: Final = 2.0
 QUIET_GLANCE_S: Final = 0.02
-"""The same when there has been no batch for QUIET_S."""
+"""The same when nothing was due for QUIET_S."""
 REST_S: Final = 0.5
 """Between two looks at most: nothing waits longer, were a change not seen."""
 KEPT: Final = 2
@@ -30,14 +33,20 @@ KEPT: Final = 2
 
 
 class Backlog:
-    """One incarnation's. For one thread."""
+    """One incarnation's. `take` is for one thread, `done` and `stir` for any."""
 
-    def __init__(self, spec: FeedSpec, begun: Mapping[str, int], tasks: int) -> None:
-        """`begun`: up to where each span is durable. `tasks`: how many may run at once."""
+    def __init__(self, spec: FeedSpec, begun: Mapping[str, int], free: Callable[[], int]) -> None:
+        """`begun`: up to where each span is durable. `free`: how many may be given work now; it may wait,
+        and what it raises ends `take`.
+        """
         self._spec = spec
         self._begun = dict(begun)
         """How far each span was taken."""
-        self._tasks = spec.sink.describe().at_once(tasks)
+        self._free = free
+        self._out: set[str] = set()
+        """Spans of which a worker has a range."""
+        self._stirred = threading.Event()
+        self._stirs = 0
         self._taken_at = float("-inf")
         self._spans: tuple[str, ...] = ()
         """Those that the barrier file named at the last look."""
@@ -45,12 +54,13 @@ class Backlog:
         """Of spans that were looked at: only what was appended is read again."""
 
     def take(self) -> list[list[Range]]:
-        """The next batch, by task; waits until there is one.
+        """What is due, shared among those that are free; waits until there is something.
 
         Each look costs a reading of the barrier file and a pass over the spans, so between two of them it
-        only glances at whether anything was told. Under heavy load it waits for a fuller batch (`waits`).
+        only glances at whether anything was told. Under heavy load it waits for more at once (`waits`).
         """
         while True:
+            self._free()
             # Before the look: what is told while it looks differs from this, and is looked at next.
             mark = self.mark()
             found, sizes, waiting = self.look()
@@ -64,29 +74,42 @@ class Backlog:
                 return self._hand_out(found, sizes)
 
     def taken(self) -> list[list[Range]]:
-        """The next batch as of now, by task; empty if nothing is due."""
+        """What is due now, in shares; empty if nothing is."""
         found, sizes, _ = self.look()
         return self._hand_out(found, sizes)
 
+    def done(self, ranges: Iterable[Range]) -> None:
+        """They are durable: what comes after them may be taken."""
+        self._out.difference_update([one.span for one in ranges])
+        self.stir()
+
+    def stir(self) -> None:
+        """Look again: something has changed that `take` cannot see."""
+        self._stirs += 1
+        self._stirred.set()
+
     def _hand_out(self, found: list[Range], sizes: Mapping[str, int]) -> list[list[Range]]:
         self._begun |= {one.span: one.upto for one in found}
-        return share(found, sizes, self._tasks)
+        self._out.update([one.span for one in found])
+        return share(found, sizes, self._free())
 
     def _rest(self, mark: object, until: float) -> None:
         """Until something else was told than `mark`, or it is late enough (`until`, monotonic seconds)."""
         quiet = time.monotonic() - self._taken_at > QUIET_S
         while self.mark() == mark and time.monotonic() < until:
-            time.sleep(QUIET_GLANCE_S if quiet else GLANCE_S)
+            self._stirred.wait(QUIET_GLANCE_S if quiet else GLANCE_S)
+            self._stirred.clear()
 
     def mark(self) -> object:
         """What was told last: rows come to light with another manifest of their span, as far as the barrier
         file says. Floors that rise with time alone bring none, and those of other feeds' spans neither.
         """
         barrier = (self._spec.feed_dir / "barrier.json").stat()  # each is another file
-        return barrier.st_ino, barrier.st_mtime_ns, outlook.versions(self._spec.store_dir, self._spans)
+        told = outlook.versions(self._spec.store_dir, self._spans)
+        return barrier.st_ino, barrier.st_mtime_ns, told, self._stirs
 
     def look(self) -> tuple[list[Range], dict[str, int], int]:
-        """The ranges of a batch as of now, about how many bytes each has, and how many wait in all."""
+        """The ranges that are due now, about how many bytes each has, and how many wait in all."""
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
         self._spans = tuple(barrier.spans)
         # The frontier first: every row below it is in a manifest by then.
@@ -109,9 +132,11 @@ class Backlog:
         return found, {span: min(size, budget) for span, size in sizes.items()}, sum(sizes.values())
 
     def _sizes(self, barrier: Barrier, frontier: Mapping[str, int]) -> dict[str, int]:
-        """Bytes that wait per span, of the spans that have rows to deliver."""
+        """Bytes that wait per span, of the spans that have rows to deliver and are with nobody."""
         found = {}
         for span, start_ts in barrier.spans.items():
+            if span in self._out:
+                continue
             after, upto = max(self._begun.get(span, 0), start_ts), bound(barrier, frontier, span)
             size = self._pending(span, after, upto, barrier) if upto > after else 0
             if size:

@@ -6,12 +6,13 @@ range in several, each as large as the sink takes in a few seconds. A transactio
 commit ts: the progress then says up to which position. What was not committed when a task dies is written
 again by the next incarnation, which reads the progress first.
 
-State lives in the worker process, which Spark reuses: its slot and writer, the schemas, the plan.
+State lives in the worker process: its slot and writer, the schemas, the plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,9 +45,9 @@ from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.pieces import Cutter, slices, weight
 from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.reached import Reached
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
+from tidegate.pipeline.work import Report, Tell
 from tidegate.sink.base import Description, Domain, SlotTaken, Writer
 from tidegate.sink.quarantine import Quarantine
 from tidegate.tidb.keys import stripe_ids
@@ -57,26 +58,10 @@ PIECE_BYTES: Final = 16 << 20
 """Of entries that are encoded at once, however fast the sink is: a piece takes several times as much."""
 GROWTH: Final = 4.0
 """Bytes for the sink that a byte of entries is taken to become before it is known."""
+TELL_S: Final = 0.5
+"""Between two words of what is durable in the midst of a piece of work."""
 GROWTH_MIN: Final = 1.0
 """What becomes of entries that are filtered out says nothing about the next ones."""
-
-
-@dataclass(slots=True)
-class Report:
-    """What became of one range: what goes back to the driver."""
-
-    span: str
-    ts: int
-    rows: int = 0
-    messages: int = 0
-    bytes: int = 0
-    quarantined: int = 0
-    matched: int = 0
-    unchecked: int = 0
-    excused: int = 0
-    mismatched: int = 0
-    misencoded: int = 0
-    lag_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -183,7 +168,6 @@ class Worker:
         self.clock = SystemClock()
         self.beats = beats or Beats(spec.beats_dir)
         """Beaten only for what was really done: a block made ready, something the sink acknowledged."""
-        self.reached = Reached(spec.reached_dir)
         before = spec.durable()
         self.positions, self._ahead = before.positions, before.ahead
         self._ahead_follows = followers(self._ahead.rules, count(1))  # 0 is `_follows`
@@ -191,8 +175,12 @@ class Worker:
         """The bounds of the spans that were delivered."""
         self._growth = GROWTH
 
-    def deliver(self, ranges: list[Range]) -> list[Report]:
-        """Deliver some ranges, durable on return, but for those that this capture has lost meanwhile."""
+    def deliver(self, ranges: list[Range], tell: Tell = lambda spans: None) -> list[Report]:
+        """Deliver some ranges, durable on return, but for those that this capture has lost meanwhile.
+
+        `tell` hears what is durable before that, every `TELL_S` at most.
+        """
+        tell = _seldom(tell)
         groups = [ranges] if self._merges else [[one] for one in ranges]
         stretches = [Stretch.of(group, self._begun(group)) for group in groups]
         misses = 0
@@ -201,7 +189,7 @@ class Worker:
             try:
                 with self.slot.writer() as writer:
                     ours = [one for one in stretches if self._is_granted(one)]
-                    self._deliver(ours, Transaction(self, writer))
+                    self._deliver(ours, Transaction(self, writer), tell)
                 return [report for one in stretches for report in one.reports]
             except SlotTaken:
                 misses = misses + 1 if [one.durable for one in stretches] == before else 1
@@ -222,14 +210,14 @@ class Worker:
         begun = self.positions.get(ranges[0].span) if self._pieces else None
         return begun if begun is not None and begun.commit_ts == ranges[0].after + 1 else None
 
-    def _deliver(self, stretches: list[Stretch], batch: Transaction) -> None:
+    def _deliver(self, stretches: list[Stretch], batch: Transaction, tell: Tell) -> None:
         for one in stretches:
             if one.is_done:
                 continue
             for _ in self._deliver_stretch(one, batch):
                 if batch.is_due:
                     self._commit(batch, stretches)
-                    self.reached.tell({told.span: told.ts for other in stretches for told in other.reports})
+                    tell({told.span: told.ts for other in stretches for told in other.reports})
         self._commit(batch, stretches)
 
     def _commit(self, batch: Transaction, stretches: list[Stretch]) -> None:
@@ -382,6 +370,18 @@ class Worker:
             )
 
 
+def _seldom(tell: Tell) -> Tell:
+    told = time.monotonic()
+
+    def tell_now_and_then(spans: Mapping[str, int]) -> None:
+        nonlocal told
+        if time.monotonic() - told >= TELL_S:
+            told = time.monotonic()
+            tell(spans)
+
+    return tell_now_and_then
+
+
 def _follows(config: ReplicaConfig) -> Follows:
     """The verdicts of the feed's rules; each is noted in the version that it is about."""
     rules = FeedFilter.of(config)
@@ -489,9 +489,9 @@ WORKERS: dict[tuple[str, int], Worker] = {}
 """This process's worker, by spec file and incarnation; one entry, unless Spark outlives an incarnation."""
 
 
-def deliver(spec_path: str, ranges: list[Range]) -> list[Report]:
-    """What a task does: deliver ranges, all durable on return."""
-    return worker_of(spec_path, open_worker).deliver(ranges)
+def deliver(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    """What a worker does with a piece of work: deliver ranges, all durable on return."""
+    return worker_of(spec_path, open_worker).deliver(ranges, tell)
 
 
 def open_worker(spec: FeedSpec) -> Worker:

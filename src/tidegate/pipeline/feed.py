@@ -146,11 +146,6 @@ class FeedSpec:
         return DurableBefore(positions, Ahead.from_json(found["ahead"]))
 
     @property
-    def reached_dir(self) -> Path:
-        """Where workers say what is durable in the middle of a task: `pipeline.reached`."""
-        return self.work_dir / "reached"
-
-    @property
     def beats_dir(self) -> Path:
         """Where the processes of this incarnation show that they get something done: `pipeline.beats`."""
         return self.work_dir / BEATS

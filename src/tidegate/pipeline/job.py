@@ -2,15 +2,16 @@
 
     python -m tidegate.pipeline.job SPEC_JSON
 
-A loop of Spark jobs. Spark schedules descriptors of key ranges; the tasks open the segments, decode,
-dispatch, encode and deliver. Nothing here handles a single row.
+Spark starts the workers, a job of one task each, and keeps them. They ask the driver for work
+(`pipeline.host`), which is descriptors of key ranges, open the segments, decode, dispatch, encode and
+deliver. Nothing here handles a single row.
 
     Backlog (span, after, upto)  ->  deliver: read > mount > split > dispatch > encode > sink
                                                                -> reports -> control process
 
-A streaming query would cost three times the CPU a batch and give nothing that is missing here: offsets,
-admission and restart are ours, and progress lies in the sink. A feed that begins with an initial load
-delivers that first, in the same way (`pipeline.load`).
+A streaming query, or a job for each batch, would cost tens of milliseconds a batch and give nothing that is
+missing here: offsets, admission and restart are ours, and progress lies in the sink. A feed that begins with
+an initial load delivers that first, in jobs (`pipeline.load`).
 
 Exactly-once: a new incarnation first fences every writer that any incarnation has had, then reads the
 progress that was committed with the rows, and starts there. Any failure ends the process; the supervisor
@@ -25,10 +26,8 @@ import re
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -37,21 +36,15 @@ from pyspark.sql import SparkSession
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import ControlClient
-from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.progress import outlived, span_key, span_progress
-from tidegate.model.reports import Durable, Failed, PipelineHello, Started
+from tidegate.model.reports import Failed, PipelineHello, Started
 from tidegate.pipeline.ahead import Ahead
-from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.deliver import Report, deliver
+from tidegate.pipeline.deliver import deliver
 from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
+from tidegate.pipeline.host import Host
 from tidegate.pipeline.load import InitialLoad
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.reached import herald
+from tidegate.pipeline.work import Task
 from tidegate.spark.session import open_session
-
-Deliver = Callable[[str, list[Range]], list[Report]]
-"""(path of the spec, ranges) -> what became of each: what a task does."""
-
 
 DAEMON: Final = "tidegate.pipeline.daemon"
 
@@ -92,30 +85,16 @@ def stream(
     path: Path,
     starts: Mapping[str, int],
     control: ControlClient,
-    task: Deliver = deliver,
+    task: Task = deliver,
 ) -> NoReturn:
-    """Deliver batch after batch from `starts` on, until something fails."""
-    context = spark.sparkContext
-    backlog = Backlog(spec, starts, tasks(spark))
-    work = partial(task, str(path))
-    while True:
-        shares = backlog.take()
-        began = time.monotonic()
-        reports: list[Report] = context.parallelize(shares, len(shares)).flatMap(work).collect()
-        control.send(durable(spec, reports, time.monotonic() - began))
+    """Deliver whatever comes, from `starts` on, until something fails."""
+    workers = spec.sink.describe().at_once(tasks(spark))
+    Host(spec, starts, control.send).run(spark.sparkContext, workers, str(path), task)
 
 
 def tasks(spark: SparkSession) -> int:
-    """Tasks per batch: one a core; more only cost scheduling."""
+    """How many work at once: one a core; more only cost scheduling."""
     return max(1, int(spark.sparkContext.defaultParallelism))
-
-
-def durable(spec: FeedSpec, reports: list[Report], batch_s: float) -> Durable:
-    """What a batch tells the control process: what has become durable, and what it did."""
-    names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
-    stats = {name: sum(getattr(one, name) for one in reports) for name in names}
-    times = {"batch_ms": round(batch_s * 1000), "lag_ms": max(one.lag_ms for one in reports)}
-    return Durable(spec.token, {one.span: one.ts for one in reports}, stats | times)
 
 
 def run(path: Path, spark_master: str = "local[*]") -> None:
@@ -136,8 +115,6 @@ def run(path: Path, spark_master: str = "local[*]") -> None:
         control.send(Started(begun.starts, outlived(begun.records, spec.instance, spec.rules)))
         if spec.loads:
             InitialLoad(spark, spec, str(path), control).run(begun.records)
-        # In the midst of a task, which counts what it did at its end.
-        herald(spec.reached_dir, lambda spans: control.send(Durable(spec.token, spans)))
         stream(spark, spec, path, begun.starts, control)
     except Exception as error:
         control.send(failure(error))

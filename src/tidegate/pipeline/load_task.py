@@ -24,8 +24,9 @@ from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.progress import LoadProgress, load_key
 from tidegate.model.span import Span
-from tidegate.pipeline.deliver import Report, Transaction, Worker, open_worker, worker_of
+from tidegate.pipeline.deliver import Transaction, Worker, open_worker, worker_of
 from tidegate.pipeline.pieces import weight
+from tidegate.pipeline.work import Report
 from tidegate.sink.base import SlotTaken
 
 TASK_S: Final = 4.0
