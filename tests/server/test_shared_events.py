@@ -61,18 +61,24 @@ def delivered(capture: Running, name: str) -> set[Any]:
     return rows | {line["ddl"] for line in lines if "ddl" in line}
 
 
-def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_then_all_of_it(
-    bank: BankWorkload, capture: Running, pd: PdClient
-) -> None:
-    """A puller that dies goes on where it was. A feed that is resumed needs what went with one that ran on, a
-    new one begins before all that is kept; meanwhile the others lose nothing.
-    """
+def begin_two(capture: Running, bank: BankWorkload, pd: PdClient) -> int:
+    """The feeds `one` and `two`, of the same tables, which have both delivered some rows; their start ts."""
     start_ts = pd.tso()
     for name in ("one", "two"):
         assert capture.create(name, start_ts=start_ts)["http"] == 200
     work(bank, 60)
     for name in ("one", "two"):
         capture.wait_checkpoint(name, pd.tso())
+    return start_ts
+
+
+def test_what_all_are_done_with_is_not_pulled_again_until_a_feed_needs_it_and_then_all_of_it(
+    bank: BankWorkload, capture: Running, pd: PdClient
+) -> None:
+    """A puller that dies goes on where it was. A feed that is resumed needs what went with one that ran on, a
+    new one begins before all that is kept; meanwhile the others lose nothing.
+    """
+    start_ts = begin_two(capture, bank, pd)
     assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
     work(bank, 160)
     passed = pd.tso()
@@ -113,12 +119,7 @@ def test_a_feed_that_stands_still_makes_way_before_the_others_stand_still_too(
     monkeypatch.setattr("tidegate.server.spans.STANDS_S", 1.0)
     capture = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", event_store_bytes=400_000)
     try:
-        start_ts = pd.tso()
-        for name in ("one", "two"):
-            assert capture.create(name, start_ts=start_ts)["http"] == 200
-        work(bank, 60)
-        for name in ("one", "two"):
-            capture.wait_checkpoint(name, pd.tso())
+        begin_two(capture, bank, pd)
         broken = capture.out / "one.broken"
         if trouble == "its sink is down":
             broken.touch()
