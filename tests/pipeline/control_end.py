@@ -71,7 +71,7 @@ class ControlEnd:
                 assert self._new.wait(max(0.0, deadline - time.monotonic())), self.started
 
     def wait_spans(self, ts: int, patience_s: float = PATIENCE_S) -> None:
-        """Wait until every span that was ever reported has reached `ts`."""
+        """Wait until every span that a pipeline has begun with has reached `ts`."""
         self.wait_any_checkpoint()
         deadline = time.monotonic() + patience_s
         with self._new:
@@ -81,8 +81,8 @@ class ControlEnd:
     def _reached(self) -> dict[str, int]:
         reached: dict[str, int] = {}
         for message in self.messages:
-            if isinstance(message, Durable):
-                reached |= message.spans
+            if isinstance(message, Started | Durable):
+                reached |= {span: max(ts, reached.get(span, 0)) for span, ts in message.spans.items()}
         return reached
 
     def _accept(self) -> None:

@@ -6,9 +6,12 @@ The workers run in threads here; `test_job` and `test_zombies` have Spark's proc
 from __future__ import annotations
 
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from tests.pipeline.recorded import RecordedFeed
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.ipc import Line, framed, socket_name
 from tidegate.model.reports import Durable
+from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.host import Host
 from tidegate.pipeline.ranges import Range
@@ -62,11 +66,38 @@ class Hosted:
     def socket(self) -> Path:
         return self.spec.work_dir / "work.sock"
 
+    def connected(self) -> socket.socket:
+        """As a worker connects, as soon as the host listens."""
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            worker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                with socket_name(self.socket) as name:
+                    worker.connect(name)
+                return worker
+            except (FileNotFoundError, ConnectionRefusedError):
+                worker.close()
+        raise AssertionError("the host does not listen")
+
     def bound(self, ts: int) -> None:
         told = json.loads(self.barrier.read_text())
         partial = self.barrier.with_suffix(".tmp")
         partial.write_text(json.dumps(told | {"barrier_ts": ts}))
         partial.replace(self.barrier)
+
+    def start_impatient(self, task: Callable[[str, list[Range], Tell], list[Report]]) -> None:
+        """With little time for a worker; two are there before anything is due."""
+        own = replace(self.spec.config.tidegate, stall_timeout=1.5, start_timeout=1.5)
+        self.spec = replace(self.spec, config=replace(self.spec.config, tidegate=own))
+        self.start_held(task)
+        self.bound(UPTO)
+
+    def start_held(self, task: Callable[[str, list[Range], Tell], list[Report]]) -> None:
+        """With two workers, and nothing for them before `bound`."""
+        self.bound(1)
+        self.start(task)
+        while self.host._free() < 2:
+            pass
 
     def start(self, task: Callable[[str, list[Range], Tell], list[Report]], workers: int = 2) -> None:
         self.host = Host(self.spec, self.starts, self._hear)
@@ -125,10 +156,7 @@ def test_a_worker_that_is_slow_keeps_nobody_waiting_but_who_wants_its_spans(host
             busy.difference_update(spans)
         return all_of(ranges)
 
-    hosted.bound(1)
-    hosted.start(work)
-    while hosted.host._free() < 2:
-        pass
+    hosted.start_held(work)
     hosted.bound(MIDDLE)
     hosted.wait(lambda told: sum(bool(one.stats) for one in told) >= 1)
     hosted.bound(UPTO)
@@ -172,13 +200,48 @@ def test_what_a_task_raises_ends_the_host_with_it(hosted: Hosted, raised: Except
     assert failed(raised).retry is (kind is not Fatal)
 
 
+def test_one_worker_that_hangs_is_named_although_the_others_go_on(hosted: Hosted) -> None:
+    hung, over = threading.Event(), threading.Event()
+
+    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        if not hung.is_set():
+            hung.set()
+            over.wait(WAIT_S)
+        return all_of(ranges)
+
+    hosted.start_impatient(work)
+    error = hosted.ended_by()
+    over.set()
+    assert isinstance(error, Retryable)
+    assert "CDC:ErrPipelineHung" in error.what
+    assert f"({os.getpid()})" in error.where
+    assert hosted.told, "the other one has delivered"
+
+
+def test_a_worker_that_gets_something_done_is_not_hung(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.pipeline.beats.INTERVAL_S", 0.0)
+    beats = Beats(hosted.spec.beats_dir)
+
+    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        for _beat in range(30):
+            time.sleep(0.1)
+            beats.beat()
+        return all_of(ranges)
+
+    hosted.start_impatient(work)
+    hosted.wait(lambda told: len(told) >= 2)
+    assert hosted.error is None
+
+
 HELLO = framed(to_json(WorkerHello(4711)))
 
 
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ([HELLO], "process 4711"),
+        ([HELLO], "a worker (4711)"),
         ([HELLO, b"\xff" * 8], "sent what is no message"),
         ([HELLO, framed({"type": "delivered"})], "sent what is no message"),
         ([HELLO, framed(to_json(WorkerHello(4712)))], "said what it must not"),
@@ -190,11 +253,7 @@ def test_a_worker_that_dies_or_says_nonsense_ends_the_host(
     hosted: Hosted, frames: list[bytes], words: str
 ) -> None:
     hosted.start(lambda _, ranges, tell: all_of(ranges), workers=0)
-    while not hosted.socket.exists() or hosted.socket.stat().st_mode & 0o77:
-        pass
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    with socket_name(hosted.socket) as name:
-        connected.connect(name)
+    connected = hosted.connected()
     for one in frames:
         connected.sendall(one)
         if one is HELLO:

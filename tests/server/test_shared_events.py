@@ -116,8 +116,8 @@ def test_a_feed_that_stands_still_makes_way_before_the_others_stand_still_too(
     trouble: str,
 ) -> None:
     """What it has not delivered would fill the event store, and its tables are theirs, too."""
-    monkeypatch.setattr("tidegate.server.spans.STANDS_S", 1.0)
-    capture = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", event_store_bytes=400_000)
+    monkeypatch.setattr("tidegate.server.spans.STANDS_S", 4.0)
+    capture = Running(upstream.pd_addr, tmp_path / "capture", tmp_path / "out", event_store_bytes=1_600_000)
     try:
         begin_two(capture, bank, pd)
         broken = capture.out / "one.broken"

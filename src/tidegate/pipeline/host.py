@@ -5,8 +5,11 @@
 The thread that calls `run` takes what is due and shares it among the workers that are free; each connection
 has a thread, which hands the worker its share and passes on what it says. A range is with one worker at a
 time, and the next one of its span is due when that one has said that it is durable. So no worker waits for
-another. Whatever fails ends `run`, and with it the process: the next incarnation fences all workers of this
-one and reads what is durable.
+another.
+
+Whatever fails ends `run`, and with it the process: the next incarnation fences all workers of this one and
+reads what is durable. A worker that has work and gives no sign of life fails, too: the control process, which
+looks for signs of life of the pipeline as a whole, does not miss one of several.
 """
 
 from __future__ import annotations
@@ -16,16 +19,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, NoReturn, TypeAlias
 
 from pyspark import SparkContext
 
+from tidegate.control.watchdog import Watchdog
 from tidegate.errors import Retryable, TidegateError
 from tidegate.ipc import Line, framed, socket_name
-from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.reports import Durable, Failed
 from tidegate.pipeline.backlog import Backlog
+from tidegate.pipeline.beats import read_beats
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.work import (
@@ -33,7 +38,6 @@ from tidegate.pipeline.work import (
     Deliver,
     Delivered,
     Reached,
-    Report,
     Task,
     WorkerHello,
     parse,
@@ -47,6 +51,27 @@ Serve: TypeAlias = Callable[[Iterator[int]], None]
 
 SAY_S: Final = 5.0
 """A worker that fails says so before its task does; so long the driver waits for that."""
+LOOK_S: Final = 0.5
+"""Between two looks for signs of life."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """What is known of one."""
+
+    line: Line
+    pid: int = 0
+    work: str = ""
+    """What it has to do, in words."""
+    said: int = 0
+    """Messages."""
+    has_delivered: bool = False
+    dog: Watchdog = field(default_factory=Watchdog)
+
+    @property
+    def who(self) -> str:
+        """For people."""
+        return f"a worker ({self.pid})" if self.pid else "a worker that has not said who it is"
 
 
 class Host:
@@ -61,6 +86,7 @@ class Host:
         self._waiting = 0
         """Workers without work."""
         self._failure: TidegateError | None = None
+        self._workers: list[Worker] = []
 
     def run(self, context: SparkContext, workers: int, spec_path: str, task: Task) -> NoReturn:
         """Deliver whatever comes with so many workers, until something fails: raises that."""
@@ -71,6 +97,7 @@ class Host:
             path.chmod(0o600)  # nobody is answered before this
             listener.listen(workers)
             self._start("accept", partial(self._accept, listener))
+            self._start("signs-of-life", self._watch)
             work = partial(serve, str(path), spec_path, task)
             for number in range(workers):
                 self._start(f"spark-{number}", partial(self._keep_job, context, work))
@@ -109,57 +136,88 @@ class Host:
             except OSError as error:
                 self._fail(Retryable("The pipeline's workers cannot connect.", why=str(error)))
                 return
-            self._start("worker", partial(self._attend, Line(connected)))
+            one = Worker(Line(connected))
+            self._workers.append(one)
+            self._start("worker", partial(self._attend, one))
 
-    def _attend(self, line: Line) -> None:
+    def _watch(self) -> None:
+        """Fail when one of several has work and does nothing: the others go on, and would hide it."""
+        own = self._spec.config.tidegate
+        while self._failure is None:
+            time.sleep(LOOK_S)
+            beats = read_beats(self._spec.beats_dir)
+            for one in self._workers:
+                patience = own.stall_timeout if one.has_delivered else own.start_timeout
+                signs = one.said, beats.get(str(one.pid))
+                hung = one.dog.step(time.monotonic(), one.work, signs, patience)
+                if hung is not None:
+                    self._fail(
+                        Retryable(
+                            "[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for "
+                            f"{hung.silent_s:.0f} s.",
+                            where=one.who,
+                            why=f"it has to deliver {hung.work}",
+                            fix="nothing: all processes of the pipeline are killed and started again, and "
+                            "nothing is lost; on a machine that is only too slow raise stall-timeout, or "
+                            "start-timeout, in [tidegate]",
+                        )
+                    )
+
+    def _attend(self, one: Worker) -> None:
         """Hand one worker share after share."""
-        who = "a worker that has not said who it is"
         try:
-            message = self._heard(line, who)
+            message = self._heard(one)
             if not isinstance(message, WorkerHello):
                 raise Retryable("A worker of the pipeline does not say who it is.", why=repr(message))
-            who = f"process {message.pid}"
+            one.pid = message.pid
+            share: list[Range] = []
             while True:
                 with self._changed:
                     self._waiting += 1
                     self._changed.notify_all()
-                self._backlog.stir()
-                self._attend_share(line, self._shares.get(), who)
+                self._backlog.done(share)
+                share = self._shares.get()
+                one.work = f"{share[0].span} and {len(share) - 1} more" if len(share) > 1 else share[0].span
+                self._attend_share(one, share)
+                one.work, one.has_delivered = "", True
         except TidegateError as error:
             self._fail(error)
         except Exception as error:  # a defect must end the process with its reason, not leave a worker idle
-            self._fail(Retryable("The driver failed at a worker.", where=who, why=repr(error)))
+            self._fail(Retryable("The driver failed at a worker.", where=one.who, why=repr(error)))
 
-    def _attend_share(self, line: Line, share: Sequence[Range], who: str) -> None:
+    def _attend_share(self, one: Worker, share: Sequence[Range]) -> None:
         began = time.monotonic()
         try:
-            line.send(framed(to_json(Deliver(tuple(share)))))
+            one.line.send(framed(to_json(Deliver(tuple(share)))))
         except OSError as error:
-            raise Retryable("A worker of the pipeline has died.", where=who, why=str(error)) from error
+            raise Retryable("A worker of the pipeline has died.", where=one.who, why=str(error)) from error
         while True:
-            match self._heard(line, who):
+            match self._heard(one):
                 case Reached(spans):
                     self._send(Durable(self._spec.token, spans))
-                case Delivered(reports):
-                    self._send(durable(self._spec, reports, time.monotonic() - began))
-                    self._backlog.done(share)
+                case Delivered(spans, stats):
+                    took = {"batch_ms": round((time.monotonic() - began) * 1000)}
+                    self._send(Durable(self._spec.token, spans, {**stats, **took}))
                     return
                 case message:
                     raise Retryable("A worker of the pipeline said what it must not.", why=repr(message))
 
-    def _heard(self, line: Line, who: str) -> WorkerHello | Reached | Delivered:
+    def _heard(self, one: Worker) -> WorkerHello | Reached | Delivered:
         """What a worker says; raises it where that is an error."""
         try:
-            found = line.receive()
+            found = one.line.receive()
             message = None if found is None else parse(found, FROM_WORKER)
         except ValueError as error:
             raise Retryable(
-                "A worker of the pipeline sent what is no message.", where=who, why=str(error)
+                "A worker of the pipeline sent what is no message.", where=one.who, why=str(error)
             ) from error
         if message is None:
-            raise Retryable("A worker of the pipeline has died.", where=who, why="its connection has ended")
+            raise Retryable(
+                "A worker of the pipeline has died.", where=one.who, why="its connection has ended"
+            )
         if isinstance(message, Failed):
             raise message.error()
+        one.said += 1
         return message
 
     def _fail(self, error: TidegateError) -> None:
@@ -167,11 +225,3 @@ class Host:
             self._failure = self._failure or error
             self._changed.notify_all()
         self._backlog.stir()
-
-
-def durable(spec: FeedSpec, reports: Sequence[Report], took_s: float) -> Durable:
-    """What the control process hears of a piece of work: what is durable, and what was done."""
-    names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
-    stats = {name: sum(getattr(one, name) for one in reports) for name in names}
-    times = {"batch_ms": round(took_s * 1000), "lag_ms": max(one.lag_ms for one in reports)}
-    return Durable(spec.token, {one.span: one.ts for one in reports}, stats | times)

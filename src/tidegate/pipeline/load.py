@@ -17,12 +17,12 @@ from pyspark.sql import SparkSession
 
 from tidegate.control.load import Left, LoadPlan, LoadQueue, Pace
 from tidegate.ipc import ControlClient
-from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.progress import load_progress
 from tidegate.model.reports import Loaded
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
 from tidegate.pipeline.load_task import LoadReport, LoadTask, load
+from tidegate.pipeline.work import COUNTS
 
 PAUSE_S: Final = 1.0
 """The longest wait for the pace without a sign of life."""
@@ -94,6 +94,5 @@ class InitialLoad:
     def _tell(self, reports: list[LoadReport], task_s: float) -> None:
         """What is durable now, to the control process."""
         state = self._queue.state(time.monotonic() - self._began)
-        names = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
-        stats = {name: sum(getattr(r.report, name) for r in reports) for name in names}
+        stats = {name: sum(getattr(r.report, name) for r in reports) for name in COUNTS}
         self._control.send(Loaded(state, stats | {"batch_ms": round(task_s * 1000)}))

@@ -9,10 +9,11 @@ of a worker that it has no more work for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
+from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.reports import Failed
 from tidegate.model.timestamp import Timestamp
 from tidegate.model.wire import Wire
@@ -36,6 +37,10 @@ class Report:
     mismatched: int = 0
     misencoded: int = 0
     lag_ms: int = 0
+
+
+COUNTS: Final = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
+"""What is summed up over ranges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +68,16 @@ class Reached:
 class Delivered:
     """All of it is durable, but for ranges that this capture has lost; the worker asks for more."""
 
-    reports: tuple[Report, ...]
+    spans: Mapping[str, Timestamp]
+    stats: Mapping[str, int]
+    """What was done, by the names of `Report`; of lags the worst."""
+
+    @classmethod
+    def of(cls, reports: Sequence[Report]) -> Delivered:
+        """From what became of each range."""
+        stats = {name: sum(getattr(one, name) for one in reports) for name in COUNTS}
+        lag_ms = max((one.lag_ms for one in reports), default=0)
+        return cls({one.span: one.ts for one in reports}, stats | {"lag_ms": lag_ms})
 
 
 Tell: TypeAlias = Callable[[Mapping[str, Timestamp]], None]
@@ -77,6 +91,6 @@ FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (WorkerHello, Reached, Delive
 TO_WORKER: Final[tuple[type[Deliver], ...]] = (Deliver,)
 
 _WIRE: Final = Wire()
-_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[Report, ...]": _WIRE.parts(Report)})
+_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range)})
 to_json: Final[Callable[[Any], dict[str, Any]]] = _WIRE.to_json
 parse: Final = _WIRE.parse

@@ -31,7 +31,7 @@ def serve(address: str, spec_path: str, task: Task, _: Iterator[int]) -> None:
             except Exception as error:
                 line.send(framed(to_json(failed(error))))
                 raise
-            line.send(framed(to_json(Delivered(tuple(reports)))))
+            line.send(framed(to_json(Delivered.of(reports))))
     finally:
         line.close()
 
