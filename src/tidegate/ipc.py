@@ -34,7 +34,7 @@ def framed(message: Mapping[str, Any]) -> bytes:
     """A message, as its conversation has it in JSON, as bytes on the socket."""
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_FRAME:
-        raise ValueError(f"a control message of {len(body)} bytes exceeds {MAX_FRAME}")
+        raise ValueError(f"a message of {len(body)} bytes exceeds {MAX_FRAME}")
     return HEADER.pack(len(body)) + body
 
 
@@ -49,8 +49,8 @@ def parsed(body: bytes) -> dict[str, Any]:
     return message
 
 
-class Line:
-    """A connected socket with a conversation on it; `send` may be called from several threads."""
+class FramedSocket:
+    """A connected socket that carries frames; `send` may be called from several threads."""
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
@@ -110,7 +110,7 @@ class ControlClient:
             raise Retryable(
                 "The control process does not answer.", where=str(path), why=str(error)
             ) from error
-        self._line = Line(connected)
+        self._line = FramedSocket(connected)
         self.send(hello)
 
     def send(self, report: Report) -> None:

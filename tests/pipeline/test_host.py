@@ -19,7 +19,7 @@ import pytest
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
-from tidegate.ipc import Line, framed, socket_name
+from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Durable
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -218,6 +218,21 @@ def test_one_worker_that_hangs_is_named_although_the_others_go_on(hosted: Hosted
     assert hosted.told, "the other one has delivered"
 
 
+def test_a_thread_of_the_driver_that_fails_ends_the_host(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would look for signs of life any more, and nobody would know."""
+
+    def broken(folder: Path) -> dict[str, int]:
+        raise PermissionError(folder)
+
+    monkeypatch.setattr("tidegate.pipeline.host.read_beats", broken)
+    hosted.start(lambda _, ranges, tell: all_of(ranges))
+    error = hosted.ended_by()
+    assert isinstance(error, Retryable)
+    assert "signs-of-life" in error.where
+
+
 def test_a_worker_that_gets_something_done_is_not_hung(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,10 +269,11 @@ def test_a_worker_that_dies_or_says_nonsense_ends_the_host(
 ) -> None:
     hosted.start(lambda _, ranges, tell: all_of(ranges), workers=0)
     connected = hosted.connected()
+    assert hosted.socket.stat().st_mode & 0o77 == 0, "another user could take rows for delivered"
     for one in frames:
         connected.sendall(one)
         if one is HELLO:
-            assert Line(connected).receive() is not None  # it has work from here on
+            assert FramedSocket(connected).receive() is not None  # it has work from here on
     connected.close()
     error = hosted.ended_by()
     assert isinstance(error, Retryable)

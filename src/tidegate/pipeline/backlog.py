@@ -46,7 +46,6 @@ class Backlog:
         self._out: set[str] = set()
         """Spans of which a worker has a range."""
         self._stirred = threading.Event()
-        self._stirs = 0
         self._taken_at = float("-inf")
         self._spans: tuple[str, ...] = ()
         """Those that the barrier file named at the last look."""
@@ -62,6 +61,7 @@ class Backlog:
         while True:
             self._free()
             # Before the look: what is told while it looks differs from this, and is looked at next.
+            self._stirred.clear()
             mark = self.mark()
             found, sizes, waiting = self.look()
             now = time.monotonic()
@@ -85,7 +85,6 @@ class Backlog:
 
     def stir(self) -> None:
         """Look again: something has changed that `take` cannot see."""
-        self._stirs += 1
         self._stirred.set()
 
     def _hand_out(self, found: list[Range], sizes: Mapping[str, int]) -> list[list[Range]]:
@@ -94,19 +93,18 @@ class Backlog:
         return share(found, sizes, self._free())
 
     def _rest(self, mark: object, until: float) -> None:
-        """Until something else was told than `mark`, or it is late enough (`until`, monotonic seconds)."""
+        """Until something else was told than `mark`, `stir`, or it is late enough (`until`, monotonic)."""
         quiet = time.monotonic() - self._taken_at > QUIET_S
         while self.mark() == mark and time.monotonic() < until:
-            self._stirred.wait(QUIET_GLANCE_S if quiet else GLANCE_S)
-            self._stirred.clear()
+            if self._stirred.wait(QUIET_GLANCE_S if quiet else GLANCE_S):
+                return
 
     def mark(self) -> object:
         """What was told last: rows come to light with another manifest of their span, as far as the barrier
         file says. Floors that rise with time alone bring none, and those of other feeds' spans neither.
         """
         barrier = (self._spec.feed_dir / "barrier.json").stat()  # each is another file
-        told = outlook.versions(self._spec.store_dir, self._spans)
-        return barrier.st_ino, barrier.st_mtime_ns, told, self._stirs
+        return barrier.st_ino, barrier.st_mtime_ns, outlook.versions(self._spec.store_dir, self._spans)
 
     def look(self) -> tuple[list[Range], dict[str, int], int]:
         """The ranges that are due now, about how many bytes each has, and how many wait in all."""

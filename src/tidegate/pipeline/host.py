@@ -27,7 +27,7 @@ from pyspark import SparkContext
 
 from tidegate.control.watchdog import Watchdog
 from tidegate.errors import Retryable, TidegateError
-from tidegate.ipc import Line, framed, socket_name
+from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Durable, Failed
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import read_beats
@@ -56,10 +56,10 @@ LOOK_S: Final = 0.5
 
 
 @dataclass(slots=True)
-class Worker:
-    """What is known of one."""
+class ConnectedWorker:
+    """What the driver knows of one."""
 
-    line: Line
+    line: FramedSocket
     pid: int = 0
     work: str = ""
     """What it has to do, in words."""
@@ -86,7 +86,7 @@ class Host:
         self._waiting = 0
         """Workers without work."""
         self._failure: TidegateError | None = None
-        self._workers: list[Worker] = []
+        self._workers: list[ConnectedWorker] = []
 
     def run(self, context: SparkContext, workers: int, spec_path: str, task: Task) -> NoReturn:
         """Deliver whatever comes with so many workers, until something fails: raises that."""
@@ -117,7 +117,19 @@ class Host:
             return self._waiting
 
     def _start(self, name: str, target: Run) -> None:
-        threading.Thread(target=target, name=name, daemon=True).start()
+        """A thread of the driver's. Whatever ends it early ends `run`: else its part would stay undone."""
+
+        def guarded() -> None:
+            try:
+                target()
+            except TidegateError as error:
+                self._fail(error)
+            except Exception as error:
+                self._fail(
+                    Retryable("A thread of the pipeline's driver failed.", where=name, why=repr(error))
+                )
+
+        threading.Thread(target=guarded, name=name, daemon=True).start()
 
     def _keep_job(self, context: SparkContext, work: Serve) -> None:
         """A worker: a job of one task, so that it has no neighbours, whom Spark would end with it."""
@@ -131,12 +143,8 @@ class Host:
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
-            try:
-                connected, _ = listener.accept()
-            except OSError as error:
-                self._fail(Retryable("The pipeline's workers cannot connect.", why=str(error)))
-                return
-            one = Worker(Line(connected))
+            connected, _ = listener.accept()
+            one = ConnectedWorker(FramedSocket(connected))
             self._workers.append(one)
             self._start("worker", partial(self._attend, one))
 
@@ -163,29 +171,24 @@ class Host:
                         )
                     )
 
-    def _attend(self, one: Worker) -> None:
+    def _attend(self, one: ConnectedWorker) -> None:
         """Hand one worker share after share."""
-        try:
-            message = self._heard(one)
-            if not isinstance(message, WorkerHello):
-                raise Retryable("A worker of the pipeline does not say who it is.", why=repr(message))
-            one.pid = message.pid
-            share: list[Range] = []
-            while True:
-                with self._changed:
-                    self._waiting += 1
-                    self._changed.notify_all()
-                self._backlog.done(share)
-                share = self._shares.get()
-                one.work = f"{share[0].span} and {len(share) - 1} more" if len(share) > 1 else share[0].span
-                self._attend_share(one, share)
-                one.work, one.has_delivered = "", True
-        except TidegateError as error:
-            self._fail(error)
-        except Exception as error:  # a defect must end the process with its reason, not leave a worker idle
-            self._fail(Retryable("The driver failed at a worker.", where=one.who, why=repr(error)))
+        message = self._heard(one)
+        if not isinstance(message, WorkerHello):
+            raise Retryable("A worker of the pipeline does not say who it is.", why=repr(message))
+        one.pid = message.pid
+        share: list[Range] = []
+        while True:
+            with self._changed:
+                self._waiting += 1
+                self._changed.notify_all()
+            self._backlog.done(share)
+            share = self._shares.get()
+            one.work = share[0].span + (f" and {len(share) - 1} more" if len(share) > 1 else "")
+            self._attend_share(one, share)
+            one.work, one.has_delivered = "", True
 
-    def _attend_share(self, one: Worker, share: Sequence[Range]) -> None:
+    def _attend_share(self, one: ConnectedWorker, share: Sequence[Range]) -> None:
         began = time.monotonic()
         try:
             one.line.send(framed(to_json(Deliver(tuple(share)))))
@@ -202,7 +205,7 @@ class Host:
                 case message:
                     raise Retryable("A worker of the pipeline said what it must not.", why=repr(message))
 
-    def _heard(self, one: Worker) -> WorkerHello | Reached | Delivered:
+    def _heard(self, one: ConnectedWorker) -> WorkerHello | Reached | Delivered:
         """What a worker says; raises it where that is an error."""
         try:
             found = one.line.receive()

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
-from tidegate.ipc import Line, framed, socket_name
+from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Failed
 from tidegate.pipeline.work import TO_WORKER, Delivered, Reached, Task, WorkerHello, parse, to_json
 
@@ -45,7 +45,7 @@ def failed(error: Exception) -> Failed:
     return replace(Failed.of(error), retry=kind != "Fatal", kind=kind)
 
 
-def _connected(path: Path) -> Line:
+def _connected(path: Path) -> FramedSocket:
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with socket_name(path) as name:
@@ -53,4 +53,4 @@ def _connected(path: Path) -> Line:
     except OSError as error:
         connected.close()
         raise Retryable("The pipeline's driver does not answer.", where=str(path), why=str(error)) from error
-    return Line(connected)
+    return FramedSocket(connected)
