@@ -25,6 +25,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, TwoPhase
 from tidegate.kvclient.upstream_control import UpstreamControl
 from tidegate.model.span import Span, span_id
+from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.puller_process import store_dir
 from tidegate.tidb import keys, record
@@ -129,6 +130,12 @@ def test_a_feed_that_stands_still_makes_way_before_the_others_stand_still_too(
         wait_for(lambda: spans.filling or work(bank, 100), "the event store to fill up")
         passed = pd.tso()
         wait_for(lambda: "changefeed makes way" in caplog.text, "it to make way")
+        one = FeedId("default", "one")
+        # DDL it keeps: nobody's rows wait for that, and its catalogue goes on from there.
+        wait_for(
+            lambda: [name for name, holders in spans._holders.items() if one in holders] == [DDL_SPAN_ID],
+            "it to let go of its tables, and of no more",
+        )
         wait_for(lambda: dropped(capture, passed), "the segments to go")
         if broken.exists():
             assert capture.feed("one")["checkpoint_ts"] < passed

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from tidegate.control.messages import Wish
 from tidegate.control.metadata import FeedId
 from tidegate.ipc import MAX_FRAME, frame
 from tidegate.model.reports import Refused, SafePoint, Status, ToPuller, Watch, to_json
@@ -11,6 +15,7 @@ from tidegate.model.span import span_id
 from tidegate.model.timestamp import MAX
 from tidegate.puller.region_feed import Reason
 from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
+from tidegate.server.processor import PIPELINE_STARTS, FeedProcessor
 from tidegate.server.puller_process import status_reports
 from tidegate.server.spans import STANDS_S, SpanRegistry
 from tidegate.tidb import keys
@@ -263,3 +268,41 @@ def test_a_feed_that_makes_way_keeps_the_spans_that_are_named() -> None:
     registry.release(ONE, but={DDL_SPAN_ID})
     registry.release(TWO)
     assert registry.held == {DDL_SPAN_ID}
+
+
+class Standing:
+    """What of a `FeedProcessor` looks whether it is in the way of others: it stands still, and is."""
+
+    _look_around = FeedProcessor._look_around
+    _begins = FeedProcessor._begins
+
+    def __init__(self, waits: str, *, ready: bool) -> None:
+        self.id, self.waits, self._ready = ONE, waits, ready
+        self._spans, _ = connected()
+        for feed in (ONE, TWO):
+            self._spans.hold(feed, SPAN, 50)
+        full(self._spans)
+        self._spans.went_on(ONE, 0)
+        self._spans.went_on(TWO, STANDS_S)
+        self._plan, self._pipeline, self._load_plan = object(), None, None
+        self._goal = SimpleNamespace(wish=Wish.RUN)
+        self._passed: tuple[int, dict[str, int]] = (7, {})
+        self.machine = SimpleNamespace(dispatch=SimpleNamespace(checkpoint=7))
+        self.node = SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: STANDS_S))
+        self._makes_way, self._failure = False, None
+
+    def _fail(self, error: Any) -> None:
+        self._failure = error
+
+
+@pytest.mark.parametrize(
+    ("waits", "ready", "makes_way"), [("", True, True), (PIPELINE_STARTS, True, False), ("", False, False)]
+)
+def test_a_feed_whose_pipeline_is_being_started_does_not_make_way(
+    waits: str, ready: bool, makes_way: bool
+) -> None:
+    """A start takes longer than a feed that runs may stand still: it would never be over."""
+    feed = Standing(waits, ready=ready)
+    feed._look_around()  # type: ignore[arg-type]
+    assert feed._makes_way is makes_way
+    assert (feed._failure is not None) is makes_way
