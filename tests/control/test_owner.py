@@ -272,3 +272,28 @@ def test_what_is_said_of_ddl_below_what_is_compared_or_by_nobody_changes_nothing
     assert owner.disagreement is not None, "they come too late"
     owner.grant("b", 1, [granted(token=(2, 1))])
     assert owner.disagreement is None, "it has nothing of the feed any more"
+
+
+def test_a_changefeed_without_rows_says_resolved_less_often() -> None:
+    """Each is a transaction at the sink. The first row ends that: a Resolved for it is wanted soon."""
+    owner = Owner(100, Barrier(1000), ALL, resolved_interval_s=0.125, quiet_interval_s=1.0)
+    owner.grant("a", 1, [granted()])
+    owner.sink_open(0)
+    owner.running("a", 1, [granted()])
+
+    def said(now: float, ts: int) -> bool:
+        owner.report("a", 1, [progress(ts)])
+        sent = SendResolved(ts) in owner.tick(now)
+        if sent:
+            owner.resolved_done(ts)
+        return sent
+
+    assert said(5.0, 200)
+    assert not said(5.5, 250)
+    assert owner.due_in(5.5) <= 0.5
+    assert said(6.0, 300)
+    owner.synced(350)
+    assert not said(6.0625, 350)
+    assert said(6.125, 350)
+    assert not said(6.25, 400), "it is covered"
+    assert said(7.125, 400)

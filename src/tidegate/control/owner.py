@@ -79,9 +79,18 @@ class Owner:
     """The state of one feed between two starts of the control process. Not thread-safe, no I/O."""
 
     def __init__(
-        self, checkpoint: int, barrier: Barrier, wanted: Span, *, resolved_interval_s: float = 0.1
+        self,
+        checkpoint: int,
+        barrier: Barrier,
+        wanted: Span,
+        *,
+        resolved_interval_s: float = 0.1,
+        quiet_interval_s: float = 0.0,
     ) -> None:
-        """`wanted`: the part of the key space that the feed follows, all of which must be granted."""
+        """`wanted`: the part of the key space that the feed follows, all of which must be granted.
+
+        `resolved_interval_s`: between two Resolved while rows come; `quiet_interval_s`: while none do.
+        """
         assert barrier.resolved >= checkpoint, "the DDL up to the checkpoint must be known"
         self.barrier, self.wanted = barrier, wanted
         self.checkpoint = checkpoint
@@ -94,6 +103,8 @@ class Owner:
         self._others: dict[str, KnownDdl] = {}
         """By capture, what it knows that is not what we know."""
         self._interval = resolved_interval_s
+        self._quiet_interval = max(resolved_interval_s, quiet_interval_s)
+        self._synced = 0
         self._busy = self._open = False
         self._persisting = False
         self._persist_now = False
@@ -228,10 +239,19 @@ class Owner:
         due = float("inf")
         sends = self._may_send
         if sends and self.checkpoint > self.resolved_sent:
-            due = self._last_resolved + self._interval
+            due = self._last_resolved + self._pause
         if self.checkpoint > self.persisted_ts and not self._persisting:
             due = min(due, self._last_persist + PERSIST_S)
         return max(0.0, due - now)
+
+    def synced(self, ts: int) -> None:
+        """Rows up to `ts` were delivered: a Resolved that covers them is wanted soon."""
+        self._synced = max(self._synced, ts)
+
+    @property
+    def _pause(self) -> float:
+        """Between two Resolved: each is a transaction at the sink, for every changefeed."""
+        return self._interval if self._synced > self.resolved_sent else self._quiet_interval
 
     @property
     def _at_target(self) -> bool:
@@ -255,7 +275,7 @@ class Owner:
         batch = self.barrier.next
         if batch is not None and self.durable >= batch.finished_ts:
             return SendDdl(batch)
-        due = now >= self._last_resolved + self._interval or self.checkpoint == self.barrier.target_ts
+        due = now >= self._last_resolved + self._pause or self.checkpoint == self.barrier.target_ts
         if self.checkpoint > self.resolved_sent and due:
             self._last_resolved = now
             return SendResolved(self.checkpoint)

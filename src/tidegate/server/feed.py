@@ -87,7 +87,9 @@ GIVE_UP_TRIES: Final = 3
 next incarnation."""
 FORGET_S: Final = 10.0
 """How often the progress of spans that have ended is deleted at the sink."""
-PIPELINE_STARTS: Final = "pipeline process"
+QUIET_RESOLVED_S: Final = 1.0
+"""Between two Resolved of a changefeed that has no rows."""
+PIPELINE_STARTS: Final = "pipeline"
 """What a feed waits for until its processors deliver."""
 FULL_S: Final = 0.5
 """Between two attempts to store a checkpoint that must be stored, on a full disk."""
@@ -291,7 +293,13 @@ class Feed(FeedLife):
         interval = self.config.tidegate.resolved_interval
         self._topics = ddl.tracker.topics
         self._ddl = ddl
-        self.owner = Owner(self.persisted, barrier, self.wanted, resolved_interval_s=interval)
+        self.owner = Owner(
+            self.persisted,
+            barrier,
+            self.wanted,
+            resolved_interval_s=interval,
+            quiet_interval_s=QUIET_RESOLVED_S,
+        )
         self.owner.learn(batches, known)
 
     def _definitions(self) -> list[DdlEvent]:
@@ -536,6 +544,8 @@ class Feed(FeedLife):
             return
         self._told = told
         self.last_synced_ts = max(self.last_synced_ts, told.last_synced_ts)
+        if self.owner is not None:
+            self.owner.synced(told.last_synced_ts)
         for name in COUNTED:
             setattr(self.totals, name, getattr(told, name))
         if self.loading:
