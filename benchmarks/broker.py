@@ -39,12 +39,20 @@ TOPIC_SETTINGS: Final = {"max.message.bytes": "10485888"}
 @contextmanager
 def running_broker() -> Iterator[str]:
     """The bootstrap address of a fresh broker, ended on leaving."""
+    with broker_with_pid() as (bootstrap, _):
+        yield bootstrap
+
+
+@contextmanager
+def broker_with_pid() -> Iterator[tuple[str, int]]:
+    """The same, and its process."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-kafka-") as folder:
         environment = {**os.environ, "TIDEGATE_KAFKA_TIERED": "1"}
         command = [str(ROOT / "tools/services"), "start", "kafka", "--dir", folder, "--json"]
         try:
             done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-            yield json.loads(done.stdout)["kafka"]["bootstrap"]
+            found = json.loads(done.stdout)["kafka"]
+            yield found["bootstrap"], int(found["pid"])
         finally:
             subprocess.run([command[0], "stop", "--dir", folder], check=True)
 

@@ -1,138 +1,239 @@
-"""What the catalogue costs by the number of changefeeds that read it.
+"""Many changefeeds on one capture: what they cost, how soon a further one delivers, and who waits for whom.
 
-    python -m benchmarks.feeds [--tables 1000 10000] [--feeds 1 10 100] [--rules equal | --rules distinct]
+    python -m benchmarks.feeds [--feeds 200] [--active 20] [--rows 500] [--seconds 30] [--dead 10]
                                [--json FILE]
+    python -m benchmarks.feeds --smoke
 
-Changefeeds of all tables are opened one after the other in one process, as a capture's control process does
-it, over a base file and a DDL span; then one DDL job comes, and all of them make of it what their filter
-says. Tables are those of `benchmarks.schema`. With `distinct` each changefeed has a rule of its own, so that
-none shares its verdicts. Each size runs in a process of its own.
+A real capture, broker and embedded upstream. Each changefeed has a table and a topic of its own. `--active`
+of them get so many rows a second each, the others none. Then `--dead` changefeeds at a second broker get
+rows, too, and that broker is stopped (SIGSTOP).
 
 | figure | what it is |
 |---|---|
-| first ms, last ms | opening the first changefeed, and the last: base file, verdicts, spans |
-| all s | opening all of them |
-| DDL ms | one `ALTER TABLE`, from the event store to the batches of all |
-| MB | resident memory beyond that before the first was opened, with what is mapped |
+| open s | until all have delivered beyond the time of their creation |
+| idle % | CPU of all processes but upstream and broker, in per cent of a core, without rows |
+| lag | from commit to readable, of the active ones together |
+| memory | anonymous memory of all processes but upstream and broker |
+| further s | from `changefeed create` to the first row of one more, readable; of `FURTHER` |
+| beside dead | the lag while the second broker is stopped |
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
+import os
+import signal
+import statistics
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-import pyarrow as pa
-from benchmarks.schema import FIRST_ID, SCHEMAS, TS, pairs, resident_mb, template
-from benchmarks.show import machine
-from rich.console import Console
-from rich.table import Table
+import httpx
+import numpy as np
+from benchmarks.accounting import anonymous_mb, spent
+from benchmarks.broker import broker_with_pid
+from benchmarks.lag import Reader, percentiles
+from benchmarks.many import name_of
+from benchmarks.many_tables import Many, Upstream
+from benchmarks.rig import end_in_order, eventually
+from benchmarks.show import Ticker, machine, table
+from tools.processes import descendants
 
-from tidegate.config import merge_config, parse_sink_uri
-from tidegate.eventstore.store import EventStore
-from tidegate.filter.feed import FeedFilter
-from tidegate.model.block import ENTRY_SCHEMA, PUT
-from tidegate.model.schema import Kind
-from tidegate.mounter import bases
-from tidegate.mounter.bases import Base
-from tidegate.mounter.schema_store import SchemaStore
-from tidegate.server.catalogues import DDL_SPAN, Catalogues
-from tidegate.server.schema_tracker import SchemaTracker
-from tidegate.tidb import keys, row
+from tidegate.kvclient.pd import PdClient
+from tidegate.kvclient.transaction import Transaction
+from tidegate.tidb import keys
 
-ADD_COLUMN: Final = 5
-URI: Final = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol")
-
-
-def measure(tables: int, feeds: int, *, distinct: bool) -> dict[str, Any]:
-    """The figures of one size."""
-    filters = [_filter(number if distinct else 0) for number in range(feeds)]
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(folder) / "store"
-        _write(store, tables)
-        before = resident_mb()
-        catalogues = Catalogues(store, _from_upstream)
-        took, opened = [], []
-        for each in filters:
-            began = time.perf_counter()
-            tracker = SchemaTracker.open(catalogues, each, TS)
-            tracker.begin(TS, TS)
-            took.append(time.perf_counter() - began)
-            opened.append(tracker)
-        grown = resident_mb() - before
-        began = time.perf_counter()
-        batches = [tracker.catch_up(TS + 20)[0] for tracker in opened]
-        told = time.perf_counter() - began
-        assert all(len(tracker.initial) == tables for tracker in opened)
-        assert all(len(found) == 1 for found in batches)
-        catalogues.close()
-    return {
-        "tables": tables,
-        "feeds": feeds,
-        "first_ms": round(1000 * took[0], 1),
-        "last_ms": round(1000 * took[-1], 1),
-        "all_s": round(sum(took), 2),
-        "ddl_ms": round(1000 * told, 1),
-        "mb": round(grown, 1),
-    }
+AT_ONCE: Final = 8
+"""Changefeeds that are created at the same time."""
+FURTHER: Final = 5
+WRITES_A_S: Final = 5
+"""Transactions a second and table."""
+SETTLE_S: Final = 10.0
+PREFIX: Final = "feeds-"
 
 
-def _filter(number: int) -> FeedFilter:
-    rules = ["*.*", f"!none.t{number}"]
-    return FeedFilter.of(merge_config({"filter": {"rules": rules}}, URI))
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured."""
+
+    feeds: int = 200
+    active: int = 20
+    rows: int = 500
+    """A second and active changefeed."""
+    dead: int = 10
+    seconds: float = 30.0
 
 
-def _write(folder: Path, tables: int) -> None:
-    """A base at TS, and a DDL span in which one column is added at TS + 10."""
-    base = bases.folder_of(folder)
-    base.mkdir(parents=True)
-    (base / Base(TS, TS).name).write_bytes(SchemaStore.from_meta(pairs(tables, "narrow"), TS).dump())
-    table_id = FIRST_ID + SCHEMAS
-    name = {"O": "table_0", "L": "table_0"}
-    info = orjson.loads(template("narrow")) | {"id": table_id, "name": name}
-    job: dict[str, Any] = {
-        "id": 9,
-        "type": ADD_COLUMN,
-        "state": 4,
-        "schema_id": FIRST_ID,
-        "table_id": table_id,
-    }
-    job |= {
-        "query": "ALTER TABLE table_0 ADD COLUMN c INT",
-        "schema_name": "schema_0",
-        "table_name": "table_0",
-    }
-    meta = orjson.dumps(job | {"binlog": {"SchemaVersion": 1, "TableInfo": info}})
-    cells: list[tuple[int, Kind, row.Stored]] = [(5, Kind.BYTES, meta)]
-    entry: dict[str, Any] = {"commit_ts": TS + 10, "start_ts": TS + 9, "op": PUT, "old_value": b""}
-    entry |= {"key": keys.int_record(keys.DDL_JOB_TABLE_ID, 9), "value": row.encode_v1(cells)}
-    store = EventStore(folder)
-    span = store.open_span(DDL_SPAN)
-    span.begin(TS)
-    span.append(pa.RecordBatch.from_pylist([entry], schema=ENTRY_SCHEMA))
-    span.seal(TS + 20)
-    store.publish()
-    store.close()
+SMOKE: Final = Sizes(4, 2, 50, 2, 4.0)
 
 
-def _from_upstream(ts: int) -> SchemaStore:
-    raise SystemExit("the base file was not used")
+class Feeds(Many):
+    """The capture, and changefeeds of a table each."""
+
+    def create(self, number: int = 0, bootstrap: str = "", start_ts: int = 0) -> None:
+        """One of the table with that number."""
+        uri = f"kafka://{bootstrap or self.sink_uri}/{PREFIX}{number}?protocol=open-protocol&partition-num=1"
+        body: dict[str, Any] = {"changefeed_id": f"f{number}", "sink_uri": uri, "start_ts": start_ts}
+        body |= {"replica_config": {"filter": {"rules": [name_of(number)]}}}
+        made = httpx.post(f"http://{self.address}/api/v2/changefeeds", json=body, timeout=300)
+        if made.status_code != httpx.codes.OK:
+            raise RuntimeError(made.text)
+
+    def create_all(self, numbers: Sequence[int], bootstrap: str = "") -> float:
+        """Many, and wait until each has delivered; seconds."""
+        began = time.monotonic()
+        self.create(numbers[0], bootstrap)  # reads upstream's catalogue for all
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            for done in [threads.submit(self.create, number, bootstrap) for number in numbers[1:]]:
+                done.result()
+        with PdClient(self.pd) as pd:
+            asked = pd.tso()
+        names = {f"f{number}" for number in numbers}
+
+        def passed() -> bool:
+            for child in self.children.values():
+                child.check()
+            found = httpx.get(f"http://{self.address}/api/v2/changefeeds", timeout=60).json()["items"]
+            reached = [int(one["checkpoint_tso"]) for one in found if one["id"] in names]
+            return len(reached) == len(names) and min(reached) > asked
+
+        eventually("all changefeeds", passed, 900, pause_s=0.5)
+        return time.monotonic() - began
+
+    def memory_mb(self) -> float:
+        """Of the capture's processes together."""
+        root = self.children["server"].pid
+        return sum(map(anonymous_mb, (root, *(pid for pid, _ in descendants(root)))))
 
 
-def shown(found: list[dict[str, Any]]) -> Table:
-    """The figures as a table."""
-    table = Table(title="Changefeeds over one catalogue")
-    for name in ("tables", "feeds", "first ms", "last ms", "all s", "DDL ms", "MB"):
-        table.add_column(name, justify="right")
-    for one in found:
-        table.add_row(*(f"{value:,}" for value in one.values()))
-    return table
+@contextmanager
+def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> Iterator[None]:
+    """Commit rows to tables meanwhile, so many a second and table."""
+    done = threading.Event()
+    size = max(1, rows // WRITES_A_S)
+
+    def write(number: int) -> None:
+        with PdClient(pd_address) as pd:
+            due, first = time.monotonic() + number / len(tables) / WRITES_A_S, 1
+            while not done.wait(max(0.0, due - time.monotonic())):
+                due += 1 / WRITES_A_S
+                transaction = Transaction(pd)
+                for handle in range(first, first + size):
+                    transaction.put(keys.int_record(Upstream.id_of(tables[number]), handle), row)
+                first += size
+                transaction.commit()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(len(tables))]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def lags(bootstrap: str, numbers: Sequence[int], seconds: float) -> dict[str, int]:
+    """From commit to readable, of rows that arrive within so many seconds after a warm-up."""
+    reader = Reader(bootstrap, [f"{PREFIX}{number}" for number in numbers], partitions=1)
+    thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
+    thread.start()
+    time.sleep(SETTLE_S)
+    began = time.monotonic()
+    time.sleep(seconds)
+    reader.stop()
+    thread.join()
+    kept = np.array(reader.lags)[np.array(reader.arrived) >= began]
+    if len(kept) == 0:
+        raise RuntimeError("no row was read")
+    return percentiles(kept)
+
+
+def further(product: Feeds, bootstrap: str, numbers: Sequence[int]) -> list[float]:
+    """Seconds from the creation of a changefeed to its first row, one after the other."""
+    found = []
+    with PdClient(product.pd) as pd:
+        for number in numbers:
+            start_ts = pd.tso()
+            transaction = Transaction(pd)
+            transaction.put(keys.int_record(Upstream.id_of(number), 1), product.row())
+            transaction.commit()
+            began = time.monotonic()
+            product.create(number, bootstrap, start_ts)
+            reader = Reader(bootstrap, [f"{PREFIX}{number}"], partitions=1)
+            thread = threading.Thread(target=reader.run, name="first-reader", daemon=True)
+            thread.start()
+            reader.wait(1)
+            found.append(reader.arrived[0] - began)
+            reader.stop()
+            thread.join()
+    return found
+
+
+def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
+    """All figures."""
+    found: dict[str, Any] = {}
+    all_tables = sizes.feeds + FURTHER + sizes.dead
+    active = range(sizes.active)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-bench-")))
+        bootstrap, _ = stack.enter_context(broker_with_pid())
+        product = stack.enter_context(Feeds(folder, Upstream(folder, all_tables, 10), bootstrap))
+        progress("starting")
+        product.begin()
+        assert product.ledger is not None
+        progress(f"opening {sizes.feeds} changefeeds")
+        found["open_s"] = round(product.create_all(range(sizes.feeds)), 1)
+        progress("idle")
+        time.sleep(SETTLE_S)
+        before, began = product.ledger.cpu(), time.monotonic()
+        time.sleep(sizes.seconds)
+        roles = spent(before, product.ledger.cpu())
+        wall = time.monotonic() - began
+        found["idle_percent"] = {role: round(100 * cpu / wall, 1) for role, cpu in roles.items()}
+        found["idle_all_percent"] = round(100 * sum(roles.values()) / wall, 1)
+        row = product.row()
+        with writing(product.pd, active, sizes.rows, row):
+            progress(f"{sizes.active} with rows")
+            before, began = product.ledger.cpu(), time.monotonic()
+            found["active"] = lags(bootstrap, active, sizes.seconds)
+            roles = spent(before, product.ledger.cpu())
+            found["active_cores"] = round(sum(roles.values()) / (time.monotonic() - began), 2)
+            progress("further ones")
+            took = further(product, bootstrap, range(sizes.feeds, sizes.feeds + FURTHER))
+            found["further_s"] = round(statistics.median(took), 2)
+            found["further_max_s"] = round(max(took), 2)
+            found["memory_mb"] = round(product.memory_mb())
+            if sizes.dead:
+                found |= _beside_dead(product, sizes, bootstrap, active, progress)
+        progress("the end")
+    return found
+
+
+def _beside_dead(
+    product: Feeds, sizes: Sizes, bootstrap: str, active: Sequence[int], progress: Ticker
+) -> dict[str, Any]:
+    """The lag of the active ones beside some whose broker stands still."""
+    dead = range(sizes.feeds + FURTHER, sizes.feeds + FURTHER + sizes.dead)
+    with broker_with_pid() as (other, pid), writing(product.pd, dead, sizes.rows, product.row()):
+        progress(f"{sizes.dead} at a second broker")
+        product.create_all(dead, other)
+        time.sleep(SETTLE_S)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            progress("which stands still")
+            beside = lags(bootstrap, active, sizes.seconds)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    return {"beside_dead": beside}
 
 
 def main() -> None:
@@ -140,26 +241,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--tables", type=int, nargs="+", default=[1_000, 10_000])
-    parser.add_argument("--feeds", type=int, nargs="+", default=[1, 10, 100])
-    parser.add_argument("--rules", choices=("equal", "distinct"), default="equal")
+    own = Sizes()
+    for name in ("feeds", "active", "rows", "dead"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(own, name))
+    parser.add_argument("--seconds", type=float, default=own.seconds)
+    parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
-        figures = measure(options.tables[0], options.feeds[0], distinct=options.rules == "distinct")
-        print(json.dumps(figures))
-        return
-    found = []
-    for tables in options.tables:
-        for feeds in options.feeds:
-            command = [sys.executable, "-m", "benchmarks.feeds", "--one", "--rules", options.rules]
-            command += ["--tables", str(tables), "--feeds", str(feeds)]
-            done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-            found.append(json.loads(done.stdout))
-    Console(width=100).print(shown(found))
+    sizes = (
+        SMOKE
+        if options.smoke
+        else replace(
+            own,
+            feeds=options.feeds,
+            active=options.active,
+            rows=options.rows,
+            dead=options.dead,
+            seconds=options.seconds,
+        )
+    )
+    end_in_order()
+    ticker = Ticker()
+    found = measure(sizes, ticker)
+    ticker.close()
+    lines = [["open, s", found["open_s"]], ["idle, % of a core", found["idle_all_percent"]]]
+    lines += [["memory, MB", found["memory_mb"]], ["cores used", found["active_cores"]]]
+    lines += [["first row of a further one, s", f"{found['further_s']} (max {found['further_max_s']})"]]
+    for name in ("active", "beside_dead"):
+        if one := found.get(name):
+            lines.append([f"lag {name.replace('_', ' ')}, p50 / p99 / max ms"])
+            lines[-1].append(f"{one['p50_ms']} / {one['p99_ms']} / {one['max_ms']}")
+    print(
+        table([[f"{sizes.feeds} changefeeds, {sizes.active} active", ""], *([a, str(b)] for a, b in lines)])
+    )
     if options.json:
-        options.json.write_text(json.dumps({"machine": machine(), "sizes": found}, indent=1))
+        options.json.write_text(json.dumps({"machine": machine(), **found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

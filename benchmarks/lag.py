@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -56,10 +57,11 @@ Resolved marks have no `scm`."""
 
 @dataclass(slots=True)
 class Reader:
-    """Reads a topic from its end and keeps the lag of each row."""
+    """Reads topics from their beginning and keeps the lag of each row."""
 
     bootstrap: str
-    topic: str
+    topics: Sequence[str]
+    partitions: int = PARTITIONS
     lags: list[float] = field(default_factory=list)
     arrived: list[float] = field(default_factory=list)
     _done: threading.Event = field(default_factory=threading.Event)
@@ -69,7 +71,8 @@ class Reader:
         settings = {"bootstrap.servers": self.bootstrap, "group.id": "lag", "enable.auto.commit": False}
         settings |= {"isolation.level": "read_committed", "fetch.wait.max.ms": 5, "fetch.queue.backoff.ms": 5}
         consumer = Consumer(settings | {"auto.offset.reset": "earliest"})
-        consumer.assign([TopicPartition(self.topic, p, 0) for p in range(PARTITIONS)])
+        places = [TopicPartition(topic, p, 0) for topic in self.topics for p in range(self.partitions)]
+        consumer.assign(places)
         while not self._done.is_set():
             # What has come, or at most 2 ms more: never waits for a full batch.
             messages = consumer.consume(1000, timeout=0.002)
@@ -112,7 +115,7 @@ def measure(
     rows = int(rate * (seconds + warm_up_s))
     uri = sink_uri(bootstrap, topic, protocol)
     name = f"lag at {rate:,} rows/s, {protocol}"
-    reader = Reader(bootstrap, topic)
+    reader = Reader(bootstrap, [topic])
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
         setup: Rig | Product
@@ -179,7 +182,7 @@ def percentiles(kept: npt.NDArray[np.float64]) -> dict[str, int]:
 def measure_first(bootstrap: str, progress: Progress, rows: int) -> dict[str, Any]:
     """Lags of single rows, each the first after a quiet time; in ms."""
     topic = new_topic(bootstrap)
-    reader, pauses = Reader(bootstrap, topic), random.Random(1)
+    reader, pauses = Reader(bootstrap, [topic]), random.Random(1)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as temporary:
         folder = Path(temporary)
