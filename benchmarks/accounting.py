@@ -22,7 +22,7 @@ SAMPLE_S: Final = 0.2
 ROLES: Final = (
     ("JVM", ("org.apache.spark.deploy.SparkSubmit",)),  # first: its command line names the others' modules
     ("puller", ("benchmarks.puller_probe", "tidegate.server.puller_process")),
-    ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.job")),
+    ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.application")),
     ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.daemon", "tidegate.verify.daemon")),
     ("source", ("pyspark.sql.streaming.python_streaming_source_runner",)),
     ("planners", ("pyspark.sql.worker.",)),

@@ -110,7 +110,7 @@ def no_sink(plan: FeedPlan) -> OwnerSink:
 
 def played(**given: Any) -> Options:
     """What a capture is started with whose pipelines and sinks are played."""
-    nothing = {"pipeline_command": lambda spec: ["sleep", "infinity"], "open_sink": no_sink}
+    nothing = {"application_command": lambda *_: ["sleep", "infinity"], "open_sink": no_sink}
     return Options(**{**given, **nothing})
 
 

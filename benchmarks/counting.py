@@ -17,9 +17,9 @@ from benchmarks.stage_clock import StageClock
 from tidegate.eventstore import reader
 from tidegate.model.span import Span
 from tidegate.pipeline import deliver, stages
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import Report, Tell
+from tidegate.pipeline.work import Begun, Report, Tell
 from tidegate.sink.base import Content
 from tidegate.sink.kafka.slot import SlotWriter
 
@@ -42,6 +42,9 @@ class NoBroker:
 
     def abort(self) -> None:
         """Nothing is open."""
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     @contextmanager
     def writer(self) -> Iterator[NoBroker]:
@@ -69,10 +72,19 @@ def stages_file(spec: Path) -> Path:
 def encode_and_count(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
     """What a task does: ranges in, reports out, nothing delivered."""
     install()
-    worker = deliver.worker_of(spec_path, _without_broker)
-    reports: list[Report] = CLOCK.run("tasks", worker.deliver, ranges, tell)
+
+    def work(worker: deliver.Worker) -> list[Report]:
+        reports: list[Report] = CLOCK.run("tasks", worker.deliver, ranges, tell)
+        return reports
+
+    reports = deliver.with_worker(spec_path, work, _without_broker)
     CLOCK.write(stages_file(Path(spec_path)))
     return reports
+
+
+def begin_without_broker(spec_path: str) -> Begun:
+    """Nothing is fenced, and nothing durable."""
+    return Begun(Barrier.load(Path(spec_path).parent / "barrier.json").spans)
 
 
 def deliver_timed(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:

@@ -125,12 +125,12 @@ class Many(Product):
         spec = FeedSpec.load(path)
         frontier = outlook.read_frontier(spec.store_dir)
         spans = Barrier.load(spec.feed_dir / "barrier.json").spans
-        backlog = Backlog(spec, {span: frontier.get(span, 0) for span in spans}, lambda: 2)
+        backlog = Backlog(spec, {span: frontier.get(span, 0) for span in spans})
         took = 0.0
         for number in range(-LOOKS, LOOKS):
             time.sleep(LOOK_S)
             began = time.thread_time()
-            backlog.taken()
+            backlog.take(2)
             took += (time.thread_time() - began) if number >= 0 else 0.0
         return round(1000 * took / LOOKS, 3)
 

@@ -36,7 +36,7 @@ class Played:
     def __init__(self, path: Path) -> None:
         self.spec = spec = FeedSpec.load(path)
         starts = Barrier.load(spec.feed_dir / "barrier.json").spans
-        self._backlog = Backlog(spec, starts, lambda: 1)
+        self._backlog = Backlog(spec, starts)
         self._worker = Worker(spec, lambda _: PARTITIONS, NoBroker())
         hello = PipelineHello(spec.changefeed, spec.incarnation, os.getpid())
         self._control = ControlClient(spec.socket_path, hello)
@@ -44,7 +44,7 @@ class Played:
 
     def round(self) -> None:
         """Deliver what has come since the last one."""
-        shares = self._backlog.taken()
+        shares = [share.ranges for share in self._backlog.take(1)]
         reports = [one for share in shares for one in self._worker.deliver(share)]
         for share in shares:
             self._backlog.done(share)

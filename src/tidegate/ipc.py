@@ -1,7 +1,7 @@
 """The sockets between the processes of one capture: length-prefixed JSON over a Unix socket.
 
 Frame: u32 BE length, then that many bytes of JSON, a typed message. A frame over 16 MiB is refused. The
-control process listens; the puller and pipeline processes connect and introduce themselves (`model.reports`).
+control process listens; pullers and the application connect and introduce themselves (`model.reports`).
 The control process uses asyncio on the same frames; this file holds the frame and the blocking ends. A
 pipeline's driver talks to its workers in the same way (`pipeline.work`).
 """
@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from tidegate.errors import Retryable
-from tidegate.model.reports import TO_PULLER, Hello, Report, ToPuller, parse, to_json
+from tidegate.model.reports import Hello, Report, parse, to_json
+from tidegate.model.wire import Kind
 
 MAX_FRAME: Final = 16 << 20
 HEADER: Final = struct.Struct(">I")
@@ -75,6 +77,22 @@ class FramedSocket:
         body = self._exactly(length)
         return None if body is None else parsed(body)
 
+    def waits(self, timeout_s: float) -> bool:
+        """Whether something can be received within so many seconds: a message, or the connection's end."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the other end is gone, and nothing is left to be received."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close the connection; a blocked `receive` returns None."""
         try:
@@ -120,14 +138,14 @@ class ControlClient:
         except OSError as error:
             raise Retryable("The control process is gone.", why=str(error)) from error
 
-    def receive(self) -> ToPuller | None:
-        """The next message to a puller, or None when the control process has closed the socket. Blocks.
+    def receive(self, kinds: Sequence[type[Kind]]) -> Kind | None:
+        """The next message, one of `kinds`, or None when the control process has closed the socket. Blocks.
 
         Raises Retryable for what is no message: the connection is of no use any more.
         """
         try:
             message = self._line.receive()
-            return None if message is None else parse(message, TO_PULLER)
+            return None if message is None else parse(message, kinds)
         except ValueError as error:
             raise Retryable("The control process sent what is no message.", why=str(error)) from error
 

@@ -162,6 +162,9 @@ class MapWriter:
     def abort(self) -> None:
         self._held = []
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _look(self) -> None:
         with self._sink.versions.lock:
             self._sink.check_fence(self._sink.feed.capture)

@@ -186,6 +186,9 @@ class SqliteWriter:
     def abort(self) -> None:
         self._held = []
 
+    def close(self) -> None:
+        """Nothing is held."""
+
     def _held_by(self) -> str:
         which = [self._sink.name, self._slot]
         found = self.connection.execute("SELECT holder FROM slots WHERE feed = ? AND slot = ?", which)

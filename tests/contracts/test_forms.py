@@ -14,9 +14,9 @@ from tests.contracts.map_sink import MapSink, Versions
 from tests.contracts.sqlite_sink import SqliteSink, SqliteWriter
 from tests.pipeline.recorded import RecordedFeed
 from tidegate.model.block import PUT
+from tidegate.pipeline.begin import begin
 from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.job import begin
 from tidegate.pipeline.ranges import Range
 from tidegate.sink import registry
 from tidegate.sink.base import Domain, Form

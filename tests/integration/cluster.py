@@ -17,7 +17,7 @@ from tools.processes import Child, descendants
 
 ROLES = {
     "puller": "tidegate.server.puller_process",
-    "driver": "tidegate.pipeline.job",
+    "driver": "tidegate.pipeline.application",
     "worker": "tidegate.pipeline.daemon",
 }
 PATIENCE_S = 240.0

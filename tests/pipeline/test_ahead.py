@@ -26,9 +26,9 @@ from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span, span_id
+from tidegate.pipeline.begin import resume
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.job import resume
 from tidegate.pipeline.ranges import Range
 from tidegate.sink.base import Content
 from tidegate.tidb import keys

@@ -1,19 +1,20 @@
-"""What waits of a feed: the driver rests while nothing comes, and whatever is told ends the rest."""
+"""What waits of a feed, and the glance that says when to look: nothing that is told goes unseen."""
 
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.eventstore.floors import FloorPage
-from tidegate.pipeline import backlog
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.glance import Glance
+from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.ranges import Range
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -21,156 +22,134 @@ UPTO = 470612974612512768
 MIDDLE = 470612974530461697
 """Half of the transactions lie below."""
 URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
-WAIT_S = 120
+NEVER = float("inf")
 
 
-@pytest.fixture
-def feed(tmp_path: Path) -> RecordedFeed:
-    return RecordedFeed(tmp_path, BANK, URI, UPTO)
+class Waiting:
+    """A feed's incarnation over the recorded log, held at the start by the barrier file."""
 
-
-class Resting:
-    """`take` in a thread, held at the start by the barrier file; its rest has no end of its own."""
-
-    def __init__(self, feed: RecordedFeed, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(backlog, "REST_S", 3600.0)
-        path = feed.write()
+    def __init__(self, folder: Path) -> None:
+        path = RecordedFeed(folder, BANK, URI, UPTO).write()
         self.barrier = path.parent / "barrier.json"
         self.told = json.loads(self.barrier.read_text())
         self.bound(1)
         self.spec = FeedSpec.load(path)
-        self.backlog = Backlog(self.spec, Barrier.load(self.barrier).spans, self.free)
-        self.shares: list[list[Range]] = []
-        self.failure: Exception | None = None
-        self._raised: Exception | None = None
-        self.glances = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        mark = self.backlog.mark
+        none: Any = None
+        self.one = Incarnation(self.spec, str(path), none, none)
+        self.backlog = self.one.backlog = Backlog(self.spec, Barrier.load(self.barrier).spans)
+        self.one.looks_at = NEVER
+        self.glance = Glance()
 
-        def glanced() -> object:
-            self.glances.release()
-            return mark()
-
-        monkeypatch.setattr(self.backlog, "mark", glanced)
-
-    def bound(self, ts: int) -> None:
-        """Let spans go so far."""
+    def bound(self, ts: int | None = None) -> None:
+        """Let spans go so far; None: to the end."""
         partial = self.barrier.with_suffix(".tmp")
-        partial.write_text(json.dumps(self.told | {"barrier_ts": ts}))
+        partial.write_text(json.dumps(self.told | ({} if ts is None else {"barrier_ts": ts})))
         partial.replace(self.barrier)
 
+    def take(self) -> list[Range]:
+        return [one for share in self.backlog.take(2) for one in share.ranges]
+
+    def is_stirred(self, now: float = 0.0) -> bool:
+        return bool(self.glance.stirred([self.one], now))
+
     def rests(self) -> None:
-        """Wait until it has looked, found nothing, and glanced at whether anything was told."""
-        for _ in range(2):
-            assert self.glances.acquire(timeout=WAIT_S)
-
-    def begin(self) -> None:
-        self._thread.start()
-
-    def free(self) -> int:
-        if self.failure is not None:
-            raise self.failure
-        return 2
-
-    def _run(self) -> None:
-        try:
-            self.shares += self.backlog.take()
-        except RuntimeError as error:
-            self._raised = error
-
-    def end(self) -> list[Range]:
-        self._thread.join(WAIT_S)
-        assert not self._thread.is_alive(), "it rests still"
-        return [one for share in self.shares for one in share]
-
-    def ended_by(self) -> Exception | None:
-        assert self.end() == []
-        return self._raised
+        """It was looked at, and nothing was told since."""
+        while self.is_stirred():
+            assert self.take() == []
 
 
 @pytest.fixture
-def resting(feed: RecordedFeed, monkeypatch: pytest.MonkeyPatch) -> Resting:
-    return Resting(feed, monkeypatch)
+def waiting(tmp_path: Path) -> Waiting:
+    found = Waiting(tmp_path)
+    found.rests()
+    return found
 
 
-def test_a_barrier_that_is_raised_ends_the_rest(resting: Resting) -> None:
-    resting.begin()
-    resting.rests()
-    resting.bound(resting.told["barrier_ts"])
-    assert resting.end()
+def test_an_incarnation_is_looked_at_first_of_all(tmp_path: Path) -> None:
+    assert Waiting(tmp_path).is_stirred()
 
 
-def test_rows_that_come_end_the_rest(resting: Resting) -> None:
-    store = resting.spec.store_dir
-    page = FloorPage(store, "process")
-    held = {name: page.get(name) for name in resting.told["spans"]}
-    page.put((name, 1, version ^ 1) for name, (_, version) in held.items())
-    resting.bound(resting.told["barrier_ts"])
-    resting.begin()
-    resting.rests()
-    page.put((name, floor, version) for name, (floor, version) in held.items())
-    assert resting.end()
+def test_a_barrier_that_is_raised_is_seen(waiting: Waiting) -> None:
+    waiting.bound()
+    assert waiting.is_stirred()
+    assert waiting.take()
+    assert not waiting.is_stirred()
+
+
+def test_rows_that_come_are_seen_and_floors_that_rise_alone_are_not(waiting: Waiting) -> None:
+    page = FloorPage(waiting.spec.store_dir, "process")
+    held = {name: page.get(name) for name in waiting.told["spans"]}
+    page.put((name, floor + 1, version) for name, (floor, version) in held.items())
+    assert not waiting.is_stirred()
+    page.put((name, floor + 1, version ^ 1) for name, (floor, version) in held.items())
+    assert waiting.is_stirred()
+    page.close()
+
+
+def test_rows_of_spans_that_others_follow_stir_nobody_else(waiting: Waiting) -> None:
+    page = FloorPage(waiting.spec.store_dir, "process")
+    other = "00000000000000ff"
+    page.put([(other, 1, 1)])
+    waiting.is_stirred()  # a new slot, of which nobody knows whose it is
+    page.put([(other, 1, 2)])
+    assert not waiting.is_stirred()
     page.close()
 
 
 @pytest.mark.parametrize("calls", [1, 2])
-def test_what_is_told_while_it_looks_is_looked_at_next(
-    resting: Resting, monkeypatch: pytest.MonkeyPatch, calls: int
+def test_what_is_told_while_it_looks_is_seen_next(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
-    look: Callable[[], tuple[list[Range], dict[str, int], int]] = resting.backlog.look
+    look: Callable[[int], tuple[list[Range], dict[str, int], int]] = waiting.backlog.look
     left = [calls]
 
-    def told_meanwhile() -> tuple[list[Range], dict[str, int], int]:
-        found = look()
+    def told_meanwhile(at_most: int) -> tuple[list[Range], dict[str, int], int]:
+        found = look(at_most)
         left[0] -= 1
-        resting.bound(resting.told["barrier_ts"] if left[0] == 0 else 1)
+        waiting.bound(None if left[0] == 0 else 1)
         return found
 
-    monkeypatch.setattr(resting.backlog, "look", told_meanwhile)
-    resting.begin()
-    assert resting.end()
-    assert left[0] == -1
+    monkeypatch.setattr(waiting.backlog, "look", told_meanwhile)
+    waiting.bound(1)
+    for _ in range(calls):
+        assert waiting.is_stirred()
+        assert waiting.take() == []
+    assert waiting.is_stirred()
+    assert waiting.take()
 
 
-def test_a_rest_ends_by_itself(resting: Resting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were something told that the mark does not show, it is seen at the next look."""
-    monkeypatch.setattr(backlog, "REST_S", 0.05)
-    monkeypatch.setattr(resting.backlog, "mark", resting.glances.release)
-    resting.begin()
-    resting.rests()
-    resting.bound(resting.told["barrier_ts"])
-    assert resting.end()
+def test_it_is_looked_at_now_and_then_although_nothing_was_told(waiting: Waiting) -> None:
+    """Were something told that the marks do not show, it is seen then."""
+    waiting.one.looks_at = 100.0
+    assert not waiting.is_stirred(99.0)
+    assert waiting.is_stirred(100.0)
 
 
-def test_what_was_taken_is_not_taken_again(resting: Resting) -> None:
-    resting.bound(resting.told["barrier_ts"])
-    first = [one for share in resting.backlog.take() for one in share]
+def test_what_was_taken_is_not_taken_again(waiting: Waiting) -> None:
+    waiting.bound()
+    first = waiting.take()
     assert first
-    assert resting.backlog.look()[0] == []
-    resting.backlog.done(first)
-    assert resting.backlog.look()[0] == []
+    assert waiting.take() == []
+    waiting.backlog.done(first)
+    assert waiting.take() == []
 
 
-def test_of_a_span_that_a_worker_has_nothing_more_is_due_until_it_is_done(resting: Resting) -> None:
+def test_what_nobody_could_be_given_is_due_again(waiting: Waiting) -> None:
+    waiting.bound(MIDDLE)
+    first = waiting.take()
+    waiting.backlog.give_back(first)
+    assert waiting.take() == first
+
+
+def test_of_a_span_that_a_worker_has_nothing_more_is_due_until_it_is_done(waiting: Waiting) -> None:
     """Else two workers would write the rows of one span side by side, in no order."""
-    resting.bound(MIDDLE)
-    first = [one for share in resting.backlog.take() for one in share]
+    waiting.bound(MIDDLE)
+    first = waiting.take()
     assert first
-    resting.bound(resting.told["barrier_ts"])
-    others = [one for share in resting.backlog.taken() for one in share]
+    waiting.bound()
+    others = waiting.take()
     assert not {one.span for one in first} & {one.span for one in others}
-    resting.begin()
-    resting.rests()
-    resting.backlog.done(first)
-    behind = {one.span: one for one in resting.end()}
+    waiting.backlog.done(first)
+    behind = {one.span: one for one in waiting.take()}
     assert behind.keys() >= {one.span for one in first}
     assert all(behind[one.span].after == one.upto for one in first)
-
-
-def test_what_a_worker_says_ends_the_rest(resting: Resting) -> None:
-    """A failure is raised from `take`, which may be at rest for long."""
-    resting.begin()
-    resting.rests()
-    resting.failure = RuntimeError("it failed")
-    resting.backlog.stir()
-    assert resting.ended_by() is resting.failure

@@ -1,6 +1,7 @@
-"""The driver and its workers, over a real socket: who gets what, what is passed on, and what ends it.
+"""The application and its workers, over a real socket: who gets what, what is passed on, and what ends what.
 
-The workers run in threads here; `test_job` and `test_zombies` have Spark's processes.
+The workers run in threads here, each with a process id of its own; `test_job`, `test_application` and
+`test_zombies` have Spark's processes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,15 @@ from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
-from tidegate.model.reports import Durable
+from tidegate.model.reports import Durable, Failed, Started
+from tidegate.pipeline import host as host_module
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.host import Host
+from tidegate.pipeline.host import Host, failure
+from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.processes import Process
 from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import Report, Tell, WorkerHello, to_json
+from tidegate.pipeline.work import Begun, Load, LoadReport, Report, Tasks, Tell, WorkerHello, to_json
 from tidegate.pipeline.worker import failed
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
@@ -34,50 +39,90 @@ MIDDLE = 470612974530461697
 """Half of the transactions lie below."""
 URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
 WAIT_S = 60
+CORES = 2
+
+DeliverTask = Callable[[str, list[Range], Tell], list[Report]]
+
+
+class Killed(BaseException):
+    """What a worker that is killed raises here: it says nothing more."""
+
+
+@dataclass
+class Played:
+    """A process that is a thread. Killed, it ends where it next waits."""
+
+    pid: int
+    dies: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def kill(self) -> None:
+        self.dies.set()
+
+    def wait(self) -> None:
+        assert self.ended.wait(WAIT_S)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class InThreads:
     """Stands where Spark's context does: each job of one task is run where it was submitted."""
+
+    def __init__(self) -> None:
+        self.processes: dict[int, Played] = {}
+        self._mine = threading.local()
+        self._next = 1_000_000
+
+    def getpid(self) -> int:
+        return getattr(self._mine, "pid", 4711)
+
+    def opened(self, pid: int) -> Played:
+        return self.processes.setdefault(pid, Played(pid))
 
     def parallelize(self, items: list[int], tasks: int) -> InThreads:
         assert (items, tasks) == ([0], 1)
         return self
 
     def foreachPartition(self, work: Callable[[Iterator[int]], None]) -> None:
-        work(iter([0]))
+        self._next += 1
+        self._mine.pid = self._next
+        mine = self.opened(self._next)
+        try:
+            work(iter([0]))
+        except Killed as killed:
+            raise RuntimeError("the worker was killed") from killed
+        finally:
+            mine.ended.set()
+
+    def sleep(self, seconds: float, until: threading.Event | None = None) -> None:
+        """Within a piece of work: what a process that can be killed does."""
+        mine, end = self.processes[self.getpid()], time.monotonic() + seconds
+        while time.monotonic() < end and not (until is not None and until.is_set()):
+            if mine.dies.wait(0.01):
+                raise Killed
 
 
-class Hosted:
-    """A host in a thread, over the recorded log."""
+class Feed:
+    """One incarnation over the recorded log, and what the control process hears of it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, name: str, **settings: float) -> None:
         # Deeper than the 107 bytes that the path of a socket may have.
-        self.feed = RecordedFeed(folder / ("deep" * 30), BANK, URI, UPTO)
-        path = self.feed.write()
+        path = RecordedFeed(folder / name / ("deep" * 30), BANK, URI, UPTO).write()
         self.barrier = path.parent / "barrier.json"
-        self.spec = FeedSpec.load(path)
-        self.spec.work_dir.mkdir(parents=True, exist_ok=True)
+        spec = FeedSpec.load(path)
+        own = replace(spec.config.tidegate, **settings)
+        self.spec = replace(spec, name=name, config=replace(spec.config, tidegate=own))
+        self.path = str(path)
         self.starts = Barrier.load(self.barrier).spans
-        self.told: list[Durable] = []
+        self.messages: list[Any] = []
+        self.over = threading.Event()
         self.heard = threading.Condition()
-        self.error: TidegateError | None = None
+        self.one = Incarnation(self.spec, self.path, self._hear, lambda: None)
 
     @property
-    def socket(self) -> Path:
-        return self.spec.work_dir / "work.sock"
-
-    def connected(self) -> socket.socket:
-        """As a worker connects, as soon as the host listens."""
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end:
-            worker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                with socket_name(self.socket) as name:
-                    worker.connect(name)
-                return worker
-            except (FileNotFoundError, ConnectionRefusedError):
-                worker.close()
-        raise AssertionError("the host does not listen")
+    def told(self) -> list[Durable]:
+        return [each for each in self.messages if isinstance(each, Durable)]
 
     def bound(self, ts: int) -> None:
         told = json.loads(self.barrier.read_text())
@@ -85,60 +130,112 @@ class Hosted:
         partial.write_text(json.dumps(told | {"barrier_ts": ts}))
         partial.replace(self.barrier)
 
-    def start_impatient(self, task: Callable[[str, list[Range], Tell], list[Report]]) -> None:
-        """With little time for a worker; two are there before anything is due."""
-        own = replace(self.spec.config.tidegate, stall_timeout=1.5, start_timeout=1.5)
-        self.spec = replace(self.spec, config=replace(self.spec.config, tidegate=own))
-        self.start_held(task)
-        self.bound(UPTO)
-
-    def start_held(self, task: Callable[[str, list[Range], Tell], list[Report]]) -> None:
-        """With two workers, and nothing for them before `bound`."""
-        self.bound(1)
-        self.start(task)
-        while self.host._free() < 2:
-            pass
-
-    def start(self, task: Callable[[str, list[Range], Tell], list[Report]], workers: int = 2) -> None:
-        self.host = Host(self.spec, self.starts, self._hear)
-        self._thread = threading.Thread(target=self._run, args=(task, workers), daemon=True)
-        self._thread.start()
-
-    def _run(self, task: Any, workers: int) -> None:
-        try:
-            self.host.run(InThreads(), workers, "spec", task)  # type: ignore[arg-type]
-        except TidegateError as error:
-            self.error = error
-
-    def _hear(self, durable: Durable) -> None:
+    def _hear(self, message: Any) -> None:
         with self.heard:
-            self.told.append(durable)
+            self.messages.append(message)
             self.heard.notify_all()
 
     def wait(self, what: Callable[[list[Durable]], bool]) -> None:
         with self.heard:
-            assert self.heard.wait_for(lambda: what(self.told), WAIT_S), self.told
+            assert self.heard.wait_for(lambda: what(self.told), WAIT_S), self.messages
+
+    def wait_begun(self) -> None:
+        with self.heard:
+            begun = lambda: any(isinstance(each, Started) for each in self.messages)  # noqa: E731
+            assert self.heard.wait_for(begun, WAIT_S), self.messages
+
+    def wait_end(self, within_s: float = WAIT_S) -> TidegateError | None:
+        assert self.over.wait(within_s), f"it goes on: {self.messages}"
+        return self.one.error
+
+    def is_delivered(self, told: list[Durable]) -> bool:
+        reached = [max((one.spans.get(span, 0) for one in told), default=0) for span in self.starts]
+        return sum(ts > MIDDLE for ts in reached) > 1
+
+
+class Hosted:
+    """A host in a thread, and some changefeeds."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder / ("deep" * 30)
+        self.folder.mkdir()
+        self.spark = InThreads()
+        monkeypatch.setattr(os, "getpid", self.spark.getpid)
+        self.feeds: dict[str, Feed] = {}
+        self.error: TidegateError | None = None
+        opened: Any = self.spark.opened
+        self.host = Host(self.folder, CORES, self._over, opened)
+
+    def feed(self, name: str, **settings: float) -> Feed:
+        self.feeds[name] = Feed(self.folder, name, **settings)
+        return self.feeds[name]
+
+    def _over(self, one: Incarnation) -> None:
+        self.feeds[one.spec.name].over.set()
+
+    def begun(self, path: str) -> Begun:
+        feed = next(one for one in self.feeds.values() if one.path == path)
+        return Begun(feed.starts)
+
+    def start(
+        self,
+        deliver: DeliverTask,
+        workers: int = 2,
+        begin: Callable[[str], Begun] | None = None,
+        load: Callable[[Load], list[LoadReport]] | None = None,
+    ) -> None:
+        none: Any = None
+        tasks = Tasks(begin or self.begun, deliver, load or none, lambda: False)
+        self._thread = threading.Thread(target=self._run, args=(tasks, workers), daemon=True)
+        self._thread.start()
+
+    def _run(self, tasks: Tasks, workers: int) -> None:
+        try:
+            spark: Any = self.spark
+            self.host.run(spark, tasks, workers)
+        except TidegateError as error:
+            self.error = error
 
     def ended_by(self) -> TidegateError | None:
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "it goes on"
         return self.error
 
+    def connected(self) -> socket.socket:
+        """As a worker connects, as soon as the host listens."""
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            worker = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                with socket_name(self.folder / "work.sock") as name:
+                    worker.connect(name)
+                return worker
+            except (FileNotFoundError, ConnectionRefusedError):
+                worker.close()
+        raise AssertionError("the host does not listen")
+
 
 @pytest.fixture
-def hosted(tmp_path: Path) -> Hosted:
-    return Hosted(tmp_path)
+def hosted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosted:
+    monkeypatch.setattr(host_module, "WATCH_S", 0.05)
+    return Hosted(tmp_path, monkeypatch)
 
 
 def all_of(ranges: list[Range]) -> list[Report]:
     return [Report(one.span, one.upto, rows=1) for one in ranges]
 
 
+def done(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
+    return all_of(ranges)
+
+
 def test_a_worker_that_is_slow_keeps_nobody_waiting_but_who_wants_its_spans(hosted: Hosted) -> None:
+    feed = hosted.feed("one")
+    feed.bound(1)
     busy: set[str] = set()
     both: list[str] = []
     slow: list[str] = []
-    done: list[Range] = []
+    finished: list[Range] = []
     lock, let_go, met = threading.Lock(), threading.Event(), threading.Barrier(2)
 
     def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
@@ -146,35 +243,39 @@ def test_a_worker_that_is_slow_keeps_nobody_waiting_but_who_wants_its_spans(host
         with lock:
             both.extend(spans & busy)
             busy.update(spans)
-        first = not let_go.is_set() and not done
+        first = not let_go.is_set() and not finished
         if first and met.wait(WAIT_S) == 0:
             slow.extend(spans)
             tell({one.span: one.after + 1 for one in ranges})
             assert let_go.wait(WAIT_S)
         with lock:
-            done.extend(ranges)
+            finished.extend(ranges)
             busy.difference_update(spans)
         return all_of(ranges)
 
-    hosted.start_held(work)
-    hosted.bound(MIDDLE)
-    hosted.wait(lambda told: sum(bool(one.stats) for one in told) >= 1)
-    hosted.bound(UPTO)
+    hosted.start(work)
+    hosted.host.begin(feed.one)
+    feed.wait_begun()
+    while len(hosted.host._idle) < 2:
+        time.sleep(0.001)
+    feed.bound(MIDDLE)
+    feed.wait(lambda told: sum(bool(one.stats) for one in told) >= 1)
+    feed.bound(UPTO)
     # The other worker delivers to the end; of the slow one's spans it has been said how far they are.
-    others = {one.span for one in done} - set(slow)
-    hosted.wait(lambda told: {s for one in told for s, ts in one.spans.items() if ts > MIDDLE} >= others)
+    others = {one.span for one in finished} - set(slow)
+    feed.wait(lambda told: {s for one in told for s, ts in one.spans.items() if ts > MIDDLE} >= others)
     assert slow
-    assert all(not one.stats for one in hosted.told if one.spans.keys() & set(slow))
-    assert [one for one in hosted.told if not one.stats]
+    assert all(not one.stats for one in feed.told if one.spans.keys() & set(slow))
+    assert [one for one in feed.told if not one.stats]
     let_go.set()
-    hosted.wait(lambda told: any(one.stats and one.spans.keys() & set(slow) for one in told))
-    hosted.wait(lambda told: min(max(one.spans.get(s, 0) for one in told) for s in slow) > MIDDLE)
+    feed.wait(lambda told: any(one.stats and one.spans.keys() & set(slow) for one in told))
+    feed.wait(lambda told: min(max(one.spans.get(s, 0) for one in told) for s in slow) > MIDDLE)
     assert both == []
     by_span: dict[str, list[Range]] = {}
-    for one in done:
+    for one in finished:
         by_span.setdefault(one.span, []).append(one)
     for span, ranges in by_span.items():
-        assert [one.after for one in ranges] == [hosted.starts[span], *(one.upto for one in ranges[:-1])]
+        assert [one.after for one in ranges] == [feed.starts[span], *(one.upto for one in ranges[:-1])]
 
 
 @pytest.mark.parametrize(
@@ -187,38 +288,203 @@ def test_a_worker_that_is_slow_keeps_nobody_waiting_but_who_wants_its_spans(host
         (ValueError("a defect"), Retryable),
     ],
 )
-def test_what_a_task_raises_ends_the_host_with_it(hosted: Hosted, raised: Exception, kind: type) -> None:
-    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
-        raise raised
+def test_what_a_piece_raises_ends_its_incarnation_and_no_other(
+    hosted: Hosted, raised: Exception, kind: type
+) -> None:
+    one, two = hosted.feed("one"), hosted.feed("two")
 
-    hosted.start(work)
-    error = hosted.ended_by()
-    assert type(error) is kind
-    text = error.render()
-    assert str(raised).splitlines()[0] in text
-    assert hosted.told == []
-    assert failed(raised).retry is (kind is not Fatal)
-
-
-def test_one_worker_that_hangs_is_named_although_the_others_go_on(hosted: Hosted) -> None:
-    hung, over = threading.Event(), threading.Event()
-
-    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
-        if not hung.is_set():
-            hung.set()
-            over.wait(WAIT_S)
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        if path == one.path:
+            raise raised
         return all_of(ranges)
 
-    hosted.start_impatient(work)
-    error = hosted.ended_by()
-    over.set()
+    hosted.start(work)
+    hosted.host.begin(one.one)
+    error = one.wait_end()
+    assert type(error) is kind
+    assert str(raised).splitlines()[0] in error.render()
+    assert one.told == []
+    (said,) = (each for each in one.messages if isinstance(each, Failed))
+    assert said.retry is failed(raised).retry is failure(error).retry is (kind is not Fatal)
+    assert str(raised).splitlines()[0] in (one.spec.feed_dir / "log").read_text()
+    hosted.host.begin(two.one)
+    two.wait(two.is_delivered)
+    assert len(hosted.spark.processes) == 2, "its worker goes on"
+
+
+def test_a_beginning_that_fails_ends_its_incarnation(hosted: Hosted) -> None:
+    one, two = hosted.feed("one"), hosted.feed("two")
+
+    def begin(path: str) -> Begun:
+        if path == one.path:
+            raise Retryable("The broker does not answer.")
+        return hosted.begun(path)
+
+    hosted.start(done, begin=begin)
+    hosted.host.begin(one.one)
+    hosted.host.begin(two.one)
+    error = one.wait_end()
+    assert error is not None
+    assert error.what == "The broker does not answer."
+    two.wait(two.is_delivered)
+    assert not any(isinstance(each, Started) for each in one.messages)
+
+
+def test_one_worker_that_hangs_is_killed_and_named_although_others_go_on(hosted: Hosted) -> None:
+    one, two = hosted.feed("one", stall_timeout=1.0, start_timeout=1.0), hosted.feed("two")
+    hung: list[int] = []
+
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        if path == one.path and not hung:
+            hung.append(os.getpid())
+            hosted.spark.sleep(WAIT_S)
+        return all_of(ranges)
+
+    hosted.start(work)
+    hosted.host.begin(one.one)
+    hosted.host.begin(two.one)
+    error = one.wait_end()
     assert isinstance(error, Retryable)
     assert "CDC:ErrPipelineHung" in error.what
-    assert f"({os.getpid()})" in error.where
-    assert hosted.told, "the other one has delivered"
+    assert f"({hung[0]})" in error.where
+    assert hosted.spark.processes[hung[0]].ended.is_set()
+    two.wait(two.is_delivered)
+    # Another worker has taken its place.
+    three = hosted.feed("three")
+    hosted.host.begin(three.one)
+    three.wait(three.is_delivered)
 
 
-def test_a_thread_of_the_driver_that_fails_ends_the_host(
+def test_a_worker_that_gets_something_done_is_not_hung(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.pipeline.beats.INTERVAL_S", 0.0)
+    one = hosted.feed("one", stall_timeout=1.0, start_timeout=1.0)
+
+    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        beats = Beats(one.spec.beats_dir)  # counts for one process
+        for _beat in range(25):
+            hosted.spark.sleep(0.1)
+            beats.beat()
+        return all_of(ranges)
+
+    hosted.start(work)
+    hosted.host.begin(one.one)
+    one.wait(lambda told: bool(told))
+    assert not one.one.over
+
+
+def test_who_is_silent_makes_room_only_when_another_waits(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own patience is long; that of those who wait for its worker is not."""
+    monkeypatch.setattr(host_module, "SLOW_FIRST_S", 0.5)
+    one, two = hosted.feed("one"), hosted.feed("two")
+    two.bound(1)
+    silent, over = threading.Event(), threading.Event()
+
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        if path == one.path and not over.is_set():
+            silent.set()
+            hosted.spark.sleep(WAIT_S, until=over)
+        return all_of(ranges)
+
+    hosted.start(work, workers=1)
+    hosted.host.begin(two.one)
+    two.wait_begun()
+    hosted.host.begin(one.one)
+    assert silent.wait(WAIT_S)
+    assert not one.over.wait(1.5), "nobody waits: it may be as slow as it likes"
+    two.bound(UPTO)
+    error = one.wait_end()
+    assert isinstance(error, Retryable)
+    assert "CDC:ErrSinkSlow" in error.what
+    two.wait(two.is_delivered)
+    over.set()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: bool) -> None:
+    """A worker may end its piece, in a moment; else it is killed, and waited for. Neither counts."""
+    one, two = hosted.feed("one"), hosted.feed("two")
+    at_work, let_go = threading.Event(), threading.Event()
+    working: list[int] = []
+    pieces: list[int] = []
+
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        pieces.append(os.getpid())
+        if path == one.path:
+            working.append(os.getpid())
+            at_work.set()
+            try:
+                hosted.spark.sleep(WAIT_S, until=None if late else let_go)
+                return all_of(ranges)
+            finally:
+                working.remove(os.getpid())
+        return all_of(ranges)
+
+    hosted.start(work)
+    hosted.host.begin(one.one)
+    assert at_work.wait(WAIT_S)
+    let_go.set()
+    hosted.host.end(one.one.key)
+    hosted.host.end(one.one.key)
+    assert one.wait_end() is None
+    assert not working
+    told = list(one.messages)
+    assert all(hosted.spark.processes[pid].dies.is_set() is late for pid in pieces)
+    hosted.host.begin(two.one)
+    two.wait(two.is_delivered)
+    assert one.messages == told
+    assert not any(isinstance(each, Durable) for each in told)
+
+
+def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = hosted.feed("one")
+    one.one.spec = replace(one.spec, loads=True)
+    asked, ended = threading.Event(), threading.Event()
+
+    class Waits:
+        def __init__(self, spec: Any, path: str, cores: int, ask: Callable[[Load], Any], send: Any) -> None:
+            self._ask = ask
+
+        def run(self, loaded: Any) -> None:
+            try:
+                asked.set()
+                self._ask(Load(one.path, "pd", 1, (), 0, 0))
+            finally:
+                ended.set()
+
+    def never(_: Load) -> list[LoadReport]:
+        hosted.spark.sleep(WAIT_S)
+        raise AssertionError("it was not killed")
+
+    monkeypatch.setattr(host_module, "InitialLoad", Waits)
+    hosted.start(done, load=never)
+    hosted.host.begin(one.one)
+    assert asked.wait(WAIT_S)
+    hosted.host.end(one.one.key)
+    assert one.wait_end() is None
+    assert ended.wait(WAIT_S)
+    with pytest.raises(Fenced, match="is over"):
+        hosted.host._ask(one.one, Load(one.path, "pd", 1, (), 0, 0))
+
+
+def test_what_cannot_be_seen_of_one_changefeed_ends_it_alone(hosted: Hosted) -> None:
+    one, two = hosted.feed("one"), hosted.feed("two")
+    one.barrier.write_text("{")
+    hosted.start(done)
+    hosted.host.begin(one.one)
+    hosted.host.begin(two.one)
+    error = one.wait_end()
+    assert error is not None
+    assert "is damaged" in error.what
+    two.wait(two.is_delivered)
+
+
+def test_a_thread_of_the_application_that_fails_ends_the_host(
     hosted: Hosted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else nobody would look for signs of life any more, and nobody would know."""
@@ -226,28 +492,33 @@ def test_a_thread_of_the_driver_that_fails_ends_the_host(
     def broken(folder: Path) -> dict[str, int]:
         raise PermissionError(folder)
 
-    monkeypatch.setattr("tidegate.pipeline.host.read_beats", broken)
-    hosted.start(lambda _, ranges, tell: all_of(ranges))
+    monkeypatch.setattr(host_module, "read_beats", broken)
+    one = hosted.feed("one")
+    hosted.start(lambda _, ranges, tell: [hosted.spark.sleep(0.5) or report for report in all_of(ranges)])
+    hosted.host.begin(one.one)
     error = hosted.ended_by()
     assert isinstance(error, Retryable)
     assert "signs-of-life" in error.where
 
 
-def test_a_worker_that_gets_something_done_is_not_hung(
-    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tidegate.pipeline.beats.INTERVAL_S", 0.0)
-    beats = Beats(hosted.spec.beats_dir)
+def test_spark_that_starts_no_workers_ends_the_host(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(work: Any) -> None:
+        raise RuntimeError("no executor")
 
-    def work(_: str, ranges: list[Range], tell: Tell) -> list[Report]:
-        for _beat in range(30):
-            time.sleep(0.1)
-            beats.beat()
-        return all_of(ranges)
+    monkeypatch.setattr(hosted.spark, "foreachPartition", refused)
+    hosted.start(done)
+    error = hosted.ended_by()
+    assert isinstance(error, Retryable)
+    assert "no executor" in error.why
 
-    hosted.start_impatient(work)
-    hosted.wait(lambda told: len(told) >= 2)
-    assert hosted.error is None
+
+def test_a_worker_that_does_not_come_ends_the_host(hosted: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "STARTS_S", 0.5)
+    monkeypatch.setattr(hosted.spark, "foreachPartition", lambda work: time.sleep(WAIT_S))
+    hosted.start(done)
+    error = hosted.ended_by()
+    assert isinstance(error, Retryable)
+    assert "does not start a worker" in error.what
 
 
 HELLO = framed(to_json(WorkerHello(4711)))
@@ -256,25 +527,85 @@ HELLO = framed(to_json(WorkerHello(4711)))
 @pytest.mark.parametrize(
     ("frames", "words"),
     [
-        ([HELLO], "a worker (4711)"),
+        ([HELLO], "its connection has ended"),
         ([HELLO, b"\xff" * 8], "sent what is no message"),
         ([HELLO, framed({"type": "delivered"})], "sent what is no message"),
         ([HELLO, framed(to_json(WorkerHello(4712)))], "said what it must not"),
-        ([framed({"type": "reached", "spans": {}})], "does not say who it is"),
-        ([], "a worker that has not said who it is"),
     ],
 )
-def test_a_worker_that_dies_or_says_nonsense_ends_the_host(
+def test_a_worker_that_dies_or_says_nonsense_is_dead_and_its_piece_is_lost(
     hosted: Hosted, frames: list[bytes], words: str
 ) -> None:
-    hosted.start(lambda _, ranges, tell: all_of(ranges), workers=0)
+    feed = hosted.feed("one")
+    hosted.start(done, workers=0)
     connected = hosted.connected()
-    assert hosted.socket.stat().st_mode & 0o77 == 0, "another user could take rows for delivered"
+    mode = (hosted.folder / "work.sock").stat().st_mode
+    assert mode & 0o77 == 0, "another user could take rows for delivered"
+    hosted.spark.opened(4711).ended.set()
+    hosted.host.begin(feed.one)
     for one in frames:
         connected.sendall(one)
         if one is HELLO:
             assert FramedSocket(connected).receive() is not None  # it has work from here on
     connected.close()
-    error = hosted.ended_by()
+    error = feed.wait_end()
     assert isinstance(error, Retryable)
-    assert words in error.render()
+    assert "a worker (4711)" in error.where
+    assert words in error.why
+    assert hosted.spark.processes[4711].dies.is_set(), "it may be at work still"
+
+
+def test_a_worker_that_ends_while_it_has_nothing_to_do_costs_nothing(hosted: Hosted) -> None:
+    """As when it has become too large, or the kernel has no memory: another one comes."""
+    feed = hosted.feed("one")
+    hosted.start(done, workers=0)
+    ends = hosted.connected()
+    ends.sendall(HELLO)
+    while not hosted.host._idle:
+        time.sleep(0.001)
+    ends.close()
+    while hosted.host._workers:
+        time.sleep(0.001)
+    hosted.host.begin(feed.one)
+    with pytest.raises(AssertionError, match="it goes on"):
+        feed.wait_end(0.2)
+
+
+def test_with_others_beside_it_a_changefeed_has_short_pieces(hosted: Hosted) -> None:
+    """So that nobody waits long for a worker. Alone it has pieces as large as the settings say."""
+    one, two = hosted.feed("one"), hosted.feed("two")
+    hosted.host.begin(one.one)
+    assert hosted.host._piece_bytes(one.one) == 0
+    hosted.host.begin(two.one)
+    assert hosted.host._piece_bytes(one.one) == host_module.PIECE_BYTES_MIN
+    one.one.bytes_per_s = 50e6
+    assert hosted.host._piece_bytes(one.one) == 50_000_000 * host_module.PIECE_S
+
+
+@pytest.mark.parametrize("frame", [b"", framed({"type": "reached", "spans": {}}), b"\xff" * 8])
+def test_who_does_not_say_who_it_is_gets_no_work(hosted: Hosted, frame: bytes) -> None:
+    one = hosted.feed("one")
+    hosted.start(done, workers=1)
+    stranger = hosted.connected()
+    stranger.sendall(frame)
+    stranger.shutdown(socket.SHUT_WR)
+    with suppress(ConnectionResetError):
+        assert stranger.recv(1) == b""
+    hosted.host.begin(one.one)
+    one.wait(one.is_delivered)
+
+
+def test_a_process_is_killed_by_a_handle_that_cannot_mean_another() -> None:
+    child = os.fork()
+    if not child:
+        time.sleep(WAIT_S)
+        os._exit(0)
+    process = Process(child)
+    process.kill()
+    process.wait()
+    assert os.waitpid(child, 0)[1] == 9
+    process.kill()
+    process.wait()
+    process.close()
+    with pytest.raises(ProcessLookupError):
+        Process(child)

@@ -28,7 +28,6 @@ from tidegate.model.slots import RowBlock
 from tidegate.model.span import Span
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.job import rendered
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.work import Report
 from tidegate.sink import quarantine
@@ -294,10 +293,3 @@ def test_the_job_tells_the_control_process_why_it_stopped(
     assert "quarantine.jsonl" in error.where
     assert "carries checksum" in error.why
     assert error.fix.startswith("repair the rows upstream")
-
-
-def test_what_spark_makes_of_an_error_is_taken_apart_again() -> None:
-    error = Fatal("It broke.", where="here", fix="mend it")
-    trace = f"pyspark.errors.PythonException: x\n  File y\ntidegate.errors.Fatal: {error}\n\n\tat org.apache"
-    assert rendered(trace) == {"what": "It broke.", "where": "here", "why": "", "fix": "mend it"}
-    assert rendered("no such thing")["why"] == "no such thing"

@@ -25,8 +25,8 @@ from tidegate.config import parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
 from tidegate.model.progress import SpanProgress, span_key
+from tidegate.pipeline.begin import begin
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.job import begin
 
 pytestmark = pytest.mark.integration
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"

@@ -25,9 +25,10 @@ from tidegate.model.key_range import KeyRange
 from tidegate.model.progress import load_progress
 from tidegate.model.span import Span
 from tidegate.pipeline import load_task
+from tidegate.pipeline.begin import begin
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.job import begin
-from tidegate.pipeline.load_task import LoadReport, LoadTask, load
+from tidegate.pipeline.load_task import load
+from tidegate.pipeline.work import Load, LoadReport
 from tidegate.server.initial_load import plan_load
 from tidegate.server.key_tracker import KeyTracker
 from tidegate.tidb.memcomparable import encode_bytes
@@ -94,7 +95,7 @@ class KeyFeed:
 def run(path: str, pd: PdClient, plan: LoadPlan, queue: LoadQueue, rows: int = 0) -> list[LoadReport]:
     """One task with all that is left."""
     share = queue.take(1)
-    reports = load(LoadTask(path, pd.address, plan.ts, tuple(share), rows, 0))
+    reports = load(Load(path, pd.address, plan.ts, tuple(share), rows, 0))
     queue.settle([(one.report.span, one.rows, one.left_from) for one in reports], share)
     return reports
 

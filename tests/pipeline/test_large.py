@@ -19,9 +19,9 @@ from tests.pipeline.large import Change, LargeFeed
 from tidegate.codec.base import describe
 from tidegate.model.position import Position, Rank
 from tidegate.model.progress import RULES_PREFIX, SpanProgress
+from tidegate.pipeline.begin import begin
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
-from tidegate.pipeline.job import begin
 from tidegate.pipeline.ranges import Range
 from tidegate.sink.kafka.sink import KafkaSink
 
@@ -141,7 +141,7 @@ class Dying(slot.SlotWriter):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sink.SlotWriter = Dying
-deliver.worker_of(spec, deliver.open_worker).deliver([Range(*one) for one in found])
+deliver.with_worker(spec, lambda worker: worker.deliver([Range(*one) for one in found]))
 """
 
 
@@ -174,11 +174,13 @@ def test_a_large_transaction_goes_out_in_pieces_though_its_worker_is_killed_betw
 
 WATCHED = """
 import json, sys
+from pathlib import Path
 from tests.memory import taken_by
 from tidegate.pipeline import deliver
+from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.ranges import Range
 
-worker = deliver.worker_of(sys.argv[1], deliver.open_worker)
+worker = deliver.open_worker(FeedSpec.load(Path(sys.argv[1])))
 small, large = ([Range(*one)] for one in json.loads(sys.argv[2]))
 worker.deliver(small)
 print(taken_by(lambda: worker.deliver(large)))

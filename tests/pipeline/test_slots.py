@@ -15,9 +15,9 @@ from tidegate.control.metadata import GrantedRange
 from tidegate.eventstore import outlook
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span
+from tidegate.pipeline.begin import begin
 from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.job import begin
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.slots import Slot
 from tidegate.sink.base import Writer

@@ -22,9 +22,9 @@ from tidegate.model.progress import SpanProgress, outlived, rules_key, span_key,
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.pipeline.backlog import Backlog
+from tidegate.pipeline.begin import begin
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.job import begin
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.work import Report
 from tidegate.server.stripes import Stripes, spans_json, table_task
@@ -220,7 +220,7 @@ def test_a_feed_goes_on_past_a_table_that_is_behind_and_that_it_does_not_want(tm
 
     def due(*tables: int) -> list[Range]:
         file.write_text(json.dumps(barrier | {"spans": feed.told(tables)}))
-        backlog = Backlog(FeedSpec.load(path), dict.fromkeys(feed.told(tables), feed.start_ts), lambda: 2)
+        backlog = Backlog(FeedSpec.load(path), dict.fromkeys(feed.told(tables), feed.start_ts))
         return backlog.look()[0]
 
     assert due(*tables) == []
@@ -244,7 +244,7 @@ def test_a_stripe_with_rows_of_others_alone_makes_no_batch(tmp_path: Path) -> No
 
     def due(*tables: int) -> list[Range]:
         (feed.feed_dir / "barrier.json").write_text(json.dumps(barrier | {"spans": feed.told(tables)}))
-        return Backlog(spec, dict.fromkeys(feed.told(tables), feed.start_ts), lambda: 2).look()[0]
+        return Backlog(spec, dict.fromkeys(feed.told(tables), feed.start_ts)).look()[0]
 
     stripe = next(iter(barrier["spans"]))
     tables = sorted(table for table in feed.rows if table < 1 << 40)

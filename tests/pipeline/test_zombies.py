@@ -17,7 +17,7 @@ from tests.pipeline.test_job import BANK, UPTO, expected, found
 from tools.processes import descendants
 
 from tidegate.errors import Fenced
-from tidegate.pipeline.deliver import Worker, worker_of
+from tidegate.pipeline.deliver import Worker, with_worker
 from tidegate.pipeline.feed import FeedSpec
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -72,7 +72,7 @@ def test_a_task_that_begins_after_its_incarnation_was_replaced_is_not_its_succes
         raise AssertionError(f"a writer for incarnation {spec.incarnation}")
 
     with pytest.raises(Fenced, match="has been replaced"):
-        worker_of(str(first), never)
+        with_worker(str(first), lambda worker: None, never)
     assert FeedSpec.load(second).incarnation == 2
 
 

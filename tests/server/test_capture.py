@@ -39,7 +39,7 @@ from tidegate.workload.bank import BankWorkload
 
 pytestmark = pytest.mark.integration
 
-STAND_IN = Path(__file__).with_name("stand_in_pipeline.py")
+STAND_IN = Path(__file__).with_name("stand_in_application.py")
 
 
 def wait_for(true: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
@@ -68,7 +68,7 @@ class Running:
         self._options = Options(
             pd,
             data_dir,
-            pipeline_command=lambda spec: [sys.executable, str(STAND_IN), str(out), str(spec)],
+            application_command=lambda socket, _: [sys.executable, str(STAND_IN), str(out), str(socket)],
             open_sink=open_sink or opener(out),
             clock=clock or SystemClock(),
             puller_timeout_s=puller_timeout_s,

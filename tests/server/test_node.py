@@ -52,7 +52,7 @@ def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., No
                 captured=nothing,
                 clock=SystemClock(),
                 disk=disk,
-                pipeline_command=nothing,
+                application=nothing,
                 open_sink=nothing,
                 lost=lost,
             )

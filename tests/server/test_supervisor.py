@@ -13,7 +13,7 @@ import pytest
 
 from tidegate.errors import Retryable
 from tidegate.ipc import ControlClient, frame
-from tidegate.model.reports import Gone, PipelineHello, PullerHello, Report, Started, Status, Watch
+from tidegate.model.reports import TO_PULLER, Gone, PipelineHello, PullerHello, Report, Started, Status, Watch
 from tidegate.model.span import Span
 from tidegate.server import supervisor
 from tidegate.server.processes import described
@@ -156,7 +156,7 @@ def test_messages_go_both_ways_and_the_end_is_told(tmp_path: Path) -> None:
 
         def child() -> Report | None:
             client = ControlClient(tmp_path / "control.sock", PullerHello("tidb", os.getpid()))
-            told = client.receive()
+            told = client.receive(TO_PULLER)
             client.send(Status([{"span": "x" * 100_000}]))
             client.close()
             return told
@@ -331,6 +331,6 @@ def test_a_child_that_is_sent_no_message_says_so(tmp_path: Path) -> None:
         peer, _ = listener.accept()
         peer.sendall(b"\0\0\0\4\xff\xff\0{")
         with pytest.raises(Retryable, match="no message"):
-            client.receive()
+            client.receive(TO_PULLER)
         client.close()
         peer.close()

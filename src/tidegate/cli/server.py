@@ -80,7 +80,7 @@ def server(
     from tidegate.access import Token
     from tidegate.api.door import Rules
     from tidegate.api.serve import listen
-    from tidegate.server.capture import Options, pipeline_command
+    from tidegate.server.capture import Options, application_command
 
     log.setup(json_lines=as_json, level=LEVELS[log_level.lower()])
     os.umask(0o077)
@@ -97,7 +97,7 @@ def server(
             event_store_reserve=event_store_reserve,
             puller_timeout_s=puller_timeout,
             gc_ttl_s=gc_ttl,
-            pipeline_command=partial(pipeline_command, spark_master=spark_master),
+            application_command=partial(application_command, spark_master=spark_master),
         )
         rules = Rules(frozenset(name.lower() for name in allow_host or []), Token.from_environment())
         failure = asyncio.run(_run(options, listener, rules, as_json))

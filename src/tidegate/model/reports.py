@@ -2,7 +2,9 @@
 
     control process -> puller      SafePoint, Watch, Unwatch, DropBelow, Remove
     puller -> control process      PullerHello, Status, Refused, Failed
-    pipeline -> control process    PipelineHello, Started, Durable, Loaded, Failed
+    control process -> application Run, End
+    application -> control process ApplicationHello, Ended, Failed
+      of each incarnation, apart   PipelineHello, Started, Durable, Loaded, Failed
 
 `to_json` and `parse` know the form on the socket, and nothing else does (`model.wire`). What comes in is
 checked here once, so that whoever is given a message need not look again.
@@ -31,11 +33,44 @@ class PullerHello:
 
 @dataclass(frozen=True, slots=True)
 class PipelineHello:
-    """A pipeline process introduces itself: whose it is, and of which incarnation. Goes for all it says."""
+    """An incarnation of a changefeed's pipeline introduces itself. Goes for all that is said there."""
 
     changefeed: str
     incarnation: int
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ApplicationHello:
+    """The application introduces itself: the one process of a capture that delivers all its changefeeds."""
+
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Begin an incarnation. All it says from then on comes over a connection of its own."""
+
+    changefeed: str
+    incarnation: int
+    spec: str
+    """The path of its spec file."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End an incarnation, whatever it is doing; one that is not there has ended already."""
+
+    changefeed: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """No process works for an incarnation any more: each is done with it, or dead."""
+
+    changefeed: str
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +231,20 @@ class Gone:
 
 
 ToPuller = SafePoint | Watch | Unwatch | DropBelow | Remove
-Hello = PullerHello | PipelineHello
+ToApplication = Run | End
+Hello = PullerHello | PipelineHello | ApplicationHello
+FromApplication = ApplicationHello | Ended | Failed | Gone
 FromPuller = PullerHello | Status | Refused | Failed | Gone
 FromPipeline = PipelineHello | Started | Durable | Loaded | Failed | Gone
-Report = ToPuller | FromPuller | FromPipeline
+Report = ToPuller | ToApplication | FromPuller | FromPipeline | FromApplication
 
 TO_PULLER: Final[tuple[type[ToPuller], ...]] = (SafePoint, Watch, Unwatch, DropBelow, Remove)
-HELLOS: Final[tuple[type[Hello], ...]] = (PullerHello, PipelineHello)
+TO_APPLICATION: Final[tuple[type[ToApplication], ...]] = (Run, End)
+HELLOS: Final[tuple[type[Hello], ...]] = (PullerHello, PipelineHello, ApplicationHello)
 SAID_BY: Final[Mapping[type[Hello], tuple[type[Report], ...]]] = {
     PullerHello: (Status, Refused, Failed),
     PipelineHello: (Started, Durable, Loaded, Failed),
+    ApplicationHello: (Ended, Failed),
 }
 """What may follow a hello."""
 

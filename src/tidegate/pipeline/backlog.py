@@ -3,113 +3,95 @@
     floors, manifests, barrier.json  ->  Backlog.take  ->  shares of (span, after, upto), one a worker
                                          Backlog.done  <-  those that are durable
 
-Lives in the driver of the feed's pipeline. It reads no rows and opens no segment: whoever gets a range does.
-With the puller and the control process it shares only files, read anew at every look. Of a span one range is
-out at a time: its rows are written in order, whoever writes them.
+Lives in the application. It reads no rows and opens no segment: whoever gets a range does. With the puller
+and the control process it shares only files, read anew at every look. Of a span one range is out at a time:
+its rows are written in order, whoever writes them.
 """
 
 from __future__ import annotations
 
-import threading
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping, Set
+from typing import Final, NamedTuple
 
 from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range, bound, due, share, waits
 
-LOOK_AGAIN_S: Final = 0.1
-GLANCE_S: Final = 0.01
-"""Between two glances at whether anything was told since the last look."""
-QUIET_S: Final = 2.0
-QUIET_GLANCE_S: Final = 0.02
-"""The same when nothing was due for QUIET_S."""
-REST_S: Final = 0.5
-"""Between two looks at most: nothing waits longer, were a change not seen."""
+SMALL_BYTES: Final = 1 << 20
+"""As much as one worker delivers in a moment."""
 KEPT: Final = 2
 """Manifests that are remembered, for each span that is followed."""
 
 
-class Backlog:
-    """One incarnation's. `take` is for one thread, `done` and `stir` for any."""
+class Share(NamedTuple):
+    """What one worker gets."""
 
-    def __init__(self, spec: FeedSpec, begun: Mapping[str, int], free: Callable[[], int]) -> None:
-        """`begun`: up to where each span is durable. `free`: how many may be given work now; it may wait,
-        and what it raises ends `take`.
-        """
+    ranges: list[Range]
+    bytes: int
+    """About so many, of entries."""
+
+
+class Backlog:
+    """One incarnation's. For one thread, but for `done`, which any may call."""
+
+    def __init__(self, spec: FeedSpec, begun: Mapping[str, int]) -> None:
+        """`begun`: up to where each span is durable."""
         self._spec = spec
+        self._barrier_file = str(spec.feed_dir / "barrier.json")
         self._begun = dict(begun)
         """How far each span was taken."""
-        self._free = free
         self._out: set[str] = set()
         """Spans of which a worker has a range."""
-        self._stirred = threading.Event()
         self._taken_at = float("-inf")
-        self._spans: tuple[str, ...] = ()
+        self.spans: Set[str] = frozenset()
         """Those that the barrier file named at the last look."""
+        self.gathers = False
+        """Whether the last look found rows, and left them to be more."""
         self._manifests: dict[str, ManifestReader] = {}
         """Of spans that were looked at: only what was appended is read again."""
 
-    def take(self) -> list[list[Range]]:
-        """What is due, shared among those that are free; waits until there is something.
-
-        Each look costs a reading of the barrier file and a pass over the spans, so between two of them it
-        only glances at whether anything was told. Under heavy load it waits for more at once (`waits`).
+    def take(self, workers: int, at_most: int = 0) -> list[Share]:
+        """What is due now, shared among so many workers; empty if nothing is, or too little under heavy load
+        (`gathers`). Not much more than `at_most` bytes in all, since others wait, too; 0: as many as the
+        settings say. A look costs a reading of the barrier file and a pass over the spans.
         """
-        while True:
-            self._free()
-            # Before the look: what is told while it looks differs from this, and is looked at next.
-            self._stirred.clear()
-            mark = self.mark()
-            found, sizes, waiting = self.look()
-            now = time.monotonic()
-            if not found:
-                self._rest(mark, now + REST_S)
-            elif waits(waiting, self._spec.config.tidegate.max_batch_bytes, now - self._taken_at):
-                time.sleep(LOOK_AGAIN_S)
-            else:
-                self._taken_at = now
-                return self._hand_out(found, sizes)
-
-    def taken(self) -> list[list[Range]]:
-        """What is due now, in shares; empty if nothing is."""
-        found, sizes, _ = self.look()
-        return self._hand_out(found, sizes)
+        own = self._spec.config.tidegate.max_batch_bytes
+        budget = min(own, at_most) if at_most else own
+        found, sizes, waiting = self.look(budget)
+        now = time.monotonic()
+        self.gathers = bool(found) and waits(waiting, budget, now - self._taken_at)
+        if not found or self.gathers:
+            return []
+        self._taken_at = now
+        self._begun |= {one.span: one.upto for one in found}
+        self._out.update([one.span for one in found])
+        if at_most:  # another writer is worth its price for much work only
+            workers = min(workers, 1 + sum(sizes.values()) // SMALL_BYTES)
+        shares = share(found, sizes, workers)
+        return [Share(ranges, sum(sizes.get(one.span, 0) for one in ranges)) for ranges in shares]
 
     def done(self, ranges: Iterable[Range]) -> None:
         """They are durable: what comes after them may be taken."""
         self._out.difference_update([one.span for one in ranges])
-        self.stir()
 
-    def stir(self) -> None:
-        """Look again: something has changed that `take` cannot see."""
-        self._stirred.set()
+    def give_back(self, ranges: Iterable[Range]) -> None:
+        """No worker has had them after all: they are due again. By the thread that took them."""
+        for one in ranges:
+            self._begun[one.span] = one.after
+            self._out.discard(one.span)
 
-    def _hand_out(self, found: list[Range], sizes: Mapping[str, int]) -> list[list[Range]]:
-        self._begun |= {one.span: one.upto for one in found}
-        self._out.update([one.span for one in found])
-        return share(found, sizes, self._free())
+    def barrier_mark(self) -> object:
+        """Another one, whenever the control process has told another bound or other spans."""
+        barrier = os.stat(self._barrier_file)  # noqa: PTH116 - half the price, and a hundred a second
+        return barrier.st_ino, barrier.st_mtime_ns
 
-    def _rest(self, mark: object, until: float) -> None:
-        """Until something else was told than `mark`, `stir`, or it is late enough (`until`, monotonic)."""
-        quiet = time.monotonic() - self._taken_at > QUIET_S
-        while self.mark() == mark and time.monotonic() < until:
-            if self._stirred.wait(QUIET_GLANCE_S if quiet else GLANCE_S):
-                return
-
-    def mark(self) -> object:
-        """What was told last: rows come to light with another manifest of their span, as far as the barrier
-        file says. Floors that rise with time alone bring none, and those of other feeds' spans neither.
-        """
-        barrier = (self._spec.feed_dir / "barrier.json").stat()  # each is another file
-        return barrier.st_ino, barrier.st_mtime_ns, outlook.versions(self._spec.store_dir, self._spans)
-
-    def look(self) -> tuple[list[Range], dict[str, int], int]:
+    def look(self, at_most: int = 0) -> tuple[list[Range], dict[str, int], int]:
         """The ranges that are due now, about how many bytes each has, and how many wait in all."""
         barrier = Barrier.load(self._spec.feed_dir / "barrier.json")
-        self._spans = tuple(barrier.spans)
+        self.spans = frozenset(barrier.spans)
         # The frontier first: every row below it is in a manifest by then.
         floors = outlook.read_frontier(self._spec.store_dir)
         ddl = floors.get(barrier.ddl_span, 0)
@@ -119,7 +101,7 @@ class Backlog:
         if len(self._begun) > KEPT * len(barrier.spans):
             self._begun = {span: ts for span, ts in self._begun.items() if span in barrier.spans}
         sizes = self._sizes(barrier, frontier)
-        budget = self._spec.config.tidegate.max_batch_bytes // max(1, len(sizes))
+        budget = (at_most or self._spec.config.tidegate.max_batch_bytes) // max(1, len(sizes))
 
         def cut(span: str, since: int, upto: int) -> int:
             if span not in sizes:

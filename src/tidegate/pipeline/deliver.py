@@ -11,6 +11,7 @@ State lives in the worker process: its slot and writer, the schemas, the plan.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -26,7 +27,7 @@ from tidegate.clock import SystemClock
 from tidegate.codec.readback import Misencoded
 from tidegate.config import ReplicaConfig
 from tidegate.dispatcher.split import Part
-from tidegate.errors import Fatal
+from tidegate.errors import Fatal, Fenced
 from tidegate.eventstore import outlook, reader
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.verdicts import Verdicts
@@ -60,6 +61,14 @@ GROWTH: Final = 4.0
 """Bytes for the sink that a byte of entries is taken to become before it is known."""
 TELL_S: Final = 0.5
 """Between two words of what is durable in the midst of a piece of work."""
+WORKERS_MAX: Final = 64
+"""Incarnations of which a process keeps writer and schemas."""
+IDLE_S: Final = 300.0
+"""Without work of an incarnation for so long a process lets go of them."""
+PROCESS_BYTES_MAX: Final = 1 << 30
+"""Resident; a worker that is larger is replaced when it has no work."""
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+T = TypeVar("T")
 GROWTH_MIN: Final = 1.0
 """What becomes of entries that are filtered out says nothing about the next ones."""
 
@@ -131,6 +140,10 @@ class WriterSource(Protocol):
 
     def writer(self) -> AbstractContextManager[Writer]:
         """The writer; nobody else has it until the block ends."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all that is held of the sink."""
         ...
 
 
@@ -485,26 +498,64 @@ class Transaction:
         self._reached = {}
 
 
-WORKERS: dict[tuple[str, int], Worker] = {}
-"""This process's worker, by spec file and incarnation; one entry, unless Spark outlives an incarnation."""
+class _Kept(NamedTuple):
+    """What a process keeps of an incarnation, and when it last used it (monotonic)."""
+
+    worker: Worker
+    used: float
+
+
+WORKERS: Final[dict[tuple[str, int], _Kept]] = {}
+"""This process's workers, by spec file and incarnation; the one that was used last is the last."""
 
 
 def deliver(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
-    """What a worker does with a piece of work: deliver ranges, all durable on return."""
-    return worker_of(spec_path, open_worker).deliver(ranges, tell)
+    """What a worker process does with a piece of work: deliver ranges, all durable on return."""
+    return with_worker(spec_path, lambda worker: worker.deliver(ranges, tell))
 
 
 def open_worker(spec: FeedSpec) -> Worker:
     """The worker of a feed, with its sink as the URI says."""
+    if not spec.durable_file.exists():
+        # Without it rows that are out already would go out again.
+        raise Fenced("This incarnation of the changefeed has been replaced.", where=str(spec.durable_file))
     sink, beats = spec.sink, Beats(spec.beats_dir)
     return Worker(spec, sink.partitions, Slot(spec, sink, beats.beat), beats, sink=sink.describe())
 
 
-def worker_of(spec_path: str, opened: Callable[[FeedSpec], Worker]) -> Worker:
-    """This process's worker for a feed's incarnation, made if need be."""
+def with_worker(
+    spec_path: str, work: Callable[[Worker], T], opened: Callable[[FeedSpec], Worker] = open_worker
+) -> T:
+    """Work with this process's worker for a feed's incarnation, made if need be. It is forgotten if that
+    fails: what it holds of the sink may be broken, and its incarnation is over.
+    """
     spec = FeedSpec.load(Path(spec_path))
     key = (spec_path, spec.incarnation)
-    if key not in WORKERS:
-        WORKERS.clear()
-        WORKERS[key] = opened(spec)
-    return WORKERS[key]
+    kept = WORKERS.pop(key, None)
+    forget_some()
+    worker = kept.worker if kept is not None else opened(spec)
+    try:
+        done = work(worker)
+    except BaseException:
+        worker.slot.close()
+        raise
+    WORKERS[key] = _Kept(worker, time.monotonic())
+    return done
+
+
+def rest() -> bool:
+    """What a worker process does without work: forget, and say whether it is too large to be kept. A process
+    stays as large as the largest piece that it had.
+    """
+    forget_some()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * PAGE_BYTES > PROCESS_BYTES_MAX
+
+
+def forget_some() -> None:
+    """Let go of what was not used for long or has been replaced, and of the oldest beyond `WORKERS_MAX`."""
+    since = time.monotonic() - IDLE_S
+    for number, (key, kept) in enumerate(list(WORKERS.items())):
+        many = len(WORKERS) - number >= WORKERS_MAX
+        if many or kept.used < since or not Path(key[0]).exists():
+            WORKERS.pop(key).worker.slot.close()

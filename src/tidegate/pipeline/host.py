@@ -1,15 +1,18 @@
-"""The driver's end: workers that ask for work, and what waits of the feed, brought together.
+"""The application's end: workers that ask for work, and what waits of all changefeeds, brought together.
 
-    Backlog.take -> shares -> a worker each -> Reached, Delivered -> control process
+    Glance, Backlog --> Timetable --> a piece of work --> a worker --> what became of it --> control process
 
-The thread that calls `run` takes what is due and shares it among the workers that are free; each connection
-has a thread, which hands the worker its share and passes on what it says. A range is with one worker at a
-time, and the next one of its span is due when that one has said that it is durable. So no worker waits for
-another.
+One thread, which calls `run`, decides who gets what; each worker has a thread, which hands it its pieces one
+after the other and passes on what it says. A range is with one worker at a time, and the next one of its span
+is due when that one has said that it is durable. So no worker waits for another.
 
-Whatever fails ends `run`, and with it the process: the next incarnation fences all workers of this one and
-reads what is durable. A worker that has work and gives no sign of life fails, too: the control process, which
-looks for signs of life of the pipeline as a whole, does not miss one of several.
+Whatever fails in a piece ends the incarnation of the changefeed that it is of, and no other. An incarnation
+that ends takes along what its workers are doing: those that are not done with it within `GRACE_S` are killed,
+and waited for. Only then `on_over` is called, and nobody can write for it any more. A worker does one piece
+at a time, so nothing else is lost with it.
+
+A worker that has work and gives no sign of life is killed after the changefeed's `stall-timeout`; after
+`SLOW_S` already when there is work for which no worker is free.
 """
 
 from __future__ import annotations
@@ -18,213 +21,685 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, NoReturn, TypeAlias
-
-from pyspark import SparkContext
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeAlias, cast
 
 from tidegate.control.watchdog import Watchdog
-from tidegate.errors import Retryable, TidegateError
+from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
-from tidegate.model.reports import Durable, Failed
+from tidegate.model.reports import Durable, Failed, Started
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import read_beats
-from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.ranges import Range
+from tidegate.pipeline.glance import Glance
+from tidegate.pipeline.incarnation import Incarnation, Key
+from tidegate.pipeline.load import InitialLoad
+from tidegate.pipeline.processes import Process
+from tidegate.pipeline.timetable import Kind, Timetable, workers_for
 from tidegate.pipeline.work import (
     FROM_WORKER,
+    Begin,
+    Begun,
     Deliver,
     Delivered,
+    Load,
+    LoadDone,
+    LoadReport,
+    Piece,
     Reached,
-    Task,
+    Tasks,
     WorkerHello,
     parse,
     to_json,
 )
 from tidegate.pipeline.worker import serve
 
-Send: TypeAlias = Callable[[Durable], None]
-Run: TypeAlias = Callable[[], None]
-Serve: TypeAlias = Callable[[Iterator[int]], None]
-
-SAY_S: Final = 5.0
-"""A worker that fails says so before its task does; so long the driver waits for that."""
-LOOK_S: Final = 0.5
+GLANCE_S: Final = 0.01
+"""Between two glances at whether anything was told."""
+QUIET_S: Final = 2.0
+QUIET_GLANCE_S: Final = 0.02
+"""The same when nothing was due for QUIET_S."""
+REST_S: Final = 2.0
+"""Between two looks at a changefeed at most: nothing waits longer, were a change not seen."""
+GATHER_S: Final = 0.1
+"""Until the next look at rows that are left to be more."""
+GRACE_S: Final = 0.3
+"""How long a worker may go on with a piece of an incarnation that is over."""
+WATCH_S: Final = 0.5
 """Between two looks for signs of life."""
+SLOW_S: Final = 5.0
+"""So long a worker may be silent while others wait: its sink takes nothing. Twice as long after each failure
+of its changefeed in a row, `SLOWER_MAX` times at most, so that one that is only slow comes through."""
+SLOWER_MAX: Final = 5
+SLOW_FIRST_S: Final = 20.0
+"""The same in its first piece of an incarnation, where it opens schemas and sink, and in other work."""
+HOME_S: Final = 1.0
+"""So long a worker that has a changefeed's writer may be busy, and its work waits for it."""
+ROOM_S: Final = 0.5
+"""Between two looks at whether somebody waits for the worker of a slow one."""
+PIECE_S: Final = 1.0
+"""What a piece may take, by what the last ones took, while there are other changefeeds."""
+PIECE_BYTES_MIN: Final = 1 << 20
+"""As few may be all that a piece has, of a changefeed whose pace is not known yet, too."""
+FAILED_MAX: Final = 10_000
+"""Changefeeds of which it is remembered that they have failed."""
+PAUSE_MAX_S: Final = 5.0
+"""Between two jobs that fail at once, at most."""
+SHORT_S: Final = 5.0
+"""A job that ends sooner, without a worker, has failed."""
+FAILURES_MAX: Final = 3
+"""So many in a row, and the application ends."""
+STARTS_S: Final = 600.0
+"""Patience with the first worker: kernels may have to be compiled."""
+STARTS_AGAIN_S: Final = 60.0
+"""With one that takes the place of another: Spark's JVM or its daemon hangs, if none comes."""
 
 
-@dataclass(slots=True)
+class Jobs(Protocol):
+    """Spark's context, as far as it is used."""
+
+    def parallelize(self, items: Sequence[int], tasks: int) -> Any: ...
+
+
+Serve: TypeAlias = Callable[[Iterator[int]], None]
+Over: TypeAlias = Callable[[Incarnation], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Work:
+    """A piece, and whose it is."""
+
+    of: Incarnation
+    piece: Piece
+    kind: Kind
+    words: str
+    """What it is, for people."""
+    bytes: int = 0
+    """Of entries, about."""
+    answer: Future[Sequence[LoadReport]] | None = None
+    """Who waits for what becomes of it."""
+
+
+@dataclass(slots=True, eq=False)
 class ConnectedWorker:
-    """What the driver knows of one."""
+    """What the host knows of one."""
 
     line: FramedSocket
-    pid: int = 0
-    work: str = ""
-    """What it has to do, in words."""
+    process: Process
+    pieces: queue.SimpleQueue[_Work | None] = field(default_factory=queue.SimpleQueue)
+    work: _Work | None = None
+    given_at: float = 0.0
+    """When it was given that (monotonic)."""
+    served: dict[Key, int] = field(default_factory=dict)
+    """The incarnations that it has delivered for, each with how many pieces it had done by then."""
+    done: int = 0
     said: int = 0
     """Messages."""
-    has_delivered: bool = False
+    silent_s: float = 0.0
+    """How long it has given no sign of life, once that is longer than it may be while others wait."""
+    killed: bool = False
+    killed_for: TidegateError | None = None
+    """Why, if its incarnation was not over before."""
     dog: Watchdog = field(default_factory=Watchdog)
+
+    def kill(self, why: TidegateError | None = None) -> None:
+        """Under the host's lock, so that it is still with the piece that it is killed for."""
+        self.killed, self.killed_for = True, self.killed_for or why
+        self.process.kill()
 
     @property
     def who(self) -> str:
         """For people."""
-        return f"a worker ({self.pid})" if self.pid else "a worker that has not said who it is"
+        return f"a worker ({self.process.pid})"
 
 
 class Host:
-    """One incarnation's workers. `run` once."""
+    """The workers of one application. `run` once."""
 
-    def __init__(self, spec: FeedSpec, starts: Mapping[str, int], send: Send) -> None:
-        """`starts`: up to where each span is durable. `send`: tells the control process."""
-        self._spec, self._send = spec, send
-        self._backlog = Backlog(spec, starts, self._free)
-        self._shares: queue.SimpleQueue[list[Range]] = queue.SimpleQueue()
+    def __init__(
+        self,
+        folder: Path,
+        cores: int,
+        on_over: Over,
+        opened: Callable[[int], Process] = Process,
+    ) -> None:
+        """`folder`: for its socket. `on_over`: hears of each incarnation that has ended, once nobody works
+        for it. `opened`: a handle of the process with a pid.
+        """
+        self._path, self._cores, self._on_over, self._opened = folder / "work.sock", cores, on_over, opened
         self._changed = threading.Condition()
-        self._waiting = 0
-        """Workers without work."""
+        self._timetable: Timetable[Key] = Timetable(cores)
+        self._there: dict[Key, Incarnation] = {}
+        self._stirred: set[Key] = set()
+        """Of which something may be due."""
+        self._loads: dict[Key, deque[_Work]] = {}
+        self._idle: list[ConnectedWorker] = []
+        self._workers: set[ConnectedWorker] = set()
+        self._failed: dict[str, int] = {}
+        """How often in a row changefeeds have failed."""
         self._failure: TidegateError | None = None
-        self._workers: list[ConnectedWorker] = []
+        self._glance = Glance()
+        self._handed_at = float("-inf")
+        self._hellos = 0
+        self._count = 0
+        self._looked_for_room_at = float("-inf")
+        self._short_since = 0.0
+        """Since when there are fewer workers than there are to be, or since the last one came."""
 
-    def run(self, context: SparkContext, workers: int, spec_path: str, task: Task) -> NoReturn:
-        """Deliver whatever comes with so many workers, until something fails: raises that."""
-        path = self._spec.work_dir / "work.sock"
+    # --- incarnations -------------------------------------------------------------------------------------
+
+    def begin(self, one: Incarnation) -> None:
+        """Fence and read what an incarnation needs, and deliver from there on, until it is over."""
+        with self._changed:
+            one.failures = self._failed.get(one.spec.changefeed, 0)
+            one.at_once = min(one.spec.sink.describe().at_once(self._cores), one.spec.slots)
+            self._there[one.key] = one
+            self._timetable.ask_begin(one.key, one.address, one.failures)
+            self._changed.notify_all()
+
+    def end(self, key: Key) -> None:
+        """End an incarnation; `on_over` hears when that is done. One that is not there has ended already."""
+        with self._changed:
+            one = self._there.get(key)
+        if one is not None:
+            self._end(one)
+
+    def fail(self, one: Incarnation, error: TidegateError) -> None:
+        """An incarnation has failed: its first error is what it ends with."""
+        with self._changed:
+            if one.over:
+                return
+            one.error = error
+            name = one.spec.changefeed
+            if len(self._failed) >= FAILED_MAX:
+                self._failed.clear()
+            self._failed[name] = self._failed.get(name, 0) + 1
+        one.log(error.render())
+        self._end(one)
+
+    def _end(self, one: Incarnation) -> None:
+        with self._changed:
+            if one.over:
+                return
+            one.over = True
+            self._timetable.over(one.key)
+            self._stirred.discard(one.key)
+            waiting = self._loads.pop(one.key, ())
+            self._changed.notify_all()
+        for work in waiting:
+            self._answer(work, _over(one))
+        if one.error is not None:
+            self._tell(one, failure(one.error))
+        self._start(f"end of {one.spec.changefeed}", partial(self._see_off, one))
+
+    def _see_off(self, one: Incarnation) -> None:
+        """Wait until no worker has a piece of it; kill those that do not end by themselves."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._timetable.has_out(one.key), GRACE_S)
+            for each in self._workers:
+                if each.work is not None and each.work.of is one:
+                    each.kill()
+            self._changed.wait_for(lambda: not self._timetable.has_out(one.key))
+        if one.loading is not None:
+            one.loading.join()
+        with self._changed:
+            self._timetable.forget(one.key)
+            self._there.pop(one.key, None)
+            if one.error is None:
+                self._failed.pop(one.spec.changefeed, None)
+            for each in self._workers:
+                each.served.pop(one.key, None)
+        self._on_over(one)
+
+    def _tell(self, one: Incarnation, report: Durable | Started | Failed) -> None:
+        """To the control process. If that is gone, so is all of this in a moment."""
+        try:
+            one.send(report)
+        except (TidegateError, ValueError) as error:  # ValueError: too long a message
+            if not isinstance(report, Failed):
+                self.fail(one, _known(error, "What became of a piece of work cannot be told.", one))
+
+    # --- who gets what ------------------------------------------------------------------------------------
+
+    def run(self, context: Jobs, tasks: Tasks, workers: int | None = None) -> None:
+        """Hand out work to so many workers, by default as `workers_for` says, until the application itself
+        fails: raises that.
+        """
+        count = self._count = workers_for(self._cores) if workers is None else workers
+        self._short_since = time.monotonic()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            with socket_name(path) as name:
+            with socket_name(self._path) as name:
                 listener.bind(name)
-            path.chmod(0o600)  # nobody is answered before this
-            listener.listen(workers)
+            self._path.chmod(0o600)  # nobody is answered before this
+            listener.listen(count)
             self._start("accept", partial(self._accept, listener))
             self._start("signs-of-life", self._watch)
-            work = partial(serve, str(path), spec_path, task)
-            for number in range(workers):
+            for number in range(count):
+                work = partial(serve, str(self._path), tasks)
                 self._start(f"spark-{number}", partial(self._keep_job, context, work))
             while True:
-                for share in self._backlog.take():
-                    with self._changed:
-                        self._waiting -= 1
-                    self._shares.put(share)
+                self._hand_out()
+                self._rest()
 
-    def _free(self) -> int:
-        """How many workers have no work; waits until one has none. Raises what has failed."""
+    def _rest(self) -> None:
+        """Until something may be due and a worker is free, or it is time for a glance."""
+        quiet = time.monotonic() - self._handed_at > QUIET_S
         with self._changed:
-            while not self._waiting and self._failure is None:
-                self._changed.wait()
             if self._failure is not None:
                 raise self._failure
-            return self._waiting
+            if not (self._idle and self._is_something_due()):
+                self._changed.wait(QUIET_GLANCE_S if quiet else GLANCE_S)
 
-    def _start(self, name: str, target: Run) -> None:
-        """A thread of the driver's. Whatever ends it early ends `run`: else its part would stay undone."""
+    def _is_something_due(self) -> bool:
+        table = self._timetable
+        return table.next_begin() is not None or table.next_load() is not None or bool(self._ready())
 
-        def guarded() -> None:
-            try:
-                target()
-            except TidegateError as error:
-                self._fail(error)
-            except Exception as error:
-                self._fail(
-                    Retryable("A thread of the pipeline's driver failed.", where=name, why=repr(error))
-                )
+    def _ready(self) -> list[Key]:
+        """The changefeeds that are to be looked at, and may have another worker, in turn."""
+        there, room = self._there, self._timetable.room
+        found = [
+            key for key in self._stirred if room(key, there[key].at_once) and not self._waits_for_home(key)
+        ]
+        return self._timetable.in_turn(found) if found else found
 
-        threading.Thread(target=guarded, name=name, daemon=True).start()
+    def _hand_out(self) -> None:
+        """Give work to those that are free, for as long as there is both."""
+        now = time.monotonic()
+        with self._changed:
+            running = [one for one in self._there.values() if one.backlog is not None and not one.over]
+        stirred = self._glance.stirred(running, now)
+        with self._changed:
+            self._stirred |= {one.key for one in stirred if not one.over}
+            while self._any_idle() and (work := self._next_begin_or_load()) is not None:
+                self._give(work)
+            ready, is_free = self._ready(), bool(self._idle)
+        if not is_free:
+            self._kill_a_slow_one(ready)
+            return
+        for key in ready:
+            self._deliver(key)
 
-    def _keep_job(self, context: SparkContext, work: Serve) -> None:
-        """A worker: a job of one task, so that it has no neighbours, whom Spark would end with it."""
+    def _next_begin_or_load(self) -> _Work | None:
+        key = self._timetable.next_begin()
+        if key is not None:
+            one = self._there[key]
+            return _Work(one, Begin(one.path), Kind.BEGIN, f"the start of {one.spec.changefeed}")
+        key = self._timetable.next_load()
+        return None if key is None else self._loads[key].popleft()
+
+    def _deliver(self, key: Key) -> None:
+        """Look what is due of one changefeed, and give it out."""
+        with self._changed:
+            one = self._there.get(key)
+            free = 0 if one is None or one.over else self._timetable.room(key, one.at_once)
+            free = min(free, len(self._idle))
+            if one is None or not free:
+                return  # it is looked at again when a worker is back
+            # Before the look: what is told while it looks stirs it again.
+            self._stirred.discard(key)
+        assert one.backlog is not None
+        one.looks_at = time.monotonic() + REST_S
         try:
-            context.parallelize([0], 1).foreachPartition(work)
-            why = "its task ended"
-        except Exception as error:  # Py4J's, with the worker's trace as text
-            why = str(error)[-4000:]
-        time.sleep(SAY_S)
-        self._fail(Retryable("A worker of the pipeline ended.", where=self._spec.changefeed, why=why))
+            shares = one.backlog.take(free, self._piece_bytes(one) * free)
+        except Exception as error:
+            self.fail(one, _known(error, "What is due cannot be seen.", one))
+            return
+        if one.backlog.gathers:
+            one.looks_at = time.monotonic() + GATHER_S
+        with self._changed:
+            for ranges, size in shares:
+                words = ranges[0].span + (f" and {len(ranges) - 1} more" if len(ranges) > 1 else "")
+                if not one.over and self._any_idle():
+                    self._give(_Work(one, Deliver(one.path, tuple(ranges)), Kind.DELIVER, words, size))
+                else:  # whoever was to have them has died since
+                    one.backlog.give_back(ranges)
+                    self._stirred |= set() if one.over else {key}
+
+    def _waits_for_home(self, key: Key) -> bool:
+        """Whether all workers that have its writer are busy, and one not for long. To open another writer
+        takes the broker and us longer than most pieces.
+        """
+        if len(self._there) == 1:
+            return False
+        homes = [each for each in self._workers if key in each.served]
+        if not homes or any(each.work is None for each in homes):
+            return False
+        now = time.monotonic()
+        return any(now - each.given_at < HOME_S for each in homes)
+
+    def _piece_bytes(self, one: Incarnation) -> int:
+        """How large its next piece may be; 0: as the settings say, since it keeps nobody waiting."""
+        if len(self._there) == 1:
+            return 0
+        return max(PIECE_BYTES_MIN, round(one.bytes_per_s * PIECE_S))
+
+    def _any_idle(self) -> bool:
+        """Whether a worker is free; those that have died since they were are let go of."""
+        for each in [each for each in self._idle if each.line.ended]:
+            self._idle.remove(each)
+            each.pieces.put(None)
+        return bool(self._idle)
+
+    def _give(self, work: _Work) -> None:
+        """To a worker that has delivered for that incarnation before, if one of those is free."""
+        key = work.of.key
+        worker = max(self._idle, key=lambda each: (each.served.get(key, -1), -len(each.served)))
+        self._idle.remove(worker)
+        self._timetable.give(key, work.kind)
+        worker.work, worker.silent_s, worker.dog = work, 0.0, Watchdog()
+        worker.given_at = time.monotonic()
+        worker.pieces.put(work)
+        self._handed_at = time.monotonic()
+
+    def _kill_a_slow_one(self, ready: Sequence[Key]) -> None:
+        """When there is work and nobody to do it, whoever has been silent longest makes room."""
+        now = time.monotonic()
+        if now - self._looked_for_room_at < ROOM_S:
+            return
+        self._looked_for_room_at = now
+        with self._changed:
+            if any(each.killed for each in self._workers) or len(self._workers) < self._count:
+                return  # one more is on its way already
+            slow = [each for each in self._workers if each.silent_s]
+            waits = self._timetable.next_begin() is not None or self._timetable.next_load() is not None
+        if not slow or not (waits or any(self._has_due(key) for key in ready)):
+            return
+        with self._changed:
+            worst = max(slow, key=lambda each: each.silent_s)
+            if worst.silent_s and worst.work is not None:
+                worst.kill(_too_slow(worst.who, worst.work.words, worst.silent_s))
+
+    def _has_due(self, key: Key) -> bool:
+        one = self._there.get(key)
+        try:
+            return one is not None and one.backlog is not None and bool(one.backlog.look()[0])
+        except Exception:
+            return True  # whoever looks to give it out says what is wrong
+
+    # --- workers ------------------------------------------------------------------------------------------
+
+    def _keep_job(self, context: Jobs, work: Serve) -> None:
+        """A worker: a job of one task, so that it has no neighbours, whom Spark would end with it. When its
+        process has ended, another takes its place.
+        """
+        failures = 0
+        while True:
+            began = time.monotonic()
+            try:
+                context.parallelize([0], 1).foreachPartition(work)
+                why = "its task ended"
+            except Exception as error:  # Py4J's, with the worker's trace as text
+                why = str(error)[-4000:]
+            failures = failures + 1 if time.monotonic() - began < SHORT_S else 0
+            if failures >= FAILURES_MAX and not self._workers:
+                raise Retryable("Spark starts no workers.", why=why)
+            if failures:
+                time.sleep(min(PAUSE_MAX_S, 0.1 * 2**failures))
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             connected, _ = listener.accept()
-            one = ConnectedWorker(FramedSocket(connected))
-            self._workers.append(one)
-            self._start("worker", partial(self._attend, one))
+            self._start("worker", partial(self._attend, FramedSocket(connected)))
 
-    def _watch(self) -> None:
-        """Fail when one of several has work and does nothing: the others go on, and would hide it."""
-        own = self._spec.config.tidegate
-        while self._failure is None:
-            time.sleep(LOOK_S)
-            beats = read_beats(self._spec.beats_dir)
-            for one in self._workers:
-                patience = own.stall_timeout if one.has_delivered else own.start_timeout
-                signs = one.said, beats.get(str(one.pid))
-                hung = one.dog.step(time.monotonic(), one.work, signs, patience)
-                if hung is not None:
-                    self._fail(
-                        Retryable(
-                            "[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for "
-                            f"{hung.silent_s:.0f} s.",
-                            where=one.who,
-                            why=f"it has to deliver {hung.work}",
-                            fix="nothing: all processes of the pipeline are killed and started again, and "
-                            "nothing is lost; on a machine that is only too slow raise stall-timeout, or "
-                            "start-timeout, in [tidegate]",
-                        )
-                    )
-
-    def _attend(self, one: ConnectedWorker) -> None:
-        """Hand one worker share after share."""
-        message = self._heard(one)
-        if not isinstance(message, WorkerHello):
-            raise Retryable("A worker of the pipeline does not say who it is.", why=repr(message))
-        one.pid = message.pid
-        share: list[Range] = []
-        while True:
-            with self._changed:
-                self._waiting += 1
-                self._changed.notify_all()
-            self._backlog.done(share)
-            share = self._shares.get()
-            one.work = share[0].span + (f" and {len(share) - 1} more" if len(share) > 1 else "")
-            self._attend_share(one, share)
-            one.work, one.has_delivered = "", True
-
-    def _attend_share(self, one: ConnectedWorker, share: Sequence[Range]) -> None:
-        began = time.monotonic()
+    def _attend(self, line: FramedSocket) -> None:
+        """Hand one worker piece after piece."""
         try:
-            one.line.send(framed(to_json(Deliver(tuple(share)))))
-        except OSError as error:
-            raise Retryable("A worker of the pipeline has died.", where=one.who, why=str(error)) from error
-        while True:
-            match self._heard(one):
-                case Reached(spans):
-                    self._send(Durable(self._spec.token, spans))
-                case Delivered(spans, stats):
-                    took = {"batch_ms": round((time.monotonic() - began) * 1000)}
-                    self._send(Durable(self._spec.token, spans, {**stats, **took}))
+            hello = parse(line.receive() or {}, FROM_WORKER)
+            if not isinstance(hello, WorkerHello):
+                raise ValueError("it does not say who it is")
+            worker = ConnectedWorker(line, self._opened(hello.pid))
+        except (ValueError, OSError):
+            line.close()  # whoever it was: its job ends with it, and is begun again
+            return
+        with self._changed:
+            self._hellos += 1
+            self._short_since = time.monotonic()
+            self._workers.add(worker)
+        try:
+            while True:
+                with self._changed:
+                    self._idle.append(worker)
+                    self._changed.notify_all()
+                work = worker.pieces.get()
+                if work is None or not self._attend_piece(worker, work):
                     return
-                case message:
-                    raise Retryable("A worker of the pipeline said what it must not.", why=repr(message))
+        finally:
+            with self._changed:
+                self._workers.discard(worker)
+            line.close()
+            worker.process.close()
 
-    def _heard(self, one: ConnectedWorker) -> WorkerHello | Reached | Delivered:
-        """What a worker says; raises it where that is an error."""
+    def _attend_piece(self, worker: ConnectedWorker, work: _Work) -> bool:
+        """See one piece through; whether the worker lives."""
+        one = work.of
+        error: TidegateError | None = None
         try:
-            found = one.line.receive()
+            self._do_piece(worker, work)
+        except _Dead as dead:
+            with self._changed:
+                worker.kill()
+            error = worker.killed_for or Retryable(
+                "A worker of the pipeline has died.", where=f"{worker.who}, with {work.words}", why=str(dead)
+            )
+        except Exception as raised:
+            error = _known(raised, "A piece of work failed.", one)
+        if error is not None:
+            self._answer(work, error)
+            self.fail(one, error)
+        with self._changed:
+            worker.work = None
+            killed = worker.killed
+        if killed:
+            worker.process.wait()
+        with self._changed:
+            worker.done += 1
+            if error is None and not one.over:
+                worker.served[one.key] = worker.done
+                if one.backlog is not None:
+                    self._stirred.add(one.key)
+            else:
+                worker.served.pop(one.key, None)
+            self._timetable.back(one.key, work.kind, well=error is None)
+            self._changed.notify_all()
+        return not killed
+
+    def _do_piece(self, worker: ConnectedWorker, work: _Work) -> None:
+        """Raises what the worker raised, and _Dead when it did not say what became of the piece."""
+        one, began = work.of, time.monotonic()
+        try:
+            worker.line.send(framed(to_json(work.piece)))
+        except OSError as error:
+            raise _Dead(str(error)) from error
+        while True:
+            match (work.piece, self._heard(worker)):
+                case (Deliver(), Reached(spans)):
+                    self._durable(one, Durable(one.spec.token, spans))
+                case (Deliver(_, ranges), Delivered(spans, stats)):
+                    assert one.backlog is not None
+                    seconds = time.monotonic() - began
+                    took = {"batch_ms": round(seconds * 1000)}
+                    if work.bytes >= PIECE_BYTES_MIN:
+                        one.bytes_per_s = work.bytes / seconds
+                    one.backlog.done(ranges)
+                    self._durable(one, Durable(one.spec.token, spans, {**stats, **took}))
+                    return
+                case (Begin(), Begun() as begun):
+                    self._begun(one, begun)
+                    return
+                case (Load(), LoadDone(reports)):
+                    self._answer(work, reports)
+                    return
+                case (_, Failed() as failed):
+                    raise failed.error()
+                case (_, message):
+                    raise _Dead(f"it said what it must not: {message!r:.200}")
+
+    def _heard(self, worker: ConnectedWorker) -> Any:
+        try:
+            found = worker.line.receive()
             message = None if found is None else parse(found, FROM_WORKER)
         except ValueError as error:
-            raise Retryable(
-                "A worker of the pipeline sent what is no message.", where=one.who, why=str(error)
-            ) from error
+            raise _Dead(f"it sent what is no message: {error}") from error
         if message is None:
-            raise Retryable(
-                "A worker of the pipeline has died.", where=one.who, why="its connection has ended"
-            )
-        if isinstance(message, Failed):
-            raise message.error()
-        one.said += 1
+            raise _Dead("its connection has ended")
+        worker.said += 1
         return message
 
-    def _fail(self, error: TidegateError) -> None:
+    def _durable(self, one: Incarnation, report: Durable) -> None:
+        if not one.over:
+            self._failed.pop(one.spec.changefeed, None)
+            self._tell(one, report)
+
+    # --- what an incarnation does -------------------------------------------------------------------------
+
+    def _begun(self, one: Incarnation, begun: Begun) -> None:
+        if one.over:
+            return
+        self._tell(one, Started(begun.spans, begun.outlived))
+        if one.spec.loads:
+            one.loading = self._start(f"load of {one.spec.changefeed}", partial(self._load, one, begun))
+        else:
+            self._stream(one, begun)
+
+    def _stream(self, one: Incarnation, begun: Begun) -> None:
         with self._changed:
-            self._failure = self._failure or error
+            one.backlog = Backlog(one.spec, begun.spans)
             self._changed.notify_all()
-        self._backlog.stir()
+
+    def _load(self, one: Incarnation, begun: Begun) -> None:
+        """A thread of its own, for as long as the load takes."""
+        try:
+            ask, send = partial(self._ask, one), cast(Callable[[Any], None], one.send)
+            InitialLoad(one.spec, one.path, self._cores, ask, send).run(begun.loaded)
+            self._stream(one, begun)
+        except Exception as error:
+            self.fail(one, _known(error, "The initial load failed.", one))
+
+    def _ask(self, one: Incarnation, piece: Load) -> Sequence[LoadReport]:
+        """Have a worker do a share of a load; waits for that."""
+        answer: Future[Sequence[LoadReport]] = Future()
+        words = f"{len(piece.share)} ranges of the initial load"
+        with self._changed:
+            if one.over:
+                raise _over(one)
+            self._loads.setdefault(one.key, deque()).append(
+                _Work(one, piece, Kind.LOAD, words, answer=answer)
+            )
+            self._timetable.ask_load(one.key)
+            self._changed.notify_all()
+        return answer.result()
+
+    def _answer(self, work: _Work, found: Sequence[LoadReport] | TidegateError) -> None:
+        if work.answer is None or work.answer.done():
+            return
+        if isinstance(found, TidegateError):
+            work.answer.set_exception(found)
+        else:
+            work.answer.set_result(found)
+
+    # --- signs of life ------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Notice workers that have work and do nothing, idle ones that are gone, and jobs that bring none."""
+        while True:
+            time.sleep(WATCH_S)
+            with self._changed:
+                self._any_idle()
+                busy = [(each, each.work) for each in self._workers if each.work is not None]
+                out = {work.of.key for _, work in busy}
+                waiting = [one for one in self._there.values() if self._waits(one, out)]
+                if len(self._workers) >= self._count:
+                    self._short_since = time.monotonic()
+            self._look_for_workers()
+            for one in waiting:
+                one.beats.beat()  # what it waits for is a worker
+            for worker, work in busy:
+                beats = read_beats(work.of.spec.beats_dir).get(str(worker.process.pid))
+                self._watch_one(worker, work, beats)
+
+    def _waits(self, one: Incarnation, out: Collection[Key]) -> bool:
+        """Whether it waits for a worker, and for nothing that it has to do itself."""
+        return not one.over and one.key not in out and (one.backlog is None or one.key in self._stirred)
+
+    def _look_for_workers(self) -> None:
+        silent = time.monotonic() - self._short_since
+        if silent > (STARTS_AGAIN_S if self._hellos else STARTS_S):
+            raise Retryable("Spark does not start a worker.", why=f"none has come for {silent:.0f} s")
+
+    def _watch_one(self, worker: ConnectedWorker, work: _Work, beats: int | None) -> None:
+        own, knows = work.of.spec.config.tidegate, work.of.key in worker.served
+        patience = own.stall_timeout if knows else own.start_timeout
+        slow = SLOW_S if knows and work.kind is Kind.DELIVER else SLOW_FIRST_S
+        slow = min(patience, slow * 2 ** min(work.of.failures, SLOWER_MAX))
+        silent = worker.dog.step(time.monotonic(), work.words, (worker.said, beats), slow)
+        with self._changed:
+            if worker.work is not work:
+                return
+            worker.silent_s = 0.0 if silent is None else silent.silent_s
+            if silent is not None and silent.silent_s >= patience and not worker.killed:
+                worker.kill(_hung(worker.who, silent.work, silent.silent_s))
+
+    def _start(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """A thread. Whatever it raises ends `run`, and the application: else its part would stay undone."""
+
+        def guarded() -> None:
+            try:
+                target()
+            except Exception as error:
+                with self._changed:
+                    self._failure = self._failure or _of_thread(name, error)
+                    self._changed.notify_all()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
+
+def _hung(who: str, words: str, silent_s: float) -> Retryable:
+    return Retryable(
+        f"[CDC:ErrPipelineHung]a worker of the pipeline has work and has done nothing for {silent_s:.0f} s.",
+        where=who,
+        why=f"it has to deliver {words}",
+        fix="nothing: it is killed, the changefeed is started again, and nothing is lost; on a machine that "
+        "is only too slow raise stall-timeout, or start-timeout, in [tidegate]",
+    )
+
+
+def _too_slow(who: str, words: str, silent_s: float) -> Retryable:
+    return Retryable(
+        f"[CDC:ErrSinkSlow]the sink has taken nothing for {silent_s:.0f} s while other changefeeds waited "
+        "for a worker.",
+        where=f"{who}, with {words}",
+        fix="see whether the sink works; the changefeed is started again by itself, and nothing is lost",
+    )
+
+
+class _Dead(Exception):
+    """A worker's connection is of no use any more."""
+
+
+def failure(error: TidegateError) -> Failed:
+    """As the control process wants it: only what is Fatal stops the changefeed."""
+    said = Failed.of(error)
+    return Failed(said.what, said.where, said.why, said.fix, retry=isinstance(error, Retryable | Fenced))
+
+
+def _of_thread(name: str, error: Exception) -> TidegateError:
+    if isinstance(error, TidegateError):
+        return error
+    return Retryable("A thread of the application failed.", where=name, why=repr(error))
+
+
+def _known(error: Exception, what: str, one: Incarnation) -> TidegateError:
+    """An error of an incarnation; a defect as one that may go away."""
+    if isinstance(error, TidegateError):
+        return error
+    return Retryable(what, where=one.spec.changefeed, why=repr(error)[:2000])
+
+
+def _over(one: Incarnation) -> Fenced:
+    return Fenced("This incarnation of the changefeed is over.", where=one.spec.changefeed)

@@ -1,28 +1,23 @@
-"""The initial load of a feed, on the driver: tasks out, what is durable in, until no range is left.
+"""The initial load of a feed, in the application: shares out, what is durable in, until no range is left.
 
-Each task is a Spark job of its own, one to a core at a time, so that a slow range keeps nobody waiting and
-each report goes to the control process at once. The stream begins when the load is durable; what happens
-upstream meanwhile is captured into the event store.
+Each share is a piece of work for one worker, so that a slow range keeps nobody waiting and each report goes
+to the control process at once. The stream begins when the load is durable; what happens upstream meanwhile is
+captured into the event store.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from pyspark.sql import SparkSession
-
 from tidegate.control.load import Left, LoadPlan, LoadQueue, Pace
-from tidegate.ipc import ControlClient
-from tidegate.model.progress import load_progress
 from tidegate.model.reports import Loaded
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import LOAD_FILE, FeedSpec
-from tidegate.pipeline.load_task import LoadReport, LoadTask, load
-from tidegate.pipeline.work import COUNTS
+from tidegate.pipeline.work import COUNTS, Load, LoadedRange, LoadReport
 
 PAUSE_S: Final = 1.0
 """The longest wait for the pace without a sign of life."""
@@ -31,20 +26,29 @@ PAUSE_S: Final = 1.0
 class InitialLoad:
     """One incarnation's part of a load. `run` once."""
 
-    def __init__(self, spark: SparkSession, spec: FeedSpec, spec_path: str, control: ControlClient) -> None:
-        self._context, self._spec, self._path, self._control = spark.sparkContext, spec, spec_path, control
+    def __init__(
+        self,
+        spec: FeedSpec,
+        spec_path: str,
+        cores: int,
+        ask: Callable[[Load], Sequence[LoadReport]],
+        send: Callable[[Loaded], None],
+    ) -> None:
+        """`ask`: has a worker do a piece of work; raises when the incarnation ends. `send`: tells the control
+        process.
+        """
+        self._spec, self._path, self._ask, self._send = spec, spec_path, ask, send
         self._plan = LoadPlan.from_bytes((spec.feed_dir / LOAD_FILE).read_bytes())
         own = spec.config.tidegate
         self._pace = Pace(own.load_rows_per_second, own.load_bytes_per_second)
         self._changed = threading.Condition()
         self._failed = False
-        self._tasks = spec.sink.describe().at_once(max(1, int(self._context.defaultParallelism)))
+        self._tasks = spec.sink.describe().at_once(cores)
         self._beats = Beats(spec.beats_dir)
 
-    def run(self, records: Mapping[str, bytes]) -> None:
+    def run(self, loaded: Iterable[LoadedRange]) -> None:
         """Load what is not durable yet by the sink's records, read after the fence; all is on return."""
-        begun = load_progress(records, self._spec.instance, self._plan.ts)
-        self._queue = LoadQueue(self._plan, {name: (p.rows, p.left_from) for name, p in begun.items()})
+        self._queue = LoadQueue(self._plan, {one.id: (one.rows, one.left_from) for one in loaded})
         self._began = time.monotonic()
         self._tell([], 0.0)
         with ThreadPoolExecutor(self._tasks, thread_name_prefix="load") as pool:
@@ -80,19 +84,17 @@ class InitialLoad:
                 self._changed.wait(min(wait, PAUSE_S) if wait else None)
             return []
 
-    def _run_task(self, share: list[Left]) -> list[LoadReport]:
+    def _run_task(self, share: list[Left]) -> Sequence[LoadReport]:
         rows_max, bytes_max = self._pace.share(self._tasks)
-        task = LoadTask(self._path, self._plan.pd, self._plan.ts, tuple(share), rows_max, bytes_max)
-        found: list[LoadReport] = self._context.parallelize([task], 1).flatMap(load).collect()
-        return found
+        return self._ask(Load(self._path, self._plan.pd, self._plan.ts, tuple(share), rows_max, bytes_max))
 
-    def _settle(self, share: list[Left], reports: list[LoadReport]) -> None:
+    def _settle(self, share: list[Left], reports: Sequence[LoadReport]) -> None:
         rows, size = sum(r.read_rows for r in reports), sum(r.read_bytes for r in reports)
         self._pace.spent(time.monotonic(), rows, size)
         self._queue.settle([(r.report.span, r.rows, r.left_from) for r in reports], share)
 
-    def _tell(self, reports: list[LoadReport], task_s: float) -> None:
+    def _tell(self, reports: Sequence[LoadReport], task_s: float) -> None:
         """What is durable now, to the control process."""
         state = self._queue.state(time.monotonic() - self._began)
         stats = {name: sum(getattr(r.report, name) for r in reports) for name in COUNTS}
-        self._control.send(Loaded(state, stats | {"batch_ms": round(task_s * 1000)}))
+        self._send(Loaded(state, stats | {"batch_ms": round(task_s * 1000)}))

@@ -1,16 +1,17 @@
-"""The task of an initial load: ranges of the snapshot in, durable rows downstream out.
+"""A worker's part of an initial load: ranges of the snapshot in, durable rows downstream out.
 
 Pages of keys and values at the load's ts become entries, and go through the stages and the slot of the stream
 as inserts with the load's ts as commit ts; keys of a feed without tables as puts, likewise. Each
-transaction carries, beside its rows, from where each of its ranges goes on. A task ends after `TASK_S`, or
-its share of the pace; the driver hands out what is left.
+transaction carries, beside its rows, from where each of its ranges goes on. A piece ends after `TASK_S`, or
+its share of the pace; the application hands out what is left.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -24,50 +25,26 @@ from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.progress import LoadProgress, load_key
 from tidegate.model.span import Span
-from tidegate.pipeline.deliver import Transaction, Worker, open_worker, worker_of
+from tidegate.pipeline.deliver import Transaction, Worker, with_worker
 from tidegate.pipeline.pieces import weight
-from tidegate.pipeline.work import Report
+from tidegate.pipeline.work import Load, LoadReport, Report
 from tidegate.sink.base import SlotTaken
 
 TASK_S: Final = 4.0
-"""How long a task begins new pages; then the driver hears of it."""
+"""How long a piece of work begins new pages; then the application hears of it."""
 CLIENTS: Final[dict[str, PdClient]] = {}
 """This process's, with its regions and channels."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadTask:
-    """What one task is told."""
-
-    spec_path: str
-    pd: str
-    ts: int
-    share: tuple[Left, ...]
-    rows_max: int
-    """0: no limit; a page more may be read."""
-    bytes_max: int
-
-
-@dataclass(slots=True)
-class LoadReport:
-    """What became of one range in one task."""
-
-    report: Report
-    """`span` is the range's id."""
-    rows: int
-    """Entries of the range that are durable, of earlier tasks too."""
-    left_from: str | None
-    """Hex; None: the range is done."""
-    read_rows: int = 0
-    read_bytes: int = 0
-
-
-def load(task: LoadTask) -> list[LoadReport]:
+def load(task: Load) -> list[LoadReport]:
     """Load a share, or a part of it; durable on return. Ranges that were not begun are in no report.
 
-    When the slot is taken meanwhile, by a zombie that wakes or by the sink's clock, the task ends there.
+    When the slot is taken meanwhile, by a zombie that wakes or by the sink's clock, the piece ends there.
     """
-    worker = worker_of(task.spec_path, open_worker)
+    return with_worker(task.spec, partial(_load, task))
+
+
+def _load(task: Load, worker: Worker) -> list[LoadReport]:
     client = CLIENTS.get(task.pd) or CLIENTS.setdefault(task.pd, PdClient(task.pd))
     loader = None
     try:
@@ -94,7 +71,7 @@ def _check_granted(share: Sequence[Left], granted: Sequence[Span]) -> None:
 class Loader:
     """One task's work."""
 
-    def __init__(self, worker: Worker, batch: Transaction, pd: PdClient, task: LoadTask) -> None:
+    def __init__(self, worker: Worker, batch: Transaction, pd: PdClient, task: Load) -> None:
         self._worker, self._batch, self._pd, self._task = worker, batch, pd, task
         self._schemas = None if worker.schemas is None else worker.schemas.upto(task.ts)
         self._until = time.monotonic() + TASK_S

@@ -37,6 +37,9 @@ class Slot:
         number, file = self._take()
         with file:
             if not self._is_mine(number):
+                lost = self._writers.pop(number, None)
+                if lost is not None:
+                    lost.close()
                 self._writers[number] = self._open(number)
                 file.truncate(0)
                 file.write(self._me)
@@ -49,6 +52,12 @@ class Slot:
                 with suppress(TidegateError):
                     writer.abort()
                 raise
+
+    def close(self) -> None:
+        """Let go of all writers. They know this slot, and it them: nothing else would free them soon."""
+        writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            writer.close()
 
     def _take(self) -> tuple[int, IO[str]]:
         for number in sorted(range(self._spec.slots), key=self._rank):

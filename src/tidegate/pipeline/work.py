@@ -1,22 +1,24 @@
-"""What a pipeline's driver and its workers say to each other: one class a message. Pure.
+"""What the application and its workers say to each other: one class a message. Pure.
 
-    worker -> driver      WorkerHello, then for each Deliver: Reached as it goes on, and Delivered or Failed
-    driver -> worker      Deliver
+    worker -> application      WorkerHello, then for each piece of work: Reached as it goes on, and at its end
+                               Begun, Delivered, LoadDone, or Failed
+    application -> worker      Begin, Deliver, Load
 
-A worker that connects asks for work by that, and again with each Delivered. The driver closes the connection
-of a worker that it has no more work for.
+A worker that connects asks for work by that, and again with the end of each piece. The application closes the
+connection of a worker that it has no more work for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
+from tidegate.control.load import Left
 from tidegate.metrics import INTEGRITY_OUTCOMES
 from tidegate.model.reports import Failed
 from tidegate.model.timestamp import Timestamp
-from tidegate.model.wire import Wire
+from tidegate.model.wire import Form, Wire
 from tidegate.pipeline.ranges import Range
 
 
@@ -43,6 +45,30 @@ COUNTS: Final = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES
 """What is summed up over ranges."""
 
 
+@dataclass(slots=True)
+class LoadReport:
+    """What became of one range of an initial load in one piece of work."""
+
+    report: Report
+    """`span` is the range's id."""
+    rows: int
+    """Entries of the range that are durable, of earlier pieces too."""
+    left_from: str | None
+    """Hex; None: the range is done."""
+    read_rows: int = 0
+    read_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRange:
+    """How far a range of an initial load was when an incarnation began."""
+
+    id: str
+    rows: int
+    left_from: str | None
+    """Hex; None: it was done."""
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerHello:
     """A worker is there, and asks for work."""
@@ -51,10 +77,31 @@ class WorkerHello:
 
 
 @dataclass(frozen=True, slots=True)
+class Begin:
+    """Fence every older incarnation of a changefeed, and read what is durable. `spec`: where its spec is."""
+
+    spec: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deliver:
     """Deliver these ranges; no other worker has a range of the same spans meanwhile."""
 
+    spec: str
     ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Deliver a share of an initial load, or the first part of it."""
+
+    spec: str
+    pd: str
+    ts: Timestamp
+    share: tuple[Left, ...]
+    rows_max: int
+    """0: no limit; a page more may be read."""
+    bytes_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +109,17 @@ class Reached:
     """In the midst of a piece of work: spans that are durable up to a ts."""
 
     spans: Mapping[str, Timestamp]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """All older incarnations are fenced, and this is what they have left behind."""
+
+    spans: Mapping[str, Timestamp]
+    """Up to where each span is durable."""
+    outlived: Mapping[str, Timestamp] = field(default_factory=dict)
+    """As in `model.reports.Started`."""
+    loaded: tuple[LoadedRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +138,49 @@ class Delivered:
         return cls({one.span: one.ts for one in reports}, stats | {"lag_ms": lag_ms})
 
 
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """What became of the ranges of a share that were begun; of each, this much is durable."""
+
+    reports: tuple[LoadReport, ...]
+
+
+Piece = Begin | Deliver | Load
+Outcome = Begun | Delivered | LoadDone
+FromWorker = WorkerHello | Reached | Outcome | Failed
+
+FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (
+    WorkerHello, Reached, Begun, Delivered, LoadDone, Failed
+)  # fmt: skip
+TO_WORKER: Final[tuple[type[Piece], ...]] = (Begin, Deliver, Load)
+
 Tell: TypeAlias = Callable[[Mapping[str, Timestamp]], None]
 """Says what is durable in the midst of a piece of work."""
-Task: TypeAlias = Callable[[str, list[Range], Tell], list[Report]]
-"""(path of the spec, ranges, what to tell) -> what became of each: what a worker does."""
 
-FromWorker = WorkerHello | Reached | Delivered | Failed
 
-FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (WorkerHello, Reached, Delivered, Failed)
-TO_WORKER: Final[tuple[type[Deliver], ...]] = (Deliver,)
+@dataclass(frozen=True, slots=True)
+class Tasks:
+    """What a worker does with each kind of work. Functions of a module: Spark sends their names."""
 
-_WIRE: Final = Wire()
-_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range)})
+    begin: Callable[[str], Begun]
+    """The path of the spec -> what was found."""
+    deliver: Callable[[str, list[Range], Tell], list[Report]]
+    """(path of the spec, ranges, what to tell) -> what became of each."""
+    load: Callable[[Load], list[LoadReport]]
+    rest: Callable[[], bool]
+    """Called after each `REST_S` without work: lets go of what is not needed, and says whether the process
+    had better be replaced."""
+
+
+def _text_or_none(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{value!r:.80} is no text")
+    return value
+
+
+_WIRE: Final = Wire({"str | None": Form(lambda value: value, _text_or_none)})
+_WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[Left, ...]": _WIRE.parts(Left)})
+_WIRE.add({"Report": _WIRE.part(Report), "tuple[LoadedRange, ...]": _WIRE.parts(LoadedRange)})
+_WIRE.add({"tuple[LoadReport, ...]": _WIRE.parts(LoadReport)})
 to_json: Final[Callable[[Any], dict[str, Any]]] = _WIRE.to_json
 parse: Final = _WIRE.parse

@@ -1,7 +1,9 @@
 """The worker's end: asks for work, does it, says what became of it, and asks again.
 
-Runs as a Spark job of one task for as long as the driver lives: Spark starts the process and places it; what
-it does is decided by the driver for each piece of work, in under a millisecond where a job took 35.
+Runs as a Spark job of one task for as long as the application lives: Spark starts the process and places it;
+what it does is decided by the application for each piece of work, in under a millisecond where a job took 35.
+A worker does one piece at a time, for any changefeed. So when a piece has to end at once, the process is
+killed, and nothing else is lost with it.
 """
 
 from __future__ import annotations
@@ -9,35 +11,75 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Final, assert_never
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
 from tidegate.model.reports import Failed
-from tidegate.pipeline.work import TO_WORKER, Delivered, Reached, Task, WorkerHello, parse, to_json
+from tidegate.pipeline.work import (
+    TO_WORKER,
+    Begin,
+    Deliver,
+    Delivered,
+    Load,
+    LoadDone,
+    Outcome,
+    Piece,
+    Reached,
+    Tasks,
+    Tell,
+    WorkerHello,
+    parse,
+    to_json,
+)
+
+REST_S: Final = 30.0
+"""Without work for so long a worker lets go of what it has kept for nothing."""
 
 
-def serve(address: str, spec_path: str, task: Task, _: Iterator[int]) -> None:
-    """Work until the driver ends the connection. What the task raises is said, and raised."""
+def serve(address: str, tasks: Tasks, _: Iterator[int]) -> None:
+    """Work until the application ends the connection. What a piece raises is said, and concerns it alone."""
     line = _connected(Path(address))
+
+    def tell(spans: Mapping[str, int]) -> None:
+        line.send(framed(to_json(Reached(spans))))
+
     try:
         line.send(framed(to_json(WorkerHello(os.getpid()))))
-        while (message := line.receive()) is not None:
-            ranges = list(parse(message, TO_WORKER).ranges)
+        while True:
+            while not line.waits(REST_S):
+                if tasks.rest():
+                    return
+            message = line.receive()
+            if message is None:
+                return
+            piece = parse(message, TO_WORKER)
             try:
-                reports = task(spec_path, ranges, lambda spans: line.send(framed(to_json(Reached(spans)))))
+                said: Outcome | Failed = _do(piece, tasks, tell)
             except Exception as error:
-                line.send(framed(to_json(failed(error))))
-                raise
-            line.send(framed(to_json(Delivered.of(reports))))
+                said = failed(error)
+            line.send(framed(to_json(said)))
     finally:
         line.close()
 
 
+def _do(piece: Piece, tasks: Tasks, tell: Tell) -> Outcome:
+    match piece:
+        case Begin(spec):
+            return tasks.begin(spec)
+        case Deliver(spec, ranges):
+            return Delivered.of(tasks.deliver(spec, list(ranges), tell))
+        case Load():
+            return LoadDone(tuple(tasks.load(piece)))
+        case _:
+            assert_never(piece)
+
+
 def failed(error: Exception) -> Failed:
-    """The error of a task. Only Fatal stops the changefeed; whatever else it is, the next one may succeed."""
+    """The error of a piece. Only Fatal stops the changefeed; after any other the next one may succeed."""
     if not isinstance(error, TidegateError):
         text = "".join(traceback.format_exception(error))
         return Failed("A task of the pipeline failed.", "", text[-4000:], "", retry=True)
@@ -52,5 +94,5 @@ def _connected(path: Path) -> FramedSocket:
             connected.connect(name)
     except OSError as error:
         connected.close()
-        raise Retryable("The pipeline's driver does not answer.", where=str(path), why=str(error)) from error
+        raise Retryable("The application does not answer.", where=str(path), why=str(error)) from error
     return FramedSocket(connected)

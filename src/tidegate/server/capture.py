@@ -1,4 +1,4 @@
-"""A capture: one node that replicates. Control process, puller process, one pipeline process a feed.
+"""A capture: one node that replicates. Control process, puller process, one application for all feeds.
 
     async with capture(options) as node: ...      opens everything, ends everything
 
@@ -45,7 +45,9 @@ from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
 from tidegate.model.reports import (
+    ApplicationHello,
     Failed,
+    FromApplication,
     FromPipeline,
     FromPuller,
     Gone,
@@ -55,8 +57,9 @@ from tidegate.model.reports import (
     Report,
     Status,
 )
+from tidegate.server.application import Application, ApplicationCommand
 from tidegate.server.catalogues import Catalogues
-from tidegate.server.feed_plan import Paths, PipelineCommand
+from tidegate.server.feed_plan import Paths
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Captured, Node
 from tidegate.server.owner_sink import OpenSink, open_owner
@@ -86,9 +89,9 @@ HEALTHY_S: Final = 30.0
 """A puller that lived so long starts again without waiting."""
 
 
-def pipeline_command(spec: Path, spark_master: str = "local[*]") -> list[str]:
-    """How a pipeline process is started."""
-    return [sys.executable, "-m", "tidegate.pipeline.job", str(spec), spark_master]
+def application_command(socket: Path, folder: Path, spark_master: str = "local[*]") -> list[str]:
+    """How the application is started."""
+    return [sys.executable, "-m", "tidegate.pipeline.application", str(socket), str(folder), spark_master]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class Options:
     """A puller that follows spans and says nothing for so long is killed and started again."""
     gc_ttl_s: int = TTL_S
     """How long upstream's history is kept for a feed that is stopped or has failed, and by PD without us."""
-    pipeline_command: PipelineCommand = pipeline_command
+    application_command: ApplicationCommand = application_command
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
@@ -164,6 +167,7 @@ class Capture:
         stack.callback(metadata.close)
         check_format(metadata, self.cluster, options.data_dir)
         owner_rev = take_ownership(metadata, self.cluster, self.id)
+        application = Application(options.application_command, paths.socket, paths.application, options.clock)
         self.node = Node(
             cluster=self.cluster,
             identity=identity_of(metadata, self.cluster),
@@ -177,7 +181,7 @@ class Capture:
             captured=self._captured,
             clock=options.clock,
             disk=disk,
-            pipeline_command=options.pipeline_command,
+            application=application,
             open_sink=options.open_sink,
             lost=self._on_lost,
             gc_ttl_s=options.gc_ttl_s,
@@ -188,6 +192,7 @@ class Capture:
         await socket.open()
         stack.push_async_callback(socket.close)
         stack.push_async_callback(self._end_pullers)
+        stack.push_async_callback(application.stop)
         self._captured(TABLE_MODE)
         await self.reactor.start()
         stack.push_async_callback(self.reactor.stop)
@@ -328,10 +333,12 @@ class Capture:
         match connection.hello:
             case PullerHello() as puller:
                 self._hear_puller(connection, puller, cast(FromPuller, report))
-            case PipelineHello() as pipeline:
-                processor = self.reactor.processors.get(FeedId.parse(pipeline.changefeed))
+            case ApplicationHello():
+                self.node.application.hear(connection, cast(FromApplication, report))
+            case PipelineHello(changefeed, incarnation, _):
+                processor = self.reactor.processors.get(FeedId.parse(changefeed))
                 if processor is not None:
-                    processor.hear(pipeline.incarnation, cast(FromPipeline, report))
+                    processor.hear(incarnation, cast(FromPipeline, report))
 
     def _hear_puller(self, connection: Connection, puller: PullerHello, report: FromPuller) -> None:
         spans = self._captured(puller.kv_mode).spans

@@ -1,4 +1,4 @@
-"""What a changefeed's incarnations have in common, and the files that tell a pipeline process what to do.
+"""What a changefeed's incarnations have in common, and the files that tell the application what to do.
 
 `spec-*.json` says who it is, and goes when the next incarnation is told; `barrier.json` how far it may go,
 and is replaced whenever that changes (`pipeline.feed` reads both).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,9 +25,6 @@ from tidegate.sink.registry import sink_of
 OF_INCARNATIONS: Final = ("spec*.json", "start*.json", "spark*")
 """What lies in a feed's folder for one incarnation only."""
 
-PipelineCommand = Callable[[Path], Sequence[str]]
-"""The command line of a pipeline process, given its incarnation's spec."""
-
 
 @dataclass(frozen=True, slots=True)
 class Paths:
@@ -44,6 +40,11 @@ class Paths:
     @property
     def socket(self) -> Path:
         return self.data_dir / "control.sock"
+
+    @property
+    def application(self) -> Path:
+        """The application's own folder, with Spark's files."""
+        return self.data_dir / "application"
 
     def feed(self, feed: FeedId) -> Path:
         """A feed's own folder."""
@@ -143,8 +144,8 @@ class FeedPlan:
 
     def slots(self, cores: int) -> int:
         """Writers the pipeline may use at once on a machine."""
-        # Twice the cores: Spark keeps a worker for reading descriptors and one for delivering per task.
-        return self.sink.describe().at_once(self.config.tidegate.slots or 2 * cores)
+        # One for each worker there may be, so that none takes another's (`pipeline.timetable.workers_for`).
+        return self.sink.describe().at_once(self.config.tidegate.slots or 2 * cores + 2)
 
     @property
     def sink(self) -> Sink:

@@ -28,9 +28,10 @@ from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
+from tidegate.server.application import Application
 from tidegate.server.catalogues import Catalogues
 from tidegate.server.commits import Commits
-from tidegate.server.feed_plan import Paths, PipelineCommand
+from tidegate.server.feed_plan import Paths
 from tidegate.server.owner_sink import OpenSink
 from tidegate.server.post import Post
 from tidegate.server.pulse import Pulse
@@ -68,7 +69,7 @@ class Node:
     clock: Clock
     disk: Executor
     """One thread for the metadata store."""
-    pipeline_command: PipelineCommand
+    application: Application
     open_sink: OpenSink
     lost: Callable[[TidegateError], None]
     """Called when another control process has taken over."""

@@ -47,6 +47,7 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.pipeline.feed import BEATS, LOAD_FILE
 from tidegate.server import initial_load
+from tidegate.server.application import Running
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import to_its_end, unexpected
@@ -56,7 +57,6 @@ from tidegate.server.node import Node
 from tidegate.server.post import Box
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.stripes import ids_of
-from tidegate.server.supervisor import Child, spawn
 from tidegate.server.totals import Totals
 from tidegate.tidb import keys
 
@@ -74,13 +74,11 @@ FLOOR_S: Final = 10.0
 """How often the barrier file's start ts follows the checkpoint, so that segments can go."""
 DROP_AFTER_S: Final = 60.0
 """Segments go this long after the barrier file has moved past them: no batch planned before still runs."""
-PIPELINE_STARTS: Final = "pipeline process"
-"""What a feed waits for until its pipeline process says that it has started."""
-STOP_S: Final = 2.0
-"""Grace for a pipeline process; it has nothing to save."""
+PIPELINE_STARTS: Final = "pipeline"
+"""What a feed waits for until its pipeline says that it has started."""
 OTHERS_SHOWN: Final = 3
-LAST_WORDS_S: Final = 0.5
-"""How long the socket of a dead pipeline is still read for the reason."""
+LAST_WORDS_S: Final = 5.0
+"""How long is waited for the reason when a pipeline has ended."""
 
 
 class FeedProcessor:
@@ -373,7 +371,7 @@ class FeedProcessor:
     # --- the pipeline --------------------------------------------------------------------------------
 
     async def _start(self, dispatch: Dispatch) -> None:
-        """Files, then the process."""
+        """Files, then the application is told."""
         self._load, self._loaded, self._load_plan = LoadState(), False, None
         node, plan = self.node, replace(self._opened, load=dispatch.load)
         grant = await node.read_grant(self.id)
@@ -395,8 +393,8 @@ class FeedProcessor:
         watch = PipelineWatch(node.clock, beats, own.stall_timeout, own.start_timeout)
         spec = await asyncio.to_thread(write_spec, plan, grant)
         self.waits = PIPELINE_STARTS
-        child = await spawn("pipeline", node.pipeline_command(spec), plan.folder / "log")
-        self._pipeline = Pipeline(grant, child, watch)
+        running = node.application.run(str(self.id), grant.incarnation, spec)
+        self._pipeline = Pipeline(grant, running, watch)
         self._pipeline.ended.add_done_callback(self._on_exit)
         self.totals.starts += 1
 
@@ -404,32 +402,34 @@ class FeedProcessor:
         pipeline, self._pipeline = self._pipeline, None
         self._barrier = None
         if pipeline is not None:
-            await pipeline.child.stop(STOP_S)
+            await self.node.application.end(pipeline.running)
 
     @property
     def pipeline_pid(self) -> int:
-        """Of the driver; 0: there is none."""
-        return self._pipeline.child.pid if self._pipeline is not None else 0
+        """Of the process that delivers, once it has said who it is; 0: there is none."""
+        return self._pipeline.pid if self._pipeline is not None else 0
 
-    def _on_exit(self, ended: asyncio.Task[int]) -> None:
-        """The process is gone: its last words tell why, else its exit code does."""
+    def _on_exit(self, ended: asyncio.Task[bool]) -> None:
+        """Nobody works for it any more: its last words tell why, else what became of the application does."""
         pipeline = self._pipeline
         if pipeline is not None and pipeline.ended is ended and not ended.cancelled():
-            pipeline.last_words = asyncio.create_task(self._hear_last_words(pipeline, ended.result()))
+            pipeline.last_words = asyncio.create_task(self._hear_last_words(pipeline))
 
-    async def _hear_last_words(self, pipeline: Pipeline, code: int) -> None:
+    async def _hear_last_words(self, pipeline: Pipeline) -> None:
+        """Of its connection and the application, which ends is first is chance."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 await pipeline.gone.wait()
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                await pipeline.running.gone.wait()
         if self._pipeline is pipeline:
-            where = str(self._opened.folder / "log")
-            self._fail(Retryable("The pipeline process has ended.", where=where, why=how))
+            where = str(self.node.application.log)
+            why = pipeline.running.how or "its connection has ended"
+            self._fail(Retryable("The pipeline has ended.", where=where, why=why))
 
     def _look_out(self) -> None:
         """Notice when the pipeline stands still."""
         pipeline = self._pipeline
-        hung = pipeline.watch.look(self._to_do, pipeline.child.pid) if pipeline is not None else None
+        hung = pipeline.watch.look(self._to_do, self.node.application.pid) if pipeline is not None else None
         if hung is not None:
             metrics.restarts.labels("pipeline").inc()
             self._fail(hung)
@@ -447,14 +447,14 @@ class FeedProcessor:
         return f"rows of {self._named(slowest)}" + (f" and {len(spans) - 1} more" if len(spans) > 1 else "")
 
     def hear(self, incarnation: int, report: FromPipeline) -> None:
-        """What a pipeline process of this feed says; one of an old incarnation changes nothing."""
+        """What this feed's pipeline says; what one of an old incarnation says changes nothing."""
         pipeline, machine = self._pipeline, self.machine
         if pipeline is None or incarnation != pipeline.grant.incarnation:
             return
         pipeline.watch.heard()
         match report:
-            case PipelineHello():
-                pass
+            case PipelineHello(_, _, pid):
+                pipeline.pid = pid
             case Started(spans, outlived):
                 # Where it begins: the sink's own progress may be ahead of what was told.
                 if machine.started(incarnation, spans, outlived):
@@ -474,6 +474,7 @@ class FeedProcessor:
                 self._fail(report.error())
             case Gone():
                 pipeline.gone.set()
+                pipeline.last_words = asyncio.create_task(self._hear_last_words(pipeline))
             case _:
                 assert_never(report)
         self._wake.set()
@@ -692,14 +693,15 @@ class FeedProcessor:
 
 
 class Pipeline:
-    """A running pipeline process, and how one looks after it."""
+    """An incarnation that the application has, and how one looks after it."""
 
-    def __init__(self, grant: Grant, child: Child, watch: PipelineWatch) -> None:
-        self.grant, self.child, self.watch = grant, child, watch
-        self.ended = asyncio.create_task(child.wait())
+    def __init__(self, grant: Grant, running: Running, watch: PipelineWatch) -> None:
+        self.grant, self.running, self.watch = grant, running, watch
+        self.ended = asyncio.create_task(running.gone.wait())
         self.gone = asyncio.Event()
-        """Set when its socket has ended: all that it said was heard."""
+        """Set when its connection has ended: all that it said was heard."""
         self.last_words: asyncio.Task[None] | None = None
+        self.pid = 0
 
 
 async def _over(work: asyncio.Task[None]) -> None:

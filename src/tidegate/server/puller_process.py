@@ -30,6 +30,7 @@ from tidegate.eventstore.store import EventStore
 from tidegate.ipc import ControlClient
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.reports import (
+    TO_PULLER,
     DropBelow,
     Failed,
     PullerHello,
@@ -124,7 +125,7 @@ def _serve(control: ControlClient, store: EventStore, puller: Puller, notices: _
     )
     teller.start()
     try:
-        while (report := control.receive()) is not None:
+        while (report := control.receive(TO_PULLER)) is not None:
             if isinstance(report, SafePoint):
                 puller.keep_above(report.ts, report.keyspace)
             else:

@@ -44,7 +44,7 @@ HELLO_S: Final = 10.0
 FRAME_S: Final = 60.0
 """How long a message may take from its first byte to its last."""
 HELLO_MAX: Final = 64 << 10
-STRANGERS_MAX: Final = 64
+STRANGERS_MAX: Final = 256
 """Connections that have not introduced themselves; one more is closed at once."""
 UNREAD_MAX: Final = 128 << 20
 """Bytes that wait for a peer to read them, some 600,000 spans; then its connection is closed."""

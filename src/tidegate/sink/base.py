@@ -145,6 +145,10 @@ class Writer(Protocol):
         """Give up what was written since the last commit."""
         ...
 
+    def close(self) -> None:
+        """Let go of connections and threads, at once; what is not committed is given up sooner or later."""
+        ...
+
 
 class Marks(Protocol):
     """How a protocol says Resolved and DDL; `codec.registry.marks` gives one. For sinks of messages."""

@@ -35,6 +35,10 @@ CHUNK_BYTES: Final = 256 << 10
 """What is handed to the client at once."""
 
 
+ABORT_TIMEOUT_S: Final = 2.0
+"""Whoever comes next fences the transaction and so ends it, too: only readers wait for that."""
+
+
 class SlotWriter:
     """The transactional producer of one slot.
 
@@ -108,7 +112,7 @@ class SlotWriter:
         """Give up what was produced since the last commit, if the broker can be told; else it times out."""
         if self._open:
             try:
-                self._producer.abort_transaction(CALL_TIMEOUT_S)
+                self._producer.abort_transaction(ABORT_TIMEOUT_S)
             except KafkaException as error:
                 raise unreachable(self._uri, error) from error
             finally:
@@ -184,7 +188,7 @@ class SlotWriter:
     def _give_up(self, cause: KafkaException) -> NoReturn:
         error: KafkaError = cause.args[0]
         if error.txn_requires_abort():
-            self._producer.abort_transaction(CALL_TIMEOUT_S)
+            self._producer.abort_transaction(ABORT_TIMEOUT_S)
         raise unwritten(self._uri, error) from cause
 
     def _produce_part(self, block: MessageBlock, part: np.ndarray[Any, Any]) -> None:

@@ -1,0 +1,165 @@
+"""The application: one process of a capture, with one Spark session, delivers all its changefeeds.
+
+    python -m tidegate.pipeline.application CONTROL_SOCKET WORK_DIR [MASTER]
+
+    event stores --> Backlog --> Host --> workers: read > mount > split > dispatch > encode > sink
+                                    --> reports, a connection for each incarnation --> control process
+
+Spark starts the workers, a job of one task each, and keeps them. They ask for work (`pipeline.host`), which
+is descriptors of key ranges, open the segments, decode, dispatch, encode and deliver. Nothing here handles a
+single row. A streaming query, or a job for each batch, would cost tens of milliseconds a batch and give
+nothing that is missing here: offsets, admission and restart are ours, and progress lies in the sink.
+
+Exactly-once: a new incarnation first fences every writer that any incarnation has had, then reads the
+progress that was committed with the rows, and starts there. The control process says which incarnations there
+are to be; the end of an incarnation's connection says that nobody works for it any more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Final, assert_never
+
+from pyspark.sql import SparkSession
+
+from tidegate.errors import Retryable, TidegateError
+from tidegate.ipc import ControlClient
+from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, PipelineHello, Run
+from tidegate.pipeline.begin import begin_work
+from tidegate.pipeline.deliver import deliver, rest
+from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.host import STARTS_S, Host, failure
+from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.load_task import load
+from tidegate.pipeline.timetable import workers_for
+from tidegate.pipeline.work import Tasks
+from tidegate.spark.session import open_session
+
+DAEMON: Final = "tidegate.pipeline.daemon"
+TASKS: Final = Tasks(begin_work, deliver, load, rest)
+LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:, *\d+)?\])?")
+
+
+class Application:
+    """What the control process wants, and the host that does it."""
+
+    def __init__(self, socket: Path, control: ControlClient, folder: Path, cores: int) -> None:
+        """`folder`: for the workers' socket."""
+        self._socket, self._control = socket, control
+        self.host = Host(folder, cores, self._ended)
+
+    def listen(self) -> None:
+        """Do what the control process says, until it is gone."""
+        while (message := self._control.receive(TO_APPLICATION)) is not None:
+            match message:
+                case Run():
+                    self._run(message)
+                case End(changefeed, incarnation):
+                    self.host.end((changefeed, incarnation))
+                case _:
+                    assert_never(message)
+
+    def _run(self, wanted: Run) -> None:
+        """One after the other: an End comes after its Run, and no crowd knocks at the control process."""
+        client: ControlClient | None = None
+        try:
+            hello = PipelineHello(wanted.changefeed, wanted.incarnation, os.getpid())
+            client = ControlClient(self._socket, hello)
+            spec = FeedSpec.load(Path(wanted.spec))
+            self.host.begin(Incarnation(spec, wanted.spec, client.send, client.close))
+        except Exception as error:
+            told = (
+                error
+                if isinstance(error, TidegateError)
+                else Retryable("The changefeed cannot begin.", where=wanted.spec, why=repr(error))
+            )
+            if client is not None:
+                with suppress(TidegateError):
+                    client.send(failure(told))
+                client.close()
+            self._control.send(Ended(wanted.changefeed, wanted.incarnation))
+
+    def _ended(self, one: Incarnation) -> None:
+        one.close()
+        self._control.send(Ended(*one.key))
+
+
+def cores_of(master: str) -> int:
+    """How many cores a master has for us, as far as that can be known before Spark is up."""
+    found = LOCAL.fullmatch(master)
+    if found is not None and found["cores"] != "*":
+        return int(found["cores"] or 1)
+    return len(os.sched_getaffinity(0))
+
+
+def session(master: str, work_dir: Path, trial: Mapping[str, str] = MappingProxyType({})) -> SparkSession:
+    """Spark with room for all workers at once: one that waits for its sink uses no core."""
+    if LOCAL.fullmatch(master):
+        master = f"local[{workers_for(cores_of(master))}]"
+    return open_session("tidegate", master, work_dir, DAEMON, trial=trial)
+
+
+def started(master: str, work_dir: Path) -> SparkSession:
+    """A session; the process ends if that takes too long, and is started again."""
+    late = threading.Timer(STARTS_S, os._exit, (1,))
+    late.daemon = True
+    late.start()
+    try:
+        return session(master, work_dir)
+    finally:
+        late.cancel()
+
+
+def run(socket: Path, work_dir: Path, master: str = "local[*]") -> None:
+    """Run until the process is told to end, the control process is gone, or Spark fails."""
+    signal.signal(signal.SIGTERM, _stop)
+    control = ControlClient(socket, ApplicationHello(os.getpid()))
+    shutil.rmtree(work_dir, ignore_errors=True)  # what an earlier one has left
+    work_dir.mkdir(mode=0o700, parents=True)
+    application = Application(socket, control, work_dir, cores_of(master))
+    listening = threading.Thread(target=_listen, args=(application,), name="control", daemon=True)
+    try:
+        listening.start()  # Spark takes seconds to start: what is wanted meanwhile waits for its workers
+        context = started(master, work_dir).sparkContext
+        # Elsewhere than here as many work at once as there are cores for it.
+        workers = None if LOCAL.fullmatch(master) else int(context.defaultParallelism)
+        application.host.run(context, TASKS, workers)
+    except Exception as error:
+        told = (
+            error
+            if isinstance(error, TidegateError)
+            else Retryable("The application fails.", why=repr(error))
+        )
+        with suppress(TidegateError):
+            control.send(failure(told))
+        traceback.print_exc()
+        # At once: threads that wait for workers would keep the interpreter.
+        os._exit(1)
+
+
+def _listen(application: Application) -> None:
+    """The application ends with its control process."""
+    try:
+        application.listen()
+    finally:
+        os._exit(1)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    # Leave the interpreter at once: stopping Spark in order takes seconds, and nothing needs it. What was
+    # not committed is written again by the next incarnation.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])

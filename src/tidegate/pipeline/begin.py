@@ -1,0 +1,61 @@
+"""How an incarnation begins: it fences all that came before it, and then reads what is durable.
+
+After the fence nothing of an earlier incarnation can become durable any more, so what is read then does not
+grow, and delivery goes on exactly there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.control.load import LoadPlan
+from tidegate.disk import replace_file
+from tidegate.model.progress import load_progress, outlived, span_key, span_progress
+from tidegate.pipeline.ahead import Ahead
+from tidegate.pipeline.feed import LOAD_FILE, Barrier, DurableBefore, FeedSpec
+from tidegate.pipeline.work import Begun, LoadedRange
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an incarnation found durable when it had fenced those before it."""
+
+    starts: dict[str, int]
+    """Up to where each span is durable."""
+    records: Mapping[str, bytes]
+    """All that the sink keeps, by key (`model.progress`)."""
+
+
+def begin_work(spec_path: str) -> Begun:
+    """What a worker does with `work.Begin`."""
+    spec = FeedSpec.load(Path(spec_path))
+    found = begin(spec)
+    loaded: tuple[LoadedRange, ...] = ()
+    if spec.loads:
+        plan = LoadPlan.from_bytes((spec.feed_dir / LOAD_FILE).read_bytes())
+        before = load_progress(found.records, spec.instance, plan.ts)
+        loaded = tuple(LoadedRange(name, one.rows, one.left_from) for name, one in before.items())
+    return Begun(found.starts, outlived(found.records, spec.instance, spec.rules), loaded)
+
+
+def begin(spec: FeedSpec) -> Found:
+    """Fence every older writer, then read what is durable: it cannot grow any more."""
+    return resume(spec, spec.sink.fence(spec.writers, spec.prove))
+
+
+def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Found:
+    """Where to go on, by what is durable; what of it lies beyond is noted for the workers
+    (`FeedSpec.durable_file`).
+    """
+    starts = dict(Barrier.load(spec.feed_dir / "barrier.json").spans)
+    own = {span_key(span, spec.rules) for span in starts}
+    ahead = Ahead.of(records, spec.instance, own, min(starts.values(), default=0))
+    ours = span_progress(records, spec.instance, spec.rules)
+    for span, progress in ours.items():
+        starts[span] = max(starts.get(span, 0), progress.ts)
+    begun = {span: p.position for span, p in ours.items() if p.position and p.ts == starts[span]}
+    replace_file(spec.durable_file, json.dumps(DurableBefore(begun, ahead).to_json()).encode())
+    return Found(starts, records)

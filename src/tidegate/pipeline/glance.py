@@ -1,0 +1,49 @@
+"""What has changed since the last glance, for all incarnations at once: cheap enough for a hundred a second.
+
+Rows of a changefeed may have become due when the manifest of one of its spans is another one, which the
+store's page of floors says (one comparison of a few kilobytes for all changefeeds), or when its barrier file
+is another one. Floors that rise with time alone make nothing due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from tidegate.eventstore import outlook
+from tidegate.eventstore.floors import PageMark
+from tidegate.pipeline.incarnation import Incarnation
+
+
+class Glance:
+    """For one thread."""
+
+    def __init__(self) -> None:
+        self._pages: dict[Path, PageMark | None] = {}
+
+    def stirred(self, incarnations: Iterable[Incarnation], now: float) -> list[Incarnation]:
+        """Those that something may be due of since the last glance, or that are to be looked at anyway
+        (`looks_at`, monotonic like `now`).
+        """
+        there = list(incarnations)
+        spans = {store: self._turned(store) for store in {one.spec.store_dir for one in there}}
+        for gone in self._pages.keys() - spans.keys():
+            del self._pages[gone]
+        return [one for one in there if self._is_stirred(one, spans[one.spec.store_dir], now)]
+
+    def _turned(self, store: Path) -> frozenset[str] | None:
+        """The spans that have another manifest; None: any may."""
+        before, mark = self._pages.get(store), outlook.page_mark(store)
+        self._pages[store] = mark
+        if mark is None:
+            return None
+        return frozenset() if mark == before else mark.stirred_since(before)
+
+    def _is_stirred(self, one: Incarnation, turned: frozenset[str] | None, now: float) -> bool:
+        assert one.backlog is not None
+        barrier = one.barrier
+        with suppress(OSError):  # what is wrong with it the look will say
+            barrier = one.backlog.barrier_mark()
+        told, one.barrier = barrier != one.barrier, barrier
+        return told or now >= one.looks_at or turned is None or not turned.isdisjoint(one.backlog.spans)

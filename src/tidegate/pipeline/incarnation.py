@@ -1,0 +1,87 @@
+"""One incarnation of a changefeed in the application: what it is, what waits of it, how it is doing.
+
+    WAITS --> BEGINS --> LOADS --> RUNS --> OVER --> its connection ends
+                                            failed, or the control process ends it
+
+All but `over` changes in the host's thread or under its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from tidegate.errors import TidegateError
+from tidegate.model.reports import Report
+from tidegate.pipeline.backlog import Backlog
+from tidegate.pipeline.beats import Beats
+from tidegate.pipeline.feed import FeedSpec
+
+Key: TypeAlias = tuple[str, int]
+"""Changefeed and incarnation."""
+LOG_MAX: Final = 4 << 20
+"""Bytes of a changefeed's log; then it is begun anew, and the one before is kept."""
+
+
+@dataclass(slots=True, eq=False)
+class Incarnation:
+    """One of those that the application has."""
+
+    spec: FeedSpec
+    path: str
+    """Of the spec."""
+    send: Callable[[Report], None]
+    """Tells the control process."""
+    close: Callable[[], None]
+    """Ends the connection to it, by which it knows that nobody works for the incarnation any more."""
+    failures: int = 0
+    """How often in a row its changefeed has failed here before."""
+    backlog: Backlog | None = None
+    """Once it delivers."""
+    at_once: int = 1
+    """Workers that its sink takes at once."""
+    over: bool = False
+    """Nothing more of it is handed out, and nothing that is said of it counts."""
+    error: TidegateError | None = None
+    """What ended it, if it was no wish."""
+    looks_at: float = 0.0
+    """When it is looked at in any case (monotonic)."""
+    bytes_per_s: float = 0.0
+    """Of entries, by the last pieces; 0: not known."""
+    loading: threading.Thread | None = None
+    """Sees to its initial load."""
+    barrier: object = None
+    """Mark of the barrier file at the last glance."""
+    beats: Beats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.beats = Beats(self.spec.beats_dir)
+
+    @property
+    def key(self) -> Key:
+        return self.spec.changefeed, self.spec.incarnation
+
+    @property
+    def address(self) -> str:
+        """Of its sink: those at one wait for the same one."""
+        uri = self.spec.sink_uri
+        return f"{uri.scheme}://{uri.bootstrap or uri.topic}"
+
+    def log(self, text: str) -> None:
+        """Write to the changefeed's own log."""
+        append(self.spec.feed_dir / "log", text)
+
+
+def append(path: Path, text: str) -> None:
+    """A line of a log, with the time. A disk that is full costs the line."""
+    try:
+        if path.exists() and path.stat().st_size > LOG_MAX:
+            path.replace(path.with_name(f"{path.name}.1"))
+        with path.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
+    except OSError:
+        return

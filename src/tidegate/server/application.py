@@ -1,0 +1,191 @@
+"""The capture's application: started when a changefeed first runs, and again when it has ended.
+
+    run ---> Run ---> the incarnation connects, and says what `model.reports` has for it
+    end ---> End ---> Ended: nobody works for it any more
+                      else, after END_S: the application is killed, and all it has with it
+
+However an incarnation ends, `Running.gone` says when. Nothing here decides whether it is to begin again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias, assert_never
+
+from tidegate import metrics
+from tidegate.clock import Clock
+from tidegate.errors import TidegateError
+from tidegate.log import event
+from tidegate.model.reports import ApplicationHello, End, Ended, Failed, FromApplication, Gone, Run
+from tidegate.server.supervisor import Child, Connection, spawn
+
+LOG: Final = logging.getLogger(__name__)
+
+ApplicationCommand: TypeAlias = Callable[[Path, Path], Sequence[str]]
+"""The command line of the application, given the control process's socket and a folder for Spark's files."""
+
+END_S: Final = 15.0
+"""How long the application may take to end an incarnation."""
+STOP_S: Final = 2.0
+"""Grace for the process; it has nothing to save."""
+APART_S: Final = 1.0
+"""Between two starts at least: one that fails at once fails for all changefeeds."""
+
+
+LOG_MAX: Final = 16 << 20
+"""Bytes of the log; then it is begun anew, and the one before is kept."""
+LOG_LOOK_S: Final = 60.0
+
+
+class Running:
+    """An incarnation that the application was told to run."""
+
+    def __init__(self, changefeed: str, incarnation: int, spec: Path) -> None:
+        self.message = Run(changefeed, incarnation, str(spec))
+        self.told = False
+        """Whether an application has heard of it."""
+        self.gone = asyncio.Event()
+        """Set when nobody works for it any more."""
+        self.how = ""
+        """Why it is gone, if the application is; else it has said so itself."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.message.changefeed, self.message.incarnation
+
+
+class Application:
+    """The one of a capture."""
+
+    def __init__(self, command: ApplicationCommand, socket: Path, folder: Path, clock: Clock) -> None:
+        self._command, self._socket, self._folder, self._clock = command, socket, folder, clock
+        self._child: Child | None = None
+        self._connection: Connection | None = None
+        self._running: dict[tuple[str, int], Running] = {}
+        self._keeper: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._said: TidegateError | None = None
+        """Why it ends, by its own words."""
+
+    @property
+    def log(self) -> Path:
+        """What the application and Spark print."""
+        return self._folder.with_suffix(".log")
+
+    @property
+    def pid(self) -> int:
+        """Of the process, which leads the session of all it has started; 0: there is none."""
+        return self._child.pid if self._child is not None and self._child.alive else 0
+
+    def run(self, changefeed: str, incarnation: int, spec: Path) -> Running:
+        """Have an incarnation run, in the application that is there or in the next."""
+        one = Running(changefeed, incarnation, spec)
+        self._running[one.key] = one
+        self._tell(one)
+        self._wanted.set()
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep(), name="application keeper")
+        return one
+
+    async def end(self, one: Running) -> None:
+        """Until nobody works for it any more."""
+        if not one.told:
+            self._over(one.key)
+        elif self._connection is not None:
+            self._connection.send(End(*one.key))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_S):
+                await one.gone.wait()
+        if not one.gone.is_set() and self._child is not None:
+            event(LOG, logging.WARNING, "application does not end a changefeed", changefeed=one.key[0])
+            metrics.restarts.labels("application").inc()
+            await self._child.stop(0)
+            await one.gone.wait()
+
+    def _tell(self, one: Running) -> None:
+        if self._connection is not None:
+            self._connection.send(one.message)
+            one.told = True
+
+    def _over(self, key: tuple[str, int]) -> None:
+        one = self._running.pop(key, None)
+        if one is not None:
+            one.gone.set()
+
+    def hear(self, connection: Connection, report: FromApplication) -> None:
+        """What the application says of itself."""
+        match report:
+            case ApplicationHello():
+                self._connection, self._said = connection, None
+                for one in self._running.values():
+                    self._tell(one)
+            case Ended(changefeed, incarnation):
+                self._over((changefeed, incarnation))
+            case Failed():
+                self._said = report.error()
+                event(LOG, logging.ERROR, "application failed", error=str(self._said))
+            case Gone():
+                if self._connection is connection:
+                    self._connection = None
+            case _:
+                assert_never(report)
+
+    async def _to_its_end(self, child: Child) -> int:
+        """Its exit code; meanwhile what it prints is kept short."""
+        ended = asyncio.create_task(child.wait())
+        try:
+            while True:
+                cut(self.log)
+                await asyncio.wait({ended}, timeout=LOG_LOOK_S)
+                if ended.done():
+                    return ended.result()
+        finally:
+            ended.cancel()
+
+    async def stop(self) -> None:
+        """End the process."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._keeper
+        if self._child is not None:
+            await self._child.stop(STOP_S)
+
+    async def _keep(self) -> None:
+        """Start it whenever something is to run and it is not there."""
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            if not self._running:
+                continue
+            began = self._clock.monotonic()
+            try:
+                command = self._command(self._socket, self._folder)
+                self._child = await spawn("application", command, self.log)
+                code = await self._to_its_end(self._child)
+                how = f"signal {-code}" if code < 0 else f"exit code {code}"
+                event(LOG, logging.WARNING, "application ended", how=how)
+                # Its leader may be gone and the rest not: no worker may be left when the next one begins.
+                await self._child.stop(0)
+            except (OSError, TidegateError) as error:  # no room for its log, for one
+                how = str(error)
+            self._connection = None
+            lost, self._running = self._running, {}
+            for one in lost.values():
+                one.how = str(self._said) if self._said is not None else how
+                one.gone.set()
+            await asyncio.sleep(max(0.0, APART_S - (self._clock.monotonic() - began)))
+
+
+def cut(log: Path) -> None:
+    """Begin a long log anew while it is written to: who appends goes on at its end, wherever that is."""
+    with contextlib.suppress(OSError):  # without room the log grows until there is some
+        if log.stat().st_size > LOG_MAX:
+            shutil.copyfile(log, log.with_name(f"{log.name}.1"))
+            os.truncate(log, 0)

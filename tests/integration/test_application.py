@@ -1,0 +1,120 @@
+"""Many changefeeds in one application: what harms one harms no other, and each topic is whole in the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tools.processes import descendants
+
+from tests.fixtures.kafka import Broker
+from tests.integration.cluster import PATIENCE_S, ROLES, Cluster, eventually
+from tests.integration.test_hangs import changes
+from tests.integration.test_kills import KEYS
+from tests.integration.validators import validate
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+DOWN = 4
+"""Changefeeds whose broker stands still."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    running = Broker(tmp_path / "services")
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
+    running = Cluster(tmp_path, kafka, options="&partition-num=3")
+    yield running
+    running.stop()
+
+
+class Feeds:
+    """Changefeeds of one capture, each with a topic of its own."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster, self.uri, self.start_ts = cluster, cluster.uri, cluster.tso()
+
+    def topic(self, name: str) -> str:
+        return self.uri.replace(self.cluster.topic, f"{self.cluster.topic}-{name}")
+
+    def create(self, name: str, bootstrap: str = "") -> None:
+        self.cluster.uri = self.topic(name).replace(self.cluster.kafka, bootstrap or self.cluster.kafka)
+        self.cluster.create_feed(name, "--start-ts", str(self.start_ts))
+
+    def go_on(self, *names: str) -> None:
+        now = self.cluster.tso()
+        for name in names:
+            self.cluster.wait_checkpoint(now, name)
+
+    def call(self, name: str, what: str) -> None:
+        url = f"http://{self.cluster.server}/api/v2/changefeeds/{name}/{what}"
+        answer = httpx.post(url, json={}, timeout=PATIENCE_S)
+        assert answer.status_code == 200, answer.text
+
+
+def workers_with_work(cluster: Cluster) -> list[int]:
+    """The worker processes, without the daemon that they come from."""
+    daemons = [pid for pid, line in descendants(cluster.children["server"].pid) if ROLES["worker"] in line]
+    return daemons[1:]
+
+
+def test_what_harms_one_changefeed_harms_no_other(cluster: Cluster, broker: Broker) -> None:
+    cluster.start_upstream("--regions", "3")
+    cluster.start_server()
+    feeds = Feeds(cluster)
+    feeds.create("one")
+    workload = cluster.start_workload("--rate", "150", "--accounts", "300", "--ddl-every", "3000")
+    cluster.wait_checkpoint(
+        workload.wait_line(lambda line: line.get("event") == "ready")["last_commit_ts"], "one"
+    )
+    for number in range(DOWN):
+        feeds.create(f"down-{number}", broker.bootstrap)
+    feeds.create("two")
+    downs = [f"down-{number}" for number in range(DOWN)]
+    feeds.go_on("one", "two", *downs)
+    (application,) = cluster.pids("driver")
+
+    os.kill(broker.pid, signal.SIGSTOP)
+    stopped = cluster.tso()
+    for _ in range(3):
+        feeds.go_on("one", "two")
+    feeds.create("three")
+    feeds.go_on("three")
+    assert all(cluster.feed(name)["checkpoint_ts"] < cluster.tso() for name in downs)
+    eventually("a warning of those that wait", lambda: cluster.feed(downs[0])["state"] == "warning")
+    feeds.call("two", "pause")
+    feeds.go_on("one", "three")
+    paused = changes(feeds.topic("two"))
+
+    for pid in workers_with_work(cluster):
+        os.kill(pid, signal.SIGKILL)
+    feeds.go_on("one", "three")
+    assert cluster.pids("driver") == [application], "its workers' death costs it nothing"
+    os.kill(application, signal.SIGKILL)
+    feeds.go_on("one", "three")
+    assert changes(feeds.topic("two")) == paused, "it is paused"
+
+    os.kill(broker.pid, signal.SIGCONT)
+    feeds.call("two", "resume")
+    workload.ask_to_end()
+    done = workload.wait_line(lambda line: line.get("event") == "done")
+    feeds.go_on("one", "two", "three", *downs)
+    cluster.stop()
+    assert done["last_commit_ts"] > stopped
+    wanted = changes(feeds.topic("one"))
+    for name in ("one", "two", "three", *downs):
+        uri = feeds.topic(name)
+        if name in downs:
+            uri = uri.replace(cluster.kafka, broker.bootstrap)
+        report = validate(uri, KEYS)
+        assert (name, report.faults, report.duplicates) == (name, [], 0)
+        assert changes(uri) == wanted

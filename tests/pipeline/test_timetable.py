@@ -1,0 +1,116 @@
+"""Who gets a worker next: each kind of work within its bound, changefeeds in turns, the failing ones last."""
+
+from __future__ import annotations
+
+from tidegate.pipeline.timetable import Kind, Timetable, workers_for
+
+CORES = 2
+
+
+def proven(*addresses: str) -> Timetable[str]:
+    """One at which something has ended well at these addresses."""
+    table: Timetable[str] = Timetable(CORES)
+    for address in addresses:
+        table.ask_begin(address, address, 0)
+        table.give(address, Kind.BEGIN)
+        table.back(address, Kind.BEGIN, well=True)
+    return table
+
+
+def started(table: Timetable[str]) -> list[str]:
+    """Give out all beginnings that may be under way at once."""
+    found = []
+    while (key := table.next_begin()) is not None:
+        table.give(key, Kind.BEGIN)
+        found.append(key)
+    return found
+
+
+def test_deliveries_have_workers_of_their_own_whatever_begins_and_loads_there_are() -> None:
+    table = proven("kafka://one")
+    for name in "abcdef":
+        table.ask_begin(name, "kafka://one", 0)
+        table.ask_load(f"load of {name}")
+    begun = started(table)
+    loads = []
+    while (key := table.next_load()) is not None:
+        table.give(key, Kind.LOAD)
+        loads.append(key)
+    assert (begun, len(loads)) == (["a", "b"], CORES)
+    assert workers_for(CORES) - len(begun) - len(loads) == 2
+    table.back("a", Kind.BEGIN, well=True)
+    assert started(table) == ["c"]
+    table.ask_begin(loads[0], "kafka://one", 0)
+    table.back(loads[0], Kind.LOAD, well=True)
+    assert table.next_load() not in (None, *loads), "whoever has none out comes first"
+
+
+def test_at_an_address_that_has_not_answered_one_begins_at_a_time_and_after_all_others() -> None:
+    table = proven("up")
+    for name, address in [("a", "down"), ("b", "down"), ("c", "up"), ("d", "up"), ("e", "new")]:
+        table.ask_begin(name, address, 0)
+    assert started(table) == ["c", "d"]
+    table.back("c", Kind.BEGIN, well=True)
+    table.back("d", Kind.BEGIN, well=True)
+    assert started(table) == ["a", "e"], "b waits for what a finds there"
+    table.back("e", Kind.BEGIN, well=True)
+    assert started(table) == []
+    table.back("a", Kind.BEGIN, well=False)
+    assert started(table) == ["b"]
+    table.back("b", Kind.BEGIN, well=True)
+    for name in "fg":
+        table.ask_begin(name, "down", 0)
+    assert started(table) == ["f", "g"], "it answers again"
+
+
+def test_those_that_have_failed_begin_after_the_others_at_their_address() -> None:
+    table = proven("one")
+    for name, failures in [("a", 3), ("b", 1), ("c", 0)]:
+        table.ask_begin(name, "one", failures)
+    assert started(table) == ["c", "b"]
+
+
+def test_changefeeds_deliver_in_turns_with_a_bound_for_each() -> None:
+    table = proven("one")
+    for name in "abc":
+        table.ask_begin(name, "one", 0)
+    assert table.room("a", 8) == CORES
+    assert table.room("a", 1) == 1
+    for name in "aba":
+        table.give(name, Kind.DELIVER)
+    assert table.room("a", 8) == 0
+    assert table.room("b", 8) == 1
+    assert table.in_turn({"a", "b", "c"}) == ["c", "b", "a"]
+    table.back("a", Kind.DELIVER, well=True)
+    assert table.room("a", 8) == 1
+
+
+def test_where_a_delivery_has_failed_one_delivers_at_a_time_until_that_ends_well() -> None:
+    table = proven("one", "two")
+    for name in "ab":
+        table.ask_begin(name, "one", 0)
+    table.ask_begin("c", "two", 0)
+    table.give("a", Kind.DELIVER)
+    table.back("a", Kind.DELIVER, well=False)
+    assert table.room("a", 8) == table.room("b", 8) == 1
+    table.give("b", Kind.DELIVER)
+    assert table.room("a", 8) == table.room("b", 8) == 0
+    assert table.room("c", 8) == CORES
+    table.back("b", Kind.DELIVER, well=True)
+    assert table.room("a", 8) == CORES
+
+
+def test_of_what_is_over_nothing_more_is_given_out_and_what_is_out_is_known() -> None:
+    table: Timetable[str] = Timetable(CORES)
+    table.ask_begin("a", "one", 0)
+    table.ask_load("b")
+    table.ask_begin("c", "one", 0)
+    table.give("c", Kind.DELIVER)
+    for name in "abc":
+        table.over(name)
+    assert table.next_begin() is None
+    assert table.next_load() is None
+    assert table.has_out("c")
+    table.back("c", Kind.DELIVER, well=True)
+    assert not table.has_out("c")
+    table.forget("c")
