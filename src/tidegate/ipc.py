@@ -2,8 +2,8 @@
 
 Frame: u32 BE length, then that many bytes of JSON, a typed message. A frame over 16 MiB is refused. The
 control process listens; pullers and the application connect and introduce themselves (`model.reports`).
-The control process uses asyncio on the same frames; this file holds the frame and the blocking ends. A
-pipeline's driver talks to its workers in the same way (`pipeline.work`).
+The control process uses asyncio on the same frames; this file holds the frame and the blocking ends. The
+application talks to its workers in the same way (`pipeline.work`).
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class GrantedRange:
 class Grant:
     """What one capture may write of a feed: its incarnation there, and the ranges that it holds.
 
-    The incarnation is one higher at every start of a pipeline process and never goes back, not even
+    The incarnation is one higher whenever a capture begins to deliver, and never goes back, not even
     under a new token. A writer whose (instance, token, incarnation) is not the stored one is fenced.
     """
 

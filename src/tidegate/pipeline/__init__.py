@@ -1,6 +1,7 @@
-"""The Spark job of one changefeed: event store in, sink out.
+"""The application of a capture: event stores in, sinks out, for all its changefeeds.
 
-Start reading at job.py, which is one page. Then: feed (what the job is told), offsets (pure), source
-(Spark's side of the event store), stages (pure functions from block to block), deliver (the task),
-session and daemon (Spark itself). Only this folder and consumer/ import pyspark.
+Start reading at application.py, which is one page. Then: incarnation, backlog and glance (what is due),
+timetable (who gets a worker next), host and worker (both ends of a conversation whose messages are in work),
+begin, deliver and load_task (what a worker does), stages (pure functions from block to block). Only this
+folder, consumer/, tables/ and verify/ use Spark.
 """

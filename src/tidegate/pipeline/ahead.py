@@ -47,7 +47,7 @@ _UPDATES: Final = (Rank.OLD_HALVES, Rank.UPDATES, Rank.NEW_HALVES)
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What is out ahead of a feed's spans. Written by the driver, read by each worker process."""
+    """What is out ahead of a feed's spans. Written when an incarnation begins, read by its workers."""
 
     stretches: tuple[Delivered, ...] = ()
     rules: Mapping[str, TableRules] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Ahead:
         return cls(tuple(found), {key: one for key, one in table_rules(records).items() if key in named})
 
     def to_json(self) -> dict[str, Any]:
-        """As the driver leaves it for workers."""
+        """As it is left for workers."""
         stretches = [
             [
                 one.span.start.hex(),

@@ -1,4 +1,4 @@
-"""What a pipeline process is told: the files the control process writes, read at the edge of each process.
+"""What an incarnation is told: the files the control process writes, read at the edge of each process.
 
 `spec-N-INSTANCE.json` tells incarnation N, and no other, who it is; a later one removes it. Were there one
 file for all, a process that had been stopped and replaced would wake up as its successor. What N leaves for
@@ -44,7 +44,7 @@ class DurableBefore:
     ahead: Ahead = field(default_factory=Ahead)
 
     def to_json(self) -> dict[str, Any]:
-        """As the driver leaves it for workers."""
+        """As it is left for workers."""
         positions = {span: position.to_json() for span, position in self.positions.items()}
         return {"positions": positions, "ahead": self.ahead.to_json()}
 
@@ -127,13 +127,13 @@ class FeedSpec:
 
     @property
     def work_dir(self) -> Path:
-        """Spark's files of this incarnation."""
+        """For what the incarnation's processes leave while they run."""
         grant = Grant(self.instance, self.token, self.incarnation, self.slots)
         return self.feed_dir / grant.work_folder
 
     @property
     def durable_file(self) -> Path:
-        """Where the driver notes for workers what earlier incarnations have delivered beyond the offsets."""
+        """Where whoever begins the incarnation notes what earlier ones have delivered beyond its starts."""
         return self.feed_dir / f"start-durable-{self.incarnation}-{self.instance}.json"
 
     def durable(self) -> DurableBefore:

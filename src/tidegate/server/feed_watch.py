@@ -60,7 +60,7 @@ class PipelineWatch(_Watch):
         """As read last: with each piece that the sink has acknowledged they change."""
 
     def heard(self) -> None:
-        """The pipeline process has sent a message."""
+        """The pipeline has said something."""
         self._messages += 1
 
     def look(self, work: Callable[[], str], session: int) -> Retryable | None:
