@@ -22,7 +22,7 @@ from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
-from tidegate.model.reports import Durable, Failed, Started
+from tidegate.model.reports import Durable, Failed, Started, Working
 from tidegate.pipeline import host as host_module
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -164,7 +164,8 @@ class Hosted:
         self.feeds: dict[str, Feed] = {}
         self.error: TidegateError | None = None
         opened: Any = self.spark.opened
-        self.host = Host(self.folder, CORES, self._over, opened)
+        self.working: list[Working] = []
+        self.host = Host(self.folder, CORES, self._over, self.working.append, opened)
 
     def feed(self, name: str, **settings: float) -> Feed:
         self.feeds[name] = Feed(self.folder, name, **settings)
@@ -310,6 +311,37 @@ def test_what_a_piece_raises_ends_its_incarnation_and_no_other(
     hosted.host.begin(two.one)
     two.wait(two.is_delivered)
     assert len(hosted.spark.processes) == 2, "its worker goes on"
+
+
+def test_it_is_told_who_does_what_and_who_waits_for_a_worker(hosted: Hosted) -> None:
+    one, two = hosted.feed("one"), hosted.feed("two")
+    let_go = threading.Event()
+
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        hosted.spark.sleep(WAIT_S, until=let_go)
+        return all_of(ranges)
+
+    def until(what: Callable[[Working], bool]) -> Working:
+        end = time.monotonic() + WAIT_S
+        while time.monotonic() < end:
+            if hosted.working and what(hosted.working[-1]):
+                return hosted.working[-1]
+            time.sleep(0.005)
+        raise AssertionError(hosted.working)
+
+    hosted.start(work, workers=1)
+    hosted.host.begin(one.one)
+    one.wait_begun()
+    until(lambda working: any("deliver" in each.what for each in working.at_work))
+    hosted.host.begin(two.one)
+    told = until(lambda working: bool(working.waiting))
+    assert told.workers == 1
+    (busy,) = told.at_work
+    assert (busy.changefeed, busy.what[:8]) == (one.spec.changefeed, "deliver ")
+    assert busy.pid in hosted.spark.processes
+    assert told.waiting == (two.spec.changefeed,)
+    let_go.set()
+    until(lambda working: working == Working(1, (), ()))
 
 
 def test_a_beginning_that_fails_ends_its_incarnation(hosted: Hosted) -> None:

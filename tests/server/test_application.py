@@ -13,6 +13,7 @@ from typing import Any, Final
 import pytest
 
 from tidegate.clock import SystemClock
+from tidegate.model.reports import AtWork, Working
 from tidegate.server import application
 from tidegate.server.application import Application, Running
 from tidegate.server.supervisor import Connection, ControlSocket
@@ -23,13 +24,14 @@ import os, signal, sys, time
 from pathlib import Path
 from tidegate.errors import Retryable
 from tidegate.ipc import ControlClient
-from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, Failed, Run
+from tidegate.model.reports import TO_APPLICATION, ApplicationHello, AtWork, End, Ended, Failed, Run, Working
 
 folder = Path(sys.argv[2])
 (folder / "pids").open("a").write(f"{os.getpid()}\\n")
 while (folder / "late").exists():
     time.sleep(0.01)
 control = ControlClient(Path(sys.argv[1]), ApplicationHello(os.getpid()))
+control.send(Working(1, (AtWork(7, "default/one", "deliver", 3),), ("default/two",)))
 while (message := control.receive(TO_APPLICATION)) is not None:
     (folder / "heard").open("a").write(f"{type(message).__name__} {message.changefeed}\\n")
     if message.changefeed == "fails":
@@ -134,11 +136,15 @@ def test_when_it_dies_all_that_it_ran_is_gone_and_the_next_one_runs_what_is_want
     async def body(it: Played) -> None:
         one, two = it.run("one"), it.run("two")
         await it.until(lambda: len(it.heard) == 2)
+        assert it.application.working == Working(
+            1, (AtWork(7, "default/one", "deliver", 3),), ("default/two",)
+        )
         os.kill(it.application.pid, signal.SIGKILL)
         for each in (one, two):
             async with asyncio.timeout(WAIT_S):
                 await each.gone.wait()
             assert each.how == "signal 9"
+        assert it.application.working == application.NOTHING
         await it.application.end(one)
         again = it.run("one", 2)
         await it.until(lambda: len(it.heard) == 3)

@@ -522,6 +522,8 @@ def test_the_api_answers_what_ticdcs_command_line_asks_first(capture: Running, p
     status = capture.call("GET", "/status")
     assert status["version"].startswith("v8.5.0")
     assert status["cluster_id"] == str(pd.cluster_id)
+    nothing = {"pid": 0, "workers": 0, "at_work": [], "waiting": []}
+    assert status["application"] == nothing, "it comes with the first changefeed"
     assert capture.call("GET", "/captures")["items"][0]["is_owner"]
     time_now = capture.call("POST", "/tso", {"id": 0})
     assert (time_now["timestamp"] << 18) <= pd.tso()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -51,8 +53,21 @@ async def show(request: Request) -> Response:
             "liveness": 0,
             "waiting_for": capture.waiting_for,
             "clock": capture.reactor.clock_watch.trouble if capture.ready else "",
+            "application": application(capture) if capture.ready else None,
         }
     )
+
+
+def application(capture: Capture) -> dict[str, Any]:
+    """What delivers the changefeeds: its workers, and who waits for one. `pid` 0: it does not run."""
+    found = capture.node.application
+    working = found.working
+    return {
+        "pid": found.pid,
+        "workers": working.workers,
+        "at_work": [dataclasses.asdict(one) for one in working.at_work],
+        "waiting": list(working.waiting),
+    }
 
 
 async def health(request: Request) -> Response:

@@ -3,7 +3,7 @@
     control process -> puller      SafePoint, Watch, Unwatch, DropBelow, Remove
     puller -> control process      PullerHello, Status, Refused, Failed
     control process -> application Run, End
-    application -> control process ApplicationHello, Ended, Failed
+    application -> control process ApplicationHello, Working, Ended, Failed
       of each incarnation, apart   PipelineHello, Started, Durable, Loaded, Failed
 
 `to_json` and `parse` know the form on the socket, and nothing else does (`model.wire`). What comes in is
@@ -71,6 +71,29 @@ class Ended:
 
     changefeed: str
     incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtWork:
+    """What a worker of the application is doing."""
+
+    pid: int
+    changefeed: str
+    what: str
+    """In words."""
+    seconds: int
+    """Since it was given that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What the application does, as of now."""
+
+    workers: int
+    """Those that are there."""
+    at_work: tuple[AtWork, ...]
+    waiting: tuple[str, ...]
+    """Changefeeds that wait for a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +256,7 @@ class Gone:
 ToPuller = SafePoint | Watch | Unwatch | DropBelow | Remove
 ToApplication = Run | End
 Hello = PullerHello | PipelineHello | ApplicationHello
-FromApplication = ApplicationHello | Ended | Failed | Gone
+FromApplication = ApplicationHello | Working | Ended | Failed | Gone
 FromPuller = PullerHello | Status | Refused | Failed | Gone
 FromPipeline = PipelineHello | Started | Durable | Loaded | Failed | Gone
 Report = ToPuller | ToApplication | FromPuller | FromPipeline | FromApplication
@@ -244,7 +267,7 @@ HELLOS: Final[tuple[type[Hello], ...]] = (PullerHello, PipelineHello, Applicatio
 SAID_BY: Final[Mapping[type[Hello], tuple[type[Report], ...]]] = {
     PullerHello: (Status, Refused, Failed),
     PipelineHello: (Started, Durable, Loaded, Failed),
-    ApplicationHello: (Ended, Failed),
+    ApplicationHello: (Working, Ended, Failed),
 }
 """What may follow a hello."""
 
@@ -256,6 +279,6 @@ def _lines(value: Any) -> list[dict[str, Any]]:
 
 
 _WIRE: Final = Wire({"Sequence[Mapping[str, Any]]": Form(list, _lines)})
-_WIRE.add({"LoadState": _WIRE.part(LoadState)})
+_WIRE.add({"LoadState": _WIRE.part(LoadState), "tuple[AtWork, ...]": _WIRE.parts(AtWork)})
 to_json: Final = _WIRE.to_json
 parse: Final = _WIRE.parse

@@ -56,7 +56,7 @@ class Application:
     def __init__(self, socket: Path, control: ControlClient, folder: Path, cores: int) -> None:
         """`folder`: for the workers' socket."""
         self._socket, self._control = socket, control
-        self.host = Host(folder, cores, self._ended)
+        self.host = Host(folder, cores, self._ended, control.send)
 
     def listen(self) -> None:
         """Do what the control process says, until it is gone."""

@@ -32,7 +32,7 @@ from typing import Any, Final, Protocol, TypeAlias, cast
 from tidegate.control.watchdog import Watchdog
 from tidegate.errors import Fenced, Retryable, TidegateError
 from tidegate.ipc import FramedSocket, framed, socket_name
-from tidegate.model.reports import Durable, Failed, Started
+from tidegate.model.reports import AtWork, Durable, Failed, Started, Working
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import read_beats
 from tidegate.pipeline.glance import Glance
@@ -123,6 +123,10 @@ class _Work:
     answer: Future[Sequence[LoadReport]] | None = None
     """Who waits for what becomes of it."""
 
+    @property
+    def shown(self) -> str:
+        return f"deliver {self.words}" if self.kind is Kind.DELIVER else self.words
+
 
 @dataclass(slots=True, eq=False)
 class ConnectedWorker:
@@ -165,12 +169,15 @@ class Host:
         folder: Path,
         cores: int,
         on_over: Over,
+        on_look: Callable[[Working], None] = lambda working: None,
         opened: Callable[[int], Process] = Process,
     ) -> None:
         """`folder`: for its socket. `on_over`: hears of each incarnation that has ended, once nobody works
-        for it. `opened`: a handle of the process with a pid.
+        for it. `on_look`: hears what is being done, when that is another thing than before. `opened`: a
+        handle of the process with a pid.
         """
-        self._path, self._cores, self._on_over, self._opened = folder / "work.sock", cores, on_over, opened
+        self._path, self._cores, self._opened = folder / "work.sock", cores, opened
+        self._on_over, self._on_look = on_over, on_look
         self._changed = threading.Condition()
         self._timetable: Timetable[Key] = Timetable(cores)
         self._there: dict[Key, Incarnation] = {}
@@ -605,6 +612,7 @@ class Host:
 
     def _watch(self) -> None:
         """Notice workers that have work and do nothing, idle ones that are gone, and jobs that bring none."""
+        said: Working | None = None
         while True:
             time.sleep(WATCH_S)
             with self._changed:
@@ -612,14 +620,28 @@ class Host:
                 busy = [(each, each.work) for each in self._workers if each.work is not None]
                 out = {work.of.key for _, work in busy}
                 waiting = [one for one in self._there.values() if self._waits(one, out)]
+                working = self._working(busy, waiting)
                 if len(self._workers) >= self._count:
                     self._short_since = time.monotonic()
             self._look_for_workers()
+            if working != said:
+                self._on_look(working)
+                said = working
             for one in waiting:
                 one.beats.beat()  # what it waits for is a worker
             for worker, work in busy:
                 beats = read_beats(work.of.spec.beats_dir).get(str(worker.process.pid))
                 self._watch_one(worker, work, beats)
+
+    def _working(
+        self, busy: Sequence[tuple[ConnectedWorker, _Work]], waiting: Sequence[Incarnation]
+    ) -> Working:
+        now = time.monotonic()
+        at_work = (
+            AtWork(each.process.pid, work.of.spec.changefeed, work.shown, round(now - each.given_at))
+            for each, work in busy
+        )
+        return Working(len(self._workers), tuple(at_work), tuple(one.spec.changefeed for one in waiting))
 
     def _waits(self, one: Incarnation, out: Collection[Key]) -> bool:
         """Whether it waits for a worker, and for nothing that it has to do itself."""
@@ -671,7 +693,7 @@ def _hung(who: str, words: str, silent_s: float) -> Retryable:
 
 def _too_slow(who: str, words: str, silent_s: float) -> Retryable:
     return Retryable(
-        f"[CDC:ErrSinkSlow]the sink has taken nothing for {silent_s:.0f} s while other changefeeds waited "
+        f"[CDC:ErrSinkSlow]nothing was done for {silent_s:.0f} s while other changefeeds waited "
         "for a worker.",
         where=f"{who}, with {words}",
         fix="see whether the sink works; the changefeed is started again by itself, and nothing is lost",

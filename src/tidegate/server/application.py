@@ -22,7 +22,7 @@ from tidegate import metrics
 from tidegate.clock import Clock
 from tidegate.errors import TidegateError
 from tidegate.log import event
-from tidegate.model.reports import ApplicationHello, End, Ended, Failed, FromApplication, Gone, Run
+from tidegate.model.reports import ApplicationHello, End, Ended, Failed, FromApplication, Gone, Run, Working
 from tidegate.server.supervisor import Child, Connection, spawn
 
 LOG: Final = logging.getLogger(__name__)
@@ -41,6 +41,9 @@ APART_S: Final = 1.0
 LOG_MAX: Final = 16 << 20
 """Bytes of the log; then it is begun anew, and the one before is kept."""
 LOG_LOOK_S: Final = 60.0
+
+
+NOTHING: Final = Working(0, (), ())
 
 
 class Running:
@@ -70,6 +73,8 @@ class Application:
         self._running: dict[tuple[str, int], Running] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
+        self.working = NOTHING
+        """What it does, as it said last."""
         self._said: TidegateError | None = None
         """Why it ends, by its own words."""
 
@@ -125,6 +130,8 @@ class Application:
                 self._connection, self._said = connection, None
                 for one in self._running.values():
                     self._tell(one)
+            case Working():
+                self.working = report
             case Ended(changefeed, incarnation):
                 self._over((changefeed, incarnation))
             case Failed():
@@ -175,7 +182,7 @@ class Application:
                 await self._child.stop(0)
             except (OSError, TidegateError) as error:  # no room for its log, for one
                 how = str(error)
-            self._connection = None
+            self._connection, self.working = None, NOTHING
             lost, self._running = self._running, {}
             for one in lost.values():
                 one.how = str(self._said) if self._said is not None else how
