@@ -435,6 +435,35 @@ def test_who_is_silent_makes_room_only_when_another_waits(
     over.set()
 
 
+def test_of_several_that_are_silent_one_makes_room_and_no_other_before_there_is_a_new_worker(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "SLOW_FIRST_S", 0.3)
+    monkeypatch.setattr(host_module, "ROOM_S", 0.0)
+    silent, waits = [hosted.feed(name) for name in ("one", "two", "three")], hosted.feed("four")
+    over, slow = threading.Event(), threading.Semaphore(0)
+
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        if path != waits.path and not over.is_set():
+            slow.release()
+            try:
+                hosted.spark.sleep(WAIT_S, until=over)
+            except Killed:
+                time.sleep(0.5)  # as long as Spark may take to start another
+                raise
+        return all_of(ranges)
+
+    hosted.start(work, workers=3)
+    for each in silent:
+        hosted.host.begin(each.one)
+        assert slow.acquire(timeout=WAIT_S)
+    time.sleep(0.5)
+    hosted.host.begin(waits.one)
+    waits.wait(waits.is_delivered)
+    over.set()
+    assert sum(each.one.error is not None for each in silent) == 1
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: bool) -> None:
     """A worker may end its piece, in a moment; else it is killed, and waited for. Neither counts."""
@@ -487,6 +516,7 @@ def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(
                 asked.set()
                 self._ask(Load(one.path, "pd", 1, (), 0, 0))
             finally:
+                time.sleep(0.2)
                 ended.set()
 
     def never(_: Load) -> list[LoadReport]:
@@ -499,7 +529,7 @@ def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(
     assert asked.wait(WAIT_S)
     hosted.host.end(one.one.key)
     assert one.wait_end() is None
-    assert ended.wait(WAIT_S)
+    assert ended.is_set(), "its thread may read the changefeed's files until then"
     with pytest.raises(Fenced, match="is over"):
         hosted.host._ask(one.one, Load(one.path, "pd", 1, (), 0, 0))
 
@@ -573,18 +603,20 @@ def test_a_worker_that_dies_or_says_nonsense_is_dead_and_its_piece_is_lost(
     connected = hosted.connected()
     mode = (hosted.folder / "work.sock").stat().st_mode
     assert mode & 0o77 == 0, "another user could take rows for delivered"
-    hosted.spark.opened(4711).ended.set()
     hosted.host.begin(feed.one)
     for one in frames:
         connected.sendall(one)
         if one is HELLO:
             assert FramedSocket(connected).receive() is not None  # it has work from here on
     connected.close()
+    process = hosted.spark.opened(4711)
+    assert process.dies.wait(WAIT_S), "it may be at work still"
+    assert not feed.over.wait(0.2), "and is, until it is dead"
+    process.ended.set()
     error = feed.wait_end()
     assert isinstance(error, Retryable)
     assert "a worker (4711)" in error.where
     assert words in error.why
-    assert hosted.spark.processes[4711].dies.is_set(), "it may be at work still"
 
 
 def test_a_worker_that_ends_while_it_has_nothing_to_do_costs_nothing(hosted: Hosted) -> None:

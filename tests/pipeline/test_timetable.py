@@ -7,13 +7,18 @@ from tidegate.pipeline.timetable import Kind, Timetable, workers_for
 CORES = 2
 
 
+def back(table: Timetable[str], key: str, kind: Kind, *, well: bool) -> None:
+    table.answered(key, well=well)
+    table.back(key, kind)
+
+
 def proven(*addresses: str) -> Timetable[str]:
     """One at which something has ended well at these addresses."""
     table: Timetable[str] = Timetable(CORES)
     for address in addresses:
         table.ask_begin(address, address, 0)
         table.give(address, Kind.BEGIN)
-        table.back(address, Kind.BEGIN, well=True)
+        back(table, address, Kind.BEGIN, well=True)
     return table
 
 
@@ -38,10 +43,10 @@ def test_deliveries_have_workers_of_their_own_whatever_begins_and_loads_there_ar
         loads.append(key)
     assert (begun, len(loads)) == (["a", "b"], CORES)
     assert workers_for(CORES) - len(begun) - len(loads) == 2
-    table.back("a", Kind.BEGIN, well=True)
+    back(table, "a", Kind.BEGIN, well=True)
     assert started(table) == ["c"]
     table.ask_begin(loads[0], "kafka://one", 0)
-    table.back(loads[0], Kind.LOAD, well=True)
+    back(table, loads[0], Kind.LOAD, well=True)
     assert table.next_load() not in (None, *loads), "whoever has none out comes first"
 
 
@@ -50,14 +55,14 @@ def test_at_an_address_that_has_not_answered_one_begins_at_a_time_and_after_all_
     for name, address in [("a", "down"), ("b", "down"), ("c", "up"), ("d", "up"), ("e", "new")]:
         table.ask_begin(name, address, 0)
     assert started(table) == ["c", "d"]
-    table.back("c", Kind.BEGIN, well=True)
-    table.back("d", Kind.BEGIN, well=True)
+    back(table, "c", Kind.BEGIN, well=True)
+    back(table, "d", Kind.BEGIN, well=True)
     assert started(table) == ["a", "e"], "b waits for what a finds there"
-    table.back("e", Kind.BEGIN, well=True)
+    back(table, "e", Kind.BEGIN, well=True)
     assert started(table) == []
-    table.back("a", Kind.BEGIN, well=False)
+    back(table, "a", Kind.BEGIN, well=False)
     assert started(table) == ["b"]
-    table.back("b", Kind.BEGIN, well=True)
+    back(table, "b", Kind.BEGIN, well=True)
     for name in "fg":
         table.ask_begin(name, "down", 0)
     assert started(table) == ["f", "g"], "it answers again"
@@ -81,7 +86,7 @@ def test_changefeeds_deliver_in_turns_with_a_bound_for_each() -> None:
     assert table.room("a", 8) == 0
     assert table.room("b", 8) == 1
     assert table.in_turn({"a", "b", "c"}) == ["c", "b", "a"]
-    table.back("a", Kind.DELIVER, well=True)
+    back(table, "a", Kind.DELIVER, well=True)
     assert table.room("a", 8) == 1
 
 
@@ -91,12 +96,12 @@ def test_where_a_delivery_has_failed_one_delivers_at_a_time_until_that_ends_well
         table.ask_begin(name, "one", 0)
     table.ask_begin("c", "two", 0)
     table.give("a", Kind.DELIVER)
-    table.back("a", Kind.DELIVER, well=False)
+    back(table, "a", Kind.DELIVER, well=False)
     assert table.room("a", 8) == table.room("b", 8) == 1
     table.give("b", Kind.DELIVER)
     assert table.room("a", 8) == table.room("b", 8) == 0
     assert table.room("c", 8) == CORES
-    table.back("b", Kind.DELIVER, well=True)
+    back(table, "b", Kind.DELIVER, well=True)
     assert table.room("a", 8) == CORES
 
 
@@ -111,6 +116,6 @@ def test_of_what_is_over_nothing_more_is_given_out_and_what_is_out_is_known() ->
     assert table.next_begin() is None
     assert table.next_load() is None
     assert table.has_out("c")
-    table.back("c", Kind.DELIVER, well=True)
+    back(table, "c", Kind.DELIVER, well=True)
     assert not table.has_out("c")
     table.forget("c")

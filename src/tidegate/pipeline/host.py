@@ -418,7 +418,12 @@ class Host:
         with self._changed:
             worst = max(slow, key=lambda each: each.silent_s)
             if worst.silent_s and worst.work is not None:
-                worst.kill(_too_slow(worst.who, worst.work.words, worst.silent_s))
+                self._kill(worst, worst.work, _too_slow(worst.who, worst.work.words, worst.silent_s))
+
+    def _kill(self, worker: ConnectedWorker, work: _Work, why: TidegateError) -> None:
+        """For its silence, under the lock: what others find at that address from now on counts more."""
+        self._timetable.answered(work.of.key, well=False)
+        worker.kill(why)
 
     def _has_due(self, key: Key) -> bool:
         one = self._there.get(key)
@@ -494,12 +499,14 @@ class Host:
             )
         except Exception as raised:
             error = _known(raised, "A piece of work failed.", one)
+        with self._changed:
+            killed = worker.killed
+            if not killed:
+                self._timetable.answered(one.key, well=not isinstance(error, Retryable))
+            worker.work = None
         if error is not None:
             self._answer(work, error)
             self.fail(one, error)
-        with self._changed:
-            worker.work = None
-            killed = worker.killed
         if killed:
             worker.process.wait()
         with self._changed:
@@ -510,7 +517,7 @@ class Host:
                     self._stirred.add(one.key)
             else:
                 worker.served.pop(one.key, None)
-            self._timetable.back(one.key, work.kind, well=error is None)
+            self._timetable.back(one.key, work.kind)
             self._changed.notify_all()
         return not killed
 
@@ -663,7 +670,7 @@ class Host:
                 return
             worker.silent_s = 0.0 if silent is None else silent.silent_s
             if silent is not None and silent.silent_s >= patience and not worker.killed:
-                worker.kill(_hung(worker.who, silent.work, silent.silent_s))
+                self._kill(worker, work, _hung(worker.who, silent.work, silent.silent_s))
 
     def _start(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """A thread. Whatever it raises ends `run`, and the application: else its part would stay undone."""

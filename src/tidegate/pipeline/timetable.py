@@ -116,12 +116,17 @@ class Timetable(Generic[Key]):
                 self._served[key] = self._next()
         self._out[key, kind] += 1
 
-    def back(self, key: Key, kind: Kind, *, well: bool) -> None:
-        """The piece has ended, or its worker has; `well`: its sink has answered to the end."""
+    def answered(self, key: Key, *, well: bool) -> None:
+        """A piece has ended; `well`: its sink has answered to the end. Say it at once: what others find at
+        that address later counts more.
+        """
+        (self._proven.add if well else self._proven.discard)(self._addresses[key])
+
+    def back(self, key: Key, kind: Kind) -> None:
+        """The worker of a piece is done with it, or dead."""
         self._out[key, kind] -= 1
         if not self._out[key, kind]:
             del self._out[key, kind]
-        (self._proven.add if well else self._proven.discard)(self._addresses[key])
 
     def over(self, key: Key) -> None:
         """Nothing more of it is given out; what is out comes `back` all the same."""
