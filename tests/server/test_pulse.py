@@ -11,7 +11,7 @@ import pytest
 from tidegate.control.metadata import FeedId
 from tidegate.eventstore.floors import FLOORS, FloorPage
 from tidegate.server import pulse
-from tidegate.server.pulse import CALM_S, EAGER_S, Pulse
+from tidegate.server.pulse import CALM_S, CALMER_S, EAGER_S, LONG_S, Pulse
 
 FEED, OTHER = FeedId("default", "one"), FeedId("default", "two")
 
@@ -140,6 +140,21 @@ def test_rows_of_others_and_floors_wake_a_feed_now_and_then_and_none_is_forgotte
     assert calm.looks(CALM_S / 2) == 0, "it was woken a moment ago"
     assert calm.looks(CALM_S / 2) == 1, "the change that it was not woken by"
     assert calm.looks(CALM_S) == 0, "nothing has changed since"
+
+
+def test_a_feed_without_rows_for_long_is_woken_once_a_second(calm: Calm) -> None:
+    calm.clock.now += LONG_S
+    calm.put((1, 6, 1))
+    assert calm.looks(0.0) == 1
+    calm.put((1, 7, 1))
+    assert calm.looks(CALM_S) == 0
+    assert calm.looks(CALMER_S - CALM_S) == 1
+    calm.put((1, 8, 2))
+    assert calm.looks(0.0) == 1, "rows of its own"
+    calm.put((1, 9, 2))
+    assert calm.looks(EAGER_S) == 1
+    calm.put((1, 10, 2))
+    assert calm.looks(CALM_S) == 1
 
 
 def test_rows_of_its_own_wake_a_feed_at_once_and_so_does_every_change_for_a_while(calm: Calm) -> None:

@@ -76,7 +76,7 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-REST_S: Final = 0.5
+REST_S: Final = 1.0
 """Between two ticks at most: nothing waits longer, were a wake-up missed."""
 ANNOUNCE_S: Final = 1.0
 """How often an owner says that it is one, until the processor has answered."""

@@ -4,8 +4,9 @@
 
 A changefeed that has rows to deliver, or may have, is woken by each change: for EAGER_S after the manifest of
 one of its spans has changed, which is how rows come to light (`eventstore.manifest`). For the others floors
-only follow the time, and they are woken by a change four times a second at most. So a hundred changefeeds of
-a table each, beside tables that others follow, cost their own rows and a little.
+only follow the time, and they are woken by a change four times a second at most, and once a second when no
+rows of theirs have come for LONG_S. So a hundred changefeeds of a table each, beside tables that others
+follow, cost their own rows and a little.
 
 While nothing changes a look costs some microseconds, and the followers nothing. No change is missed: a
 follower begins to follow, and only then reads the page. A change after that differs from what the last look
@@ -36,6 +37,9 @@ EAGER_S: Final = 2.0
 """For so long after rows have come every change counts: the floors that they wait for follow soon."""
 CALM_S: Final = 0.25
 """Otherwise so much lies between two wake-ups at least."""
+LONG_S: Final = 10.0
+CALMER_S: Final = 1.0
+"""And so much when it has not been eager for LONG_S."""
 RETRY_S: Final = 1.0
 """After a look that failed; followers look for themselves now and then, too."""
 
@@ -54,6 +58,11 @@ class _Follower:
     woken_at: float = float("-inf")
     owed: bool = False
     """Whether the page has changed since it was woken."""
+
+    def is_due(self, now: float) -> bool:
+        """Whether a change may wake it."""
+        pause_s = CALM_S if now < self.eager_until + LONG_S else CALMER_S
+        return now < self.eager_until or now >= self.woken_at + pause_s
 
     def rows_came(self, stirred: Set[str] | None) -> bool:
         """Whether that may be so where the manifests of these spans have changed (None: of any)."""
@@ -111,7 +120,7 @@ class Pulse:
                 follower.owed = follower.owed or changed
                 if changed and follower.rows_came(stirred):
                     follower.eager_until = now + EAGER_S
-                if follower.owed and (now < follower.eager_until or now >= follower.woken_at + CALM_S):
+                if follower.owed and follower.is_due(now):
                     follower.owed, follower.woken_at = False, now
                     for wake in sorted(follower.wakes, key=follower.wakes.__getitem__, reverse=True):
                         wake()
