@@ -27,6 +27,7 @@ from tidegate.config import KafkaConfig, SinkUri, revealed
 from tidegate.errors import InvalidInput, Retryable
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
+FETCH_WAIT_MS: Final = 10
 CALL_TIMEOUT_S: Final = 15.0
 DELETE_TIMEOUT_S: Final = 3.0
 CLUSTER_ID_S: Final = 5.0
@@ -305,6 +306,8 @@ def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, byte
         client_settings(uri, kafka)
         | {"group.id": topic, "enable.auto.commit": False, "isolation.level": "read_committed"}
         | {"auto.offset.reset": "earliest", "enable.partition.eof": True}
+        # A broker that has nothing more to say keeps the answer for so long: half a second by default.
+        | {"fetch.wait.max.ms": FETCH_WAIT_MS}
     )
     records: dict[str, bytes] = {}
     try:
