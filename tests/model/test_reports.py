@@ -15,9 +15,13 @@ from tidegate.model import reports
 from tidegate.model.reports import (
     HELLOS,
     SAID_BY,
+    TO_APPLICATION,
     TO_PULLER,
+    ApplicationHello,
+    AtWork,
     Durable,
     Failed,
+    FromApplication,
     FromPipeline,
     FromPuller,
     Gone,
@@ -27,6 +31,7 @@ from tidegate.model.reports import (
     PullerHello,
     Report,
     Started,
+    ToApplication,
     ToPuller,
     Watch,
     parse,
@@ -50,6 +55,8 @@ VALUES = {
     "tuple[int, int]": st.tuples(TS, TS),
     "Mapping[str, Timestamp]": NUMBERS,
     "Mapping[str, int]": NUMBERS,
+    "tuple[str, ...]": st.lists(st.text()).map(tuple),
+    "tuple[AtWork, ...]": st.lists(st.builds(AtWork, TS, st.text(), st.text(), TS)).map(tuple),
     "Sequence[Mapping[str, Any]]": st.lists(st.fixed_dictionaries({"span": st.text(), "rows": TS})),
 }
 
@@ -72,7 +79,9 @@ def test_a_message_comes_out_as_it_went_in(report: Any) -> None:
 def test_who_may_say_what_is_what_the_types_say() -> None:
     """So that a `match` that mypy finds closed is closed for what comes in."""
     assert set(TO_PULLER) == set(get_args(ToPuller))
-    for hello, union in ((PullerHello, FromPuller), (PipelineHello, FromPipeline)):
+    assert set(TO_APPLICATION) == set(get_args(ToApplication))
+    said = (PullerHello, FromPuller), (PipelineHello, FromPipeline), (ApplicationHello, FromApplication)
+    for hello, union in said:
         assert {hello, *SAID_BY[hello], Gone} == set(get_args(union))
     assert set(SAID_BY) == set(HELLOS)
 
