@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,28 +11,16 @@ from tools.processes import descendants
 
 from tests.fixtures.kafka import Broker
 from tests.integration.cluster import PATIENCE_S, ROLES, Cluster, eventually
-from tests.integration.test_hangs import changes
-from tests.integration.test_kills import KEYS
+from tests.integration.test_hangs import changes, cluster
+from tests.integration.test_kills import KEYS, broker
 from tests.integration.validators import validate
+
+__all__ = ["broker", "cluster"]
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 DOWN = 4
 """Changefeeds whose broker stands still."""
-
-
-@pytest.fixture
-def broker(tmp_path: Path) -> Iterator[Broker]:
-    running = Broker(tmp_path / "services")
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
-    running = Cluster(tmp_path, kafka, options="&partition-num=3")
-    yield running
-    running.stop()
 
 
 class Feeds:

@@ -313,6 +313,20 @@ def test_what_a_piece_raises_ends_its_incarnation_and_no_other(
     assert len(hosted.spark.processes) == 2, "its worker goes on"
 
 
+def test_a_changefeeds_log_shows_no_secret(hosted: Hosted) -> None:
+    one = hosted.feed("one")
+
+    def refused(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        raise Retryable("refused", why="kafka://a/b?sasl-password=q7Zsecret")
+
+    hosted.start(refused)
+    hosted.host.begin(one.one)
+    assert one.wait_end() is not None
+    log = (one.spec.feed_dir / "log").read_text()
+    assert "refused" in log
+    assert "q7Zsecret" not in log
+
+
 def test_it_is_told_who_does_what_and_who_waits_for_a_worker(hosted: Hosted) -> None:
     one, two = hosted.feed("one"), hosted.feed("two")
     let_go = threading.Event()

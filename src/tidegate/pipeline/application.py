@@ -12,7 +12,7 @@ nothing that is missing here: offsets, admission and restart are ours, and progr
 
 Exactly-once: a new incarnation first fences every writer that any incarnation has had, then reads the
 progress that was committed with the rows, and starts there. The control process says which incarnations there
-are to be; the end of an incarnation's connection says that nobody works for it any more.
+are to be; Ended says that no process works for one any more.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from typing import Final, assert_never
 
 from pyspark.sql import SparkSession
 
-from tidegate.errors import Retryable, TidegateError
+from tidegate.errors import TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, PipelineHello, Run
 from tidegate.pipeline.begin import begin_work
 from tidegate.pipeline.deliver import deliver, rest
 from tidegate.pipeline.feed import FeedSpec
-from tidegate.pipeline.host import STARTS_S, Host, failure
+from tidegate.pipeline.host import STARTS_S, Host, failure, known
 from tidegate.pipeline.incarnation import Incarnation
 from tidegate.pipeline.load_task import load
 from tidegate.pipeline.timetable import workers_for
@@ -78,14 +78,9 @@ class Application:
             spec = FeedSpec.load(Path(wanted.spec))
             self.host.begin(Incarnation(spec, wanted.spec, client.send, client.close))
         except Exception as error:
-            told = (
-                error
-                if isinstance(error, TidegateError)
-                else Retryable("The changefeed cannot begin.", where=wanted.spec, why=repr(error))
-            )
             if client is not None:
                 with suppress(TidegateError):
-                    client.send(failure(told))
+                    client.send(failure(known(error, "The changefeed cannot begin.", wanted.spec)))
                 client.close()
             self._control.send(Ended(wanted.changefeed, wanted.incarnation))
 
@@ -135,13 +130,8 @@ def run(socket: Path, work_dir: Path, master: str = "local[*]") -> None:
         workers = None if LOCAL.fullmatch(master) else int(context.defaultParallelism)
         application.host.run(context, TASKS, workers)
     except Exception as error:
-        told = (
-            error
-            if isinstance(error, TidegateError)
-            else Retryable("The application fails.", why=repr(error))
-        )
         with suppress(TidegateError):
-            control.send(failure(told))
+            control.send(failure(known(error, "The application failed.", master)))
         traceback.print_exc()
         # At once: threads that wait for workers would keep the interpreter.
         os._exit(1)

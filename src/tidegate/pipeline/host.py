@@ -84,7 +84,7 @@ ROOM_S: Final = 0.5
 PIECE_S: Final = 1.0
 """What a piece may take, by what the last ones took, while there are other changefeeds."""
 PIECE_BYTES_MIN: Final = 1 << 20
-"""As few may be all that a piece has, of a changefeed whose pace is not known yet, too."""
+"""But a piece may have so many bytes in any case, also while the pace of its changefeed is not known."""
 FAILED_MAX: Final = 10_000
 """Changefeeds of which it is remembered that they have failed."""
 PAUSE_MAX_S: Final = 5.0
@@ -268,7 +268,9 @@ class Host:
             one.send(report)
         except (TidegateError, ValueError) as error:  # ValueError: too long a message
             if not isinstance(report, Failed):
-                self.fail(one, _known(error, "What became of a piece of work cannot be told.", one))
+                self.fail(
+                    one, known(error, "What became of a piece of work cannot be told.", one.spec.changefeed)
+                )
 
     # --- who gets what ------------------------------------------------------------------------------------
 
@@ -353,7 +355,7 @@ class Host:
         try:
             shares = one.backlog.take(free, self._piece_bytes(one) * free)
         except Exception as error:
-            self.fail(one, _known(error, "What is due cannot be seen.", one))
+            self.fail(one, known(error, "What is due cannot be seen.", one.spec.changefeed))
             return
         if one.backlog.gathers:
             one.looks_at = time.monotonic() + GATHER_S
@@ -498,7 +500,7 @@ class Host:
                 "A worker of the pipeline has died.", where=f"{worker.who}, with {work.words}", why=str(dead)
             )
         except Exception as raised:
-            error = _known(raised, "A piece of work failed.", one)
+            error = known(raised, "A piece of work failed.", one.spec.changefeed)
         with self._changed:
             killed = worker.killed
             if not killed:
@@ -591,7 +593,7 @@ class Host:
             InitialLoad(one.spec, one.path, self._cores, ask, send).run(begun.loaded)
             self._stream(one, begun)
         except Exception as error:
-            self.fail(one, _known(error, "The initial load failed.", one))
+            self.fail(one, known(error, "The initial load failed.", one.spec.changefeed))
 
     def _ask(self, one: Incarnation, piece: Load) -> Sequence[LoadReport]:
         """Have a worker do a share of a load; waits for that."""
@@ -680,7 +682,7 @@ class Host:
                 target()
             except Exception as error:
                 with self._changed:
-                    self._failure = self._failure or _of_thread(name, error)
+                    self._failure = self._failure or known(error, "A thread of the application failed.", name)
                     self._changed.notify_all()
 
         thread = threading.Thread(target=guarded, name=name, daemon=True)
@@ -717,17 +719,11 @@ def failure(error: TidegateError) -> Failed:
     return Failed(said.what, said.where, said.why, said.fix, retry=isinstance(error, Retryable | Fenced))
 
 
-def _of_thread(name: str, error: Exception) -> TidegateError:
+def known(error: Exception, what: str, where: str) -> TidegateError:
+    """An error as one of ours; what nobody raised on purpose may go away."""
     if isinstance(error, TidegateError):
         return error
-    return Retryable("A thread of the application failed.", where=name, why=repr(error))
-
-
-def _known(error: Exception, what: str, one: Incarnation) -> TidegateError:
-    """An error of an incarnation; a defect as one that may go away."""
-    if isinstance(error, TidegateError):
-        return error
-    return Retryable(what, where=one.spec.changefeed, why=repr(error)[:2000])
+    return Retryable(what, where=where, why=repr(error)[:2000])
 
 
 def _over(one: Incarnation) -> Fenced:

@@ -1,9 +1,8 @@
 """One incarnation of a changefeed in the application: what it is, what waits of it, how it is doing.
 
-    WAITS --> BEGINS --> LOADS --> RUNS --> OVER --> its connection ends
-                                            failed, or the control process ends it
+    waits --> begins --> loads --> delivers --> over: it has failed, or the control process has ended it
 
-All but `over` changes in the host's thread or under its lock.
+What changes here changes under the host's lock, or in the one thread that hands out work.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from tidegate.errors import TidegateError
+from tidegate.log import redact
 from tidegate.model.reports import Report
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import Beats
@@ -37,7 +37,7 @@ class Incarnation:
     send: Callable[[Report], None]
     """Tells the control process."""
     close: Callable[[], None]
-    """Ends the connection to it, by which it knows that nobody works for the incarnation any more."""
+    """Ends the connection to it: all that the incarnation had to say was said."""
     failures: int = 0
     """How often in a row its changefeed has failed here before."""
     backlog: Backlog | None = None
@@ -73,7 +73,7 @@ class Incarnation:
 
     def log(self, text: str) -> None:
         """Write to the changefeed's own log."""
-        append(self.spec.feed_dir / "log", text)
+        append(self.spec.feed_dir / "log", redact(text))
 
 
 def append(path: Path, text: str) -> None:
