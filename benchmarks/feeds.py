@@ -56,6 +56,8 @@ FURTHER: Final = 5
 WRITES_A_S: Final = 5
 """Transactions a second and table."""
 SETTLE_S: Final = 10.0
+WARM_S: Final = 20.0
+"""After rows have begun to come: workers open their writers."""
 PREFIX: Final = "feeds-"
 
 
@@ -141,12 +143,12 @@ def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> It
             thread.join()
 
 
-def lags(bootstrap: str, numbers: Sequence[int], seconds: float) -> dict[str, int]:
+def lags(bootstrap: str, numbers: Sequence[int], seconds: float, warm_s: float) -> dict[str, int]:
     """From commit to readable, of rows that arrive within so many seconds after a warm-up."""
     reader = Reader(bootstrap, [f"{PREFIX}{number}" for number in numbers], partitions=1)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
     thread.start()
-    time.sleep(SETTLE_S)
+    time.sleep(warm_s)
     began = time.monotonic()
     time.sleep(seconds)
     reader.stop()
@@ -204,7 +206,7 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
         with writing(product.pd, active, sizes.rows, row):
             progress(f"{sizes.active} with rows")
             before, began = product.ledger.cpu(), time.monotonic()
-            found["active"] = lags(bootstrap, active, sizes.seconds)
+            found["active"] = lags(bootstrap, active, sizes.seconds, WARM_S)
             roles = spent(before, product.ledger.cpu())
             found["active_cores"] = round(sum(roles.values()) / (time.monotonic() - began), 2)
             progress("further ones")
@@ -230,7 +232,7 @@ def _beside_dead(
         os.kill(pid, signal.SIGSTOP)
         try:
             progress("which stands still")
-            beside = lags(bootstrap, active, sizes.seconds)
+            beside = lags(bootstrap, active, sizes.seconds, SETTLE_S)
         finally:
             os.kill(pid, signal.SIGCONT)
     return {"beside_dead": beside}

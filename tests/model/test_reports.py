@@ -129,6 +129,6 @@ def test_an_error_is_the_same_where_it_is_heard() -> None:
 
 
 def test_each_message_has_a_name_of_its_own() -> None:
-    names = [reports._WIRE._word(kind) for kind in ON_THE_SOCKET]
+    names = [reports._WIRE._layout(kind).word for kind in ON_THE_SOCKET]
     assert len(set(names)) == len(names)
     assert to_json(Started({}))["type"] == "started"

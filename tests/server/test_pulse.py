@@ -11,7 +11,7 @@ import pytest
 from tidegate.control.metadata import FeedId
 from tidegate.eventstore.floors import FLOORS, FloorPage
 from tidegate.server import pulse
-from tidegate.server.pulse import CALM_S, CALMER_S, EAGER_S, LONG_S, Pulse
+from tidegate.server.pulse import CALM_S, CALMER_S, EAGER_S, LONG_S, LOOK_S, Pulse
 
 FEED, OTHER = FeedId("default", "one"), FeedId("default", "two")
 
@@ -181,6 +181,30 @@ def test_a_feed_that_comes_to_deliver_other_spans_is_eager_for_a_while(calm: Cal
     assert calm.looks(2 * EAGER_S) == 1
     calm.put((2, 9, 2))
     assert calm.looks(0.0) == 1, "for as long as nobody knows what concerns it"
+
+
+def test_a_look_wakes_a_few_of_those_who_follow_the_time_and_all_have_their_turn(tmp_path: Path) -> None:
+    clock, page, woken = Set(), FloorPage(tmp_path, "process"), list[str]()
+    beats, feeds = Pulse(clock), [FeedId("default", f"f{number}") for number in range(100)]
+    for feed in feeds:
+        beats.follow(tmp_path, feed, Follower(woken, feed.name).wake)
+        beats.concern(tmp_path, feed, {name(1)})
+    page.put([(name(1), 0, 1)])
+    beats.look()
+    clock.now += EAGER_S + LONG_S
+    last, most = dict.fromkeys((feed.name for feed in feeds), clock.now), 0
+    for floor in range(1, 201):
+        clock.now += LOOK_S
+        page.put([(name(1), floor, 1)])
+        woken.clear()
+        beats.look()
+        if floor > 50:  # by then each has its own place in the turn
+            most = max(most, len(woken))
+            assert all(clock.now - last[feed] >= CALMER_S - 0.001 for feed in woken)
+        last |= dict.fromkeys(woken, clock.now)
+    assert most <= 5, "two at each look would be enough"
+    assert clock.now - min(last.values()) <= 2 * CALMER_S
+    page.close()
 
 
 def test_a_look_that_fails_does_not_end_the_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

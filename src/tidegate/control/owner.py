@@ -224,7 +224,7 @@ class Owner:
         if send is not None:
             self._busy = True
             effects.append(send)
-        persist_due = self._persist_now or now >= self._last_persist + PERSIST_S or self._at_target
+        persist_due = self._persist_now or now >= self._last_persist + self._persist_pause or self._at_target
         if self.checkpoint > self.persisted_ts and not self._persisting and persist_due:
             self._persisting, self._persist_now, self._last_persist = True, False, now
             effects.append(Persist(self.checkpoint))
@@ -241,7 +241,7 @@ class Owner:
         if sends and self.checkpoint > self.resolved_sent:
             due = self._last_resolved + self._pause
         if self.checkpoint > self.persisted_ts and not self._persisting:
-            due = min(due, self._last_persist + PERSIST_S)
+            due = min(due, self._last_persist + self._persist_pause)
         return max(0.0, due - now)
 
     def synced(self, ts: int) -> None:
@@ -252,6 +252,11 @@ class Owner:
     def _pause(self) -> float:
         """Between two Resolved: each is a transaction at the sink, for every changefeed."""
         return self._interval if self._synced > self.resolved_sent else self._quiet_interval
+
+    @property
+    def _persist_pause(self) -> float:
+        """Between two writes of the checkpoint; without rows nothing is repeated from an earlier one."""
+        return PERSIST_S if self._synced > self.resolved_sent else max(PERSIST_S, self._quiet_interval)
 
     @property
     def _at_target(self) -> bool:

@@ -56,9 +56,9 @@ class Unresolved(Retryable):
 
 
 @lru_cache(maxsize=16)
-def _floors(store: Path) -> FloorReader:
+def _floors(store: Path | str) -> FloorReader:
     """A store's page, mapped once in a process; whether it is still that file is seen at each look."""
-    return FloorReader(store)
+    return FloorReader(Path(store))
 
 
 def read_frontier(store: Path | str) -> Frontier:
@@ -66,17 +66,17 @@ def read_frontier(store: Path | str) -> Frontier:
 
     Each ts counts only beside the manifest it speaks of: `Frontier.reach`.
     """
-    return _floors(Path(store)).read()
+    return _floors(store).read()
 
 
 def page_mark(store: Path | str) -> PageMark | None:
     """What was published last, to be compared with an earlier mark; much cheaper than `read_frontier`."""
-    return _floors(Path(store)).mark()
+    return _floors(store).mark()
 
 
 def versions(store: Path | str, span_ids: Iterable[str]) -> object:
     """What changes when rows of these spans have come, whatever comes of others (`FloorReader.versions`)."""
-    return _floors(Path(store)).versions(span_ids)
+    return _floors(store).versions(span_ids)
 
 
 def reach_of(manifest: Manifest, wanted: Wanted) -> Timestamp:
@@ -173,7 +173,7 @@ def check(
     earlier ts than is kept, and its floor is taken back before the manifest that lacks its rows is there. So
     the floor is read last. Unresolved may also mean that the manifest was replaced since.
     """
-    reach = _floors(Path(store)).of(span_id).reach(span_id, manifest)
+    reach = _floors(store).of(span_id).reach(span_id, manifest)
     if upto > reach and wanted is not None and (tables := wanted(span_id)) is not None:
         reach = max(reach, reach_of(manifest, tables))
     folder = Path(store) / span_id

@@ -23,6 +23,22 @@ class Form(NamedTuple):
     load: Callable[[Any], Any]
 
 
+class _Member(NamedTuple):
+    """A member of a message: its name in Python, its word in JSON, and its form."""
+
+    name: str
+    word: str
+    form: Form
+
+
+class _Layout(NamedTuple):
+    """How a class of messages is in JSON."""
+
+    word: str
+    members: tuple[_Member, ...]
+    words: frozenset[str]
+
+
 class Wire:
     """The messages of one conversation.
 
@@ -33,15 +49,16 @@ class Wire:
     def __init__(self, forms: Mapping[str, Form] | None = None, separator: str = "_") -> None:
         self._forms = {**FORMS, **(forms or {})}
         self._separator = separator
+        self._layouts: dict[type, _Layout] = {}
 
     def to_json(self, message: object) -> dict[str, Any]:
         """A message as an object of JSON."""
-        return {"type": self._word(type(message)), **self.dumped(message)}
+        return {"type": self._layout(type(message)).word, **self.dumped(message)}
 
     def parse(self, message: Mapping[str, Any], kinds: Sequence[type[Kind]]) -> Kind:
         """The message of one of these kinds; ValueError says what is wrong with it."""
         named = message.get("type")
-        kind = next((each for each in kinds if self._word(each) == named), None)
+        kind = next((each for each in kinds if self._layout(each).word == named), None)
         if kind is None:
             raise ValueError(f"a message of the type {named!r:.80} does not belong here")
         return self.loaded(kind, {name: value for name, value in message.items() if name != "type"})
@@ -49,22 +66,21 @@ class Wire:
     def dumped(self, value: Any) -> dict[str, Any]:
         """The members of a dataclass."""
         return {
-            self._name(each.name): self._forms[str(each.type)].dump(getattr(value, each.name))
-            for each in fields(value)
+            member.word: member.form.dump(getattr(value, member.name))
+            for member in self._layout(type(value)).members
         }
 
     def loaded(self, kind: type[Kind], members: Any) -> Kind:
         """The inverse of `dumped`; raises ValueError."""
+        layout = self._layout(kind)
         if not isinstance(members, dict):
-            raise ValueError(f"{self._word(kind)} is no object")
-        forms = {each.name: self._forms[str(each.type)] for each in fields(kind)}  # type: ignore[arg-type]
-        expected = {self._name(name) for name in forms}
-        if expected != members.keys():
-            raise ValueError(f"{self._word(kind)} has the members {sorted(members)}, not {sorted(expected)}")
+            raise ValueError(f"{layout.word} is no object")
+        if layout.words != members.keys():
+            raise ValueError(f"{layout.word} has the members {sorted(members)}, not {sorted(layout.words)}")
         try:
-            return kind(**{name: form.load(members[self._name(name)]) for name, form in forms.items()})
+            return kind(**{member.name: member.form.load(members[member.word]) for member in layout.members})
         except ValueError as error:
-            raise ValueError(f"{self._word(kind)}: {error}") from error
+            raise ValueError(f"{layout.word}: {error}") from error
 
     def part(self, kind: type[Any]) -> Form:
         """A dataclass within a message."""
@@ -85,12 +101,20 @@ class Wire:
     def add(self, forms: Mapping[str, Form]) -> None:
         """Further forms, made of this conversation's own classes."""
         self._forms |= forms
+        self._layouts.clear()
 
-    def _name(self, name: str) -> str:
-        return name.replace("_", self._separator)
-
-    def _word(self, kind: type) -> str:
-        return re.sub("(?<=[a-z])(?=[A-Z])", self._separator, kind.__name__).lower()
+    def _layout(self, kind: type) -> _Layout:
+        """How messages of a class are in JSON: worked out once, since a capture sends thousands a second."""
+        layout = self._layouts.get(kind)
+        if layout is None:
+            members = tuple(
+                _Member(each.name, each.name.replace("_", self._separator), self._forms[str(each.type)])
+                for each in fields(kind)
+            )
+            word = re.sub("(?<=[a-z])(?=[A-Z])", self._separator, kind.__name__).lower()
+            layout = _Layout(word, members, frozenset(member.word for member in members))
+            self._layouts[kind] = layout
+        return layout
 
 
 def just(*kinds: type) -> Form:

@@ -76,7 +76,7 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-REST_S: Final = 1.0
+REST_S: Final = 1.5
 """Between two ticks at most: nothing waits longer, were a wake-up missed."""
 ANNOUNCE_S: Final = 1.0
 """How often an owner says that it is one, until the processor has answered."""
@@ -131,6 +131,9 @@ class Feed(FeedLife):
         self._failure: TidegateError | None = None
         self._reached = False
         self._wake = asyncio.Event()
+        self._floors_moved = True
+        """Whether more of the DDL span may have come than when it was looked at last."""
+        self._looked_at = float("-inf")
         self._jobs: set[asyncio.Task[None]] = set()
         self._topics = frozenset[str]()
         """Where rows go by dispatch rules, beside the URI's own, at the stored checkpoint or later."""
@@ -252,7 +255,7 @@ class Feed(FeedLife):
         await self._meet()
         if self.owner is None or self._ddl is None or not self._ddl.is_open:
             await self._open()
-        self.node.pulse.follow(self.captured.store, self.id, self._wake.set, first=True)
+        self.node.pulse.follow(self.captured.store, self.id, self._on_floors, first=True)
         try:
             await self._start_incarnation()
             while not self._reached:
@@ -262,8 +265,12 @@ class Feed(FeedLife):
                     raise self._failure
                 await self._pause()
         finally:
-            self.node.pulse.leave(self.captured.store, self.id, self._wake.set)
+            self.node.pulse.leave(self.captured.store, self.id, self._on_floors)
             await to_its_end(self._end_incarnation())  # else a pause would save its process
+
+    def _on_floors(self) -> None:
+        self._floors_moved = True
+        self._wake.set()
 
     async def _pause(self) -> None:
         """Until the next tick: at once when something happened."""
@@ -464,12 +471,13 @@ class Feed(FeedLife):
         event(LOG, logging.WARNING, "processor does not give up", changefeed=str(self.id), wish=str(wish))
 
     def _follow_up(self, owner: Owner) -> None:
-        """Dispatch again what has changed."""
+        """Dispatch again what has changed. The stored checkpoint alone goes with the next bound: only old
+        segments wait for it.
+        """
         asked = self._asked
         assert asked is not None
-        known = asked.bound, asked.checkpoint, asked.load
         again = self.node.clock.monotonic() - self._asked_at >= AGAIN_S
-        if again or known != (owner.barrier.bound, self.persisted, self.loading):
+        if again or (asked.bound, asked.load) != (owner.barrier.bound, self.loading):
             self._dispatch(Wish.RUN)
 
     def _on_mail(self) -> None:
@@ -573,13 +581,17 @@ class Feed(FeedLife):
         owner, ddl = self.owner, self._ddl
         assert owner is not None
         assert ddl is not None
-        resolved = ddl.resolved
-        if resolved > owner.barrier.resolved:
-            batches, known = ddl.look(resolved, len(owner.barrier.waiting))
-            owner.learn(batches, known)
-        self._behind = resolved > owner.barrier.resolved
+        now = self.node.clock.monotonic()
+        # Not at every tick: a further bound is a message to the processor, whose answer is the next tick.
+        if self._floors_moved or self._behind or now - self._looked_at >= REST_S:
+            self._floors_moved, self._looked_at = False, now
+            resolved = ddl.resolved
+            if resolved > owner.barrier.resolved:
+                batches, known = ddl.look(resolved, len(owner.barrier.waiting))
+                owner.learn(batches, known)
+            self._behind = resolved > owner.barrier.resolved
         self._note_disagreement(owner)
-        for effect in owner.tick(self.node.clock.monotonic()):
+        for effect in owner.tick(now):
             self._spawn(self._perform(owner, effect))
         self.checkpoint = owner.checkpoint
         self.resolved_ts = max(self.resolved_ts, min(owner.resolved, owner.barrier.resolved))
@@ -616,6 +628,8 @@ class Feed(FeedLife):
                     await self._become_if_there_is_room(self.life.progressed())
             case Persist(ts):
                 await self._persist(owner, ts)
+                if not owner.barrier.target_ts:
+                    return  # nothing waits for that; a tick for it is as dear as any other
             case Finish():
                 self._reached = True
         self._wake.set()

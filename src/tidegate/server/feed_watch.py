@@ -57,7 +57,7 @@ class PipelineWatch(_Watch):
         self._messages = 0
         self._delivers = False
         self.beats: Mapping[str, int] = {}
-        """As read last: with each piece that the sink has acknowledged they change."""
+        """As read last, when there was work: with each piece that the sink has acknowledged they change."""
 
     def heard(self) -> None:
         """The pipeline has said something."""
@@ -70,12 +70,16 @@ class PipelineWatch(_Watch):
         """
         if not self.is_due():
             return None
+        now, to_do = self.clock.monotonic(), work()
+        if not to_do:
+            self.dog.step(now, to_do, None, self.stall_s)
+            return None
         beats = self.beats = read_beats(self._beats)
         # Python workers and kernels start with the first batch.
         self._delivers = self._delivers or bool(beats)
         reports = (self._messages, tuple(sorted(beats.items())))
         patience = self.stall_s if self._delivers else self.start_s
-        hung = self.dog.step(self.clock.monotonic(), work(), reports, patience)
+        hung = self.dog.step(now, to_do, reports, patience)
         if hung is None:
             return None
         return Retryable(

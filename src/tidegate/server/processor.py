@@ -64,7 +64,7 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-REST_S: Final = 1.0
+REST_S: Final = 1.5
 """Between two ticks at most: nothing waits longer, were a wake-up missed."""
 RETRY_S: Final = 1.0
 """How long a feed that is to be prepared waits after a failure."""

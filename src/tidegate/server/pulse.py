@@ -6,7 +6,8 @@ A changefeed that has rows to deliver, or may have, is woken by each change: for
 one of its spans has changed, which is how rows come to light (`eventstore.manifest`). For the others floors
 only follow the time, and they are woken by a change four times a second at most, and once a second when no
 rows of theirs have come for LONG_S. So a hundred changefeeds of a table each, beside tables that others
-follow, cost their own rows and a little.
+follow, cost their own rows and a little. A look wakes only a few of those who follow the time, in turn:
+if it woke all of them, those with rows would wait for a hundred ticks.
 
 While nothing changes a look costs some microseconds, and the followers nothing. No change is missed: a
 follower begins to follow, and only then reads the page. A change after that differs from what the last look
@@ -21,6 +22,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +42,8 @@ CALM_S: Final = 0.25
 LONG_S: Final = 10.0
 CALMER_S: Final = 1.0
 """And so much when it has not been eager for LONG_S."""
+SPREAD: Final = 1.5
+"""How many times as many of those at a look as would have their turn on an average: looks come late, too."""
 RETRY_S: Final = 1.0
 """After a look that failed; followers look for themselves now and then, too."""
 
@@ -60,9 +64,22 @@ class _Follower:
     """Whether the page has changed since it was woken."""
 
     def is_due(self, now: float) -> bool:
-        """Whether a change may wake it."""
-        pause_s = CALM_S if now < self.eager_until + LONG_S else CALMER_S
-        return now < self.eager_until or now >= self.woken_at + pause_s
+        """Whether a change may wake it though it is not eager."""
+        return now >= self.woken_at + self.pause_s(now)
+
+    def is_eager(self, now: float) -> bool:
+        """Whether each change wakes it."""
+        return now < self.eager_until
+
+    def pause_s(self, now: float) -> float:
+        """Between two wake-ups at least while it is not eager."""
+        return CALM_S if now < self.eager_until + LONG_S else CALMER_S
+
+    def wake(self, now: float) -> None:
+        """Call all, first those that come first."""
+        self.owed, self.woken_at = False, now
+        for wake in sorted(self.wakes, key=self.wakes.__getitem__, reverse=True):
+            wake()
 
     def rows_came(self, stirred: Set[str] | None) -> bool:
         """Whether that may be so where the manifests of these spans have changed (None: of any)."""
@@ -78,6 +95,7 @@ class Pulse:
         self._clock = clock or SystemClock()
         self._followers: dict[Path, dict[FeedId, _Follower]] = {}
         self._seen: dict[Path, PageMark | None] = {}
+        self._looked_at = 0.0
 
     def follow(self, store: Path, feed: FeedId, wake: Wake, *, first: bool = False) -> None:
         """Call `wake` when the page of a store has changed, until `leave`. Read what it holds after this.
@@ -116,14 +134,22 @@ class Pulse:
             if changed:
                 self._seen[store] = mark
             stirred = mark.stirred_since(seen) if changed and mark is not None else frozenset[str]()
+            calm, a_second = [], 0.0
             for follower in followers.values():
                 follower.owed = follower.owed or changed
                 if changed and follower.rows_came(stirred):
                     follower.eager_until = now + EAGER_S
+                if follower.is_eager(now):
+                    if follower.owed:
+                        follower.wake(now)
+                    continue
+                a_second += 1 / follower.pause_s(now)
                 if follower.owed and follower.is_due(now):
-                    follower.owed, follower.woken_at = False, now
-                    for wake in sorted(follower.wakes, key=follower.wakes.__getitem__, reverse=True):
-                        wake()
+                    calm.append(follower)
+            calm.sort(key=attrgetter("woken_at"))
+            for follower in calm[: 1 + int(SPREAD * a_second * (now - self._looked_at))]:
+                follower.wake(now)
+        self._looked_at = now
 
     async def run(self) -> None:
         """Look for ever."""

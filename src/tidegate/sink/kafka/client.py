@@ -37,6 +37,10 @@ TOPICS_AT_ONCE: Final = 500
 PROGRESS_READ_S: Final = 60.0
 POLL_S: Final = 0.003
 """Between two looks at what has come, or gone: a wait may end late by so much."""
+DRAIN_GROWTH: Final = 1.3
+DRAIN_POLL_S: Final = 0.03
+"""The pauses of `drain` grow up to this: hundreds of owners may wait for a busy broker at the same time, and
+each look takes the interpreter from the loop that wakes the changefeeds."""
 BROKERS_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
 """Of topics we create. With our time on them a broker would refuse what comes from a clock an hour ahead of
 its own, and its retention would delete at once what comes from one that is far behind."""
@@ -111,9 +115,11 @@ def drain(producer: Producer) -> None:
     Not by `flush`: that of confluent-kafka 2 turns the error of a fenced producer into a SystemError.
     """
     deadline = time.monotonic() + CALL_TIMEOUT_S
+    pause_s = POLL_S
     while len(producer) and time.monotonic() < deadline:
         producer.poll(0)
-        time.sleep(POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * DRAIN_GROWTH, DRAIN_POLL_S)
 
 
 def take(reader: Consumer, count: int, patience_s: float) -> list[Message]:
