@@ -94,6 +94,8 @@ def test_a_group_alone_shows_its_commands(words: str) -> None:
         "compare",
         "server",
         "server --pd x --data-dir y --log-level loud",
+        "server --pd x --data-dir y --spark-master spark://127.0.0.1:7077",
+        "server --pd x --data-dir y --spark-master local[0x]",
         f"consumer run --source {SOURCE} --target /tmp/x --mode both",
         f"consumer run --source {SOURCE} --target /tmp/x --until 0",
         f"peek {SOURCE} --limit 0",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tidegate.server.capture import Capture, Options
 
 
+LOCAL: Final = re.compile(r"local(\[(\d+|\*)\])?")
 LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
 """As TiCDC names them, and as Python does."""
 
@@ -73,6 +74,12 @@ def server(
     """
     if log_level.lower() not in LEVELS:
         raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")
+    if not LOCAL.fullmatch(spark_master):
+        raise typer.BadParameter(
+            f"'{spark_master}' is not local, local[N] or local[*]: a Spark cluster is not supported yet: "
+            "workers read the capture's files",
+            param_hint="--spark-master",
+        )
     quota = _bytes(event_store_quota)
     import asyncio
 
