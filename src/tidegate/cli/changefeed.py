@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tidegate.access import Token
 from tidegate.cli.changefeed_load import follow, line_of
-from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
+from tidegate.errors import InvalidInput
 from tidegate.log import redact
 
 app = typer.Typer(help="Create and watch changefeeds.", no_args_is_help=True)
 
-ServerOption = Annotated[str, typer.Option("--server", help="A capture's address, with or without http://.")]
 IdOption = Annotated[str, typer.Option("--changefeed-id", "-c", help="The changefeed.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The changefeed's namespace.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 NO_WATERMARKS = (
     "note: {protocol} without {option} carries no watermarks, and not every commit timestamp whole; "
     "`tidegate consumer` cannot read this topic"
 )
-DEFAULT_SERVER = "127.0.0.1:8300"
-TIMEOUT_S = 30.0
 
 
 @app.callback()
@@ -70,7 +64,7 @@ def create(
     from tidegate.config import laid_over, merge_config, parse_sink_uri, read_toml
     from tidegate.model.key_text import parse_key
 
-    with _reported():
+    with reported():
         settings = read_toml(config) if config is not None else {}
         keys = {"start_key": start_key, "end_key": end_key, "key_prefix": key_prefix}
         own: dict[str, Any] = {name: parse_key(text, key_format).hex() for name, text in keys.items() if text}
@@ -88,7 +82,7 @@ def create(
             "target_ts": target_ts,
             "replica_config": merged.to_json(),
         }
-        looked_at = _call(server, "POST", "/verify_table", body)
+        looked_at = call(server, "POST", "/verify_table", body)
         left_out = looked_at["ineligible_tables"]
         if left_out and not merged.ignore_ineligible_table:
             print("left out; force-replicate = true in the configuration sends them too:", file=sys.stderr)
@@ -100,13 +94,13 @@ def create(
             more = f" and {weak['more']:,} more" if weak["more"] else ""
             print(f"dispatcher {weak['dispatcher']}, for {', '.join(weak['tables'])}{more}:", file=sys.stderr)
             print(f"  {weak['what']}; docs/dispatchers.md", file=sys.stderr)
-        made = _call(server, "POST", "/changefeeds", body)
+        made = call(server, "POST", "/changefeeds", body)
         unmarked = registry.codec(merged.sink.protocol).unmarked
         if unmarked is not None and not registry.has_marks(registry.options_of(merged)):
             note = NO_WATERMARKS.format(protocol=merged.sink.protocol, option=unmarked.option)
             print(note, file=sys.stderr)
         text = f"created changefeed {made['namespace']}/{made['id']}, start-ts {made['start_ts']}"
-        _show(made, text, as_json)
+        show(made, text, as_json)
 
 
 @app.command("list")
@@ -117,10 +111,10 @@ def show_all(
     as_json: JsonOption = False,
 ) -> None:
     """List changefeeds with state and checkpoint."""
-    with _reported():
-        found = _call(server, "GET", "/changefeeds", query={"namespace": namespace, "state": "all"})["items"]
+    with reported():
+        found = call(server, "GET", "/changefeeds", query={"namespace": namespace, "state": "all"})["items"]
         items = [f for f in found if everything or f["state"] not in ("finished", "removed")]
-        _show(items, _table(items) if items else "no changefeeds", as_json)
+        show(items, _table(items) if items else "no changefeeds", as_json)
 
 
 @app.command()
@@ -131,9 +125,9 @@ def query(
     as_json: JsonOption = False,
 ) -> None:
     """Show everything about a changefeed."""
-    with _reported():
-        feed = _call(server, "GET", f"/changefeeds/{changefeed_id}", query={"namespace": namespace})
-        _show(feed, _described(feed), as_json)
+    with reported():
+        feed = call(server, "GET", f"/changefeeds/{changefeed_id}", query={"namespace": namespace})
+        show(feed, _described(feed), as_json)
 
 
 @app.command()
@@ -145,8 +139,8 @@ def load(
 ) -> None:
     """Follow a changefeed's initial load until it is done."""
     path, query = f"/changefeeds/{changefeed_id}", {"namespace": namespace}
-    with _reported():
-        follow(lambda: _call(server, "GET", path, query=query), as_json=as_json)
+    with reported():
+        follow(lambda: call(server, "GET", path, query=query), as_json=as_json)
 
 
 @app.command()
@@ -165,9 +159,9 @@ def update(
     """Change the settings of a stopped or failed changefeed; resume it to go on with them."""
     from tidegate.config import laid_over, read_toml
 
-    with _reported():
+    with reported():
         path, query = f"/changefeeds/{changefeed_id}", {"namespace": namespace}
-        old = _call(server, "GET", path, query=query)
+        old = call(server, "GET", path, query=query)
         settings = laid_over(old["config"], read_toml(config)) if config is not None else old["config"]
         changes = _changes(old["config"], settings)
         changes += [f"sink-uri: {old['sink_uri']} -> {redact(sink_uri)}"] if sink_uri else []
@@ -178,8 +172,8 @@ def update(
         if not no_confirm and sys.stdin.isatty() and not typer.confirm("Update it so?", err=True):
             raise typer.Exit(1)
         body = {"replica_config": settings, "sink_uri": sink_uri, "target_ts": target_ts}
-        made = _call(server, "PUT", path, body, query)
-        _show(made, f"updated changefeed {made['namespace']}/{made['id']}, which is {made['state']}", as_json)
+        made = call(server, "PUT", path, body, query)
+        show(made, f"updated changefeed {made['namespace']}/{made['id']}, which is {made['state']}", as_json)
 
 
 def _changes(old: dict[str, Any], new: dict[str, Any], section: str = "") -> list[str]:
@@ -219,16 +213,16 @@ def resume(
     ] = "0",
 ) -> None:
     """Start a stopped or failed changefeed again, at its checkpoint unless another ts is given."""
-    with _reported():
+    with reported():
         body = {"overwrite_checkpoint_ts": _overwrite_ts(server, overwrite_checkpoint_ts)}
         path = f"/changefeeds/{changefeed_id}/resume"
-        _call(server, "POST", path, body, {"namespace": namespace})
+        call(server, "POST", path, body, {"namespace": namespace})
         print(f"resumed changefeed {namespace}/{changefeed_id}")
 
 
 def _overwrite_ts(server: str, text: str) -> int:
     if text == "now":
-        now = _call(server, "POST", "/tso", {})
+        now = call(server, "POST", "/tso", {})
         return int(now["timestamp"]) << 18 | int(now["logic_time"])
     if not text.isdecimal():
         raise InvalidInput(f"'{text}' is not a ts.", fix="give --overwrite-checkpoint-ts a number, or now")
@@ -244,52 +238,9 @@ def remove(
 
 
 def _command(server: str, name: str, namespace: str, method: str, what: str, done: str) -> None:
-    with _reported():
-        _call(server, method, f"/changefeeds/{name}{what}", query={"namespace": namespace})
+    with reported():
+        call(server, method, f"/changefeeds/{name}{what}", query={"namespace": namespace})
         print(f"{done} changefeed {namespace}/{name}")
-
-
-def _call(
-    server: str,
-    method: str,
-    path: str,
-    body: dict[str, Any] | None = None,
-    query: dict[str, str] | None = None,
-) -> Any:
-    """One request; raises Retryable when nobody answers, InvalidInput with the server's own words."""
-    import httpx
-
-    base = server if "://" in server else f"http://{server}"
-    token = Token.from_environment()
-    try:
-        answer = httpx.request(
-            method,
-            f"{base}/api/v2{path}",
-            json=body,
-            params=query or {},
-            headers=token.header if token else {},
-            timeout=TIMEOUT_S,
-            trust_env=False,
-        )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Retryable(
-            "No capture answers.",
-            where=base,
-            why=str(error),
-            fix="start one with `tidegate server`, or name it with --server",
-        ) from error
-    try:
-        found = answer.json()
-    except ValueError:
-        found = {"error_msg": f"the answer is not JSON (status {answer.status_code})"}
-    if answer.is_success:
-        return found
-    kind = Retryable if answer.status_code == 503 else InvalidInput
-    raise kind(str(found.get("error_msg", "The request was refused.")))
-
-
-def _show(found: Any, text: str, as_json: bool) -> None:
-    print(json.dumps(found) if as_json else text)
 
 
 def _table(feeds: list[dict[str, Any]]) -> str:
@@ -298,11 +249,7 @@ def _table(feeds: list[dict[str, Any]]) -> str:
     for feed in feeds:
         name = f"{feed['namespace']}/{feed['id']}"
         rows.append((name, feed["state"], str(feed["checkpoint_tso"]), feed["checkpoint_time"], _cause(feed)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = (
-        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
-    return "\n".join(padded)
+    return columns(rows)
 
 
 def _cause(feed: dict[str, Any]) -> str:
@@ -334,13 +281,3 @@ def _described(feed: dict[str, Any]) -> str:
     if feed["error"]:
         rows["error"] = "\n             ".join(feed["error"]["message"].splitlines())
     return "\n".join(f"{name:<12} {value}" for name, value in rows.items())
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """Print our errors as people read them, and exit with their code."""
-    try:
-        yield
-    except TidegateError as error:
-        print(error.render(), file=sys.stderr)
-        raise typer.Exit(error.exit_code) from error

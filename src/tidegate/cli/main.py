@@ -11,7 +11,7 @@ from click import Context
 from typer.core import TyperArgument
 
 from tidegate import __version__
-from tidegate.cli import changefeed, consumer, topic, upstream
+from tidegate.cli import capture, changefeed, consumer, topic, upstream
 from tidegate.cli.compare import compare
 from tidegate.cli.peek import peek
 from tidegate.cli.server import server
@@ -92,6 +92,7 @@ def root(
 
 app.add_typer(upstream.app, name="upstream")
 app.command()(server)
+app.add_typer(capture.app, name="capture")
 app.add_typer(changefeed.app, name="changefeed")
 app.command()(peek)
 app.add_typer(topic.app, name="topic")

@@ -1,0 +1,82 @@
+"""`tidegate capture ...`: what a capture is doing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import typer
+
+from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
+
+app = typer.Typer(help="Watch captures.", no_args_is_help=True)
+
+WAITING_SHOWN = 10
+
+
+@app.callback()
+def group() -> None:
+    """Watch captures."""
+
+
+@app.command("list")
+def show_all(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
+    """List the captures of a cluster."""
+    with reported():
+        found = call(server, "GET", "/captures")["items"]
+        rows = [("CAPTURE", "OWNER", "ADDRESS", "CLUSTER")]
+        rows += [(c["id"], "yes" if c["is_owner"] else "", c["address"], c["cluster_id"]) for c in found]
+        show(found, columns(rows), as_json)
+
+
+@app.command()
+def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -> None:
+    """Show what a capture does: its changefeeds by state, its workers, and who waits for one.
+
+    A worker is a Spark task that delivers for one changefeed at a time. If changefeeds wait while a worker
+    has been at one of them for many seconds, the sink of that one is slow.
+    """
+    with reported():
+        found = call(server, "GET", "/status")
+        feeds: list[dict[str, Any]] = []
+        if not found["waiting_for"]:
+            feeds = call(server, "GET", "/changefeeds", query={"state": "all"})["items"]
+        show(found | {"changefeeds": _states(feeds)}, described(found, feeds), as_json)
+
+
+def _states(feeds: list[dict[str, Any]]) -> dict[str, int]:
+    return dict(Counter(feed["state"] for feed in feeds))
+
+
+def described(found: dict[str, Any], feeds: list[dict[str, Any]]) -> str:
+    """The answer of GET /status in words."""
+    states = ", ".join(f"{count} {state}" for state, count in _states(feeds).items())
+    rows = [
+        ("capture", found["id"]),
+        ("cluster", found["cluster_id"] or "-"),
+        ("version", found["version"]),
+        ("process", str(found["pid"])),
+        ("changefeeds", states or "none"),
+    ]
+    if found["waiting_for"]:
+        rows.append(("waiting for", found["waiting_for"]))
+    if found["clock"]:
+        rows.append(("clock", found["clock"]))
+    application = found["application"]
+    if application is None:
+        return columns(rows)
+    if not application["pid"]:
+        rows.append(("workers", "none yet: Spark is not running, or is about to start"))
+        return columns(rows)
+    at_work = application["at_work"]
+    rows.append(("workers", f"{application['workers']}, of which {len(at_work)} at work"))
+    waiting = application["waiting"]
+    if waiting:
+        more = len(waiting) - WAITING_SHOWN
+        names = ", ".join(waiting[:WAITING_SHOWN]) + (f" and {more} more" if more > 0 else "")
+        rows.append(("waiting", f"for a worker: {names}"))
+    if not at_work:
+        return columns(rows)
+    tasks = [("WORKER", "CHANGEFEED", "DOES", "SECONDS")]
+    tasks += [(str(one["pid"]), one["changefeed"], one["what"], str(one["seconds"])) for one in at_work]
+    return columns(rows) + "\n\n" + columns(tasks)

@@ -1,0 +1,49 @@
+"""What `tidegate capture status` says of a capture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidegate.cli.capture import WAITING_SHOWN, described
+
+STATUS: dict[str, Any] = {
+    "version": "0.1.0",
+    "id": "4b1c",
+    "cluster_id": "77",
+    "pid": 12,
+    "waiting_for": "",
+    "clock": "",
+    "application": {"pid": 13, "workers": 6, "at_work": [], "waiting": []},
+}
+
+
+def shown(working: dict[str, Any] | None = None, feeds: Any = (), **status: Any) -> list[str]:
+    known = STATUS | {"application": STATUS["application"] | (working or {})} | status
+    return described(known, list(feeds)).splitlines()
+
+
+def test_workers_and_those_who_wait_for_one_are_named() -> None:
+    at_work = [
+        {"pid": 1200, "changefeed": "default/slow", "what": "deliver", "seconds": 14},
+        {"pid": 1201, "changefeed": "default/b", "what": "begin", "seconds": 0},
+    ]
+    waiting = [f"default/w{number}" for number in range(WAITING_SHOWN + 2)]
+    feeds = [{"state": "normal"}, {"state": "warning"}, {"state": "normal"}]
+    lines = shown({"at_work": at_work, "waiting": waiting}, feeds)
+    assert "changefeeds  2 normal, 1 warning" in lines
+    assert "workers      6, of which 2 at work" in lines
+    assert f"waiting      for a worker: {', '.join(waiting[:WAITING_SHOWN])} and 2 more" in lines
+    assert lines[-3:] == [
+        "WORKER  CHANGEFEED    DOES     SECONDS",
+        "1200    default/slow  deliver  14",
+        "1201    default/b     begin    0",
+    ]
+
+
+def test_a_capture_that_waits_or_has_nothing_to_do_says_so() -> None:
+    waiting = shown(waiting_for="PD at x to answer", cluster_id="", application=None)
+    assert waiting[-1] == "waiting for  PD at x to answer"
+    assert "cluster      -" in waiting
+    assert shown(clock="upstream's clock stands still")[5] == "clock        upstream's clock stands still"
+    assert shown()[-1] == "workers      6, of which 0 at work"
+    assert shown({"pid": 0})[-1] == "workers      none yet: Spark is not running, or is about to start"
