@@ -17,9 +17,11 @@ STATUS: dict[str, Any] = {
 }
 
 
-def shown(working: dict[str, Any] | None = None, feeds: Any = (), **status: Any) -> list[str]:
+def shown(
+    working: dict[str, Any] | None = None, states: dict[str, int] | None = None, **status: Any
+) -> list[str]:
     known = STATUS | {"application": STATUS["application"] | (working or {})} | status
-    return described(known, list(feeds)).splitlines()
+    return described(known, states).splitlines()
 
 
 def test_workers_and_those_who_wait_for_one_are_named() -> None:
@@ -28,8 +30,7 @@ def test_workers_and_those_who_wait_for_one_are_named() -> None:
         {"pid": 1201, "changefeed": "default/b", "what": "begin", "seconds": 0},
     ]
     waiting = [f"default/w{number}" for number in range(WAITING_SHOWN + 2)]
-    feeds = [{"state": "normal"}, {"state": "warning"}, {"state": "normal"}]
-    lines = shown({"at_work": at_work, "waiting": waiting}, feeds)
+    lines = shown({"at_work": at_work, "waiting": waiting}, {"normal": 2, "warning": 1})
     assert "changefeeds  2 normal, 1 warning" in lines
     assert "workers      6, of which 2 at work" in lines
     assert f"waiting      for a worker: {', '.join(waiting[:WAITING_SHOWN])} and 2 more" in lines
@@ -44,6 +45,8 @@ def test_a_capture_that_waits_or_has_nothing_to_do_says_so() -> None:
     waiting = shown(waiting_for="PD at x to answer", cluster_id="", application=None)
     assert waiting[-1] == "waiting for  PD at x to answer"
     assert "cluster      -" in waiting
+    assert "changefeeds  -" in waiting, "not known yet"
+    assert "changefeeds  none" in shown(states={})
     assert shown(clock="upstream's clock stands still")[5] == "clock        upstream's clock stands still"
     assert shown()[-1] == "workers      6, of which 0 at work"
     assert shown({"pid": 0})[-1] == "workers      none yet: Spark is not running, or is about to start"

@@ -255,8 +255,19 @@ def test_ddl_that_is_not_known_yet_is_compared_when_it_is() -> None:
     owner.hear_ddl("a", said(upto=170))
     owner.hear_ddl("a", said(upto=180))
     assert owner.disagreement is None
+    assert owner.lags, "so that more is read before anything is done with what was reported"
     owner.learn([batch(150)], 175)
     assert owner.disagreement == ("a", said(upto=170))
+
+
+def test_an_owner_that_knows_as_much_as_a_capture_does_not_lag() -> None:
+    owner = owner_that_knows(batch(150), upto=200)
+    owner.hear_ddl("a", said(batch(150), upto=200))
+    assert not owner.lags
+    owner.hear_ddl("a", said(batch(150), upto=210))
+    assert owner.lags
+    owner.learn([], 220)
+    assert not owner.lags
 
 
 def test_what_is_said_of_ddl_below_what_is_compared_or_by_nobody_changes_nothing() -> None:
@@ -272,6 +283,22 @@ def test_what_is_said_of_ddl_below_what_is_compared_or_by_nobody_changes_nothing
     assert owner.disagreement is not None, "they come too late"
     owner.grant("b", 1, [granted(token=(2, 1))])
     assert owner.disagreement is None, "it has nothing of the feed any more"
+
+
+def test_the_checkpoint_of_a_ddl_is_due_at_once_also_when_another_was_being_written() -> None:
+    owner = owner_that_knows(batch(150), upto=200)
+    owner.report("a", 1, [progress(120)])
+    assert Persist(120) in owner.tick(5.0)
+    owner.resolved_done(120)
+    owner.report("a", 1, [progress(150)])
+    (sent,) = owner.tick(5.01)
+    assert isinstance(sent, SendDdl)
+    owner.ddl_done(150)
+    owner.report("a", 1, [progress(180)])
+    assert not [effect for effect in owner.tick(5.02) if isinstance(effect, Persist)], "one at a time"
+    owner.persisted(120)
+    assert owner.due_in(5.03) == 0.0
+    assert Persist(180) in owner.tick(5.03)
 
 
 def test_a_changefeed_without_rows_says_resolved_less_often() -> None:

@@ -38,25 +38,22 @@ def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -
     """
     with reported():
         found = call(server, "GET", "/status")
-        feeds: list[dict[str, Any]] = []
-        if not found["waiting_for"]:
+        feeds: list[dict[str, Any]] | None = None
+        if found["is_owner"]:
             feeds = call(server, "GET", "/changefeeds", query={"state": "all"})["items"]
-        show(found | {"changefeeds": _states(feeds)}, described(found, feeds), as_json)
+        states = None if feeds is None else dict(Counter(feed["state"] for feed in feeds))
+        show(found | {"changefeeds": states}, described(found, states), as_json)
 
 
-def _states(feeds: list[dict[str, Any]]) -> dict[str, int]:
-    return dict(Counter(feed["state"] for feed in feeds))
-
-
-def described(found: dict[str, Any], feeds: list[dict[str, Any]]) -> str:
-    """The answer of GET /status in words."""
-    states = ", ".join(f"{count} {state}" for state, count in _states(feeds).items())
+def described(found: dict[str, Any], states: dict[str, int] | None) -> str:
+    """The answer of GET /status in words. `states`: how many changefeeds are in each; None: not known yet."""
+    known = "-" if states is None else ", ".join(f"{count} {state}" for state, count in states.items())
     rows = [
         ("capture", found["id"]),
         ("cluster", found["cluster_id"] or "-"),
         ("version", found["version"]),
         ("process", str(found["pid"])),
-        ("changefeeds", states or "none"),
+        ("changefeeds", known or "none"),
     ]
     if found["waiting_for"]:
         rows.append(("waiting for", found["waiting_for"]))

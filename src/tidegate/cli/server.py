@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidegate.server.capture import Capture, Options
 
 
-LOCAL: Final = re.compile(r"local(\[(\d+|\*)\])?")
+LOCAL: Final = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?")
 LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
 """As TiCDC names them, and as Python does."""
 

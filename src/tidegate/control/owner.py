@@ -158,6 +158,13 @@ class Owner:
         """A capture that knows other DDL than we do, and where; None: there is none."""
         return next(iter(self._others.items()), None)
 
+    @property
+    def lags(self) -> bool:
+        """Whether a capture knows DDL further than we do: read on before the next tick, which may act on what
+        it has reported.
+        """
+        return bool(self._said)
+
     def running(self, capture: str, incarnation: int, ranges: Iterable[GrantedRange]) -> None:
         """A capture delivers these ranges now."""
         for one in ranges:
@@ -224,7 +231,7 @@ class Owner:
         if send is not None:
             self._busy = True
             effects.append(send)
-        persist_due = self._persist_now or now >= self._last_persist + self._persist_pause or self._at_target
+        persist_due = now >= self._last_persist + self._persist_pause or self._at_target
         if self.checkpoint > self.persisted_ts and not self._persisting and persist_due:
             self._persisting, self._persist_now, self._last_persist = True, False, now
             effects.append(Persist(self.checkpoint))
@@ -256,7 +263,9 @@ class Owner:
     @property
     def _persist_pause(self) -> float:
         """Between two writes of the checkpoint; without rows nothing is repeated from an earlier one."""
-        return PERSIST_S if self._synced > self.resolved_sent else max(PERSIST_S, self._quiet_interval)
+        if self._persist_now:
+            return 0.0
+        return PERSIST_S if self._synced > self.persisted_ts else max(PERSIST_S, self._quiet_interval)
 
     @property
     def _at_target(self) -> bool:

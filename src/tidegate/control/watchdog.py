@@ -5,8 +5,8 @@
           +--------- the work is done --------+  +---- any report: from zero again
 
 One watchdog looks after one thing: a feed's pipeline, the owner's calls to its sink, a puller. Its keeper
-calls `step` every second or more often, with what that thing has to do and everything it has reported. The
-reports may be anything that changes. Slow is not hung: each acknowledged piece is a report.
+calls `step` every two seconds or more often, with what that thing has to do and everything it has reported.
+The reports may be anything that changes. Slow is not hung: each acknowledged piece is a report.
 
 Silence is counted in time that the caller itself was awake. Each step adds what has passed since the last
 one, at most `STEP_MAX_S`. A control process that stood still, because the machine slept or was too busy, has

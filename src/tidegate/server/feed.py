@@ -256,6 +256,7 @@ class Feed(FeedLife):
         if self.owner is None or self._ddl is None or not self._ddl.is_open:
             await self._open()
         self.node.pulse.follow(self.captured.store, self.id, self._on_floors, first=True)
+        self._floors_moved = True  # what has changed since it followed last
         try:
             await self._start_incarnation()
             while not self._reached:
@@ -582,8 +583,9 @@ class Feed(FeedLife):
         assert owner is not None
         assert ddl is not None
         now = self.node.clock.monotonic()
-        # Not at every tick: a further bound is a message to the processor, whose answer is the next tick.
-        if self._floors_moved or self._behind or now - self._looked_at >= REST_S:
+        # Not at every tick: a further bound is a message to the processor, whose answer is the next tick. But
+        # before anything is done with what a processor reports, its DDL is compared with ours (`Owner.lags`).
+        if self._floors_moved or self._behind or owner.lags or now - self._looked_at >= REST_S:
             self._floors_moved, self._looked_at = False, now
             resolved = ddl.resolved
             if resolved > owner.barrier.resolved:
@@ -628,7 +630,7 @@ class Feed(FeedLife):
                     await self._become_if_there_is_room(self.life.progressed())
             case Persist(ts):
                 await self._persist(owner, ts)
-                if not owner.barrier.target_ts:
+                if not owner.barrier.target_ts and owner.due_in(self.node.clock.monotonic()) > 0:
                     return  # nothing waits for that; a tick for it is as dear as any other
             case Finish():
                 self._reached = True
