@@ -12,6 +12,7 @@ from tests.server.test_capture import Running, bank, capture, check_order, wait_
 
 from tidegate.config import ReplicaConfig
 from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
 from tidegate.control.metadata import FeedId, FeedInfo, GrantedRange
 from tidegate.control.owner import Owner
@@ -86,6 +87,33 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     assert Feed._rest_s(feed) == TICK_S, "the catalogue tells nobody when it has read on"
     feed.owner = None
     assert Feed._rest_s(feed) == TICK_S
+
+
+@pytest.mark.parametrize("why", ["floors have moved", "DDL is behind", "a capture knows more", "long", ""])
+def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -> None:
+    looks: list[int] = []
+
+    def look(resolved: int, waiting: int) -> tuple[list[Any], int]:
+        looks.append(resolved)
+        return [], resolved
+
+    owner = Owner(100, Barrier(100), Span(b"", b""))
+    if why == "a capture knows more":
+        owner.hear_ddl("a", KnownDdl(100, 150, 0))
+    feed: Any = SimpleNamespace(
+        owner=owner,
+        _ddl=SimpleNamespace(resolved=200, look=look),
+        node=SimpleNamespace(clock=Still(10.0)),
+        _floors_moved=why == "floors have moved",
+        _behind=why == "DDL is behind",
+        _looked_at=10.0 - (REST_S if why == "long" else REST_S / 2),
+        resolved_ts=0,
+        _note_disagreement=lambda owner: None,
+        _follow_up=lambda owner: None,
+        _forget=lambda owner: None,
+    )
+    Feed._tick(feed)
+    assert looks == ([200] if why else [])
 
 
 def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:
