@@ -26,8 +26,8 @@ def shown(
 
 def test_workers_and_those_who_wait_for_one_are_named() -> None:
     at_work = [
-        {"pid": 1200, "changefeed": "default/slow", "what": "deliver", "seconds": 14},
-        {"pid": 1201, "changefeed": "default/b", "what": "begin", "seconds": 0},
+        {"pid": 1200, "changefeed": "default/slow", "what": "deliver c3c21f80db3d35dd", "seconds": 14},
+        {"pid": 1201, "changefeed": "default/b", "what": "the start of default/b", "seconds": 0},
     ]
     waiting = [f"default/w{number}" for number in range(WAITING_SHOWN + 2)]
     lines = shown({"at_work": at_work, "waiting": waiting}, {"normal": 2, "warning": 1})
@@ -35,9 +35,9 @@ def test_workers_and_those_who_wait_for_one_are_named() -> None:
     assert "workers      6, of which 2 at work" in lines
     assert f"waiting      for a worker: {', '.join(waiting[:WAITING_SHOWN])} and 2 more" in lines
     assert lines[-3:] == [
-        "WORKER  CHANGEFEED    DOES     SECONDS",
-        "1200    default/slow  deliver  14",
-        "1201    default/b     begin    0",
+        "WORKER  CHANGEFEED    DOES                      SECONDS",
+        "1200    default/slow  deliver c3c21f80db3d35dd  14",
+        "1201    default/b     the start of default/b    0",
     ]
 
 

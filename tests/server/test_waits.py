@@ -15,7 +15,7 @@ from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
 from tidegate.control.metadata import FeedId, FeedInfo, GrantedRange
-from tidegate.control.owner import Owner
+from tidegate.control.owner import Owner, Persist
 from tidegate.eventstore import outlook
 from tidegate.eventstore.floors import FloorPage
 from tidegate.kvclient.backoff import Backoff
@@ -114,6 +114,29 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
     )
     Feed._tick(feed)
     assert looks == ([200] if why else [])
+
+
+@pytest.mark.parametrize(
+    ("target_ts", "due_in", "wakes"), [(0, 0.5, False), (0, 0.0, True), (900, 0.5, True)]
+)
+def test_an_owner_ticks_after_a_checkpoint_is_stored_only_if_something_waits_for_that(
+    target_ts: int, due_in: float, wakes: bool
+) -> None:
+    """A tick costs the same whatever it is for, and every changefeed stores its checkpoint once a second."""
+    stored: list[int] = []
+
+    async def persist(owner: Any, ts: int) -> None:
+        stored.append(ts)
+
+    async def scenario() -> bool:
+        feed: Any = SimpleNamespace(
+            _sink=object(), _wake=asyncio.Event(), _persist=persist, node=SimpleNamespace(clock=Still(1.0))
+        )
+        owner: Any = SimpleNamespace(barrier=SimpleNamespace(target_ts=target_ts), due_in=lambda now: due_in)
+        await Feed._perform(feed, owner, Persist(5))
+        return feed._wake.is_set()
+
+    assert (asyncio.run(scenario()), stored) == (wakes, [5])
 
 
 def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:

@@ -80,7 +80,7 @@ def root(
     if token_file:
         os.environ["TIDEGATE_TOKEN_FILE"] = str(token_file.absolute())
     if ca or cert or key:
-        from tidegate.cli.upstream_region import reported
+        from tidegate.cli.client import reported
         from tidegate.errors import InvalidInput
         from tidegate.tls import Tls
 

@@ -76,8 +76,8 @@ def server(
         raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")
     if not LOCAL.fullmatch(spark_master):
         raise typer.BadParameter(
-            f"'{spark_master}' is not local, local[N] or local[*]: a Spark cluster is not supported yet: "
-            "workers read the capture's files",
+            f"'{spark_master}' is not local, local[N] or local[*]. Spark clusters are not supported yet, "
+            "because workers read the capture's files.",
             param_hint="--spark-master",
         )
     quota = _bytes(event_store_quota)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tidegate.cli import upstream_fault, upstream_region
+from tidegate.cli.client import reported as _reported
 from tidegate.cli.upstream_region import JsonOption, PdOption
-from tidegate.cli.upstream_region import reported as _reported
 from tidegate.errors import InvalidInput
 
 if TYPE_CHECKING:

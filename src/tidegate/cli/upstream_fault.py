@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tidegate.cli.upstream_region import JsonOption, PdOption, reported
+from tidegate.cli.client import reported
+from tidegate.cli.upstream_region import JsonOption, PdOption
 
 app = typer.Typer(help="Make things go wrong: streams, timestamps, stores, errors.", no_args_is_help=True)
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.client import reported
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -168,16 +168,6 @@ def _control(pd: str) -> Iterator[UpstreamControl]:
 
     with reported(), PdClient(pd) as client:
         yield UpstreamControl(client)
-
-
-@contextmanager
-def reported() -> Iterator[None]:
-    """A TidegateError ends the command with its message on stderr and its exit code."""
-    try:
-        yield
-    except TidegateError as error:
-        print(error.render(), file=sys.stderr)
-        raise typer.Exit(error.exit_code) from None
 
 
 def _show(regions: Sequence[RegionStatus], as_json: bool) -> None:

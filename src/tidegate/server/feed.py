@@ -631,7 +631,7 @@ class Feed(FeedLife):
             case Persist(ts):
                 await self._persist(owner, ts)
                 if not owner.barrier.target_ts and owner.due_in(self.node.clock.monotonic()) > 0:
-                    return  # nothing waits for that; a tick for it is as dear as any other
+                    return  # nothing waits for it, and a tick costs as much as any other
             case Finish():
                 self._reached = True
         self._wake.set()
