@@ -82,7 +82,7 @@ class MapSink:
     def partitions(self, topic: str) -> int:
         return 1
 
-    def open_owner(self, marks: Marks, prove: Prove) -> MapOwner:
+    def open_owner(self, marks: Marks | None, prove: Prove) -> MapOwner:
         self.take(OWNER)
         prove()
         return MapOwner(self)

@@ -1,4 +1,4 @@
-"""What every sink promises (`sink/base.py`): one suite over Kafka, SQLite and the map of all keys.
+"""What every sink promises (`sink/base.py`): one suite over Kafka, SQLite, readers and the map of all keys.
 
 Changes are puts of one key each; `seen` is what a reader finds who sees only what is durable.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from tests.fixtures.topic import read_committed
 from tests.sink.test_kafka import Grants, block
 from tests.sink.test_kafka_owner import event
 from tidegate.codec import registry
-from tidegate.config import load_config, parse_sink_uri
+from tidegate.config import load_config, parse_sink_uri, reader_uri
 from tidegate.errors import Fenced
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.block import ENTRY_SCHEMA, PUT
@@ -33,6 +34,7 @@ from tidegate.model.slots import INSERT
 from tidegate.sink.base import Content, Domain, Sink, SinkFeed, SlotTaken, Undecided, Writer
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import fence_slots
+from tidegate.sink.reader.sink import ReaderSink
 
 pytestmark = pytest.mark.integration
 
@@ -164,6 +166,24 @@ class AtSqlite(Feed):
         return AtSqlite(self.path.with_name("other")).sink()
 
 
+class AtReader(AtSqlite):
+    def sink(self, incarnation: int = 1, instance: str = "one", capture: str = CAPTURE) -> ReaderSink:
+        self.path.mkdir(exist_ok=True)
+        feed = replace(self.at(incarnation, instance, capture), folder=self.path)
+        return ReaderSink(replace(feed, uri=reader_uri("typed", 3600, 1 << 30)))
+
+    def seen(self) -> list[tuple[str, str]]:
+        found = list[tuple[str, str]]()
+        with closing(self.sink().connect()) as connection:
+            for (data,) in connection.execute("SELECT data FROM pieces ORDER BY n"):
+                rows = pa.ipc.open_stream(data).read_all()
+                found += zip(rows["k"].to_pylist(), rows["v"].to_pylist(), strict=True)
+        return found
+
+    def elsewhere(self) -> Sink:
+        return AtReader(self.path.with_name("other")).sink()
+
+
 class Deaf:
     """A connection that is gone when a commit is answered."""
 
@@ -208,18 +228,24 @@ class InMemory(Feed):
 
 
 TABLE: Any = SimpleNamespace(
-    name="s.t", columns=(SimpleNamespace(name="k"), SimpleNamespace(name="v")), handle_key=(0,)
+    name="s.t",
+    schema="s",
+    table="t",
+    columns=(SimpleNamespace(name="k"), SimpleNamespace(name="v")),
+    handle_key=(0,),
 )
 
 
-@pytest.fixture(params=["kafka", "kafka-topics", "sqlite", "map"])
+@pytest.fixture(params=["kafka", "kafka-topics", "sqlite", "reader", "map"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param.startswith("kafka"):
         bootstrap, new_topic = request.getfixturevalue("kafka"), request.getfixturevalue("new_topic")
         two = request.param == "kafka-topics"
         yield AtTwoTopics(bootstrap, new_topic(1), new_topic(1)) if two else AtKafka(bootstrap, new_topic(1))
     else:
-        yield AtSqlite(tmp_path / "sink.db") if request.param == "sqlite" else InMemory()
+        places = {"sqlite": AtSqlite, "reader": AtReader}
+        made = places.get(request.param)
+        yield made(tmp_path / "sink") if made is not None else InMemory()
 
 
 def record(ts: int) -> bytes:

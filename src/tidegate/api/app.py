@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from tidegate.api import captures, changefeeds, operations, status
+from tidegate.api import captures, changefeeds, operations, readers, status
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.server.capture import Capture
@@ -43,6 +43,12 @@ ROUTES: Final = [
     Route("/captures", captures.show_all, methods=["GET"]),
     Route("/processors", captures.processors, methods=["GET"]),
     Route("/processors/{name}/{capture}", captures.processor, methods=["GET"]),
+    Route("/readers", readers.create, methods=["POST"]),
+    Route("/readers/columns", readers.columns, methods=["POST"]),
+    Route("/readers/changes", readers.changes, methods=["GET"]),
+    Route("/readers/{name}/latest", readers.latest, methods=["POST"]),
+    Route("/readers/{name}/plan", readers.plan, methods=["POST"]),
+    Route("/readers/{name}/commit", readers.commit, methods=["POST"]),
     Route("/log", operations.set_log_level, methods=["POST"]),
     Route("/owner/resign", operations.resign, methods=["POST"]),
     Route("/unsafe/metadata", operations.metadata, methods=["GET"]),

@@ -31,6 +31,7 @@ from tidegate.mounter.table_version import TableVersion
 from tidegate.server import initial_load
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new, weak_orders
+from tidegate.sink.reader.changes import Standing
 
 DESCRIBED_STATES: Final = (State.NORMAL, State.WARNING, State.FAILED, State.STOPPED, State.FINISHED)
 
@@ -74,6 +75,10 @@ async def create(request: Request) -> Response:
     body = await body_of(request)
     given = dict(body) | ({} if body.get("namespace") else dict(request.query_params))
     feed = FeedId.checked(_namespace(given), str(body.get("changefeed_id") or uuid.uuid4()))
+    if parse_sink_uri(str(body.get("sink_uri") or "")).is_reader:
+        raise InvalidInput(
+            "A reader is made by its query.", where="sink_uri", fix='spark.readStream.format("tidegate")'
+        )
     # In a thread: thousands of rules take their time, in which others must be answered.
     new = await asyncio.to_thread(
         check_new,
@@ -98,13 +103,16 @@ async def show_all(request: Request) -> Response:
         shown = [f for f in feeds if wanted == "all" or f.shown_state is not State.FINISHED]
     else:
         shown = [f for f in feeds if f.shown_state == wanted]
-    items = [brief(f) for f in sorted(shown, key=lambda f: f.id)]
+    places = await capture_of(request).readers.standings(shown)
+    items = [brief(f, places.get(f.id)) for f in sorted(shown, key=lambda f: f.id)]
     return JSONResponse({"total": len(items), "items": items})
 
 
 async def show(request: Request) -> Response:
     """GET /changefeeds/ID."""
-    return JSONResponse(full(feed_of(request), request))
+    feed = feed_of(request)
+    places = await capture_of(request).readers.standings([feed])
+    return JSONResponse(full(feed, request, places.get(feed.id)))
 
 
 async def show_status(request: Request) -> Response:
@@ -232,23 +240,26 @@ def ts_time(ts: int) -> str:
     return datetime.fromtimestamp(physical_ms(ts) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
 
 
-def brief(feed: Feed) -> dict[str, Any]:
-    """A feed in a list."""
+def brief(feed: Feed, place: Standing | None = None) -> dict[str, Any]:
+    """A feed in a list. `place`: of a reader; its checkpoint is what its query is done with."""
+    checkpoint = feed.checkpoint if place is None else place.place
     return {
         "upstream_id": feed.node.cluster,
         "namespace": feed.id.namespace,
         "keyspace": feed.id.namespace,
         "id": feed.id.name,
         "state": str(feed.shown_state),
-        "checkpoint_tso": feed.checkpoint,
-        "checkpoint_time": ts_time(feed.checkpoint),
+        "checkpoint_tso": checkpoint,
+        "checkpoint_time": ts_time(checkpoint),
         "error": error_json(feed.life.error),
+        "tidegate": {"kind": "reader" if feed.uri.is_reader else "changefeed"},
     }
 
 
-def full(feed: Feed, request: Request) -> dict[str, Any]:
-    """A feed with everything."""
+def full(feed: Feed, request: Request, place: Standing | None = None) -> dict[str, Any]:
+    """A feed with everything. `place` as in `brief`."""
     info = feed.info
+    checkpoint = feed.checkpoint if place is None else place.place
     created = datetime.fromtimestamp(info.create_time_ms / 1000, UTC).isoformat(timespec="milliseconds")
     return {
         "upstream_id": feed.node.cluster,
@@ -265,10 +276,27 @@ def full(feed: Feed, request: Request) -> dict[str, Any]:
         "error": error_json(feed.life.error),
         "creator_version": info.creator_version or __version__,
         "resolved_ts": feed.resolved_ts,
-        "checkpoint_ts": feed.checkpoint,
-        "checkpoint_time": ts_time(feed.checkpoint),
+        "checkpoint_ts": checkpoint,
+        "checkpoint_time": ts_time(checkpoint),
         "task_status": [{"capture_id": capture_of(request).id, "table_ids": table_ids(feed, request)}],
-        "tidegate": own(feed, request),
+        "tidegate": own(feed, request) | {"reader": reader_json(feed, place)},
+    }
+
+
+def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
+    """What is kept for a reader's query, and when it was heard last; None for a changefeed."""
+    if place is None:
+        return None
+    heard = datetime.fromtimestamp(place.heard_ms / 1000, UTC).isoformat(timespec="seconds")
+    return {
+        "tables": list(feed.config.filter.rules),
+        "rows": feed.uri.option("rows"),
+        "done_ts": place.said,
+        "readable_ts": place.readable,
+        "kept_bytes": place.kept,
+        "max_kept": int(feed.uri.option("max-kept")),
+        "heard": heard,
+        "hold_s": int(feed.uri.option("hold")),
     }
 
 

@@ -35,6 +35,8 @@ HEAD_S: Final = 10.0
 CONNECTIONS_MAX: Final = 512
 """More get 503."""
 SAFE: Final = ("GET", "HEAD", "OPTIONS")
+BY_TICKET: Final = "/api/v2/readers/changes"
+"""Who asks for this shows a ticket instead of the token; its route looks at it (`api.readers`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Rules:
     hosts: frozenset[str] = frozenset()
     token: Token | None = None
 
-    def refuse(self, method: str, headers: list[tuple[str, str]]) -> Refusal | None:
+    def refuse(self, method: str, headers: list[tuple[str, str]], path: str = "") -> Refusal | None:
         """None for a request that may come in. Header names are in lower case."""
         found = dict(headers)
         named = [value for name, value in headers if name == "host"]
@@ -67,7 +69,8 @@ class Rules:
             return Refusal(403, f"the request comes from another page: Origin '{_shown(origin)}'")
         if method not in SAFE and found.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return Refusal(403, "the request comes from another page")
-        if self.token is not None and not self.token.opens(found.get("authorization", "")):
+        by_ticket = path == BY_TICKET and method == "GET"
+        if self.token is not None and not by_ticket and not self.token.opens(found.get("authorization", "")):
             return Refusal(401, "the token is missing or another one; give --token-file FILE")
         length = found.get("content-length", "0")
         kind = found.get("content-type", "").partition(";")[0].strip().lower()
@@ -110,7 +113,7 @@ class Door:
         if scope["type"] != "http":
             return
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
-        refusal = self._rules.refuse(scope["method"], headers)
+        refusal = self._rules.refuse(scope["method"], headers, scope["path"])
         if refusal is None:
             await self._app(scope, _bounded(receive), send)
             return

@@ -272,6 +272,15 @@ def _described(feed: dict[str, Any]) -> str:
         "spans": len(own["spans"]),
         "waiting for": own["waiting_for"] or "-",
     }
+    if reader := own.get("reader"):
+        del rows["sink"], rows["delivered"], rows["target-ts"]
+        mib = f"{reader['kept_bytes'] / (1 << 20):.1f} of {reader['max_kept'] / (1 << 20):.0f} MiB"
+        rows |= {
+            "tables": ", ".join(reader["tables"]),
+            "rows": f"{reader['rows']}, {own['rows']} so far",
+            "kept": f"{mib}, readable up to {reader['readable_ts']}",
+            "query": f"heard {reader['heard']}, kept for {reader['hold_s']} s without a word",
+        }
     if own["initial_load"]:
         rows["initial load"] = line_of(own["initial_load"])
     if own["ineligible"]:

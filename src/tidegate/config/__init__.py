@@ -28,7 +28,7 @@ from tidegate.config.settings import (
     LargeMessageConfig,
     ReplicaConfig,
 )
-from tidegate.config.sink_uri import SinkUri, parse_sink_uri, parse_source_uri
+from tidegate.config.sink_uri import ROWS, SinkUri, parse_sink_uri, parse_source_uri, reader_uri
 from tidegate.config.values import (
     KV_MODES,
     RAW_MODE,
@@ -44,6 +44,7 @@ __all__ = [
     "KV_MODES",
     "RAW_MODE",
     "REDACTED",
+    "ROWS",
     "TABLE_MODE",
     "TXN_MODE",
     "ColumnSelector",
@@ -65,6 +66,7 @@ __all__ = [
     "parse_sink_uri",
     "parse_source_uri",
     "read_toml",
+    "reader_uri",
     "revealed",
     "with_secrets_of",
 ]

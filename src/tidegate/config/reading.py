@@ -52,7 +52,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 def merge_config(data: Mapping[str, Any], sink_uri: SinkUri) -> ReplicaConfig:
     """The settings from file or API body `data` with the URI's parameters laid over them."""
     merged = snake(data)
-    for name, text in sink_uri.options:
+    for name, text in () if sink_uri.is_reader else sink_uri.options:
         if name in URI_TUNING:
             continue
         *sections, leaf = URI_OPTIONS[name]

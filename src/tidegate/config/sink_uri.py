@@ -1,4 +1,7 @@
-"""Sink URIs: `kafka://host:port[,host:port]/topic?option=value&...`, taken apart and checked."""
+"""Sink URIs: `kafka://host:port[,host:port]/topic?option=value&...`, taken apart and checked.
+
+A reader's is `reader:?rows=typed&hold=SECONDS&max-kept=BYTES`. The server makes it: nobody writes one.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,9 @@ from tidegate.config.values import Secret, nearest, revealed
 from tidegate.errors import InvalidInput
 
 SCHEMES: Final = ("kafka", "kafka+ssl")
+READER: Final = "reader"
+READER_OPTIONS: Final = ("rows", "hold", "max-kept")
+ROWS: Final = ("typed", "generic")
 SCHEMES_TO_COME: Final = frozenset(
     [
         "mysql",
@@ -94,6 +100,11 @@ class SinkUri:
     """As given, in order, checked against `URI_OPTIONS`; those that are secret as Secret."""
 
     @property
+    def is_reader(self) -> bool:
+        """Whether a Spark query takes the changes, from the capture itself."""
+        return self.scheme == READER
+
+    @property
     def bootstrap(self) -> str:
         """The brokers as Kafka clients take them."""
         return ",".join(self.hosts)
@@ -106,6 +117,8 @@ class SinkUri:
         """The URI again, by default with secrets hidden."""
         pairs = ((k, str(v) if redact else revealed(v)) for k, v in self.options)
         query = "&".join(f"{k}={quote(v, safe='')}" for k, v in pairs)
+        if self.is_reader:
+            return f"{READER}:?{query}"
         return f"{self.scheme}://{self.bootstrap}/{quote(self.topic, safe='')}" + (
             f"?{query}" if query else ""
         )
@@ -116,9 +129,40 @@ class SinkUri:
 
 def parse_sink_uri(uri: str) -> SinkUri:
     """Take a sink URI apart and check it; raises InvalidInput. Never repeats the URI in the message."""
+    if uri.strip().lower().startswith(f"{READER}:"):
+        return _parse_reader(uri.strip())
     found = _parse(uri)
     _check_topics([found.topic])
     return found
+
+
+def reader_uri(rows: str, hold_s: int, max_kept: int) -> SinkUri:
+    """That of a reader: `rows` typed or generic, kept while its query is silent for `hold_s` at most, and up
+    to `max_kept` bytes. Raises InvalidInput.
+    """
+    return _parse_reader(f"{READER}:?rows={quote(rows, safe='')}&hold={hold_s}&max-kept={max_kept}")
+
+
+def _parse_reader(uri: str) -> SinkUri:
+    given = parse_qsl(uri.partition("?")[2], keep_blank_values=True)
+    names = tuple(name for name, _ in given)
+    if names != READER_OPTIONS:
+        raise InvalidInput(
+            "A reader's URI is made by the server alone.",
+            where="sink URI",
+            fix='spark.readStream.format("tidegate") makes a reader; for a topic, ' + URI_FORM,
+        )
+    rows, *numbers = (value for _, value in given)
+    if rows not in ROWS:
+        raise InvalidInput(f"'{rows[:40]}' is no kind of rows.", where="rows", fix=nearest(rows, ROWS))
+    for name, text in zip(READER_OPTIONS[1:], numbers, strict=True):
+        if not text.isdigit() or not 0 < int(text) < 1 << 62:
+            raise InvalidInput(
+                f"'{text[:40]}' is not a positive number.",
+                where=name,
+                fix="hold is in seconds, max-kept in bytes",
+            )
+    return SinkUri(READER, (), "", tuple(given))
 
 
 def parse_source_uri(uri: str) -> tuple[SinkUri, tuple[str, ...]]:

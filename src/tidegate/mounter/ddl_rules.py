@@ -113,6 +113,7 @@ _CONVERTED: Final = (
     "later ones have the new type, with new data from E on; a rewrite of rows sends no row events"
 )
 _NO_ROW_EVENTS: Final = "no row events for what the statement itself removes"
+_NO_EVENTS_OF_MOVED: Final = "no row events for those that move"
 _COPIES: Final = "the copies TiDB makes are no changes; changes up to E come from the old partitions"
 _BACK: Final = "what comes back is not sent again: a target must be able to run the statement itself"
 _ENFORCED: Final = "the upstream has enforced the constraint already"
@@ -163,7 +164,7 @@ RULES: Final[dict[int, Rule]] = {
     39: _ignore("modify auto id cache", _UPSTREAM),
     40: _ignore("rebase auto_random id", _UPSTREAM),
     41: _replace("alter index visibility"),
-    42: Rule("exchange partition", Handling.EXCHANGE, Spans.SWAPPED, "no row events for those that move"),
+    42: Rule("exchange partition", Handling.EXCHANGE, Spans.SWAPPED, _NO_EVENTS_OF_MOVED),
     43: _ignore("add check constraint", _ENFORCED),
     44: _ignore("drop check constraint", _ENFORCED),
     45: _ignore("alter check constraint", _ENFORCED),
@@ -211,6 +212,11 @@ RULES: Final[dict[int, Rule]] = {
     78: _ignore("alter table affinity", _PLACEMENT),
 }
 """TiDB's actions; one that is not here is refused: a newer TiDB may mean anything by it."""
+
+SILENT: Final = frozenset(
+    action for action, rule in RULES.items() if rule.rows in (_NO_ROW_EVENTS, _BACK, _NO_EVENTS_OF_MOVED)
+)
+"""Actions by which rows go, or come back, of which no row event tells."""
 
 TOLD_BY_TICDC: Final = frozenset(
     {*range(1, 16), *range(17, 27), 32, 33, 37, 38, 41, 42, 47, 60, 61, 64, 65, 67, 71, 72}

@@ -155,7 +155,7 @@ class FeedSpec:
         """Where the feed's rows go."""
         grant = (*self.token, self.incarnation)
         who = self.cluster_id, self.namespace, self.name, self.instance
-        return sink_of(SinkFeed(*who, self.sink_uri, self.config, grant, self.capture))
+        return sink_of(SinkFeed(*who, self.sink_uri, self.config, grant, self.capture, self.feed_dir))
 
     @property
     def writers(self) -> dict[str, int]:

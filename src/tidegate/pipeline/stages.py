@@ -91,7 +91,8 @@ def plan(
 
     `topic`: the URI's.
     """
-    verdicts, options = FeedFilter.of(config), options_of(config)
+    verdicts = FeedFilter.of(config)
+    options = options_of(config) if form is Form.MESSAGES else CodecOptions()
     in_messages = config.has_tables and form is Form.MESSAGES
     placed, registered = _same, None
     if isinstance(options, LargeOptions) and options.large_message_handle_option == CLAIM_CHECK:

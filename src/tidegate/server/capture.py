@@ -66,6 +66,7 @@ from tidegate.server.owner_sink import OpenSink, open_owner
 from tidegate.server.processes import described
 from tidegate.server.puller_process import store_dir
 from tidegate.server.reactor import Reactor
+from tidegate.server.readers import Readers
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.supervisor import Child, Connection, ControlSocket, spawn
@@ -188,6 +189,7 @@ class Capture:
             ballast=ballast,
         )
         self.reactor = Reactor(self.node)
+        self.readers = Readers(self.reactor)
         socket = ControlSocket(paths.socket, self._hear)
         await socket.open()
         stack.push_async_callback(socket.close)

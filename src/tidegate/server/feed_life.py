@@ -28,6 +28,7 @@ from tidegate.filter.feed import FeedFilter
 from tidegate.log import event, redact
 from tidegate.server.feed_ddl import LOST
 from tidegate.server.node import Node
+from tidegate.sink.reader.sink import SILENT_CODE
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -198,9 +199,11 @@ class FeedLife(ABC):
 
     @property
     def lost(self) -> bool:
-        """Whether it has failed because neither upstream nor the event store has what it needs."""
+        """Whether it has failed because neither upstream nor the event store has what it needs; or because a
+        reader's changes were let go.
+        """
         error = self.life.error
-        return self.life.state is State.FAILED and error is not None and error.code == LOST
+        return self.life.state is State.FAILED and error is not None and error.code in (LOST, SILENT_CODE)
 
     @property
     def shown_state(self) -> State:

@@ -152,7 +152,7 @@ class FeedPlan:
         """Where the feed goes."""
         grant = (0, 0, 0) if self.grant is None else (*self.grant.token, self.grant.incarnation)
         who = self.cluster, self.feed.namespace, self.feed.name, self.instance
-        return sink_of(SinkFeed(*who, self.uri, self.config, grant, self.capture))
+        return sink_of(SinkFeed(*who, self.uri, self.config, grant, self.capture, self.folder))
 
     def spec(self, grant: Grant) -> dict[str, Any]:
         """What an incarnation is told, in its `Grant.spec_file`."""

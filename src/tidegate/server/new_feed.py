@@ -54,8 +54,12 @@ def check_new(
 ) -> NewFeed:
     """Everything about a new feed that can be checked without asking anybody; raises InvalidInput."""
     uri = parse_sink_uri(sink_uri)
-    checked = settled(merge_config(config, uri))
-    by_subject = checked.has_tables and codec_of(options_of(checked)).schemas is not None
+    checked = merge_config(config, uri)
+    if not uri.is_reader:  # it takes rows, in no protocol
+        checked = settled(checked)
+    by_subject = (
+        checked.has_tables and not uri.is_reader and codec_of(options_of(checked)).schemas is not None
+    )
     with named_code():
         FeedFilter.of(checked)
         Router.of(checked, uri.topic, names_subjects=by_subject)

@@ -21,7 +21,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.model.ddl import DdlEvent
 from tidegate.pipeline.feed import prove
 from tidegate.server.feed_plan import FeedPlan
-from tidegate.sink.base import OwnerSink
+from tidegate.sink.base import Form, OwnerSink
 
 T = TypeVar("T")
 
@@ -139,7 +139,9 @@ def open_owner(plan: FeedPlan) -> OwnerSink:
     def still_ours() -> None:
         prove(plan.paths.metadata, plan.cluster, feed, plan.capture, grant)
 
-    return plan.sink.open_owner(marks(options_of(plan.config)), still_ours)
+    sink = plan.sink
+    in_messages = sink.describe().form is Form.MESSAGES
+    return sink.open_owner(marks(options_of(plan.config)) if in_messages else None, still_ours)
 
 
 async def open_sink(

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -57,7 +57,9 @@ from tidegate.server.new_feed import (
 from tidegate.server.node import Captured, Node
 from tidegate.server.post import Post
 from tidegate.server.processor import FeedProcessor
+from tidegate.server.reader_history import begin_reader
 from tidegate.server.schema_tracker import load_catalogue
+from tidegate.sink.reader.changes import Changes
 from tidegate.sink.registry import same_place
 
 LOG: Final = logging.getLogger(__name__)
@@ -215,7 +217,7 @@ class Reactor:
             if new.config.has_tables:
                 new = await asyncio.to_thread(with_tables, new, tables)
                 new = await asyncio.to_thread(with_cuts, new, tables, node.pd)
-            feed = await self._store(new, start_ts, catalogue)
+            feed = await self._store(new, start_ts, catalogue, tables)
             self.feeds[feed.id] = feed
             lasting = await self._tend_gc(force=True)
             feed.start()
@@ -307,11 +309,18 @@ class Reactor:
         except TidegateError as error:
             event(LOG, logging.WARNING, "temporary safepoint stays until it expires", error=str(error))
 
-    async def _store(self, new: NewFeed, start_ts: int, catalogue: SchemaStore | None) -> Feed:
+    async def _store(
+        self, new: NewFeed, start_ts: int, catalogue: SchemaStore | None, tables: Sequence[TableVersion]
+    ) -> Feed:
         node = self.node
+        instance = uuid.uuid4().hex
+        begun = begin_reader(new, tables, start_ts) if new.uri.is_reader else None
         folder = node.paths.feed(new.feed)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
+        if begun is not None:
+            changes = Changes(folder)
+            await asyncio.to_thread(changes.begin, instance, start_ts, begun, node.clock.now_ms())
         if catalogue is not None:
             await self._offer(catalogue, start_ts, new.config)
         info = FeedInfo(
@@ -321,7 +330,7 @@ class Reactor:
             target_ts=new.target_ts,
             create_time_ms=node.clock.now_ms(),
             state=str(State.NORMAL),
-            instance=uuid.uuid4().hex,
+            instance=instance,
         )
         key = feed_key(node.cluster, new.feed, "info")
         status = Put(feed_key(node.cluster, new.feed, "status"), FeedStatus(start_ts).to_bytes())
@@ -362,6 +371,7 @@ class Reactor:
         """
         async with self._in_turn(feed) as found:
             if overwrite_ts:
+                _refuse_reader(found, "its place is in its query's checkpoint")
                 found = await self._moved(found, overwrite_ts)
             async with self._held_again(found):
                 await found.command(Command.RESUME)
@@ -446,6 +456,7 @@ class Reactor:
         self, found: Feed, sink_uri: str, config: Mapping[str, Any] | None, target_ts: int
     ) -> None:
         feed, info = found.id, found.info
+        _refuse_reader(found, "what it reads is in its query's options")
         if found.life.state not in UPDATABLE:
             raise Refused(
                 "CDC:ErrChangefeedUpdateRefused",
@@ -721,3 +732,13 @@ class Reactor:
 
     async def _on(self, executor: Executor, work: Any, *values: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(executor, work, *values)
+
+
+def _refuse_reader(feed: Feed, why: str) -> None:
+    if feed.uri.is_reader:
+        raise Refused(
+            "CDC:ErrChangefeedUpdateRefused",
+            f"[CDC:ErrChangefeedUpdateRefused]{feed.id} is a reader: it is made and led by a Spark query.",
+            why=why,
+            fix="change the query; or remove the changefeed, and start the query with a new checkpoint",
+        )

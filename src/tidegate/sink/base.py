@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol, Self, TypeAlias
 
 import pyarrow as pa
@@ -97,6 +98,8 @@ class SinkFeed:
     """Under which the caller acts: token and incarnation, compared in this order. Zeros: it only asks."""
     capture: str = ""
     """Whose writers it opens: slots are a capture's own."""
+    folder: Path | None = None
+    """The changefeed's own folder on the capture, for a sink that keeps something there."""
 
 
 class Undecided(Retryable):
@@ -219,8 +222,11 @@ class Sink(Protocol):
         """
         ...
 
-    def open_owner(self, marks: Marks, prove: Prove) -> OwnerSink:
-        """The owner's side; every owner before this one is fenced. `prove` is asked after the fence."""
+    def open_owner(self, marks: Marks | None, prove: Prove) -> OwnerSink:
+        """The owner's side; every owner before this one is fenced. `prove` is asked after the fence.
+
+        `marks`: of a sink of messages, and of no other.
+        """
         ...
 
     def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:

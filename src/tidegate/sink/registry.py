@@ -7,8 +7,13 @@ from typing import Final
 
 from tidegate.sink.base import Sink, SinkFeed
 from tidegate.sink.kafka.sink import KafkaSink
+from tidegate.sink.reader.sink import ReaderSink
 
-SINKS: Final[dict[str, Callable[[SinkFeed], Sink]]] = {"kafka": KafkaSink, "kafka+ssl": KafkaSink}
+SINKS: Final[dict[str, Callable[[SinkFeed], Sink]]] = {
+    "kafka": KafkaSink,
+    "kafka+ssl": KafkaSink,
+    "reader": ReaderSink,
+}
 """By the scheme of the URI, which `config` has checked."""
 
 

@@ -16,6 +16,9 @@ A partition is a region's share of the table's keys, read straight from TiKV by 
 compiled mounter; the types are those of Delta targets. All partitions, and all actions on one DataFrame, are
 of the same ts. A row that no decoder understands ends the read with its key: a query must not be wrong by a
 row without a word.
+
+With the option `server` instead of `pd` it is a stream of changes, which has options of its own: see
+`tidegate.tables.stream`.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -34,6 +37,7 @@ from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
 from tidegate.tables.catalogue import SourceTable, hold, tables_at
 from tidegate.tables.reader import Reader, schema_of, spans_of
+from tidegate.tables.stream import STREAM_OPTIONS, ChangesReader, StreamOptions
 
 OPTIONS: Final = ("pd", "table", "as_of", "hold")
 HOLD_S: Final = 3600
@@ -60,10 +64,39 @@ class TidegateTables(DataSource):
         return "tidegate"
 
     def schema(self) -> StructType:
-        return from_arrow_schema(schema_of(self._table().parsed()))
+        if self._of_stream():
+            return StreamOptions.of(self.options).schema()
+        return from_arrow_schema(schema_of(self._table().parsed()), prefer_timestamp_ntz=True)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        if self._of_stream():
+            raise InvalidInput(
+                "the option 'server' is for streams",
+                where="spark.read",
+                fix='use spark.readStream, or .options(pd="HOST:PORT", table="SCHEMA.TABLE")',
+            )
         return TableReader(self._table(), self._hold_s)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        if not self._of_stream():
+            raise InvalidInput(
+                "a stream needs the option 'server'",
+                where="spark.readStream",
+                fix='.options(server="HOST:PORT", tables="SCHEMA.TABLE")',
+            )
+        return ChangesReader(StreamOptions.of(self.options), schema)
+
+    def _of_stream(self) -> bool:
+        """Whether a server is named. Raises InvalidInput for options that do not go together."""
+        wanted, other = (STREAM_OPTIONS, OPTIONS) if self.options.get("server") else (OPTIONS, STREAM_OPTIONS)
+        for given in self.options:
+            if given.lower() in set(other) - set(wanted):
+                raise InvalidInput(
+                    f"the option '{given}' does not go with '{wanted[0]}'",
+                    where="format tidegate",
+                    fix=nearest(given, wanted),
+                )
+        return wanted is STREAM_OPTIONS
 
     def _table(self) -> SourceTable:
         """The table at its ts: looked up once, so that schema and rows are of the same ts."""

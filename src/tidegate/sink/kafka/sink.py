@@ -76,8 +76,9 @@ class KafkaSink:
             )
         return self._partitions[topic]
 
-    def open_owner(self, marks: Marks, prove: Prove) -> KafkaOwnerSink:
+    def open_owner(self, marks: Marks | None, prove: Prove) -> KafkaOwnerSink:
         """The producer of Resolved and DDL."""
+        assert marks is not None
         name = self._id("owner", "")
         feed = self._feed
         return KafkaOwnerSink(self._uri, self._config, name, self.progress_topic, feed.instance, marks, prove)

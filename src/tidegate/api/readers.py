@@ -1,0 +1,144 @@
+"""Readers over HTTP: what `spark.readStream.format("tidegate")` asks a capture (`server.readers`).
+
+Pieces are frames: number and length, 8 bytes each, big endian, then an Arrow IPC stream; two zeros end them.
+Who has a ticket needs no token: executors are given nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import struct
+import uuid
+from typing import Any, Final
+
+import pyarrow as pa
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from tidegate.api.changefeeds import body_of, number
+from tidegate.api.status import capture_of
+from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedId
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.server.reader_history import Request as Asked
+from tidegate.server.readers import Readers, Ticket, next_piece
+from tidegate.sink.reader.changes import Changes
+
+WAIT_MS_MAX: Final = 10_000
+"""How long a query may wait for news in one call."""
+STREAMS_MAX: Final = 64
+"""Tickets that are read at once; more are asked to come again. Each holds a piece of some MiB."""
+STILL_S: Final = 60.0
+"""A client that takes nothing for so long is cut off: it asks again for what it lacks."""
+FRAME: Final = struct.Struct(">QQ")
+_streams = asyncio.Semaphore(STREAMS_MAX)
+
+
+def _readers(request: Request) -> Readers:
+    return capture_of(request).readers
+
+
+def _feed_id(request: Request, body: dict[str, Any]) -> FeedId:
+    return FeedId.checked(str(body.get("namespace") or DEFAULT_NAMESPACE), request.path_params["name"])
+
+
+def _tables(body: dict[str, Any]) -> list[str]:
+    found = body.get("tables")
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise InvalidInput("'tables' is not a list of names.")
+    return found
+
+
+def _asked(body: dict[str, Any]) -> Asked:
+    columns = None
+    if text := body.get("columns"):
+        try:
+            columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(str(text), validate=True)))
+        except (ValueError, pa.ArrowException, OSError) as error:
+            raise InvalidInput("'columns' is not an Arrow schema in base64.", why=str(error)[:200]) from None
+    return Asked(str(body.get("instance") or ""), columns, number(body, "after_ddl"))
+
+
+async def create(request: Request) -> Response:
+    """POST /readers."""
+    body = await body_of(request)
+    name = str(body.get("name") or f"reader-{uuid.uuid4().hex[:8]}")
+    feed = FeedId.checked(str(body.get("namespace") or DEFAULT_NAMESPACE), name)
+    numbers = (number(body, one) for one in ("start_ts", "hold_s", "max_kept"))
+    made = await _readers(request).create(feed, _tables(body), str(body.get("rows") or "typed"), *numbers)
+    return JSONResponse({"reader": feed.name, "instance": made.instance, "ts": made.start_ts})
+
+
+async def columns(request: Request) -> Response:
+    """POST /readers/columns."""
+    body = await body_of(request)
+    name = str(body.get("name") or "")
+    feed = FeedId.checked(str(body.get("namespace") or DEFAULT_NAMESPACE), name) if name else None
+    rows = str(body.get("rows") or "typed")
+    found = await _readers(request).columns(feed, _tables(body), rows, number(body, "start_ts"))
+    return JSONResponse({"columns": base64.b64encode(found.serialize()).decode()})
+
+
+async def latest(request: Request) -> Response:
+    """POST /readers/ID/latest."""
+    body = await body_of(request)
+    start, max_bytes, target = (number(body, one) for one in ("start", "max_bytes", "target"))
+    wait_s = min(number(body, "wait_ms"), WAIT_MS_MAX) / 1000
+    feed, asked = _feed_id(request, body), _asked(body)
+    found = await _readers(request).latest(feed, asked, start, max_bytes, target, wait_s)
+    return JSONResponse(found)
+
+
+async def plan(request: Request) -> Response:
+    """POST /readers/ID/plan."""
+    body = await body_of(request)
+    bounds = (number(body, one) for one in ("start", "end"))
+    return JSONResponse(await _readers(request).plan(_feed_id(request, body), _asked(body), *bounds))
+
+
+async def commit(request: Request) -> Response:
+    """POST /readers/ID/commit."""
+    body = await body_of(request)
+    await _readers(request).commit(_feed_id(request, body), _asked(body), number(body, "ts"))
+    return JSONResponse({})
+
+
+async def changes(request: Request) -> Response:
+    """GET /readers/changes: the pieces of a ticket beyond number `past`."""
+    kind, _, text = request.headers.get("authorization", "").partition(" ")
+    if kind != "Ticket":
+        raise InvalidInput("There is no ticket.", fix="send Authorization: Ticket ...")
+    past = request.query_params.get("past", "0")
+    if not past.isdigit() or int(past) >= 1 << 63:
+        raise InvalidInput("'past' is not the number of a piece.")
+    if _streams.locked():
+        raise Retryable(f"{STREAMS_MAX} tickets are being read.", fix="ask again in a moment")
+    found, kept, ddl = await _readers(request).open(text)
+    first = await asyncio.to_thread(next_piece, found, kept, int(past), ddl=ddl)
+    return Pieces(found, kept, ddl, first)
+
+
+class Pieces(Response):
+    """Piece after piece, each read when the one before has been taken."""
+
+    def __init__(self, ticket: Ticket, kept: Changes, ddl: bool, first: Any) -> None:
+        super().__init__(media_type="application/octet-stream")
+        del self.headers["content-length"]
+        self._ticket, self._kept, self._ddl, self._first = ticket, kept, ddl, first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+
+        async def say(data: bytes, *, more: bool = True) -> None:
+            async with asyncio.timeout(STILL_S):
+                await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        async with _streams:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            piece = self._first
+            while piece is not None:
+                await say(FRAME.pack(piece.n, len(piece.data)))
+                await say(piece.data)
+                piece = await asyncio.to_thread(next_piece, self._ticket, self._kept, piece.n, ddl=self._ddl)
+            await say(FRAME.pack(0, 0), more=False)

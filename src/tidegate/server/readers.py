@@ -1,0 +1,373 @@
+"""Readers: changefeeds whose changes a Spark query takes from the capture itself (`tables.stream`).
+
+    create    a changefeed with a reader's sink, or the one of that name that no query has used yet
+    latest    how far the query may read; what it asks from, it is done with
+    plan      tickets, one a task
+    next      the pieces of a ticket, one by one
+
+A reader's changes lie in its changefeed's folder (`sink.reader`), so a query that is slow or gone holds up
+neither upstream's history nor DDL: it costs disk, up to a limit. What a query is told to read is the same
+bytes whenever it asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import hashlib
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from tidegate.config import reader_uri
+from tidegate.control.changefeed import State
+from tidegate.control.metadata import FeedId
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.server.feed import Feed
+from tidegate.server.new_feed import Refused, check_new
+from tidegate.server.reactor import Reactor
+from tidegate.server.reader_history import History, Request, check_columns, columns_of, no_table, rules_of
+from tidegate.sink.reader.changes import (
+    COMMIT_TS,
+    SCHEMA_NAME,
+    TABLE_NAME,
+    Changes,
+    Piece,
+    Standing,
+    past_it,
+    piece_schema,
+)
+from tidegate.sink.reader.sink import SILENT_CODE
+
+MAX_KEPT: Final = 10 << 30
+"""Bytes that are kept for a reader, unless it asks for more or less."""
+PARTS: Final = 4
+"""Tasks of a batch of several tables at most; a table's rows go to one."""
+HEARD_S: Final = 30.0
+"""How often it is stored that a query lives."""
+LOOK_S: Final = 0.05
+"""Between two looks whether there is news for a query that waits."""
+DDL_PIECE: Final = (1 << 63) - 1
+"""The number of the piece that has DDL: the last of part 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Opens one part of one batch of one reader."""
+
+    feed: FeedId
+    instance: str
+    start: int
+    end: int
+    part: int
+    parts: int
+
+    def sealed(self, secret: bytes) -> str:
+        """As it is handed out."""
+        body = orjson.dumps(
+            [self.feed.namespace, self.feed.name, self.instance, self.start, self.end, self.part, self.parts]
+        )
+        return f"{base64.urlsafe_b64encode(body).decode()}.{_seal(body, secret)}"
+
+    @classmethod
+    def opened(cls, text: str) -> tuple[Ticket, bytes, str]:
+        """What it says, the bytes that are sealed, and the seal, which nobody has looked at yet."""
+        body, _, seal = text.partition(".")
+        try:
+            raw = base64.urlsafe_b64decode(body[:2000])
+            namespace, name, instance, *numbers = orjson.loads(raw)
+            start, end, part, parts = (int(one) for one in numbers)
+        except ValueError:
+            raise _no_ticket() from None
+        return (
+            cls(FeedId.checked(str(namespace), str(name)), str(instance), start, end, part, parts),
+            raw,
+            seal,
+        )
+
+
+def _seal(body: bytes, secret: bytes) -> str:
+    return hmac.new(secret, body, hashlib.sha256).hexdigest()
+
+
+def _no_ticket() -> Refused:
+    return Refused(
+        "CDC:ErrReaderTicket",
+        "The ticket opens nothing here.",
+        why="it is of a reader that was removed, or was changed on its way",
+        fix="start the query again",
+    )
+
+
+class Readers:
+    """The readers of a capture."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self._reactor = reactor
+        self._stored: dict[str, float] = {}
+        """By instance, when it was stored last that its query lives (monotonic)."""
+
+    async def create(
+        self, feed: FeedId, tables: Sequence[str], rows: str, start_ts: int, hold_s: int, max_kept: int
+    ) -> Standing:
+        """Make a reader; or take the one of that name, if it is the same and no query has read from it."""
+        uri = reader_uri(rows, hold_s or self._reactor.node.gc_ttl_s, max_kept or MAX_KEPT)
+        rules = list(rules_of(tables, rows))
+        found = self._reactor.feeds.get(feed)
+        if found is None:
+            new = await asyncio.to_thread(
+                check_new, feed, uri.render(), {"filter": {"rules": rules}}, start_ts, 0
+            )
+            found = await self._reactor.create(new)
+            return await asyncio.to_thread(_changes(found).standing)
+        if not found.uri.is_reader:
+            raise InvalidInput(f"{feed} is a changefeed, not a reader.", fix="choose another name")
+        standing = await asyncio.to_thread(_changes(found).standing)
+        if standing.said > standing.start_ts:
+            raise InvalidInput(
+                f"reader {feed.name} exists, and its query has read up to ts {standing.said}",
+                where="option reader",
+                why="the checkpoint of the query that began with it is elsewhere, or gone",
+                fix="start the query with that checkpoint; or remove the changefeed, or choose another name",
+            )
+        same = found.uri == uri and list(found.config.filter.rules) == rules
+        if not same or start_ts not in (0, standing.start_ts):
+            raise InvalidInput(
+                f"reader {feed.name} exists with other options",
+                where=f"it has {', '.join(found.config.filter.rules)} from ts {standing.start_ts} on, "
+                f"{found.uri.render()}",
+                fix="give the same options; or remove the changefeed, or choose another name",
+            )
+        return standing
+
+    async def standings(self, feeds: Iterable[Feed]) -> dict[FeedId, Standing]:
+        """How far those of the feeds are that are readers; one whose file cannot be read is left out."""
+        readers = [feed for feed in feeds if feed.uri.is_reader]
+
+        def look() -> dict[FeedId, Standing]:
+            found = {}
+            for feed in readers:
+                with contextlib.suppress(Retryable):
+                    found[feed.id] = _changes(feed).standing()
+            return found
+
+        return await asyncio.to_thread(look) if readers else {}
+
+    async def columns(
+        self, feed: FeedId | None, tables: Sequence[str], rows: str, start_ts: int
+    ) -> pa.Schema:
+        """The columns of typed rows: of a reader at its place, else of the table at `start_ts`; 0: now."""
+        if rows != "typed":
+            raise InvalidInput("Generic rows have the same columns whatever the tables are.")
+        rules = list(rules_of(tables, rows))
+        found = self._reactor.feeds.get(feed) if feed is not None else None
+        if found is not None and found.uri.is_reader:
+            changes = _changes(found)
+            standing = await asyncio.to_thread(changes.standing)
+            history = await asyncio.to_thread(_history, found, changes, standing)
+            columns = history.after(standing.said) if history is not None else None
+            if columns is not None:
+                return columns
+        reactor = self._reactor
+        new = check_new(
+            FeedId("default", "columns"), reader_uri(rows, 1, 1).render(), {"filter": {"rules": rules}}, 0, 0
+        )
+        good, bad = await reactor.tables(new.config, start_ts or await reactor.now())
+        followed = [one for one in good if not one.is_view]
+        if not followed:
+            raise no_table(tables[0], bad)
+        return piece_schema(columns_of(followed[0].parsed()))
+
+    async def latest(
+        self, feed: FeedId, asked: Request, start: int, max_bytes: int, target: int, wait_s: float
+    ) -> dict[str, Any]:
+        """How far a query that is done with all up to `start` may read; `start` without news in `wait_s`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
+        found = await self._heard(feed, asked, start)
+        while True:
+            owner = found.owner
+            before = owner.resolved_sent if owner is not None else 0
+            answer = await asyncio.to_thread(_latest, found, asked, start, max_bytes, target)
+            if answer["upto"] > start or loop.time() >= until:
+                return answer
+            while loop.time() < until:
+                await asyncio.sleep(LOOK_S)
+                owner = found.owner
+                if owner is not None and owner.resolved_sent > before:
+                    break
+            found = self._feed(feed, asked.instance)
+
+    async def plan(self, feed: FeedId, asked: Request, start: int, end: int) -> dict[str, Any]:
+        """Tickets for the tasks of a batch."""
+        found = await self._heard(feed, asked, 0)
+        return await asyncio.to_thread(_plan, found, asked, start, end)
+
+    async def commit(self, feed: FeedId, asked: Request, ts: int) -> None:
+        """The query is done with all up to `ts`."""
+        await self._heard(feed, asked, ts)
+
+    async def open(self, text: str) -> tuple[Ticket, Changes, bool]:
+        """The ticket, the file that it opens, and whether DDL is told. Raises Refused."""
+        ticket, body, seal = Ticket.opened(text)
+        found = self._reactor.feeds.get(ticket.feed)
+        if found is None or not found.uri.is_reader or found.info.instance != ticket.instance:
+            raise _no_ticket()
+        changes = _changes(found)
+        secret = await asyncio.to_thread(changes.secret)
+        if not hmac.compare_digest(seal, _seal(body, secret)):
+            raise _no_ticket()
+        await self._note_heard(found, 0)
+        return ticket, changes, found.uri.option("rows") == "generic"
+
+    def _feed(self, feed: FeedId, instance: str) -> Feed:
+        found = self._reactor.feeds.get(feed)
+        if found is None or not found.uri.is_reader or found.info.instance != instance:
+            raise Refused(
+                "CDC:ErrChangeFeedNotExists",
+                f"[CDC:ErrChangeFeedNotExists]reader {feed} does not exist any more",
+                why="its changefeed was removed, and what was kept for it is gone",
+                fix="start the query anew, with a new checkpoint",
+            )
+        error = found.life.error
+        if found.life.state is State.FAILED and error is not None:
+            raise Refused(
+                error.code,
+                f"reader {feed} has failed: {error.message}",
+                fix=f"mend it and `tidegate changefeed resume -c {feed.name}`; or start the query anew",
+            )
+        return found
+
+    async def _heard(self, feed: FeedId, asked: Request, said: int) -> Feed:
+        found = self._feed(feed, asked.instance)
+        await self._note_heard(found, said)
+        return found
+
+    async def _note_heard(self, found: Feed, said: int) -> None:
+        now = asyncio.get_running_loop().time()
+        instance = found.info.instance
+        changes = _changes(found)
+        if said or now - self._stored.get(instance, float("-inf")) >= HEARD_S:
+            self._stored[instance] = now
+            await asyncio.to_thread(changes.hear, found.node.clock.now_ms(), said)
+
+
+def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
+    """DDL of a batch as rows; None: there was none."""
+    found = [one for one in changes.definitions() if start < one.ts <= end and one.action]
+    if not found:
+        return None
+    batch = pa.record_batch(
+        {
+            "_tidegate_schema": [one.schema for one in found],
+            "_tidegate_table": [one.table for one in found],
+            COMMIT_TS: pa.array([one.ts for one in found], pa.int64()),
+            "_tidegate_ddl": [one.query for one in found],
+        }
+    ).replace_schema_metadata({b"tidegate.kind": b"ddl", SCHEMA_NAME: b"", TABLE_NAME: b""})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def next_piece(ticket: Ticket, changes: Changes, past: int, *, ddl: bool) -> Piece | None:
+    """What comes after piece `past` of a ticket; None: that was all."""
+    if past < DDL_PIECE:
+        found = changes.next(ticket.start, ticket.end, past, ticket.part, ticket.parts)
+        if found is not None:
+            return found
+        if ddl and ticket.part == 0 and (data := ddl_piece(changes, ticket.start, ticket.end)) is not None:
+            return Piece(DDL_PIECE, data)
+    return None
+
+
+def _changes(feed: Feed) -> Changes:
+    return Changes(feed.plan.folder)
+
+
+def _history(found: Feed, changes: Changes, standing: Standing) -> History | None:
+    """Of a reader of typed rows."""
+    if found.uri.option("rows") != "typed":
+        return None
+    return _known(changes.path.parent, standing.instance, standing.ddl, found.config.filter.rules[0])
+
+
+@lru_cache(256)
+def _known(folder: Path, instance: str, ddl: int, rule: str) -> History:
+    """The same while the reader has so many definitions: none goes, and none is changed."""
+    return History(Changes(folder).definitions(), rule)
+
+
+def _latest(found: Feed, asked: Request, start: int, max_bytes: int, target: int) -> dict[str, Any]:
+    changes = _changes(found)
+    standing = changes.standing()
+    _check_place(found, standing, start)
+    upto = max(start, standing.readable)
+    if target:
+        upto = min(upto, target)
+    history = _history(found, changes, standing)
+    stop = 0
+    if history is not None:
+        check_columns(history, asked, start)
+        stop = history.stop(start)
+        reached = 0 < stop <= upto
+    else:
+        reached = any(start < one.ts <= upto for one in changes.definitions())
+    last = min(upto, stop or upto)
+    end = changes.cut(start, last, max_bytes)
+    if end == start and (reached or 0 < target <= upto):
+        end = last  # no row lies there, but the query must come to a DDL, and to its target
+    return {"upto": end, "readable": standing.readable, "waits": _waits(found)}
+
+
+def _check_place(found: Feed, standing: Standing, start: int) -> None:
+    """Raises InvalidInput when what lies behind `start` may be gone."""
+    if standing.let_go:
+        raise Refused(
+            SILENT_CODE,
+            f"nothing is kept for reader {found.id.name} any more",
+            why=standing.let_go,
+            fix="remove its changefeed, and start the query anew with another checkpoint",
+        )
+    if start < standing.said:
+        raise past_it(start, standing.said)
+
+
+def _waits(found: Feed) -> str:
+    if found.life.state is State.STOPPED:
+        return f"the reader is paused; `tidegate changefeed resume -c {found.id.name}` lets it go on"
+    error = found.life.error
+    if found.shown_state is State.WARNING and error is not None:
+        return error.message
+    return found.waits_for()
+
+
+def _plan(found: Feed, asked: Request, start: int, end: int) -> dict[str, Any]:
+    changes = _changes(found)
+    standing = changes.standing()
+    _check_place(found, standing, start)
+    if end > standing.readable and end > standing.start_ts:
+        raise Retryable(
+            f"Not all up to ts {end} is there yet.",
+            where=f"reader {found.id.name}, readable up to {standing.readable}",
+            why="the capture's files are older than the query's checkpoint",
+        )
+    history = _history(found, changes, standing)
+    if history is not None:
+        check_columns(history, asked, start, replay=True)
+    parts = 1 if history is not None else PARTS
+    tickets = [Ticket(found.id, found.info.instance, start, end, part, parts) for part in range(parts)]
+    secret = changes.secret()
+    return {
+        "parts": [{"ticket": one.sealed(secret)} for one in tickets],
+        "bytes": changes.weight(start, end),
+    }

@@ -1,0 +1,282 @@
+"""`changes.db`: the changes a reader has not taken yet, its DDL, and how far it is.
+
+    pieces   Arrow IPC streams of one batch, zstd: rows of one table, columns as `piece_schema` says
+    ddl      each DDL of the reader's tables; those of seq -1 are its tables as they were at its start-ts
+    told     what else there is to know, by key
+
+A piece is never changed. Of one row, changes lie in the order of their commits if pieces are read in the
+order of `n`: they are written by one task at a time, and `n` grows with the commits of the file. All rows
+with a commit ts up to `readable` are there, so what lies in (after, upto] is the same whenever it is read,
+until the reader has said that it is done with it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import orjson
+import pyarrow as pa
+
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.model.progress import JOURNAL_KEY, Journal
+from tidegate.sink import sqlite
+
+FILE: Final = "changes.db"
+TABLES: Final = """
+CREATE TABLE IF NOT EXISTS pieces (
+    n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT, of TEXT,
+    part INTEGER,
+    first_ts INTEGER, last_ts INTEGER, rows INTEGER, bytes INTEGER, data BLOB
+);
+CREATE INDEX IF NOT EXISTS by_ts ON pieces (last_ts, first_ts, bytes);
+CREATE TABLE IF NOT EXISTS ddl (
+    ts INTEGER, seq INTEGER, name TEXT, of TEXT, old_name TEXT, old_of TEXT, action INTEGER, query TEXT,
+    info BLOB, PRIMARY KEY (ts, seq, name, of)
+);
+CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY, value BLOB);
+"""
+OP, COMMIT_TS, SEQ = "_tidegate_op", "_tidegate_commit_ts", "_tidegate_seq"
+OWN_COLUMNS: Final = pa.schema([(OP, pa.string()), (COMMIT_TS, pa.int64()), (SEQ, pa.int64())])
+SPARE_PAGES: Final = 4096
+"""So many free pages of 4 KiB stay in the file, to be written again; more are given back."""
+SCHEMA_NAME, TABLE_NAME = b"tidegate.schema", b"tidegate.table"
+"""Keys of a piece's Arrow metadata: whose rows they are."""
+
+
+class Definition(NamedTuple):
+    """A table as it is from a ts on."""
+
+    ts: int
+    seq: int
+    schema: str
+    table: str
+    old_schema: str
+    old_table: str
+    action: int
+    """TiDB's action code; 0: it was there at the reader's start-ts."""
+    query: str
+    info: dict[str, Any] | None
+    """Its TableInfo; None: it is gone."""
+
+
+class Piece(NamedTuple):
+    """Rows of one table, as they are kept."""
+
+    n: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far a reader and its changefeed are."""
+
+    instance: str
+    start_ts: int
+    said: int
+    """All up to here is done; start_ts at first."""
+    heard_ms: int
+    """When its query was heard last (wall clock)."""
+    kept: int
+    """Bytes of pieces."""
+    readable: int
+    """All rows up to here are there."""
+    pending: bool
+    """Whether there is something beyond `said` that can be read."""
+    ddl: int
+    """How many definitions there are."""
+    let_go: str
+    """Why nothing is kept for it any more; empty: it is."""
+
+    @property
+    def place(self) -> int:
+        """The checkpoint that people are shown: where nothing is to be read, that is how far all is there."""
+        return self.said if self.pending else max(self.said, self.readable)
+
+
+def piece_schema(columns: pa.Schema) -> pa.Schema:
+    """The columns of a table's pieces: operation, commit ts, order, then the table's own."""
+    return pa.schema([*OWN_COLUMNS, *columns])
+
+
+class Changes:
+    """A reader's file, as the server uses it. Each call is on its own; calls block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+
+    def begin(self, instance: str, start_ts: int, tables: Sequence[Definition], now_ms: int) -> None:
+        """Make the file of a new reader, with its tables as they are at `start_ts`."""
+        with self._open(new=True) as connection, sqlite.exclusive(connection):
+            self._put(connection, "instance", instance)
+            self._put(connection, "start_ts", start_ts)
+            self._put(connection, "said", start_ts)
+            self._put(connection, "heard_ms", now_ms)
+            self._put(connection, "kept", 0)
+            self._put(connection, "let_go", "")
+            self._put(connection, "secret", secrets.token_bytes(32))
+            for one in tables:
+                note(connection, one)
+        self.path.chmod(0o600)
+
+    def standing(self) -> Standing:
+        """How far it is."""
+        with self._open() as connection:
+            return self._standing(connection)
+
+    def secret(self) -> bytes:
+        """With which its tickets are sealed."""
+        with self._open() as connection:
+            found: bytes = self._get(connection, "secret")
+            return found
+
+    def hear(self, now_ms: int, said: int = 0) -> None:
+        """The query lives, and is done with all up to `said`: pieces of which nothing else is left go."""
+        with self._open() as connection:
+            with sqlite.exclusive(connection):
+                self._put(connection, "heard_ms", now_ms)
+                if said > self._get(connection, "said"):
+                    self._put(connection, "said", said)
+                    self._drop(connection, said)
+            give_back(connection)
+
+    def let_go(self, why: str) -> None:
+        """Drop all pieces, for good: whoever asks is told why."""
+        with self._open() as connection:
+            with sqlite.exclusive(connection):
+                self._put(connection, "let_go", why)
+                self._drop(connection, (1 << 63) - 1)
+            give_back(connection)
+
+    def cut(self, after: int, upto: int, max_bytes: int) -> int:
+        """How far to read beyond `after` so that about so many bytes are taken (0: all): at least what lies
+        at one more commit ts, at most to `upto`; `after` where nothing lies between.
+        """
+        taken, found = 0, after
+        with self._open() as connection:
+            rows = connection.execute(
+                "SELECT last_ts, bytes FROM pieces WHERE last_ts > ? AND first_ts <= ? ORDER BY last_ts",
+                [after, upto],
+            )
+            for last_ts, size in rows:
+                if max_bytes and taken and taken + size > max_bytes:
+                    return found
+                taken, found = taken + size, min(last_ts, upto)
+        return upto if taken else after
+
+    def next(self, after: int, upto: int, past: int, part: int = 0, parts: int = 1) -> Piece | None:
+        """The next piece beyond the number `past` with rows in (after, upto], of the tables of one of so many
+        parts. Raises InvalidInput when some of them may have gone.
+        """
+        with self._open() as connection:
+            said = self._get(connection, "said")
+            if said > after:
+                raise past_it(after, said)
+            row = connection.execute(
+                "SELECT n, data FROM pieces WHERE n > ? AND last_ts > ? AND first_ts <= ? AND part % ? = ? "
+                "ORDER BY n LIMIT 1",
+                [past, after, upto, parts, part],
+            ).fetchone()
+        return Piece(*row) if row is not None else None
+
+    def weight(self, after: int, upto: int) -> int:
+        """Bytes of the pieces with rows in (after, upto]."""
+        with self._open() as connection:
+            found = connection.execute(
+                "SELECT coalesce(sum(bytes), 0) FROM pieces WHERE last_ts > ? AND first_ts <= ?",
+                [after, upto],
+            )
+            return int(found.fetchone()[0])
+
+    def definitions(self) -> list[Definition]:
+        """All that is known of its tables, in order."""
+        with self._open() as connection:
+            found = connection.execute(
+                "SELECT ts, seq, name, of, old_name, old_of, action, query, info FROM ddl "
+                "ORDER BY ts, seq, name, of"
+            )
+            return [Definition(*row)._replace(info=orjson.loads(row[8]) if row[8] else None) for row in found]
+
+    def _standing(self, connection: sqlite3.Connection) -> Standing:
+        said, readable = self._get(connection, "said"), readable_of(connection)
+        pending = connection.execute(
+            "SELECT EXISTS (SELECT 1 FROM pieces WHERE last_ts > ? AND first_ts <= ?) "
+            "OR EXISTS (SELECT 1 FROM ddl WHERE ts > ? AND ts <= ?)",
+            [said, readable, said, readable],
+        )
+        return Standing(
+            self._get(connection, "instance"),
+            self._get(connection, "start_ts"),
+            said,
+            self._get(connection, "heard_ms"),
+            kept_of(connection),
+            readable,
+            bool(pending.fetchone()[0]),
+            int(connection.execute("SELECT count(*) FROM ddl").fetchone()[0]),
+            self._get(connection, "let_go"),
+        )
+
+    def _drop(self, connection: sqlite3.Connection, said: int) -> None:
+        size = connection.execute("SELECT coalesce(sum(bytes), 0) FROM pieces WHERE last_ts <= ?", [said])
+        self._put(connection, "kept", kept_of(connection) - int(size.fetchone()[0]))
+        connection.execute("DELETE FROM pieces WHERE last_ts <= ?", [said])
+
+    @staticmethod
+    def _put(connection: sqlite3.Connection, key: str, value: int | str | bytes) -> None:
+        connection.execute("INSERT OR REPLACE INTO told VALUES (?, ?)", [key, value])
+
+    @staticmethod
+    def _get(connection: sqlite3.Connection, key: str) -> Any:
+        return connection.execute("SELECT value FROM told WHERE key = ?", [key]).fetchone()[0]
+
+    @contextmanager
+    def _open(self, *, new: bool = False) -> Iterator[sqlite3.Connection]:
+        if not new and not self.path.exists():
+            raise Retryable("The reader's changes are not there.", where=str(self.path))
+        with sqlite.told(self.path), closing(sqlite.open_file(self.path)) as connection:
+            if new:
+                connection.executescript(sqlite.SCHEMA + TABLES)
+            yield connection
+
+
+def past_it(start: int, said: int) -> InvalidInput:
+    """What a query is told that asks for what it has said it is done with."""
+    return InvalidInput(
+        f"the query stands at ts {start}, and has said before that all up to ts {said} is done",
+        where="its checkpoint",
+        why="it is a copy, or an older one was restored; what lies between is not kept any more",
+        fix="start the query anew, with a new checkpoint",
+    )
+
+
+def note(connection: sqlite3.Connection, one: Definition) -> None:
+    """Write a definition into an open transaction."""
+    info = orjson.dumps(one.info) if one.info is not None else None
+    connection.execute("INSERT OR REPLACE INTO ddl VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", [*one[:8], info])
+
+
+def readable_of(connection: sqlite3.Connection) -> int:
+    """Up to where all rows are there, by the owner's journal: a DDL is told after all rows below it."""
+    found = connection.execute("SELECT value FROM progress WHERE key = ?", [JOURNAL_KEY]).fetchone()
+    if found is None:
+        return 0
+    told = Journal.from_bytes(found[0])
+    return max(told.resolved_ts, told.ddl_ts - 1)
+
+
+def kept_of(connection: sqlite3.Connection) -> int:
+    """Bytes of all pieces."""
+    found = connection.execute("SELECT value FROM told WHERE key = 'kept'").fetchone()
+    return int(found[0]) if found else 0
+
+
+def give_back(connection: sqlite3.Connection) -> None:
+    """Return free pages beyond those that will be written again soon, some at a time."""
+    spare = int(connection.execute("PRAGMA freelist_count").fetchone()[0]) - SPARE_PAGES
+    if spare > 0:
+        connection.execute(f"PRAGMA incremental_vacuum({min(spare, SPARE_PAGES)})").fetchall()

@@ -1,0 +1,277 @@
+"""What a sink on a SQLite file has beside its rows: the fence, who holds a slot, records of progress.
+
+    fence      the grant that holds, of each capture that writes and of the owner
+    slots      who holds a slot
+    progress   records, by key (`model.progress`)
+
+All of it is read and changed in the transaction of the rows, so nothing between a look at the fence and the
+commit can be missed: a writer that was fenced, or whose slot was taken, commits nothing. A file may hold
+several feeds. Not for a file on a network's disk: SQLite's locks do not hold there.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.errors import Fenced, Retryable
+from tidegate.model.ddl import DdlEvent
+from tidegate.model.progress import JOURNAL_KEY, Journal, journal
+from tidegate.sink.base import Content, Prove, SinkFeed, SlotTaken, Undecided
+
+OWNER: Final = "owner"
+BUSY_S: Final = 10.0
+"""How long another's transaction is waited for."""
+LOG_BYTES: Final = 64 << 20
+"""What SQLite's log is cut back to when it has been written over."""
+SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS fence
+    (feed TEXT, whose TEXT, rev INTEGER, seq INTEGER, incarnation INTEGER, PRIMARY KEY (feed, whose));
+CREATE TABLE IF NOT EXISTS slots (feed TEXT, slot TEXT, holder TEXT, PRIMARY KEY (feed, slot));
+CREATE TABLE IF NOT EXISTS progress (feed TEXT, key TEXT, value BLOB, PRIMARY KEY (feed, key));
+"""
+
+
+class Ledger:
+    """One feed's fence, slots and records in a file."""
+
+    def __init__(self, feed: SinkFeed, path: Path, tables: str = "") -> None:
+        """`tables`: SQL that makes those of the rows, if they are not there."""
+        self.feed, self.path, self._tables = feed, path, tables
+        self.name = f"{feed.namespace}/{feed.name}"
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection that begins transactions only when told; the tables are there."""
+        with told(self.path):
+            connection = open_file(self.path)
+            connection.executescript(SCHEMA + self._tables)
+        return connection
+
+    def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
+        """As `Sink.fence`."""
+        with closing(self.connect()) as connection:
+            with exclusive(connection):
+                self.take(connection, self.feed.capture)
+                for capture in writers:
+                    front = f"{capture}/"
+                    connection.execute(
+                        "UPDATE slots SET holder = '' WHERE feed = ? AND substr(slot, 1, ?) = ?",
+                        [self.name, len(front), front],
+                    )
+            prove()
+            return self.records(connection)
+
+    def take(self, connection: sqlite3.Connection, whose: str) -> None:
+        """Make this feed's grant the one that holds, for a capture or the owner. Raises Fenced when a later
+        one does.
+        """
+        self.check_fence(connection, whose, later=True)
+        row = [self.name, whose, *self.feed.grant]
+        connection.execute("INSERT OR REPLACE INTO fence VALUES (?, ?, ?, ?, ?)", row)
+
+    def check_fence(self, connection: sqlite3.Connection, whose: str, *, later: bool = False) -> None:
+        """Raise Fenced unless this feed's grant holds; `later`: or is to hold."""
+        query = "SELECT rev, seq, incarnation FROM fence WHERE feed = ? AND whose = ?"
+        holds = connection.execute(query, [self.name, whose]).fetchone()
+        if holds is not None and (holds > self.feed.grant or (not later and holds != self.feed.grant)):
+            raise Fenced("Another incarnation writes here.", where=str(self.path), why=f"{holds} holds")
+
+    def holder(self, connection: sqlite3.Connection, slot: str) -> str:
+        """Who holds a slot; empty: nobody."""
+        found = connection.execute("SELECT holder FROM slots WHERE feed = ? AND slot = ?", [self.name, slot])
+        row = found.fetchone()
+        return str(row[0]) if row else ""
+
+    def hold(self, connection: sqlite3.Connection, slot: str, holder: str) -> None:
+        """From now on this one holds it."""
+        connection.execute("INSERT OR REPLACE INTO slots VALUES (?, ?, ?)", [self.name, slot, holder])
+
+    def records(self, connection: sqlite3.Connection) -> dict[str, bytes]:
+        """All that is kept, by key."""
+        return dict(connection.execute("SELECT key, value FROM progress WHERE feed = ?", [self.name]))
+
+    def keep(self, connection: sqlite3.Connection, records: Mapping[str, bytes]) -> None:
+        """Keep records; an earlier one of the same key goes."""
+        rows = [(self.name, *record) for record in records.items()]
+        connection.executemany("INSERT OR REPLACE INTO progress VALUES (?, ?, ?)", rows)
+
+    def drop(self, connection: sqlite3.Connection, keys: Iterable[str]) -> None:
+        """Delete records."""
+        gone = [(self.name, key) for key in keys]
+        connection.executemany("DELETE FROM progress WHERE feed = ? AND key = ?", gone)
+
+    def forget(self) -> None:
+        """Delete all records."""
+        if self.path.exists():
+            with closing(self.connect()) as connection, exclusive(connection):
+                connection.execute("DELETE FROM progress WHERE feed = ?", [self.name])
+
+
+class SqliteWriter(ABC):
+    """Keeps what is written until the commit, so that the file is locked for no longer than that takes."""
+
+    def __init__(self, ledger: Ledger, slot: int, prove: Prove, alive: Callable[[], None]) -> None:
+        self._ledger, self._prove, self._alive = ledger, prove, alive
+        self._slot = f"{ledger.feed.capture}/{slot}"
+        self.connection: Any = ledger.connect()
+        self._holder = secrets.token_hex(4)
+        with exclusive(self.connection):
+            ledger.hold(self.connection, self._slot, self._holder)
+        prove()
+
+    @property
+    @abstractmethod
+    def is_due(self) -> bool:
+        """As `Writer.is_due`."""
+
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """As `Writer.room`."""
+
+    def write(self, contents: Sequence[Content]) -> None:
+        """The changes that come next."""
+        self.hold(contents)
+        self._alive()
+
+    @abstractmethod
+    def hold(self, contents: Sequence[Content]) -> None:
+        """Keep them until the commit."""
+
+    @abstractmethod
+    def ready(self) -> None:
+        """Do with what is held all that needs no lock."""
+
+    @abstractmethod
+    def insert(self, connection: Any) -> None:
+        """Write what is held into an open transaction."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Give up what is held."""
+
+    def commit(self, progress: Mapping[str, bytes]) -> None:
+        """All since the last commit and these records, durable together on return."""
+        connection, ledger = self.connection, self._ledger
+        self.ready()
+        with told(ledger.path):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                ledger.check_fence(connection, ledger.feed.capture)
+                taken = ledger.holder(connection, self._slot) != self._holder
+                if taken:
+                    ledger.hold(connection, self._slot, self._holder)
+                else:
+                    self.insert(connection)
+                    ledger.keep(connection, progress)
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            finally:
+                self.abort()
+        try:
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._prove()
+            raise Undecided(
+                "Whether it was committed is not known.", where=str(ledger.path), why=str(error)
+            ) from error
+        if taken:
+            self._prove()
+            raise SlotTaken("The slot was taken, and has been taken back.", where=self._slot)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self.abort()
+        self.connection.close()
+
+
+class SqliteOwner:
+    """The owner's side: what is told is noted beside the journal, in one transaction."""
+
+    def __init__(self, ledger: Ledger, prove: Prove) -> None:
+        self._ledger, self._connection = ledger, ledger.connect()
+        with exclusive(self._connection):
+            ledger.take(self._connection, OWNER)
+        prove()
+        self.journal = journal(ledger.records(self._connection), ledger.feed.instance)
+
+    def use(self, topics: Iterable[str]) -> None:
+        """There are none."""
+
+    def send_ddl(self, event: DdlEvent, build_ms: int = 0, topic: str = "") -> None:
+        """Note it, unless the journal holds it."""
+        if not self.journal.holds(event):
+            told = self.journal
+            after = Journal(event.finished_ts, event.seq, told.resolved_ts, told.instance)
+            self._tell(after, event)
+
+    def send_resolved(self, ts: int, build_ms: int = 0) -> None:
+        """All up to `ts` is there."""
+        told = self.journal
+        if ts > told.resolved_ts:
+            self._tell(Journal(told.ddl_ts, told.ddl_seq, ts, told.instance))
+
+    def note(self, connection: sqlite3.Connection, event: DdlEvent) -> None:
+        """Write a DDL into an open transaction; by default nothing but the journal tells of it."""
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Delete records."""
+        with self._fenced() as connection:
+            self._ledger.drop(connection, keys)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    def _tell(self, after: Journal, event: DdlEvent | None = None) -> None:
+        with self._fenced() as connection:
+            if event is not None:
+                self.note(connection, event)
+            self._ledger.keep(connection, {JOURNAL_KEY: after.to_bytes()})
+        self.journal = after
+
+    @contextmanager
+    def _fenced(self) -> Iterator[sqlite3.Connection]:
+        with told(self._ledger.path), exclusive(self._connection):
+            self._ledger.check_fence(self._connection, OWNER)
+            yield self._connection
+
+
+def open_file(path: Path) -> sqlite3.Connection:
+    """A connection that may go from thread to thread, and begins transactions only when told."""
+    connection = sqlite3.connect(path, isolation_level=None, timeout=BUSY_S, check_same_thread=False)
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # of a new file only
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute(f"PRAGMA journal_size_limit = {LOG_BYTES}")
+    return connection
+
+
+@contextmanager
+def exclusive(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that sees nobody else's changes to the end."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        raise Retryable("The file is busy.", why=str(error)) from error
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """An error of SQLite is one of the downstream: it may go away, and says where it was."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise Retryable("The sink's file cannot be used.", where=str(path), why=str(error)) from error
