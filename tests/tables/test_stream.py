@@ -194,20 +194,27 @@ def test_the_first_batch_is_empty_and_makes_the_reader_once() -> None:
 
 def test_a_trigger_of_what_is_available_keeps_its_first_target() -> None:
     at = Position("default/nightly", "ab", 5, "shop.orders", "typed")
-    answers = [b'{"upto": 5, "readable": 5}', b'{"upto": 8, "readable": 9}', b'{"upto": 9, "readable": 20}']
+    answers = [
+        b'{"timestamp": 0, "logic_time": 9}',
+        b'{"upto": 5, "readable": 5, "waits": ""}',
+        b'{"upto": 8, "readable": 9, "waits": ""}',
+        b'{"upto": 9, "readable": 20, "waits": ""}',
+        b'{"upto": 9, "readable": 21, "waits": "paused"}',
+    ]
     with answering(*answers) as (server, asked):
         source = reader(server, **{"after-ddl": "5"})
         source.prepareForTriggerAvailableNow()
         assert source.latestOffset(at.offset(5), ReadMaxBytes(7)) == at.offset(8)
         assert source.latestOffset(at.offset(8), ReadAllAvailable()) == at.offset(9)
-    assert source.reportLatestOffset() == at.offset(20)
-    bodies = [json.loads(request.rpartition("\r\n")[2]) for request in asked]
-    assert [body["target"] for body in bodies] == [0, 0, 9]
-    assert [body["max_bytes"] for body in bodies] == [7, 7, 0]
+        assert source.latestOffset(at.offset(9), ReadAllAvailable()) == at.offset(9)
+    assert source.reportLatestOffset() == at.offset(21)
+    _, *bodies = (json.loads(request.rpartition("\r\n")[2]) for request in asked)
+    assert [body["target"] for body in bodies] == [9, 9, 9, 9]
+    assert [body["max_bytes"] for body in bodies] == [7, 7, 0, 0]
     assert {(body["namespace"], body["instance"], body["after_ddl"]) for body in bodies} == {
         ("default", "ab", 5)
     }
-    assert {request.split(" ")[1] for request in asked} == {"/api/v2/readers/nightly/latest"}
+    assert {request.split(" ")[1] for request in asked[1:]} == {"/api/v2/readers/nightly/latest"}
 
 
 @pytest.mark.parametrize(

@@ -245,10 +245,12 @@ def _command(server: str, name: str, namespace: str, method: str, what: str, don
 
 def _table(feeds: list[dict[str, Any]]) -> str:
     """One line a feed, columns aligned."""
-    rows = [("CHANGEFEED", "STATE", "CHECKPOINT", "AT (UTC)", "ERROR")]
+    rows = [("CHANGEFEED", "KIND", "STATE", "CHECKPOINT", "AT (UTC)", "ERROR")]
     for feed in feeds:
         name = f"{feed['namespace']}/{feed['id']}"
-        rows.append((name, feed["state"], str(feed["checkpoint_tso"]), feed["checkpoint_time"], _cause(feed)))
+        kind = feed.get("tidegate", {}).get("kind", "changefeed")  # TiCDC's servers do not say
+        place = str(feed["checkpoint_tso"]), feed["checkpoint_time"]
+        rows.append((name, kind, feed["state"], *place, _cause(feed)))
     return columns(rows)
 
 

@@ -343,12 +343,13 @@ def _check_place(found: Feed, standing: Standing, start: int) -> None:
 
 
 def _waits(found: Feed) -> str:
+    """What keeps changes from coming, in words; empty: nothing that a person must see to."""
     if found.life.state is State.STOPPED:
         return f"the reader is paused; `tidegate changefeed resume -c {found.id.name}` lets it go on"
     error = found.life.error
     if found.shown_state is State.WARNING and error is not None:
         return error.message
-    return found.waits_for()
+    return ""
 
 
 def _plan(found: Feed, asked: Request, start: int, end: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ are `GENERIC`; how values become texts is said at `text_of`.
 
 The server keeps what the query has not committed, so a batch that is read again has the same rows. The first
 batch of a query is empty: its end is the reader's start. A change of a table's columns ends a typed query
-behind the last row before it. A trigger `availableNow` reads what the server can hand out when it begins.
+behind the last row before it. A trigger `availableNow` reads all that was committed when it began.
 
 Pieces come from `GET /readers/changes` as frames, all numbers big endian:
 
@@ -37,6 +37,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import logging
 import os
 import secrets
 import struct
@@ -58,6 +59,8 @@ from pyspark.sql.types import StructType
 from tidegate.access import TOKEN_FILE, Token
 from tidegate.config import nearest
 from tidegate.errors import Fatal, InvalidInput, Retryable, cut
+
+LOG: Final = logging.getLogger(__name__)
 
 STREAM_OPTIONS: Final = (
     "server",
@@ -86,8 +89,9 @@ TIMEOUT_S: Final = 60.0
 """Of one attempt: the server is silent."""
 NEWS_MS: Final = 1000
 """How long the server waits for news. A query that is stopped waits for the call under way."""
-MOVE_S: Final = 30.0
-"""How long a trigger `availableNow` waits for a reader, which may be new, to get past its start."""
+WARN_S: Final = 60.0
+LOGICAL_BITS: Final = 18
+"""Of a ts, behind its milliseconds."""
 
 COMMIT_TS: Final = "_tidegate_commit_ts"
 HEAD: Final = ("_tidegate_op", COMMIT_TS, "_tidegate_seq")
@@ -242,8 +246,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = to_arrow_schema(schema, timezone="UTC")
         self._name = options.reader
         self._readable: dict[str, Any] | None = None
-        self._target: int | None = None
-        """Of a trigger `availableNow`; 0: not known yet."""
+        self._warned_at = float("-inf")
+        self._target = 0
+        """Of a trigger `availableNow`: no further; 0: there is no such end."""
 
     def initialOffset(self) -> dict[str, Any]:
         return dict(INITIAL)
@@ -252,7 +257,8 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._options.max_bytes)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = 0
+        now = Api(self._options.server, self._options.token_file).call("/tso", {}, InvalidInput)
+        self._target = (int(now["timestamp"]) << LOGICAL_BITS) + int(now["logic_time"])
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         at = Position.of(start)
@@ -260,13 +266,19 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._created()
         self._check(at)
         max_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else 0
-        until = time.monotonic() + MOVE_S
+        until = time.monotonic() + PATIENCE_S
         while True:
             latest = self._latest(at, max_bytes)
-            if self._target != 0 or latest["readable"] > at.ts or time.monotonic() > until:
+            if latest["upto"] > at.ts or at.ts >= self._target:
                 break
-        if self._target == 0:
-            self._target = max(latest["readable"], at.ts)
+            if time.monotonic() > until:  # to end here would say that there is nothing up to the target
+                raise Retryable(
+                    f"the changes up to ts {self._target} have not come",
+                    where=f"reader {at.reader}, which has them up to {latest['readable']}",
+                    why=latest["waits"] or "its changefeed is behind",
+                    fix="see `tidegate changefeed query`, and start the query again",
+                )
+        self._warn(at, latest["waits"])
         self._readable = at.offset(latest["readable"])
         return at.offset(latest["upto"])
 
@@ -326,11 +338,17 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "set the option as it was, or start with a new checkpoint",
                 )
 
+    def _warn(self, at: Position, waits: str) -> None:
+        """Say now and then what a query waits for: nobody sees but that no rows come."""
+        if waits and time.monotonic() - self._warned_at >= WARN_S:
+            self._warned_at = time.monotonic()
+            LOG.warning("reader %s waits: %s", at.reader, waits)
+
     def _latest(self, at: Position, max_bytes: int) -> dict[str, Any]:
         wanted = {
             "start": at.ts,
             "max_bytes": max_bytes,
-            "target": self._target or 0,
+            "target": self._target,
             "columns": self._columns(),
             "wait_ms": NEWS_MS,
         }

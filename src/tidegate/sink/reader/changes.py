@@ -44,7 +44,9 @@ CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY, value BLOB);
 OP, COMMIT_TS, SEQ = "_tidegate_op", "_tidegate_commit_ts", "_tidegate_seq"
 OWN_COLUMNS: Final = pa.schema([(OP, pa.string()), (COMMIT_TS, pa.int64()), (SEQ, pa.int64())])
 SPARE_PAGES: Final = 4096
-"""So many free pages of 4 KiB stay in the file, to be written again; more are given back."""
+"""So many free pages of 4 KiB stay in the file, to be written again."""
+GIVEN_PAGES: Final = 4096
+"""And so many of the others are given back at a time."""
 SCHEMA_NAME, TABLE_NAME = b"tidegate.schema", b"tidegate.table"
 """Keys of a piece's Arrow metadata: whose rows they are."""
 
@@ -279,4 +281,5 @@ def give_back(connection: sqlite3.Connection) -> None:
     """Return free pages beyond those that will be written again soon, some at a time."""
     spare = int(connection.execute("PRAGMA freelist_count").fetchone()[0]) - SPARE_PAGES
     if spare > 0:
-        connection.execute(f"PRAGMA incremental_vacuum({min(spare, SPARE_PAGES)})").fetchall()
+        # Each step of this statement gives one page back, and `execute` takes one step.
+        connection.executescript(f"PRAGMA incremental_vacuum({min(spare, GIVEN_PAGES)})")
