@@ -34,6 +34,7 @@ from tidegate.model.slots import INSERT
 from tidegate.sink.base import Content, Domain, Sink, SinkFeed, SlotTaken, Undecided, Writer
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import fence_slots
+from tidegate.sink.reader.changes import Changes
 from tidegate.sink.reader.sink import ReaderSink
 
 pytestmark = pytest.mark.integration
@@ -168,7 +169,9 @@ class AtSqlite(Feed):
 
 class AtReader(AtSqlite):
     def sink(self, incarnation: int = 1, instance: str = "one", capture: str = CAPTURE) -> ReaderSink:
-        self.path.mkdir(exist_ok=True)
+        if not self.path.exists():
+            self.path.mkdir()
+            Changes(self.path).begin("one", 1, (), 0)
         feed = replace(self.at(incarnation, instance, capture), folder=self.path)
         return ReaderSink(replace(feed, uri=reader_uri("typed", 3600, 1 << 30)))
 

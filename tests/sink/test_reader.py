@@ -66,11 +66,10 @@ class Place:
 
     def read(self, after: int, upto: int) -> list[int]:
         """The commit ts of what a task gets."""
-        found, past = list[int](), 0
-        while (piece := self.changes.next(after, upto, past)) is not None:
-            rows = pa.ipc.open_stream(piece.data).read_all()
+        found = list[int]()
+        for n in self.changes.numbers(after, upto, 0):
+            rows = pa.ipc.open_stream(self.changes.piece(n, after).data).read_all()
             found += [ts for ts in rows["_tidegate_commit_ts"].to_pylist() if after < ts <= upto]
-            past = piece.n
         return found
 
 
@@ -169,6 +168,8 @@ def test_what_is_done_goes_and_the_file_gets_smaller(tmp_path: Path, monkeypatch
     assert place.changes.standing().said == 31, "an older word changes nothing"
     with pytest.raises(InvalidInput, match="restored"):
         place.read(30, 31)
+    with pytest.raises(InvalidInput, match="restored"):
+        place.changes.piece(20, 30)
 
 
 def test_a_piece_that_reaches_beyond_what_is_done_stays(tmp_path: Path) -> None:

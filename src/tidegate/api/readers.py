@@ -10,6 +10,7 @@ import asyncio
 import base64
 import struct
 import uuid
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ from tidegate.api.status import capture_of
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedId
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.server.reader_history import Request as Asked
-from tidegate.server.readers import Readers, Ticket, next_piece
+from tidegate.server.readers import Readers, Ticket, numbers_of, piece_of
 from tidegate.sink.reader.changes import Changes
 
 WAIT_MS_MAX: Final = 10_000
@@ -114,18 +115,19 @@ async def changes(request: Request) -> Response:
         raise InvalidInput("'past' is not the number of a piece.")
     if _streams.locked():
         raise Retryable(f"{STREAMS_MAX} tickets are being read.", fix="ask again in a moment")
-    found, kept, ddl = await _readers(request).open(text)
-    first = await asyncio.to_thread(next_piece, found, kept, int(past), ddl=ddl)
-    return Pieces(found, kept, ddl, first)
+    readers = _readers(request)
+    found, kept, ddl = await readers.open(text)
+    numbers = await readers.do(numbers_of, found, kept, int(past), ddl=ddl)
+    return Pieces(readers, found, kept, numbers)
 
 
 class Pieces(Response):
     """Piece after piece, each read when the one before has been taken."""
 
-    def __init__(self, ticket: Ticket, kept: Changes, ddl: bool, first: Any) -> None:
+    def __init__(self, readers: Readers, ticket: Ticket, kept: Changes, numbers: Sequence[int]) -> None:
         super().__init__(media_type="application/octet-stream")
         del self.headers["content-length"]
-        self._ticket, self._kept, self._ddl, self._first = ticket, kept, ddl, first
+        self._readers, self._ticket, self._kept, self._numbers = readers, ticket, kept, numbers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application."""
@@ -136,9 +138,9 @@ class Pieces(Response):
 
         async with _streams:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            piece = self._first
-            while piece is not None:
-                await say(FRAME.pack(piece.n, len(piece.data)))
-                await say(piece.data)
-                piece = await asyncio.to_thread(next_piece, self._ticket, self._kept, piece.n, ddl=self._ddl)
+            for n in self._numbers:
+                piece = await self._readers.do(piece_of, self._ticket, self._kept, n)
+                if piece is not None:
+                    await say(FRAME.pack(piece.n, len(piece.data)))
+                    await say(piece.data)
             await say(FRAME.pack(0, 0), more=False)

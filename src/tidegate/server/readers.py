@@ -17,11 +17,12 @@ import base64
 import contextlib
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 import pyarrow as pa
@@ -46,6 +47,8 @@ from tidegate.sink.reader.changes import (
 )
 from tidegate.sink.reader.sink import SILENT_CODE
 
+T = TypeVar("T")
+
 MAX_KEPT: Final = 10 << 30
 """Bytes that are kept for a reader, unless it asks for more or less."""
 PARTS: Final = 4
@@ -54,6 +57,7 @@ HEARD_S: Final = 30.0
 """How often it is stored that a query lives."""
 LOOK_S: Final = 0.05
 """Between two looks whether there is news for a query that waits."""
+THREADS: Final = 8
 DDL_PIECE: Final = (1 << 63) - 1
 """The number of the piece that has DDL: the last of part 0."""
 
@@ -113,6 +117,12 @@ class Readers:
         self._reactor = reactor
         self._stored: dict[str, float] = {}
         """By instance, when it was stored last that its query lives (monotonic)."""
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="readers")
+
+    async def do(self, work: Callable[..., T], *values: Any, **named: Any) -> T:
+        """In a thread of ours: a file that is locked for long holds up nothing else of the capture."""
+        call = partial(work, *values, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def create(
         self, feed: FeedId, tables: Sequence[str], rows: str, start_ts: int, hold_s: int, max_kept: int
@@ -122,14 +132,17 @@ class Readers:
         rules = list(rules_of(tables, rows))
         found = self._reactor.feeds.get(feed)
         if found is None:
-            new = await asyncio.to_thread(
-                check_new, feed, uri.render(), {"filter": {"rules": rules}}, start_ts, 0
-            )
+            # A reader that has its fill waits for its query as long as anything is kept for that.
+            settings = {
+                "filter": {"rules": rules},
+                "changefeed_error_stuck_duration": int(uri.option("hold")) * 10**9,
+            }
+            new = await self.do(check_new, feed, uri.render(), settings, start_ts, 0)
             found = await self._reactor.create(new)
-            return await asyncio.to_thread(_changes(found).standing)
+            return await self.do(_changes(found).standing)
         if not found.uri.is_reader:
             raise InvalidInput(f"{feed} is a changefeed, not a reader.", fix="choose another name")
-        standing = await asyncio.to_thread(_changes(found).standing)
+        standing = await self.do(_changes(found).standing)
         if standing.said > standing.start_ts:
             raise InvalidInput(
                 f"reader {feed.name} exists, and its query has read up to ts {standing.said}",
@@ -158,7 +171,7 @@ class Readers:
                     found[feed.id] = _changes(feed).standing()
             return found
 
-        return await asyncio.to_thread(look) if readers else {}
+        return await self.do(look) if readers else {}
 
     async def columns(
         self, feed: FeedId | None, tables: Sequence[str], rows: str, start_ts: int
@@ -170,8 +183,8 @@ class Readers:
         found = self._reactor.feeds.get(feed) if feed is not None else None
         if found is not None and found.uri.is_reader:
             changes = _changes(found)
-            standing = await asyncio.to_thread(changes.standing)
-            history = await asyncio.to_thread(_history, found, changes, standing)
+            standing = await self.do(changes.standing)
+            history = await self.do(_history, found, changes, standing)
             columns = history.after(standing.said) if history is not None else None
             if columns is not None:
                 return columns
@@ -195,7 +208,7 @@ class Readers:
         while True:
             owner = found.owner
             before = owner.resolved_sent if owner is not None else 0
-            answer = await asyncio.to_thread(_latest, found, asked, start, max_bytes, target)
+            answer = await self.do(_latest, found, asked, start, max_bytes, target)
             if answer["upto"] > start or loop.time() >= until:
                 return answer
             while loop.time() < until:
@@ -208,7 +221,7 @@ class Readers:
     async def plan(self, feed: FeedId, asked: Request, start: int, end: int) -> dict[str, Any]:
         """Tickets for the tasks of a batch."""
         found = await self._heard(feed, asked, 0)
-        return await asyncio.to_thread(_plan, found, asked, start, end)
+        return await self.do(_plan, found, asked, start, end)
 
     async def commit(self, feed: FeedId, asked: Request, ts: int) -> None:
         """The query is done with all up to `ts`."""
@@ -221,7 +234,7 @@ class Readers:
         if found is None or not found.uri.is_reader or found.info.instance != ticket.instance:
             raise _no_ticket()
         changes = _changes(found)
-        secret = await asyncio.to_thread(changes.secret)
+        secret = await self.do(changes.secret)
         if not hmac.compare_digest(seal, _seal(body, secret)):
             raise _no_ticket()
         await self._note_heard(found, 0)
@@ -256,7 +269,7 @@ class Readers:
         changes = _changes(found)
         if said or now - self._stored.get(instance, float("-inf")) >= HEARD_S:
             self._stored[instance] = now
-            await asyncio.to_thread(changes.hear, found.node.clock.now_ms(), said)
+            await self.do(changes.hear, found.node.clock.now_ms(), said)
 
 
 def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
@@ -279,15 +292,18 @@ def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
     return data
 
 
-def next_piece(ticket: Ticket, changes: Changes, past: int, *, ddl: bool) -> Piece | None:
-    """What comes after piece `past` of a ticket; None: that was all."""
-    if past < DDL_PIECE:
-        found = changes.next(ticket.start, ticket.end, past, ticket.part, ticket.parts)
-        if found is not None:
-            return found
-        if ddl and ticket.part == 0 and (data := ddl_piece(changes, ticket.start, ticket.end)) is not None:
-            return Piece(DDL_PIECE, data)
-    return None
+def numbers_of(ticket: Ticket, changes: Changes, past: int, *, ddl: bool) -> list[int]:
+    """The numbers of a ticket's pieces beyond `past`."""
+    found = changes.numbers(ticket.start, ticket.end, past, ticket.part, ticket.parts)
+    return [*found, DDL_PIECE] if ddl and ticket.part == 0 and past < DDL_PIECE else found
+
+
+def piece_of(ticket: Ticket, changes: Changes, n: int) -> Piece | None:
+    """One of them; None: there was no DDL."""
+    if n < DDL_PIECE:
+        return changes.piece(n, ticket.start)
+    data = ddl_piece(changes, ticket.start, ticket.end)
+    return Piece(n, data) if data is not None else None
 
 
 def _changes(feed: Feed) -> Changes:

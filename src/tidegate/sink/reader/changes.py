@@ -34,7 +34,8 @@ CREATE TABLE IF NOT EXISTS pieces (
     part INTEGER,
     first_ts INTEGER, last_ts INTEGER, rows INTEGER, bytes INTEGER, data BLOB
 );
-CREATE INDEX IF NOT EXISTS by_ts ON pieces (last_ts, first_ts, bytes);
+CREATE INDEX IF NOT EXISTS by_last ON pieces (last_ts, first_ts, bytes);
+CREATE INDEX IF NOT EXISTS by_first ON pieces (first_ts, last_ts, n, part);
 CREATE TABLE IF NOT EXISTS ddl (
     ts INTEGER, seq INTEGER, name TEXT, of TEXT, old_name TEXT, old_of TEXT, action INTEGER, query TEXT,
     info BLOB, PRIMARY KEY (ts, seq, name, of)
@@ -171,20 +172,28 @@ class Changes:
                 taken, found = taken + size, min(last_ts, upto)
         return upto if taken else after
 
-    def next(self, after: int, upto: int, past: int, part: int = 0, parts: int = 1) -> Piece | None:
-        """The next piece beyond the number `past` with rows in (after, upto], of the tables of one of so many
-        parts. Raises InvalidInput when some of them may have gone.
+    def numbers(self, after: int, upto: int, past: int, part: int = 0, parts: int = 1) -> list[int]:
+        """Of the pieces beyond `past` with rows in (after, upto], of the tables of one of so many parts; in
+        order. Raises InvalidInput when some may have gone.
         """
         with self._open() as connection:
             said = self._get(connection, "said")
             if said > after:
                 raise past_it(after, said)
-            row = connection.execute(
-                "SELECT n, data FROM pieces WHERE n > ? AND last_ts > ? AND first_ts <= ? AND part % ? = ? "
-                "ORDER BY n LIMIT 1",
-                [past, after, upto, parts, part],
-            ).fetchone()
-        return Piece(*row) if row is not None else None
+            found = connection.execute(
+                "SELECT n FROM pieces INDEXED BY by_first "
+                "WHERE first_ts <= ? AND last_ts > ? AND n > ? AND part % ? = ? ORDER BY n",
+                [upto, after, past, parts, part],
+            )
+            return [n for (n,) in found]
+
+    def piece(self, n: int, after: int) -> Piece:
+        """One of those. Raises InvalidInput when it has gone meanwhile."""
+        with self._open() as connection:
+            row = connection.execute("SELECT data FROM pieces WHERE n = ?", [n]).fetchone()
+            if row is None:
+                raise past_it(after, self._get(connection, "said"))
+            return Piece(n, row[0])
 
     def weight(self, after: int, upto: int) -> int:
         """Bytes of the pieces with rows in (after, upto]."""

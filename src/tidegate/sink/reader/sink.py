@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from binascii import crc32
 from collections.abc import Callable, Iterable, Sequence
@@ -58,6 +59,17 @@ class ReaderSink(Ledger):
         super().__init__(feed, feed.folder / FILE, TABLES)
         self.max_bytes = int(feed.uri.option("max-kept"))
         self.hold_s = int(feed.uri.option("hold"))
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection. Raises Fatal when the file is gone: to begin another would leave a gap."""
+        if not self.path.exists():
+            raise Fatal(
+                "What was kept for the reader is gone.",
+                where=str(self.path),
+                why="somebody has removed the file",
+                fix="remove the reader's changefeed, and start its query anew with another checkpoint",
+            )
+        return super().connect()
 
     def describe(self) -> Description:
         """What it takes, promises and gives up."""
