@@ -42,6 +42,7 @@ class Shop:
                 "log": [ID, text("t")],
                 "few": [ID, number("n")],
                 "own": [ID, number("n")],
+                "new": [ID, number("n")],
             },
         )
 
@@ -214,6 +215,27 @@ def test_rows_of_any_table_come_with_their_ddl_up_to_when_the_query_began(
     assert [one[:2] for one in found] == [one[:2] for one in expected]
     shop.tables.put("log", {3: (3, b"three")})
     assert len(once()) == 8
+
+
+def test_a_new_query_of_what_is_available_ends_and_goes_on_the_next_time(
+    shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its reader begins after the moment up to which it reads."""
+
+    def once() -> int:
+        rows = spark.readStream.format("tidegate").options(server=shop.cluster.server, tables="shop.new")
+        written = rows.load().writeStream.format("parquet").option("path", str(tmp_path / "rows"))
+        query = written.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True)
+        query.start().awaitTermination()
+        return (
+            sum(1 for _ in (tmp_path / "rows").glob("*.parquet"))
+            and spark.read.parquet(str(tmp_path / "rows")).count()
+        )
+
+    assert once() == 0
+    shop.tables.put("new", {1: (1, 1), 2: (2, 2)})
+    assert once() == 2
+    assert once() == 2
 
 
 def repr_of(row: Any) -> str:

@@ -3,7 +3,7 @@
     create    a changefeed with a reader's sink, or the one of that name that no query has used yet
     latest    how far the query may read; what it asks from, it is done with
     plan      tickets, one a task
-    next      the pieces of a ticket, one by one
+    open      what a ticket opens: the pieces of its part
 
 A reader's changes lie in its changefeed's folder (`sink.reader`), so a query that is slow or gone holds up
 neither upstream's history nor DDL: it costs disk, up to a limit. What a query is told to read is the same
@@ -57,6 +57,8 @@ HEARD_S: Final = 30.0
 """How often it is stored that a query lives."""
 LOOK_S: Final = 0.05
 """Between two looks whether there is news for a query that waits."""
+HEARD_MAX: Final = 1000
+"""Of so many it is known when that was; else it is stored once more than need be."""
 THREADS: Final = 8
 DDL_PIECE: Final = (1 << 63) - 1
 """The number of the piece that has DDL: the last of part 0."""
@@ -88,7 +90,7 @@ class Ticket:
             raw = base64.urlsafe_b64decode(body[:2000])
             namespace, name, instance, *numbers = orjson.loads(raw)
             start, end, part, parts = (int(one) for one in numbers)
-        except ValueError:
+        except (ValueError, TypeError):
             raise _no_ticket() from None
         return (
             cls(FeedId.checked(str(namespace), str(name)), str(instance), start, end, part, parts),
@@ -115,8 +117,8 @@ class Readers:
 
     def __init__(self, reactor: Reactor) -> None:
         self._reactor = reactor
-        self._stored: dict[str, float] = {}
-        """By instance, when it was stored last that its query lives (monotonic)."""
+        self._heard: dict[str, tuple[float, int]] = {}
+        """By instance, when it was stored last that its query lives (monotonic), and what it had done."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="readers")
 
     async def do(self, work: Callable[..., T], *values: Any, **named: Any) -> T:
@@ -204,7 +206,7 @@ class Readers:
         """How far a query that is done with all up to `start` may read; `start` without news in `wait_s`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + wait_s
-        found = await self._heard(feed, asked, start)
+        found = await self._hear(feed, asked, start)
         while True:
             owner = found.owner
             before = owner.resolved_sent if owner is not None else 0
@@ -220,12 +222,12 @@ class Readers:
 
     async def plan(self, feed: FeedId, asked: Request, start: int, end: int) -> dict[str, Any]:
         """Tickets for the tasks of a batch."""
-        found = await self._heard(feed, asked, 0)
+        found = await self._hear(feed, asked, 0)
         return await self.do(_plan, found, asked, start, end)
 
     async def commit(self, feed: FeedId, asked: Request, ts: int) -> None:
         """The query is done with all up to `ts`."""
-        await self._heard(feed, asked, ts)
+        await self._hear(feed, asked, ts)
 
     async def open(self, text: str) -> tuple[Ticket, Changes, bool]:
         """The ticket, the file that it opens, and whether DDL is told. Raises Refused."""
@@ -258,18 +260,20 @@ class Readers:
             )
         return found
 
-    async def _heard(self, feed: FeedId, asked: Request, said: int) -> Feed:
+    async def _hear(self, feed: FeedId, asked: Request, said: int) -> Feed:
         found = self._feed(feed, asked.instance)
         await self._note_heard(found, said)
         return found
 
     async def _note_heard(self, found: Feed, said: int) -> None:
-        now = asyncio.get_running_loop().time()
-        instance = found.info.instance
-        changes = _changes(found)
-        if said or now - self._stored.get(instance, float("-inf")) >= HEARD_S:
-            self._stored[instance] = now
-            await self.do(changes.hear, found.node.clock.now_ms(), said)
+        now, instance = asyncio.get_running_loop().time(), found.info.instance
+        at, before = self._heard.get(instance, (float("-inf"), 0))
+        if said <= before and now - at < HEARD_S:
+            return
+        await self.do(_changes(found).hear, found.node.clock.now_ms(), said)
+        if len(self._heard) >= HEARD_MAX:
+            self._heard.clear()
+        self._heard[instance] = now, max(said, before)
 
 
 def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
@@ -328,8 +332,8 @@ def _latest(found: Feed, asked: Request, start: int, max_bytes: int, target: int
     standing = changes.standing()
     _check_place(found, standing, start)
     upto = max(start, standing.readable)
-    if target:
-        upto = min(upto, target)
+    if target:  # which may lie below the start of a reader that was made after it was taken
+        upto = max(start, min(upto, target))
     history = _history(found, changes, standing)
     stop = 0
     if history is not None:
