@@ -5,10 +5,10 @@
     told     what else there is to know, by key
 
 A piece is never changed. Of one row of one partition, changes lie in the order of their commits if pieces
-are read in the order of `n`: they are written by one task at a time, and `n` grows with the commits of the file. A
-key that moves between partitions has its order in `_tidegate_seq` alone. All rows
-with a commit ts up to `readable` are there, so what lies in (after, upto] is the same whenever it is read,
-until the reader has said that it is done with it.
+are read in the order of `n`: they are written by one task at a time, and `n` grows with the commits of the
+file. A key that moves between partitions has its order in `_tidegate_seq` alone. All rows with a commit ts up
+to `readable` are there, so what lies in (after, upto] is the same whenever it is read, until the reader has
+said that it is done with it.
 """
 
 from __future__ import annotations
