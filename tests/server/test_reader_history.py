@@ -118,7 +118,7 @@ def test_typed_rows_are_of_one_table_by_its_exact_name(
 @pytest.mark.parametrize(
     ("tables", "rows"),
     [([], "typed"), ([""], "generic"), (["acc"], "typed"), (["shop.*"], "typed"), (["a.b", "a.c"], "typed"),
-     (["a.b"], "tpyed"), (["a.[b]"], "typed"), (["!a.b"], "typed")],
+     (["a.b"], "tables"), (["a.[b]"], "typed"), (["!a.b"], "typed")],
 )  # fmt: skip
 def test_what_is_no_table_is_refused(tables: list[str], rows: str) -> None:
     with pytest.raises(InvalidInput):
