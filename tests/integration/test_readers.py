@@ -43,6 +43,8 @@ class Shop:
                 "few": [ID, number("n")],
                 "own": [ID, number("n")],
                 "new": [ID, number("n")],
+                "gone": [ID, number("n")],
+                "come": [ID, number("n")],
             },
         )
 
@@ -236,6 +238,25 @@ def test_a_new_query_of_what_is_available_ends_and_goes_on_the_next_time(
     shop.tables.put("new", {1: (1, 1), 2: (2, 2)})
     assert once() == 2
     assert once() == 2
+
+
+def test_what_is_there_can_be_read_though_its_changefeed_has_failed(shop: Shop) -> None:
+    """Another table takes the name of the reader's: what that has to do with its rows nobody can tell."""
+    made = shop.call("/readers", name="failed", tables=["shop.gone"], rows="typed")
+    known = {"instance": made["instance"], "columns": columns(shop, "shop.gone")}
+    shop.tables.put("gone", {1: (1, 1), 2: (2, 2)})
+    shop.tables.ddl(lambda it: it.rename_table("gone", "away", "rename table gone to away"))
+    shop.tables.ddl(lambda it: it.rename_table("come", "gone", "rename table come to gone"))
+    eventually("it fails", lambda: shop.cluster.feed("failed")["state"] == "failed")
+
+    def latest(start: int) -> dict[str, Any]:
+        return shop.call("/readers/failed/latest", **known, start=start, wait_ms=500)
+
+    upto = latest(made["ts"])["upto"]
+    plan = shop.call("/readers/failed/plan", **known, start=made["ts"], end=upto)
+    _, read = pieces(shop, plan["parts"][0]["ticket"])
+    assert [row["id"] for one in read for row in one.to_pylist()] == [1, 2]
+    assert "RENAME" in latest(upto)["error_msg"].upper()
 
 
 def repr_of(row: Any) -> str:

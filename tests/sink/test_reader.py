@@ -76,7 +76,7 @@ class Place:
 @given(
     st.lists(
         st.tuples(
-            st.integers(1, (1 << 62) - 1),
+            st.integers(1, (1 << 61) - 1),
             st.sampled_from([INSERT, UPDATE, DELETE]),
             st.text("ab"),
             st.text("ab"),
@@ -94,7 +94,7 @@ def test_rows_have_their_operation_order_and_the_image_that_is_left(rows: list[R
         {
             "_tidegate_op": WORDS[op],
             "_tidegate_commit_ts": ts,
-            "_tidegate_seq": ts * 2 + (op != DELETE),
+            "_tidegate_seq": ts * 4 + (op != DELETE),
             "v": old if op == DELETE else new,
         }
         for ts, op, old, new in given_rows
@@ -200,6 +200,16 @@ def test_a_reader_that_has_its_fill_waits_for_its_query_and_only_for_what_that_c
     assert place.read(12, 20) == [13, 14]
 
 
+def test_while_resolved_ts_stands_a_reader_keeps_more_but_not_without_end(tmp_path: Path) -> None:
+    place = Place(tmp_path, max_kept=20_000)
+    ts = 11
+    while place.changes.standing().kept <= 40_000:
+        place.write(ts, size=4000)
+        ts += 1
+    with pytest.raises(Retryable, match="as many as may be kept"):
+        place.write(ts, size=4000)
+
+
 def test_a_reader_whose_query_is_silent_is_given_up_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,7 +221,9 @@ def test_a_reader_whose_query_is_silent_is_given_up_for_good(
     monkeypatch.setattr(reader_sink, "GRACE_S", -1.0)
     place.changes.hear(round((time.time() - 50) * 1000))
     place.owner.send_resolved(13)
-    place.changes.hear(round((time.time() - 200) * 1000))
+    silent_ms = round((time.time() - 200) * 1000)
+    place.changes.hear(silent_ms)
+    assert not place.changes.let_go("it was heard meanwhile", silent_ms - 1)
     with pytest.raises(Fatal, match="ErrReaderSilent"):
         place.owner.send_resolved(14)
     standing = place.changes.standing()
@@ -219,6 +231,22 @@ def test_a_reader_whose_query_is_silent_is_given_up_for_good(
     place.changes.hear(round(time.time() * 1000))
     with pytest.raises(Fatal, match="ErrReaderSilent"):  # or it would go on with a gap
         place.sink.open_owner(None, lambda: None)
+
+
+def test_a_machine_that_slept_does_not_take_its_own_silence_for_its_querys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, slept_s = Place(tmp_path, hold_s=100), [0.0]
+    wall = time.time
+    monkeypatch.setattr(reader_sink.time, "time", lambda: wall() + slept_s[0])
+    monkeypatch.setattr(reader_sink, "GRACE_S", 0.3)
+    time.sleep(0.4)
+    place.owner.send_resolved(11)
+    slept_s[0] = 200
+    place.owner.send_resolved(12)
+    time.sleep(0.4)
+    with pytest.raises(Fatal, match="ErrReaderSilent"):
+        place.owner.send_resolved(13)
 
 
 def test_ddl_is_kept_and_what_lies_below_it_can_be_read(tmp_path: Path) -> None:
@@ -238,6 +266,16 @@ def test_ddl_is_kept_and_what_lies_below_it_can_be_read(tmp_path: Path) -> None:
     place.owner.send_resolved(20)
     standing = place.changes.standing()
     assert (standing.pending, standing.place, standing.ddl) == (True, 10, 3)
+
+
+def test_ddl_is_found_by_where_a_batch_begins_and_ends(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    for one in (event(20), event(20, seq=1), event(30)):
+        place.owner.send_ddl(one)
+    assert [place.changes.next_ddl(ts) for ts in (10, 19, 20, 30)] == [20, 20, 30, 0]
+    told = place.changes.statements(10, 20)
+    assert [one[:2] for one in told] == [(20, 0), (20, 1)]
+    assert place.changes.statements(20, 29) == []
 
 
 def test_the_checkpoint_shown_is_the_querys_or_how_far_there_is_nothing(tmp_path: Path) -> None:

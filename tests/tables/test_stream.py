@@ -403,6 +403,7 @@ def test_a_statement_is_a_row_without_values() -> None:
         "_tidegate_schema": ["shop"],
         "_tidegate_table": ["orders"],
         "_tidegate_commit_ts": [7],
+        "_tidegate_seq": [30],
         "_tidegate_ddl": ["ALTER TABLE orders ADD x int"],
     }
     statements = pa.RecordBatch.from_pydict(columns).replace_schema_metadata({b"tidegate.kind": b"ddl"})
@@ -417,7 +418,7 @@ def test_a_statement_is_a_row_without_values() -> None:
         "_tidegate_table": "orders",
         "_tidegate_op": "ddl",
         "_tidegate_commit_ts": 7,
-        "_tidegate_seq": 15,
+        "_tidegate_seq": 30,
         "_tidegate_row": None,
         "_tidegate_ddl": "ALTER TABLE orders ADD x int",
     }

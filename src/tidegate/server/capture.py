@@ -198,6 +198,8 @@ class Capture:
         self._captured(TABLE_MODE)
         await self.reactor.start()
         stack.push_async_callback(self.reactor.stop)
+        sweep = asyncio.create_task(self.readers.sweep(), name="readers without a query")
+        stack.callback(sweep.cancel)
 
     async def _wait_for_pd(self) -> int:
         """The cluster's id, as soon as PD tells it. Raises InvalidInput when what answers is no PD."""

@@ -17,6 +17,7 @@ import base64
 import contextlib
 import hashlib
 import hmac
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,15 +31,19 @@ import pyarrow as pa
 from tidegate.config import reader_uri
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId
-from tidegate.errors import InvalidInput, Retryable
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.log import event
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import Refused, check_new
 from tidegate.server.reactor import Reactor
 from tidegate.server.reader_history import History, Request, check_columns, columns_of, no_table, rules_of
 from tidegate.sink.reader.changes import (
     COMMIT_TS,
-    SCHEMA_NAME,
-    TABLE_NAME,
+    DDL,
+    DEFINED,
+    KIND,
+    SEQ,
+    SEQ_A_TS,
     Changes,
     Piece,
     Standing,
@@ -47,12 +52,18 @@ from tidegate.sink.reader.changes import (
 )
 from tidegate.sink.reader.sink import SILENT_CODE
 
+LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_KEPT: Final = 10 << 30
 """Bytes that are kept for a reader, unless it asks for more or less."""
 PARTS: Final = 4
 """Tasks of a batch of several tables at most; a table's rows go to one."""
+READERS_MAX: Final = 200
+ORPHAN_S: Final = 3600.0
+"""A reader from which no query has read, silent for so long, goes: its query was killed before its checkpoint
+named it, and has made another since."""
+SWEEP_S: Final = 300.0
 HEARD_S: Final = 30.0
 """How often it is stored that a query lives."""
 LOOK_S: Final = 0.05
@@ -126,6 +137,24 @@ class Readers:
         call = partial(work, *values, **named)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
+    async def sweep(self) -> None:
+        """Remove readers that no query knows of; for ever, now and then."""
+        while True:
+            await asyncio.sleep(SWEEP_S)  # first: a capture that was down gives queries time to come back
+            try:
+                await self.remove_orphans()
+            except TidegateError as error:
+                event(LOG, logging.WARNING, "readers not looked through", error=str(error))
+
+    async def remove_orphans(self) -> None:
+        """Once."""
+        feeds = dict(self._reactor.feeds)
+        for name, standing in (await self.standings(feeds.values())).items():
+            silent_s = feeds[name].node.clock.now_ms() / 1000 - standing.heard_ms / 1000
+            if not standing.used and silent_s > ORPHAN_S:
+                event(LOG, logging.WARNING, "reader removed: no query has read from it", changefeed=str(name))
+                await self._reactor.remove(name)
+
     async def create(
         self, feed: FeedId, tables: Sequence[str], rows: str, start_ts: int, hold_s: int, max_kept: int
     ) -> Standing:
@@ -134,6 +163,13 @@ class Readers:
         rules = list(rules_of(tables, rows))
         found = self._reactor.feeds.get(feed)
         if found is None:
+            if sum(one.uri.is_reader for one in self._reactor.feeds.values()) >= READERS_MAX:
+                raise InvalidInput(
+                    f"This capture has {READERS_MAX} readers.",
+                    where=self._reactor.node.address,
+                    why="each keeps changes on its disk",
+                    fix="remove those that nobody uses: `tidegate changefeed list` shows them",
+                )
             # A reader that has its fill waits for its query as long as anything is kept for that.
             settings = {
                 "filter": {"rules": rules},
@@ -145,7 +181,7 @@ class Readers:
         if not found.uri.is_reader:
             raise InvalidInput(f"{feed} is a changefeed, not a reader.", fix="choose another name")
         standing = await self.do(_changes(found).standing)
-        if standing.said > standing.start_ts:
+        if standing.used:
             raise InvalidInput(
                 f"reader {feed.name} exists, and its query has read up to ts {standing.said}",
                 where="option reader",
@@ -211,7 +247,10 @@ class Readers:
             owner = found.owner
             before = owner.resolved_sent if owner is not None else 0
             answer = await self.do(_latest, found, asked, start, max_bytes, target)
-            if answer["upto"] > start or loop.time() >= until:
+            if answer["upto"] > start:
+                return answer
+            _check_state(found)  # not before: what is there can be read, whatever became of the changefeed
+            if loop.time() >= until:
                 return answer
             while loop.time() < until:
                 await asyncio.sleep(LOOK_S)
@@ -222,7 +261,7 @@ class Readers:
 
     async def plan(self, feed: FeedId, asked: Request, start: int, end: int) -> dict[str, Any]:
         """Tickets for the tasks of a batch."""
-        found = await self._hear(feed, asked, 0)
+        found = await self._hear(feed, asked)
         return await self.do(_plan, found, asked, start, end)
 
     async def commit(self, feed: FeedId, asked: Request, ts: int) -> None:
@@ -239,7 +278,7 @@ class Readers:
         secret = await self.do(changes.secret)
         if not hmac.compare_digest(seal, _seal(body, secret)):
             raise _no_ticket()
-        await self._note_heard(found, 0)
+        await self._note_heard(found)
         return ticket, changes, found.uri.option("rows") == "generic"
 
     def _feed(self, feed: FeedId, instance: str) -> Feed:
@@ -251,26 +290,19 @@ class Readers:
                 why="its changefeed was removed, and what was kept for it is gone",
                 fix="start the query anew, with a new checkpoint",
             )
-        error = found.life.error
-        if found.life.state is State.FAILED and error is not None:
-            raise Refused(
-                error.code,
-                f"reader {feed} has failed: {error.message}",
-                fix=f"mend it and `tidegate changefeed resume -c {feed.name}`; or start the query anew",
-            )
         return found
 
-    async def _hear(self, feed: FeedId, asked: Request, said: int) -> Feed:
+    async def _hear(self, feed: FeedId, asked: Request, said: int = 0) -> Feed:
         found = self._feed(feed, asked.instance)
         await self._note_heard(found, said)
         return found
 
-    async def _note_heard(self, found: Feed, said: int) -> None:
+    async def _note_heard(self, found: Feed, said: int = 0) -> None:
         now, instance = asyncio.get_running_loop().time(), found.info.instance
-        at, before = self._heard.get(instance, (float("-inf"), 0))
+        at, before = self._heard.get(instance, (float("-inf"), -1))
         if said <= before and now - at < HEARD_S:
             return
-        await self.do(_changes(found).hear, found.node.clock.now_ms(), said)
+        await self.do(_changes(found).hear, found.node.clock.now_ms(), said, used=said > 0)
         if len(self._heard) >= HEARD_MAX:
             self._heard.clear()
         self._heard[instance] = now, max(said, before)
@@ -278,17 +310,19 @@ class Readers:
 
 def ddl_piece(changes: Changes, start: int, end: int) -> bytes | None:
     """DDL of a batch as rows; None: there was none."""
-    found = [one for one in changes.definitions() if start < one.ts <= end and one.action]
+    found = changes.statements(start, end)
     if not found:
         return None
+    ts, _, schemas, tables, queries = zip(*found, strict=True)
     batch = pa.record_batch(
         {
-            "_tidegate_schema": [one.schema for one in found],
-            "_tidegate_table": [one.table for one in found],
-            COMMIT_TS: pa.array([one.ts for one in found], pa.int64()),
-            "_tidegate_ddl": [one.query for one in found],
+            "_tidegate_schema": schemas,
+            "_tidegate_table": tables,
+            COMMIT_TS: pa.array(ts, pa.int64()),
+            SEQ: pa.array([one * SEQ_A_TS + DEFINED for one in ts], pa.int64()),
+            "_tidegate_ddl": queries,
         }
-    ).replace_schema_metadata({b"tidegate.kind": b"ddl", SCHEMA_NAME: b"", TABLE_NAME: b""})
+    ).replace_schema_metadata({KIND: DDL.encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
@@ -335,13 +369,12 @@ def _latest(found: Feed, asked: Request, start: int, max_bytes: int, target: int
     if target:  # which may lie below the start of a reader that was made after it was taken
         upto = max(start, min(upto, target))
     history = _history(found, changes, standing)
-    stop = 0
     if history is not None:
         check_columns(history, asked, start)
         stop = history.stop(start)
-        reached = 0 < stop <= upto
-    else:
-        reached = any(start < one.ts <= upto for one in changes.definitions())
+    else:  # DDL come behind the rows before them, at the end of a batch
+        stop = changes.next_ddl(start)
+    reached = 0 < stop <= upto
     last = min(upto, stop or upto)
     end = changes.cut(start, last, max_bytes)
     if end == start and (reached or 0 < target <= upto):
@@ -362,13 +395,26 @@ def _check_place(found: Feed, standing: Standing, start: int) -> None:
         raise past_it(start, standing.said)
 
 
+def _check_state(found: Feed) -> None:
+    """Raises Refused when nothing more will come."""
+    error, feed = found.life.error, found.id
+    if found.life.state is State.FAILED and error is not None:
+        raise Refused(
+            error.code,
+            f"reader {feed} has failed: {error.message}",
+            fix=f"mend it and `tidegate changefeed resume -c {feed.name}`; or start the query anew",
+        )
+
+
 def _waits(found: Feed) -> str:
-    """What keeps changes from coming, in words; empty: nothing that a person must see to."""
+    """What keeps changes from coming, or is not among them, in words; empty: nothing to see to."""
     if found.life.state is State.STOPPED:
         return f"the reader is paused; `tidegate changefeed resume -c {found.id.name}` lets it go on"
     error = found.life.error
     if found.shown_state is State.WARNING and error is not None:
         return error.message
+    if count := found.totals.quarantined:
+        return f"nothing; but {count} rows could not be decoded, and the capture has set their bytes aside"
     return ""
 
 

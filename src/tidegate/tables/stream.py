@@ -57,8 +57,9 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTr
 from pyspark.sql.types import StructType
 
 from tidegate.access import TOKEN_FILE, Token
-from tidegate.config import nearest
+from tidegate.config import ROWS, nearest
 from tidegate.errors import Fatal, InvalidInput, Retryable, cut
+from tidegate.sink.reader.changes import COMMIT_TS, DDL, KIND, OWN_COLUMNS, SCHEMA_NAME, SEQ, TABLE_NAME
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -75,7 +76,6 @@ STREAM_OPTIONS: Final = (
     "after-ddl",
 )
 TYPED: Final = "typed"
-ROWS: Final = (TYPED, "generic")
 MAX_BYTES: Final = 64 << 20
 MERGED_BYTES: Final = 1 << 20
 """Small pieces go to Spark together: each batch costs it about a millisecond."""
@@ -93,13 +93,8 @@ WARN_S: Final = 60.0
 LOGICAL_BITS: Final = 18
 """Of a ts, behind its milliseconds."""
 
-COMMIT_TS: Final = "_tidegate_commit_ts"
-HEAD: Final = ("_tidegate_op", COMMIT_TS, "_tidegate_seq")
+HEAD: Final = OWN_COLUMNS.names
 """Columns in front of the table's own."""
-SCHEMA_KEY: Final = b"tidegate.schema"
-TABLE_KEY: Final = b"tidegate.table"
-KIND_KEY: Final = b"tidegate.kind"
-DDL: Final = "ddl"
 
 GENERIC: Final = pa.schema(
     [
@@ -580,15 +575,14 @@ def generic(batch: pa.RecordBatch) -> pa.RecordBatch:
     """A piece, of rows or of DDL, as rows of GENERIC."""
     named = batch.schema.metadata or {}
     n = batch.num_rows
-    if named.get(KIND_KEY) == DDL.encode():
+    if named.get(KIND) == DDL.encode():
         schemas, tables = batch.column("_tidegate_schema"), batch.column("_tidegate_table")
-        op, commit_ts = _repeated(DDL, n), batch.column(COMMIT_TS)
-        seq = pc.add(pc.multiply(commit_ts, 2), 1)
+        op, commit_ts, seq = _repeated(DDL, n), batch.column(COMMIT_TS), batch.column(SEQ)
         rows, ddl = pa.nulls(n, GENERIC.field("_tidegate_row").type), batch.column("_tidegate_ddl")
     else:
-        schemas, tables = _repeated(named[SCHEMA_KEY].decode(), n), _repeated(named[TABLE_KEY].decode(), n)
+        schemas, tables = _repeated(named[SCHEMA_NAME].decode(), n), _repeated(named[TABLE_NAME].decode(), n)
         op, commit_ts, seq = (batch.column(name) for name in HEAD)
-        rows, ddl = maps_of(batch.drop_columns(list(HEAD))), pa.nulls(n, pa.string())
+        rows, ddl = maps_of(batch.drop_columns(HEAD)), pa.nulls(n, pa.string())
     return pa.RecordBatch.from_arrays([schemas, tables, op, commit_ts, seq, rows, ddl], schema=GENERIC)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import secrets
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -47,10 +48,20 @@ OP, COMMIT_TS, SEQ = "_tidegate_op", "_tidegate_commit_ts", "_tidegate_seq"
 OWN_COLUMNS: Final = pa.schema([(OP, pa.string()), (COMMIT_TS, pa.int64()), (SEQ, pa.int64())])
 SPARE_PAGES: Final = 4096
 """So many free pages of 4 KiB stay in the file, to be written again."""
-GIVEN_PAGES: Final = 4096
+GIVEN_PAGES: Final = 1024
 """And so many of the others are given back at a time."""
-SCHEMA_NAME, TABLE_NAME = b"tidegate.schema", b"tidegate.table"
-"""Keys of a piece's Arrow metadata: whose rows they are."""
+AT_ONCE: Final = 32
+"""Pieces that are deleted in one transaction."""
+DROP_S: Final = 5.0
+"""How long one call deletes and gives back."""
+MAX_TS: Final = (1 << 63) - 1
+SCHEMA_NAME, TABLE_NAME, KIND = b"tidegate.schema", b"tidegate.table", b"tidegate.kind"
+"""Keys of a piece's Arrow metadata: whose rows they are; whether they are none but DDL."""
+DDL: Final = "ddl"
+DELETED, CHANGED, DEFINED = 0, 1, 2
+"""What `SEQ` adds to a commit ts * SEQ_A_TS: at one ts a key may be freed by one row and taken by another,
+and a DDL comes after all rows."""
+SEQ_A_TS: Final = 4
 
 
 class Definition(NamedTuple):
@@ -96,6 +107,8 @@ class Standing:
     """How many definitions there are."""
     let_go: str
     """Why nothing is kept for it any more; empty: it is."""
+    used: bool
+    """Whether its query has read from it, so that its checkpoint names it."""
 
     @property
     def place(self) -> int:
@@ -123,6 +136,7 @@ class Changes:
             self._put(connection, "heard_ms", now_ms)
             self._put(connection, "kept", 0)
             self._put(connection, "let_go", "")
+            self._put(connection, "used", 0)
             self._put(connection, "secret", secrets.token_bytes(32))
             for one in tables:
                 note(connection, one)
@@ -139,23 +153,31 @@ class Changes:
             found: bytes = self._get(connection, "secret")
             return found
 
-    def hear(self, now_ms: int, said: int = 0) -> None:
-        """The query lives, and is done with all up to `said`: pieces of which nothing else is left go."""
+    def hear(self, now_ms: int, said: int = 0, *, used: bool = False) -> None:
+        """The query lives, and is done with all up to `said`: pieces of which nothing else is left go.
+
+        `used`: it has begun to read, so that it knows of this reader by its checkpoint.
+        """
         with self._open() as connection:
             with sqlite.exclusive(connection):
                 self._put(connection, "heard_ms", now_ms)
-                if said > self._get(connection, "said"):
-                    self._put(connection, "said", said)
-                    self._drop(connection, said)
-            give_back(connection)
+                if used:
+                    self._put(connection, "used", 1)
+                said = max(said, self._get(connection, "said"))
+                self._put(connection, "said", said)
+            self._drop(connection, said)
 
-    def let_go(self, why: str) -> None:
-        """Drop all pieces, for good: whoever asks is told why."""
+    def let_go(self, why: str, heard_ms: int) -> bool:
+        """Drop all pieces, for good: whoever asks is told why. False, and no effect, if the query was heard
+        after `heard_ms`.
+        """
         with self._open() as connection:
             with sqlite.exclusive(connection):
+                if self._get(connection, "heard_ms") != heard_ms:
+                    return False
                 self._put(connection, "let_go", why)
-                self._drop(connection, (1 << 63) - 1)
-            give_back(connection)
+            self._drop(connection, MAX_TS)
+        return True
 
     def cut(self, after: int, upto: int, max_bytes: int) -> int:
         """How far to read beyond `after` so that about so many bytes are taken (0: all): at least what lies
@@ -205,6 +227,22 @@ class Changes:
             )
             return int(found.fetchone()[0])
 
+    def next_ddl(self, after: int) -> int:
+        """The ts of the first DDL above a ts; 0: there is none."""
+        with self._open() as connection:
+            found = connection.execute("SELECT min(ts) FROM ddl WHERE ts > ? AND action <> 0", [after])
+            return int(found.fetchone()[0] or 0)
+
+    def statements(self, after: int, upto: int) -> list[tuple[int, int, str, str, str]]:
+        """The DDL in (after, upto], in order: ts, seq, schema, table, query."""
+        with self._open() as connection:
+            found = connection.execute(
+                "SELECT ts, seq, name, of, query FROM ddl WHERE ts > ? AND ts <= ? AND action <> 0 "
+                "ORDER BY ts, seq, name, of",
+                [after, upto],
+            )
+            return found.fetchall()
+
     def definitions(self) -> list[Definition]:
         """All that is known of its tables, in order."""
         with self._open() as connection:
@@ -231,12 +269,27 @@ class Changes:
             bool(pending.fetchone()[0]),
             int(connection.execute("SELECT count(*) FROM ddl").fetchone()[0]),
             self._get(connection, "let_go"),
+            bool(self._get(connection, "used")),
         )
 
     def _drop(self, connection: sqlite3.Connection, said: int) -> None:
-        size = connection.execute("SELECT coalesce(sum(bytes), 0) FROM pieces WHERE last_ts <= ?", [said])
-        self._put(connection, "kept", kept_of(connection) - int(size.fetchone()[0]))
-        connection.execute("DELETE FROM pieces WHERE last_ts <= ?", [said])
+        """Delete pieces up to a ts and give their pages back, some at a time: writers come in between. What a
+        time like this does not suffice for is left for the next call.
+        """
+        until = time.monotonic() + DROP_S
+        while time.monotonic() < until:
+            with sqlite.exclusive(connection):
+                gone = connection.execute(
+                    "SELECT n, bytes FROM pieces WHERE last_ts <= ? ORDER BY last_ts LIMIT ?", [said, AT_ONCE]
+                ).fetchall()
+                if gone:
+                    kept = kept_of(connection) - sum(size for _, size in gone)
+                    self._put(connection, "kept", kept)
+                    connection.executemany("DELETE FROM pieces WHERE n = ?", [(n,) for n, _ in gone])
+            if not gone:
+                break
+        while time.monotonic() < until and give_back(connection):
+            pass
 
     @staticmethod
     def _put(connection: sqlite3.Connection, key: str, value: int | str | bytes) -> None:
@@ -287,9 +340,10 @@ def kept_of(connection: sqlite3.Connection) -> int:
     return int(found[0]) if found else 0
 
 
-def give_back(connection: sqlite3.Connection) -> None:
-    """Return free pages beyond those that will be written again soon, some at a time."""
+def give_back(connection: sqlite3.Connection) -> bool:
+    """Return some of the free pages beyond those that will be written again soon; False: there are none."""
     spare = int(connection.execute("PRAGMA freelist_count").fetchone()[0]) - SPARE_PAGES
     if spare > 0:
         # Each step of this statement gives one page back, and `execute` takes one step.
         connection.executescript(f"PRAGMA incremental_vacuum({min(spare, GIVEN_PAGES)})")
+    return spare > GIVEN_PAGES

@@ -12,15 +12,18 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from tidegate.errors import Fatal, InvalidInput, Retryable
+from tidegate.errors import Fatal, Retryable
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.slots import DELETE, INSERT, UPDATE
 from tidegate.sink.base import Content, Description, Domain, Form, Marks, Prove, SinkFeed
 from tidegate.sink.reader.changes import (
+    CHANGED,
+    COMMIT_TS,
+    DELETED,
     FILE,
-    OWN_COLUMNS,
     SCHEMA_NAME,
+    SEQ_A_TS,
     TABLE_NAME,
     TABLES,
     Changes,
@@ -36,15 +39,21 @@ DUE_BYTES: Final = 16 << 20
 """Of Arrow rows: a transaction is due then."""
 PIECE_BYTES: Final = 4 << 20
 """A piece has about so many before it is compressed; a row that is larger goes alone."""
+BEYOND: Final = 2
+"""So many times max-kept are kept while resolved ts stands, as in a transaction larger than max-kept."""
 ROOM_MIN: Final = 64 << 10
 PARTS_MAX: Final = 1 << 16
 """Into so many parts the tables of a reader may be cut."""
 GRACE_S: Final = 600.0
 """So long after it was opened an owner does not ask how long the query was silent: the capture may have been
 down, and the query waited."""
+GAP_S: Final = 60.0
+"""Between two looks by the wall clock: after more the machine slept, and the query with it, or the clock was
+set."""
 SILENT_CODE: Final = "CDC:ErrReaderSilent"
 _WORDS: Final = pa.array(["insert", "update", "delete"])
-_NUMBERS: Final = {INSERT: 0, UPDATE: 1, DELETE: 2}
+_NUMBERS: Final = np.zeros(256, np.int64)
+_NUMBERS[[INSERT, UPDATE, DELETE]] = 0, 1, 2
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 
 Row = tuple[str, str, int, int, int, int, int, bytes]
@@ -142,9 +151,9 @@ class ReaderWriter(SqliteWriter):
         rows = self._rows
         if not rows:
             return
-        kept = kept_of(connection)
-        if kept > self._sink.max_bytes and _can_drain(connection):
-            limit = self._sink.max_bytes
+        kept, limit = kept_of(connection), self._sink.max_bytes
+        # What nothing can be read of without what comes next must not wait for the query; but not for ever.
+        if kept > limit and (_can_drain(connection) or kept > BEYOND * limit):
             raise Retryable(
                 "The changes that are kept for a reader are as many as may be kept.",
                 where=f"reader {self._sink.name}: {kept >> 20} MiB of {limit >> 20} (max-kept)",
@@ -170,7 +179,8 @@ class ReaderOwner(SqliteOwner):
 
     def __init__(self, sink: ReaderSink, prove: Prove) -> None:
         super().__init__(sink, prove)
-        self._sink, self._opened = sink, time.monotonic()
+        self._sink = sink
+        self._watches_since, self._looked_at = time.monotonic(), time.time()
         self._changes = Changes(sink.path.parent)
         self._check_kept()
 
@@ -188,12 +198,18 @@ class ReaderOwner(SqliteOwner):
         )
 
     def _check_heard(self) -> None:
-        if time.monotonic() - self._opened < GRACE_S:
+        """Only silence that was watched counts: while nothing ran here, nor did what the query asks."""
+        now, before = time.time(), self._looked_at
+        self._looked_at = now
+        if abs(now - before) > GAP_S:
+            self._watches_since = time.monotonic()
+        if time.monotonic() - self._watches_since < GRACE_S:
             return
-        silent_s = time.time() - self._changes.standing().heard_ms / 1000
+        heard_ms = self._changes.standing().heard_ms
+        silent_s = now - heard_ms / 1000
         if silent_s > self._sink.hold_s:
             hours = f"{silent_s / 3600:.1f} hours (hold: {self._sink.hold_s} s)"
-            self._changes.let_go(f"its query was not heard for {hours}")
+            self._changes.let_go(f"its query was not heard for {hours}", heard_ms)
             self._check_kept()
 
     def _check_kept(self) -> None:
@@ -208,15 +224,8 @@ class ReaderOwner(SqliteOwner):
 
 
 def typed(rows: ArrowRows) -> pa.RecordBatch:
-    """Changes with their operation, commit ts and order in front: of a delete the old row, else the new one.
-
-    The order is commit ts * 2, and 1 more of what is no delete: at one ts a key may be freed and taken.
-    """
-    ts = rows.commit_ts.astype(np.int64)
-    gone = rows.op == DELETE
-    numbers = np.zeros(256, np.int64)
-    for op, number in _NUMBERS.items():
-        numbers[op] = number
+    """Changes behind their operation, commit ts and order: of a delete the old row, else the new one."""
+    ts, gone = rows.commit_ts.astype(np.int64), rows.op == DELETE
     columns = rows.new.columns
     if gone.any():
         count = len(rows)
@@ -225,7 +234,8 @@ def typed(rows: ArrowRows) -> pa.RecordBatch:
             pa.concat_arrays([new, old]).take(which)
             for new, old in zip(rows.new.columns, rows.old.columns, strict=True)
         ]
-    own = [_WORDS.take(pa.array(numbers[rows.op])), pa.array(ts), pa.array(ts * 2 + ~gone)]
+    seq = ts * SEQ_A_TS + np.where(gone, DELETED, CHANGED)
+    own = [_WORDS.take(pa.array(_NUMBERS[rows.op])), pa.array(ts), pa.array(seq)]
     return pa.RecordBatch.from_arrays([*own, *columns], schema=piece_schema(rows.new.schema))
 
 
@@ -243,27 +253,13 @@ def pieces(schema: str, table: str, batches: Sequence[pa.RecordBatch]) -> Iterab
             with pa.ipc.new_stream(sink, part.schema, options=_OPTIONS) as stream:
                 stream.write_batch(part)
             data = sink.getvalue().to_pybytes()
-            ts = np.asarray(part.column(OWN_COLUMNS.get_field_index("_tidegate_commit_ts")))
+            ts = np.asarray(part.column(COMMIT_TS))
             yield schema, table, part_of, int(ts.min()), int(ts.max()), part.num_rows, len(data), data
 
 
 def _can_drain(connection: Any) -> bool:
-    """Whether the query can take something that goes then. If not, nothing that is there becomes readable
-    without what comes next: it must not wait.
-    """
+    """Whether the query can take something that goes then."""
     found = connection.execute(
         "SELECT EXISTS (SELECT 1 FROM pieces WHERE last_ts <= ?)", [readable_of(connection)]
     )
     return bool(found.fetchone()[0])
-
-
-def check_names(columns: Iterable[str]) -> None:
-    """Raises InvalidInput for a table with a column of the same name as one that a reader adds."""
-    clash = sorted(set(columns) & set(OWN_COLUMNS.names))
-    if clash:
-        raise InvalidInput(
-            f"the table has a column named {clash[0]}",
-            where="format tidegate",
-            why="the rows of a reader have a column of that name with another meaning",
-            fix="rename the column, or read the table with rows = generic",
-        )
