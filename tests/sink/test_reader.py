@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from tests.sink.test_kafka_owner import event
 from tidegate.config import load_config, parse_sink_uri, reader_uri
-from tidegate.errors import Fatal, InvalidInput, Retryable
+from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.progress import SpanProgress
 from tidegate.model.slots import DELETE, INSERT, UPDATE
@@ -288,3 +288,31 @@ def test_the_checkpoint_shown_is_the_querys_or_how_far_there_is_nothing(tmp_path
     assert place.changes.standing().place == 10
     place.changes.hear(1, 18)
     assert place.changes.standing().place == 18
+
+
+def test_a_fenced_writer_commits_nothing_though_nobody_can_tell_it_so(tmp_path: Path) -> None:
+    """Its slot was taken from it, it takes it back, and then its proof cannot be read: it may try again."""
+    place = Place(tmp_path)
+
+    def unknown() -> None:
+        raise Retryable("the metadata store does not answer")
+
+    place.writer._prove = unknown
+    later = sink_in(tmp_path)
+    later.feed = replace(later.feed, grant=(1, 1, 2))
+    later.fence({"here": 2}, lambda: None)
+    for _ in range(2):
+        with pytest.raises((Fenced, Retryable)):
+            place.write(11)
+    assert place.read(10, 20) == []
+
+
+def test_a_reader_whose_file_was_removed_does_not_begin_another(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    place.changes.path.unlink()
+    for begin in (
+        lambda: place.sink.fence({"here": 2}, lambda: None),
+        lambda: place.sink.writer(0, lambda: None),
+    ):
+        with pytest.raises(Fatal, match="gone"):
+            begin()
