@@ -11,6 +11,7 @@ from tidegate.tables.source import TidegateTables
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
 from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.schema import ColumnSpec
 
 pytestmark = pytest.mark.integration
 
@@ -92,3 +93,11 @@ def test_history_that_is_gone_is_refused(spark: SparkSession, pd: PdClient, shop
     pd.update_service_gc_safepoint("gc_worker", 1 << 40, pd.tso())
     with pytest.raises(Exception, match=r"(?s)has no history at ts"):
         frame(spark, pd, "shop.acc", as_of=early)
+
+
+def test_a_datetime_is_a_timestamp_of_no_zone(spark: SparkSession, pd: PdClient) -> None:
+    datetime = ColumnSpec("at", 12, 19)
+    SmallTables(pd, "shop", {"log": [ID, datetime]}).put("log", {1: (1, None)})
+    found = frame(spark, pd, "shop.log")
+    assert found.schema.simpleString() == "struct<id:bigint,at:timestamp_ntz>"
+    assert found.collect()[0].asDict() == {"id": 1, "at": None}

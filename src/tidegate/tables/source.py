@@ -91,10 +91,13 @@ class TidegateTables(DataSource):
         wanted, other = (STREAM_OPTIONS, OPTIONS) if self.options.get("server") else (OPTIONS, STREAM_OPTIONS)
         for given in self.options:
             if given.lower() in set(other) - set(wanted):
+                known = self.options.get(wanted[0])
                 raise InvalidInput(
-                    f"the option '{given}' does not go with '{wanted[0]}'",
+                    f"the option '{given}' does not go with '{wanted[0]}'"
+                    if known
+                    else f"the option '{given}' needs the option '{other[0]}'",
                     where="format tidegate",
-                    fix=nearest(given, wanted),
+                    fix=nearest(given, wanted) if known else f'.option("{other[0]}", "HOST:PORT")',
                 )
         return wanted is STREAM_OPTIONS
 

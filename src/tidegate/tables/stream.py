@@ -275,7 +275,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
         self._warn(at, latest["waits"])
         self._readable = at.offset(latest["readable"])
-        return at.offset(max(at.ts, latest["upto"]))
+        return at.offset(latest["upto"])
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._readable
