@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -52,21 +51,11 @@ class SqliteSink(Ledger):
             fenced_by="a row with the grant, read in the transaction of the rows",
         )
 
-    def check(self) -> int:
-        with closing(self.connect()):
-            return 1
-
-    def partitions(self, topic: str) -> int:
-        return 1
-
     def open_owner(self, marks: Marks | None, prove: Prove) -> SqliteOwner:
         return SqliteOwner(self, prove)
 
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> SqliteWriter:
         return SqliteWriter(self, slot, prove, alive)
-
-    def same_place(self, other: SqliteSink) -> bool:
-        return self.path == other.path
 
 
 class SqliteWriter(sqlite.SqliteWriter):

@@ -11,7 +11,7 @@ from tests.small_tables import ID, _info, number, text
 from tidegate.control.metadata import FeedId
 from tidegate.errors import InvalidInput
 from tidegate.server.new_feed import Refused
-from tidegate.server.reader_history import History, Request, check_columns, rules_of
+from tidegate.server.reader_history import History, Query, check_columns, rules_of
 from tidegate.server.readers import Ticket, _seal
 from tidegate.sink.reader.changes import Definition
 
@@ -30,8 +30,8 @@ def history(*lines: Definition) -> History:
     return History([Definition(10, -1, "shop", "acc", "shop", "acc", 0, "", NARROW), *lines], RULE)
 
 
-def asks(columns: pa.Schema | None, after_ddl: int = 0) -> Request:
-    return Request("one", columns, after_ddl)
+def asks(columns: pa.Schema | None, after_ddl: int = 0) -> Query:
+    return Query("one", columns, after_ddl)
 
 
 @pytest.mark.parametrize(

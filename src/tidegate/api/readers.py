@@ -22,7 +22,7 @@ from tidegate.api.changefeeds import body_of, number
 from tidegate.api.status import capture_of
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedId
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.server.reader_history import Request as Asked
+from tidegate.server.reader_history import Query
 from tidegate.server.readers import Readers, Ticket, numbers_of, piece_of
 from tidegate.sink.reader.changes import Changes
 
@@ -51,14 +51,14 @@ def _tables(body: dict[str, Any]) -> list[str]:
     return found
 
 
-def _asked(body: dict[str, Any]) -> Asked:
+def _asked(body: dict[str, Any]) -> Query:
     columns = None
     if text := body.get("columns"):
         try:
             columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(str(text), validate=True)))
         except (ValueError, pa.ArrowException, OSError) as error:
             raise InvalidInput("'columns' is not an Arrow schema in base64.", why=str(error)[:200]) from None
-    return Asked(str(body.get("instance") or ""), columns, number(body, "after_ddl"))
+    return Query(str(body.get("instance") or ""), columns, number(body, "after_ddl"))
 
 
 async def create(request: Request) -> Response:

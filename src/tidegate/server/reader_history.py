@@ -19,7 +19,7 @@ from tidegate.tidb import table_info
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Query:
     """What a query says of itself each time."""
 
     instance: str
@@ -138,7 +138,7 @@ def _check_names(columns: pa.Schema, name: str) -> None:
         )
 
 
-def check_columns(history: History, asked: Request, start: int, *, replay: bool = False) -> None:
+def check_columns(history: History, asked: Query, start: int, *, replay: bool = False) -> None:
     """Raises Refused when rows after `start` are not what the query takes them for."""
     columns, ddl = history.after(start), history.last(start)
     silent = history.silent(start)

@@ -36,7 +36,7 @@ from tidegate.log import event
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import Refused, check_new
 from tidegate.server.reactor import Reactor
-from tidegate.server.reader_history import History, Request, check_columns, columns_of, no_table, rules_of
+from tidegate.server.reader_history import History, Query, check_columns, columns_of, no_table, rules_of
 from tidegate.sink.reader.changes import (
     COMMIT_TS,
     DDL,
@@ -237,7 +237,7 @@ class Readers:
         return piece_schema(columns_of(followed[0].parsed()))
 
     async def latest(
-        self, feed: FeedId, asked: Request, start: int, max_bytes: int, target: int, wait_s: float
+        self, feed: FeedId, asked: Query, start: int, max_bytes: int, target: int, wait_s: float
     ) -> dict[str, Any]:
         """How far a query that is done with all up to `start` may read; `start` without news in `wait_s`."""
         loop = asyncio.get_running_loop()
@@ -259,12 +259,12 @@ class Readers:
                     break
             found = self._feed(feed, asked.instance)
 
-    async def plan(self, feed: FeedId, asked: Request, start: int, end: int) -> dict[str, Any]:
+    async def plan(self, feed: FeedId, asked: Query, start: int, end: int) -> dict[str, Any]:
         """Tickets for the tasks of a batch."""
         found = await self._hear(feed, asked)
         return await self.do(_plan, found, asked, start, end)
 
-    async def commit(self, feed: FeedId, asked: Request, ts: int) -> None:
+    async def commit(self, feed: FeedId, asked: Query, ts: int) -> None:
         """The query is done with all up to `ts`."""
         await self._hear(feed, asked, ts)
 
@@ -292,7 +292,7 @@ class Readers:
             )
         return found
 
-    async def _hear(self, feed: FeedId, asked: Request, said: int = 0) -> Feed:
+    async def _hear(self, feed: FeedId, asked: Query, said: int = 0) -> Feed:
         found = self._feed(feed, asked.instance)
         await self._note_heard(found, said)
         return found
@@ -361,7 +361,7 @@ def _known(folder: Path, instance: str, ddl: int, rule: str) -> History:
     return History(Changes(folder).definitions(), rule)
 
 
-def _latest(found: Feed, asked: Request, start: int, max_bytes: int, target: int) -> dict[str, Any]:
+def _latest(found: Feed, asked: Query, start: int, max_bytes: int, target: int) -> dict[str, Any]:
     changes = _changes(found)
     standing = changes.standing()
     _check_place(found, standing, start)
@@ -418,7 +418,7 @@ def _waits(found: Feed) -> str:
     return ""
 
 
-def _plan(found: Feed, asked: Request, start: int, end: int) -> dict[str, Any]:
+def _plan(found: Feed, asked: Query, start: int, end: int) -> dict[str, Any]:
     changes = _changes(found)
     standing = changes.standing()
     _check_place(found, standing, start)

@@ -47,10 +47,23 @@ class Ledger:
 
     def connect(self) -> sqlite3.Connection:
         """A connection that begins transactions only when told; the tables are there."""
-        with told(self.path):
+        with as_retryable(self.path):
             connection = open_file(self.path)
             connection.executescript(SCHEMA + self._tables)
         return connection
+
+    def check(self) -> int:
+        """As `Sink.check`: whether the file can be used."""
+        with closing(self.connect()):
+            return 1
+
+    def partitions(self, topic: str) -> int:
+        """There are none."""
+        return 1
+
+    def same_place(self, other: Ledger) -> bool:
+        """Whether it is the same file."""
+        return self.path == other.path
 
     def fence(self, writers: Mapping[str, int], prove: Prove) -> dict[str, bytes]:
         """As `Sink.fence`."""
@@ -159,7 +172,7 @@ class SqliteWriter(ABC):
         """All since the last commit and these records, durable together on return."""
         connection, ledger = self.connection, self._ledger
         self.ready()
-        with told(ledger.path):
+        with as_retryable(ledger.path):
             connection.execute("BEGIN IMMEDIATE")
             try:
                 ledger.check_fence(connection, ledger.feed.capture)
@@ -238,7 +251,7 @@ class SqliteOwner:
 
     @contextmanager
     def _fenced(self) -> Iterator[sqlite3.Connection]:
-        with told(self._ledger.path), exclusive(self._connection):
+        with as_retryable(self._ledger.path), exclusive(self._connection):
             self._ledger.check_fence(self._connection, OWNER)
             yield self._connection
 
@@ -269,7 +282,7 @@ def exclusive(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def as_retryable(path: Path) -> Iterator[None]:
     """An error of SQLite is one of the downstream: it may go away, and says where it was."""
     try:
         yield

@@ -66,7 +66,7 @@ class TidegateTables(DataSource):
     def schema(self) -> StructType:
         if self._of_stream():
             return StreamOptions.of(self.options).schema()
-        return from_arrow_schema(schema_of(self._table().parsed()), prefer_timestamp_ntz=True)
+        return from_arrow_schema(schema_of(self._table().parsed()))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         if self._of_stream():

@@ -182,7 +182,7 @@ class StreamOptions:
         }
         found = Api(self.server, self.token_file).call("/readers/columns", wanted, InvalidInput)
         columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(found["columns"])))
-        return from_arrow_schema(columns, prefer_timestamp_ntz=True)
+        return from_arrow_schema(columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,15 +32,14 @@ from tidegate.sink import sqlite
 FILE: Final = "changes.db"
 TABLES: Final = """
 CREATE TABLE IF NOT EXISTS pieces (
-    n INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT, of TEXT,
-    part INTEGER,
-    first_ts INTEGER, last_ts INTEGER, rows INTEGER, bytes INTEGER, data BLOB
+    n INTEGER PRIMARY KEY AUTOINCREMENT,
+    part INTEGER, first_ts INTEGER, last_ts INTEGER, bytes INTEGER, data BLOB
 );
 CREATE INDEX IF NOT EXISTS by_last ON pieces (last_ts, first_ts, bytes);
 CREATE INDEX IF NOT EXISTS by_first ON pieces (first_ts, last_ts, n, part);
 CREATE TABLE IF NOT EXISTS ddl (
-    ts INTEGER, seq INTEGER, name TEXT, of TEXT, old_name TEXT, old_of TEXT, action INTEGER, query TEXT,
-    info BLOB, PRIMARY KEY (ts, seq, name, of)
+    ts INTEGER, seq INTEGER, schema_name TEXT, table_name TEXT, old_schema TEXT, old_table TEXT,
+    action INTEGER, query TEXT, info BLOB, PRIMARY KEY (ts, seq, schema_name, table_name)
 );
 CREATE TABLE IF NOT EXISTS told (key TEXT PRIMARY KEY, value BLOB);
 """
@@ -237,8 +236,8 @@ class Changes:
         """The DDL in (after, upto], in order: ts, seq, schema, table, query."""
         with self._open() as connection:
             found = connection.execute(
-                "SELECT ts, seq, name, of, query FROM ddl WHERE ts > ? AND ts <= ? AND action <> 0 "
-                "ORDER BY ts, seq, name, of",
+                "SELECT ts, seq, schema_name, table_name, query FROM ddl "
+                "WHERE ts > ? AND ts <= ? AND action <> 0 ORDER BY ts, seq",
                 [after, upto],
             )
             return found.fetchall()
@@ -246,10 +245,7 @@ class Changes:
     def definitions(self) -> list[Definition]:
         """All that is known of its tables, in order."""
         with self._open() as connection:
-            found = connection.execute(
-                "SELECT ts, seq, name, of, old_name, old_of, action, query, info FROM ddl "
-                "ORDER BY ts, seq, name, of"
-            )
+            found = connection.execute("SELECT * FROM ddl ORDER BY ts, seq, schema_name, table_name")
             return [Definition(*row)._replace(info=orjson.loads(row[8]) if row[8] else None) for row in found]
 
     def _standing(self, connection: sqlite3.Connection) -> Standing:
@@ -303,7 +299,7 @@ class Changes:
     def _open(self, *, new: bool = False) -> Iterator[sqlite3.Connection]:
         if not new and not self.path.exists():
             raise Retryable("The reader's changes are not there.", where=str(self.path))
-        with sqlite.told(self.path), closing(sqlite.open_file(self.path)) as connection:
+        with sqlite.as_retryable(self.path), closing(sqlite.open_file(self.path)) as connection:
             if new:
                 connection.executescript(sqlite.SCHEMA + TABLES)
             yield connection

@@ -6,7 +6,6 @@ import sqlite3
 import time
 from binascii import crc32
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -56,7 +55,7 @@ _NUMBERS: Final = np.zeros(256, np.int64)
 _NUMBERS[[INSERT, UPDATE, DELETE]] = 0, 1, 2
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 
-Row = tuple[str, str, int, int, int, int, int, bytes]
+Row = tuple[int, int, int, int, bytes]
 """Of `pieces`, without its number."""
 
 
@@ -91,15 +90,6 @@ class ReaderSink(Ledger):
             fenced_by="a row with the grant, read in the transaction of the rows",
         )
 
-    def check(self) -> int:
-        """Whether the file can be used."""
-        with closing(self.connect()):
-            return 1
-
-    def partitions(self, topic: str) -> int:
-        """There are none."""
-        return 1
-
     def open_owner(self, marks: Marks | None, prove: Prove) -> ReaderOwner:
         """The owner's side."""
         return ReaderOwner(self, prove)
@@ -107,10 +97,6 @@ class ReaderSink(Ledger):
     def writer(self, slot: int, prove: Prove, alive: Callable[[], None] = lambda: None) -> ReaderWriter:
         """The writer of a slot."""
         return ReaderWriter(self, slot, prove, alive)
-
-    def same_place(self, other: ReaderSink) -> bool:
-        """Whether it is the same file."""
-        return self.path == other.path
 
 
 class ReaderWriter(SqliteWriter):
@@ -162,11 +148,9 @@ class ReaderWriter(SqliteWriter):
                 "changefeed",
             )
         connection.executemany(
-            "INSERT INTO pieces (name, of, part, first_ts, last_ts, rows, bytes, data) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            rows,
+            "INSERT INTO pieces (part, first_ts, last_ts, bytes, data) VALUES (?, ?, ?, ?, ?)", rows
         )
-        more = kept + sum(row[6] for row in rows)
+        more = kept + sum(row[3] for row in rows)
         connection.execute("INSERT OR REPLACE INTO told VALUES ('kept', ?)", [more])
 
     def abort(self) -> None:
@@ -254,7 +238,7 @@ def pieces(schema: str, table: str, batches: Sequence[pa.RecordBatch]) -> Iterab
                 stream.write_batch(part)
             data = sink.getvalue().to_pybytes()
             ts = np.asarray(part.column(COMMIT_TS))
-            yield schema, table, part_of, int(ts.min()), int(ts.max()), part.num_rows, len(data), data
+            yield part_of, int(ts.min()), int(ts.max()), len(data), data
 
 
 def _can_drain(connection: Any) -> bool:
