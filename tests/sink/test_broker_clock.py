@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from confluent_kafka import IsolationLevel, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.fixtures.kafka import Broker
 from tests.fixtures.topic import read_committed
@@ -31,6 +32,10 @@ from tidegate.sink.kafka.owner import KafkaOwnerSink
 from tidegate.sink.kafka.slot import SlotWriter, fence_slots
 
 pytestmark = pytest.mark.integration
+
+
+ENDED = frozenset({0, 4, 5})
+"""Empty, CompleteCommit, CompleteAbort (Kafka's TransactionState)."""
 
 
 class Sinks:
@@ -67,13 +72,6 @@ class Sinks:
         values = [message.value() for message in read_committed(self.kafka, self.topic)[0]]
         return [int(value) for value in values if value.isdigit()]
 
-    def end(self) -> int:
-        """The offset behind everything, transaction markers included."""
-        at = {TopicPartition(self.topic, 0): OffsetSpec.latest()}
-        admin = AdminClient({"bootstrap.servers": self.kafka})
-        asked = admin.list_offsets(at, isolation_level=IsolationLevel.READ_UNCOMMITTED)
-        return int(next(iter(asked.values())).result(60).offset)
-
 
 @dataclass
 class World:
@@ -82,6 +80,25 @@ class World:
     broker: Broker
     clock: WallClock
     sinks: dict[str, Sinks]
+
+    def jump(self, hours: float) -> None:
+        """Set the clock ahead, or back once the broker has ended all transactions.
+
+        It answers a commit first and ends the transaction afterwards. If its clock is set back in between, it
+        may not do so until the clock has caught up, and refuses the id meanwhile (CONCURRENT_TRANSACTIONS).
+        """
+        if hours < 0:
+            eventually("the end of all transactions", lambda: ENDED.issuperset(self.states().values()))
+        self.clock.jump(hours)
+
+    def states(self) -> dict[bytes, int]:
+        """Transactional id -> state, as the coordinator logs it (Kafka's TransactionLogValue.json)."""
+        states = {}
+        for messages in read_committed(self.broker.bootstrap, "__transaction_state").values():
+            for message in messages:
+                # version, producer id, epoch, timeout, state
+                *_, states[message.key()] = struct.unpack_from(">hqhib", message.value())
+        return states
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +125,7 @@ def test_a_broker_behind_or_ahead_of_us_by_hours_takes_what_goes_to_topics_of_ou
     sinks = world.sinks["ours"]
     sinks.send(1)
     for ts, hours in enumerate((-6, 36, -60, 30), 2):
-        world.clock.jump(hours)
+        world.jump(hours)
         sinks.send(ts)
     assert sinks.rows() == [1, 2, 3, 4, 5]
     assert sinks.owner.journal.resolved_ts == 5
@@ -119,17 +136,14 @@ def test_a_topic_that_keeps_our_time_is_refused_by_a_broker_behind_us_until_the_
 ) -> None:
     sinks = world.sinks["theirs"]
     sinks.send(1)
-    # This waits until the broker is done with those transactions. Were its clock set back before, it would
-    # take them for unfinished for hours, and answer nothing else.
-    sinks.open()
-    world.clock.jump(-6)
+    world.jump(-6)
     for send in (lambda: sinks.send(2), lambda: sinks.owner.send_resolved(2)):
         with pytest.raises(Retryable, match="Kafka refuses the changefeed's messages") as caught:
             send()
         assert caught.value.where.startswith("topic 'theirs' at ")
         assert "this machine's clock is far ahead of the broker's" in caught.value.why
         assert "message.timestamp.type=LogAppendTime" in caught.value.fix
-    world.clock.jump(6)
+    world.jump(6)
     sinks.open()
     assert (sinks.reached, sinks.owner.journal.resolved_ts) == (1, 1)
     sinks.send(2)
@@ -160,10 +174,8 @@ def test_a_transaction_that_the_broker_ends_by_its_clock_is_written_once(
     sinks.send(1)
 
     def ended() -> None:
-        end = sinks.end()
-        world.clock.jump(6)
-        eventually("the broker's end of the transaction", lambda: sinks.end() > end)
-        world.clock.jump(-6)
+        world.jump(6)
+        world.jump(-6)
 
     def drained_then_ended(producer: Producer) -> None:
         client.drain(producer)
