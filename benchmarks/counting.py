@@ -1,6 +1,6 @@
 """The pipeline's task with the broker left out: everything up to encoded messages, then counted and dropped.
 
-`encode_and_count` has the shape of `tidegate.pipeline.deliver.deliver` and runs in the same jobs; what
+`encode_and_count` has the shape of `tidegate.pipeline.kept.deliver` and runs in the same jobs; what
 it does with a block is `deliver`'s own code. CPU seconds per stage go to a file beside the feed's spec.
 """
 
@@ -16,10 +16,10 @@ from benchmarks.stage_clock import StageClock
 
 from tidegate.eventstore import reader
 from tidegate.model.span import Span
-from tidegate.pipeline import deliver, stages
-from tidegate.pipeline.feed import Barrier, FeedSpec
-from tidegate.pipeline.ranges import Range
-from tidegate.pipeline.work import Begun, Report, Tell
+from tidegate.pipeline import deliver, kept, stages
+from tidegate.pipeline.access import Access
+from tidegate.pipeline.feed import Barrier
+from tidegate.pipeline.work import NO_LEASE, Begin, Begun, Deliver, Report, Tell
 from tidegate.sink.base import Content
 from tidegate.sink.kafka.slot import SlotWriter
 
@@ -30,6 +30,7 @@ CLOCK: Final = StageClock()
 class NoBroker:
     """A writer whose transactions end at once."""
 
+    lease = NO_LEASE
     is_due = False
     room = deliver.PIECE_BYTES * 64
     granted = (Span(b"", b""),)
@@ -69,35 +70,35 @@ def stages_file(spec: Path) -> Path:
     return spec.parent / f"stages-{os.getpid()}.json"
 
 
-def encode_and_count(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+def encode_and_count(piece: Deliver, tell: Tell) -> list[Report]:
     """What a task does: ranges in, reports out, nothing delivered."""
     install()
 
     def work(worker: deliver.Worker) -> list[Report]:
-        reports: list[Report] = CLOCK.run("tasks", worker.deliver, ranges, tell)
+        reports: list[Report] = CLOCK.run("tasks", worker.deliver, list(piece.ranges), tell)
         return reports
 
-    reports = deliver.with_worker(spec_path, work, _without_broker)
-    CLOCK.write(stages_file(Path(spec_path)))
+    reports = kept.with_worker(piece, work, _without_broker)
+    CLOCK.write(stages_file(Path(piece.spec)))
     return reports
 
 
-def begin_without_broker(spec_path: str) -> Begun:
+def begin_without_broker(piece: Begin) -> Begun:
     """Nothing is fenced, and nothing durable."""
-    return Begun(Barrier.load(Path(spec_path).parent / "barrier.json").spans)
+    return Begun(Barrier.load(Path(piece.spec).parent / "barrier.json").spans)
 
 
-def deliver_timed(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+def deliver_timed(piece: Deliver, tell: Tell) -> list[Report]:
     """`deliver` itself with the clock around its stages; `send` is the producer's part of this thread."""
     if not CLOCK.seconds:
         writer: Any = SlotWriter
         CLOCK.wrap(writer, "write", "send")
         CLOCK.wrap(writer, "commit", "send")
     install()
-    reports: list[Report] = CLOCK.run("tasks", deliver.deliver, spec_path, ranges, tell)
-    CLOCK.write(stages_file(Path(spec_path)))
+    reports: list[Report] = CLOCK.run("tasks", kept.deliver, piece, tell)
+    CLOCK.write(stages_file(Path(piece.spec)))
     return reports
 
 
-def _without_broker(spec: FeedSpec) -> deliver.Worker:
-    return deliver.Worker(spec, lambda _: PARTITIONS, NoBroker())
+def _without_broker(access: Access) -> deliver.Worker:
+    return deliver.Worker(access, lambda _: PARTITIONS, NoBroker())

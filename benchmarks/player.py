@@ -22,6 +22,7 @@ from tidegate.errors import Fenced
 from tidegate.eventstore import outlook
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import Durable, PipelineHello, Started
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
@@ -37,7 +38,7 @@ class Played:
         self.spec = spec = FeedSpec.load(path)
         starts = Barrier.load(spec.feed_dir / "barrier.json").spans
         self._backlog = Backlog(spec, starts)
-        self._worker = Worker(spec, lambda _: PARTITIONS, NoBroker())
+        self._worker = Worker(LocalAccess(spec), lambda _: PARTITIONS, NoBroker())
         hello = PipelineHello(spec.changefeed, spec.incarnation, os.getpid())
         self._control = ControlClient(spec.socket_path, hello)
         self._control.send(Started(starts))

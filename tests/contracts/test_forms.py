@@ -12,9 +12,9 @@ import pytest
 from tests.contracts import sqlite_sink
 from tests.contracts.map_sink import MapSink, Versions
 from tests.contracts.sqlite_sink import SqliteSink, SqliteWriter
-from tests.pipeline.recorded import RecordedFeed
+from tests.pipeline.recorded import RecordedFeed, begin
 from tidegate.model.block import PUT
-from tidegate.pipeline.begin import begin
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.ranges import Range
@@ -42,7 +42,7 @@ def deliver(feed: RecordedFeed, incarnation: int) -> int:
     spec = FeedSpec.load(feed.write(incarnation))
     starts = begin(spec).starts
     found = [Range(span, after, feed.last_ts) for span, after in starts.items() if after < feed.last_ts]
-    return sum(report.rows for report in open_worker(spec).deliver(found)) if found else 0
+    return sum(report.rows for report in open_worker(LocalAccess(spec)).deliver(found)) if found else 0
 
 
 @pytest.mark.parametrize("form", [Form.ARROW, Form.ROWS])

@@ -18,6 +18,8 @@ from tidegate.model.span import Span, span_id
 from tidegate.mounter import bases
 from tidegate.mounter.bases import Base
 from tidegate.mounter.schema_store import SchemaStore
+from tidegate.pipeline.begin import Found, resume
+from tidegate.pipeline.feed import FeedSpec
 from tidegate.tidb import keys
 from tidegate.workload.changelog import Txn, read_log
 
@@ -137,3 +139,8 @@ class RecordedFeed:
             value = Grant("recorded", (1, 1), incarnation, slots, ranges).to_bytes()
             key = grant_key(CLUSTER, FeedId("default", self.name), CAPTURE)
             connection.execute("INSERT OR REPLACE INTO kv VALUES (?, ?)", (key, value))
+
+
+def begin(spec: FeedSpec) -> Found:
+    """What a worker and the capture do together when an incarnation begins."""
+    return resume(spec, spec.sink.fence(spec.writers, spec.prove))

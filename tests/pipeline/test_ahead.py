@@ -26,6 +26,7 @@ from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.message import MessageBlock
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span, span_id
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.begin import resume
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import FeedSpec
@@ -145,7 +146,7 @@ class CutFeed:
     ) -> None:
         """An incarnation that delivers some of what there is, or all of it."""
         spec, spans = self.begin(cuts, rules)
-        worker = Worker(spec, lambda _: 1, self.topic)  # type: ignore[arg-type]
+        worker = Worker(LocalAccess(spec), lambda _: 1, self.topic)  # type: ignore[arg-type]
         self.topic.lives = 1 << 40 if to_the_end else chance.choice(self.lives)
         last = self.feed.last_ts
         try:

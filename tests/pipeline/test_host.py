@@ -186,7 +186,13 @@ class Hosted:
         load: Callable[[Load], list[LoadReport]] | None = None,
     ) -> None:
         none: Any = None
-        tasks = Tasks(begin or self.begun, deliver, load or none, lambda: False)
+        begun = begin or self.begun
+        tasks = Tasks(
+            lambda piece: begun(piece.spec),
+            lambda piece, tell: deliver(piece.spec, list(piece.ranges), tell),
+            load or none,
+            lambda: False,
+        )
         self._thread = threading.Thread(target=self._run, args=(tasks, workers), daemon=True)
         self._thread.start()
 
@@ -522,7 +528,7 @@ def test_a_load_that_waits_for_a_worker_ends_with_its_incarnation(
     asked, ended = threading.Event(), threading.Event()
 
     class Waits:
-        def __init__(self, spec: Any, path: str, cores: int, ask: Callable[[Load], Any], send: Any) -> None:
+        def __init__(self, spec: Any, cores: int, ask: Callable[[Load], Any], send: Any) -> None:
             self._ask = ask
 
         def run(self, loaded: Any) -> None:

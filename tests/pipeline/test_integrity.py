@@ -26,6 +26,7 @@ from tidegate.errors import Fatal
 from tidegate.model.message import MessageBlock
 from tidegate.model.slots import RowBlock
 from tidegate.model.span import Span
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
@@ -78,7 +79,7 @@ class SealedFeed(RecordedFeed):
     def worker(self, settings: dict[str, Any], incarnation: int = 1) -> tuple[Worker, Keeper]:
         spec = FeedSpec.load(self.write(incarnation, settings=settings))
         keeper = Keeper()
-        return Worker(spec, lambda _: 3, keeper), keeper
+        return Worker(LocalAccess(spec), lambda _: 3, keeper), keeper
 
     def ranges(self, after: int = 0, upto: int = 1 << 62) -> list[Range]:
         spans = Barrier.load(self.feed_dir / "barrier.json").spans
@@ -154,7 +155,7 @@ def test_messages_tell_the_checksums_of_their_rows(tmp_path: Path, level: str) -
     feed = SealedFeed(tmp_path, URI.replace("open-protocol", "simple"))
     settings = {"integrity": {"integrity-check-level": level, "corruption-handle-level": "warn"}}
     spec, listener = FeedSpec.load(feed.write(1, settings=settings)), Listener()
-    reports = Worker(spec, lambda _: 3, listener).deliver(feed.ranges())
+    reports = Worker(LocalAccess(spec), lambda _: 3, listener).deliver(feed.ranges())
     told = [value for value in listener.values if value is not None and b'"checksum":' in value]
     batch = Batch([None] * len(listener.values), listener.values, range(len(listener.values)))
     found = decoder(codec_options({"protocol": "simple"})).decode(batch)

@@ -16,7 +16,7 @@ import pytest
 from tests.fixtures.topic import read_committed
 from tests.integration.validators import read_topic, validate
 from tests.pipeline.control_end import PATIENCE_S, ControlEnd
-from tests.pipeline.recorded import RecordedFeed
+from tests.pipeline.recorded import RecordedFeed, begin
 from tests.sink.slots import deliver
 from tools.processes import descendants
 
@@ -25,7 +25,6 @@ from tidegate.config import parse_sink_uri
 from tidegate.errors import Fenced
 from tidegate.model.block import PUT
 from tidegate.model.progress import SpanProgress, span_key
-from tidegate.pipeline.begin import begin
 from tidegate.pipeline.feed import FeedSpec
 
 pytestmark = pytest.mark.integration

@@ -11,9 +11,11 @@ import pytest
 from tests.pipeline.recorded import RecordedFeed
 
 from tidegate.errors import Fenced, Retryable
-from tidegate.pipeline import deliver
-from tidegate.pipeline.deliver import Worker, open_worker, with_worker
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline import kept
+from tidegate.pipeline.access import Access, local
+from tidegate.pipeline.deliver import Worker, open_worker
+from tidegate.pipeline.kept import with_worker
+from tidegate.pipeline.work import Deliver, Lease
 
 BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
 UPTO = 470612974612512768
@@ -23,8 +25,10 @@ URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
 class Kept:
     """Stands for a worker and its slot: both are only opened and closed here."""
 
-    def __init__(self, spec: FeedSpec) -> None:
-        self.spec, self.slot, self.closed = spec, self, False
+    lease: Lease
+
+    def __init__(self, access: Access) -> None:
+        self.access, self.slot, self.closed = access, self, False
 
     def close(self) -> None:
         self.closed = True
@@ -36,21 +40,22 @@ class Opened:
     def __init__(self) -> None:
         self.all: list[Kept] = []
 
-    def __call__(self, spec: FeedSpec) -> Any:
-        self.all.append(Kept(spec))
+    def __call__(self, access: Access) -> Any:
+        self.all.append(Kept(access))
         return self.all[-1]
 
 
 @pytest.fixture
 def opened() -> Iterator[Opened]:
-    deliver.WORKERS.clear()
+    kept.WORKERS.clear()
     yield Opened()
-    deliver.WORKERS.clear()
+    kept.WORKERS.clear()
 
 
-def spec_of(folder: Path, incarnation: int = 1) -> str:
+def piece_of(folder: Path) -> Deliver:
+    """For a changefeed of its own."""
     folder.mkdir(exist_ok=True)
-    return str(RecordedFeed(folder, BANK, URI, UPTO).write(incarnation=incarnation))
+    return Deliver(str(RecordedFeed(folder, BANK, URI, UPTO).write()), ())
 
 
 def nothing(worker: Worker) -> None:
@@ -58,7 +63,7 @@ def nothing(worker: Worker) -> None:
 
 
 def test_what_was_opened_for_an_incarnation_serves_its_next_piece_too(tmp_path: Path, opened: Opened) -> None:
-    one, two = spec_of(tmp_path / "one"), spec_of(tmp_path / "two")
+    one, two = piece_of(tmp_path / "one"), piece_of(tmp_path / "two")
     for path in (one, two, one, two):
         with_worker(path, nothing, opened)
     assert len(opened.all) == 2
@@ -67,7 +72,7 @@ def test_what_was_opened_for_an_incarnation_serves_its_next_piece_too(tmp_path: 
 
 def test_of_a_piece_that_failed_nothing_is_kept(tmp_path: Path, opened: Opened) -> None:
     """Its writer may be in any state, and its incarnation is over."""
-    one = spec_of(tmp_path / "one")
+    one = piece_of(tmp_path / "one")
 
     def fails(worker: Worker) -> None:
         raise Retryable("the sink is gone")
@@ -81,39 +86,39 @@ def test_of_a_piece_that_failed_nothing_is_kept(tmp_path: Path, opened: Opened) 
 def test_what_is_not_used_and_what_has_been_replaced_goes(
     tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, two, three = (spec_of(tmp_path / name) for name in ("one", "two", "three"))
+    one, two, three = (piece_of(tmp_path / name) for name in ("one", "two", "three"))
     for path in (one, two):
         with_worker(path, nothing, opened)
-    Path(one).unlink()  # as the next incarnation does
+    Path(one.spec).unlink()  # as the next incarnation does
     with_worker(three, nothing, opened)
-    assert len(deliver.WORKERS) == 2
+    assert len(kept.WORKERS) == 2
     assert [each.closed for each in opened.all] == [True, False, False]
     now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + deliver.IDLE_S + 1)
-    deliver.rest()
-    assert not deliver.WORKERS
+    monkeypatch.setattr(time, "monotonic", lambda: now + kept.IDLE_S + 1)
+    kept.rest()
+    assert not kept.WORKERS
     assert all(each.closed for each in opened.all)
 
 
 def test_no_more_are_kept_than_a_process_may_have(
     tmp_path: Path, opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deliver, "WORKERS_MAX", 2)
-    paths = [spec_of(tmp_path / name) for name in ("one", "two", "three")]
+    monkeypatch.setattr(kept, "WORKERS_MAX", 2)
+    paths = [piece_of(tmp_path / name) for name in ("one", "two", "three")]
     for path in (paths[0], paths[1], paths[0], paths[2]):
         with_worker(path, nothing, opened)
     assert [each.closed for each in opened.all] == [False, True, False], "the one used longest ago"
 
 
 def test_a_process_that_has_become_large_is_to_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deliver, "PROCESS_BYTES_MAX", 1 << 50)  # who runs all tests is larger than a worker
-    assert not deliver.rest()
-    monkeypatch.setattr(deliver, "PROCESS_BYTES_MAX", 1 << 20)
-    assert deliver.rest()
+    monkeypatch.setattr(kept, "PROCESS_BYTES_MAX", 1 << 50)  # who runs all tests is larger than a worker
+    assert not kept.rest()
+    monkeypatch.setattr(kept, "PROCESS_BYTES_MAX", 1 << 20)
+    assert kept.rest()
 
 
 def test_without_what_was_found_durable_nothing_is_delivered(tmp_path: Path) -> None:
     """Else what is out beyond the offsets would go out again."""
-    spec = FeedSpec.load(Path(spec_of(tmp_path / "one")))
+    access = local(piece_of(tmp_path / "one").spec)
     with pytest.raises(Fenced, match="has been replaced"):
-        open_worker(spec)
+        open_worker(access)

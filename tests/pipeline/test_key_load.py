@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.fixtures.topic import read_committed
+from tests.pipeline.recorded import begin
 
 from tidegate.codec.protocols.kv_json.plain import KeyChange, decode, partition_of
 from tidegate.config import TXN_MODE, merge_config, parse_sink_uri
@@ -25,10 +26,9 @@ from tidegate.model.key_range import KeyRange
 from tidegate.model.progress import load_progress
 from tidegate.model.span import Span
 from tidegate.pipeline import load_task
-from tidegate.pipeline.begin import begin
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.load_task import load
-from tidegate.pipeline.work import Load, LoadReport
+from tidegate.pipeline.work import Lease, Load, LoadReport
 from tidegate.server.initial_load import plan_load
 from tidegate.server.key_tracker import KeyTracker
 from tidegate.tidb.memcomparable import encode_bytes
@@ -85,7 +85,7 @@ class KeyFeed:
             "socket_path": "",
             "load": True,
         }
-        path = self.feed_dir / f"spec-{number}.json"
+        path = self.feed_dir / grant.spec_file
         path.write_text(json.dumps(told))
         spec = FeedSpec.load(path)
         begin(spec)
@@ -95,7 +95,7 @@ class KeyFeed:
 def run(path: str, pd: PdClient, plan: LoadPlan, queue: LoadQueue, rows: int = 0) -> list[LoadReport]:
     """One task with all that is left."""
     share = queue.take(1)
-    reports = load(Load(path, pd.address, plan.ts, tuple(share), rows, 0))
+    reports = load(Load(path, pd.address, plan.ts, tuple(share), rows, 0, Lease(0, 1)))
     queue.settle([(one.report.span, one.rows, one.left_from) for one in reports], share)
     return reports
 

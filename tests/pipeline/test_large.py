@@ -15,11 +15,12 @@ from tests.fixtures.quota import throttle
 from tests.fixtures.topic import read_committed
 from tests.integration.validators import read_topic, validate
 from tests.pipeline.large import Change, LargeFeed
+from tests.pipeline.recorded import begin
 
 from tidegate.codec.base import describe
 from tidegate.model.position import Position, Rank
 from tidegate.model.progress import RULES_PREFIX, SpanProgress
-from tidegate.pipeline.begin import begin
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.ranges import Range
@@ -99,7 +100,7 @@ def test_a_throttled_broker_gets_everything_once_and_progress_on_the_way(
     feed = LargeFeed(tmp_path, f"{uri}&kafka-client-id={client}", [300] * 22, 1000)
     spec = FeedSpec.load(feed.write())
     starts = begin(spec).starts
-    worker = open_worker(spec)
+    worker = open_worker(LocalAccess(spec))
     told: list[int] = []
     ranges = [Range(span, after, feed.last_ts) for span, after in starts.items()]
     (report,) = worker.deliver(ranges, lambda spans: told.extend(spans.values()))
@@ -119,6 +120,7 @@ CHILD = """
 import json, os, signal, sys
 from pathlib import Path
 from tidegate.pipeline import deliver
+from tidegate.pipeline.access import local
 from tidegate.pipeline.ranges import Range
 from tidegate.sink.kafka import pace, sink, slot
 
@@ -141,7 +143,7 @@ class Dying(slot.SlotWriter):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sink.SlotWriter = Dying
-deliver.with_worker(spec, lambda worker: worker.deliver([Range(*one) for one in found]))
+deliver.open_worker(local(spec)).deliver([Range(*one) for one in found])
 """
 
 
@@ -177,10 +179,10 @@ import json, sys
 from pathlib import Path
 from tests.memory import taken_by
 from tidegate.pipeline import deliver
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.access import local
 from tidegate.pipeline.ranges import Range
 
-worker = deliver.open_worker(FeedSpec.load(Path(sys.argv[1])))
+worker = deliver.open_worker(local(sys.argv[1]))
 small, large = ([Range(*one)] for one in json.loads(sys.argv[2]))
 worker.deliver(small)
 print(taken_by(lambda: worker.deliver(large)))
@@ -213,7 +215,7 @@ def test_a_position_counts_only_where_the_ranges_begin(tmp_path: Path) -> None:
     position = Position(feed.last_ts, 7, Rank.INSERTS, b"\0")
     spec.durable_file.write_text(json.dumps(DurableBefore({span: position}).to_json()))
 
-    worker = Worker(spec, lambda _: 1, None)  # type: ignore[arg-type]
+    worker = Worker(LocalAccess(spec), lambda _: 1, None)  # type: ignore[arg-type]
     one = Range(span, feed.last_ts - 1, 1 << 40)
     assert worker._begun([one]) is not None
     one = Range(span, feed.last_ts, 1 << 40)

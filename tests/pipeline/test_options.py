@@ -12,6 +12,7 @@ from tests.pipeline.test_job import BANK, UPTO
 from tests.pipeline.test_topics import Sorter
 
 from tidegate.model.timestamp import physical_ms
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
@@ -24,7 +25,7 @@ def delivered(folder: Path, options: str) -> list[bytes]:
     spec = FeedSpec.load(feed.write(settings={"tidegate": {"flavour": "new"}}))
     sorter = Sorter()
     spans = Barrier.load(feed.feed_dir / "barrier.json").spans
-    Worker(spec, lambda topic: 2, sorter).deliver(
+    Worker(LocalAccess(spec), lambda topic: 2, sorter).deliver(
         [Range(span, ts, feed.last_ts) for span, ts in spans.items()]
     )
     return [message.value or b"" for messages in sorter.places.values() for message in messages]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.pipeline.recorded import CAPTURE, RecordedFeed
+from tests.pipeline.recorded import CAPTURE, RecordedFeed, begin
 from tests.pipeline.test_job import BANK, UPTO
 
 from tidegate.config import merge_config, parse_sink_uri
@@ -15,12 +15,12 @@ from tidegate.control.metadata import GrantedRange
 from tidegate.eventstore import outlook
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span
-from tidegate.pipeline.begin import begin
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import open_worker
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.slots import Slot
-from tidegate.sink.base import Writer
+from tidegate.pipeline.work import Lease
 
 pytestmark = pytest.mark.integration
 
@@ -50,31 +50,34 @@ def spec(kafka: str, new_topic: Callable[..., str], tmp_path: Path) -> FeedSpec:
     )
 
 
-class Opened(Slot):
-    """Counts producers, and proves nothing: there is no metadata store."""
+class Counted(LocalAccess):
+    """Proves nothing: there is no metadata store."""
 
-    opened = 0
+    def __init__(self, spec: FeedSpec) -> None:
+        super().__init__(spec)
+        self.proofs: list[Lease] = []
 
-    def _open(self, number: int) -> Writer:
-        self.opened += 1
-        return self._sink.writer(number, lambda: None)
+    def granted(self, lease: Lease) -> tuple[Span, ...]:
+        self.proofs.append(lease)
+        return self.spec.ranges
 
 
-@pytest.mark.parametrize("left", [0, 3, -1], ids=["all", "most", "the last byte"])
-def test_a_slot_whose_file_was_cut_gets_a_new_producer(spec: FeedSpec, left: int) -> None:
-    slots = Opened(spec, spec.sink)
-    with slots.writer() as first:
+def test_a_writer_is_used_again_under_the_same_lease_only(spec: FeedSpec) -> None:
+    access = Counted(spec)
+    slot = Slot(access, spec.sink, Lease(0, 1))
+    with slot.writer() as first:
         pass
-    with slots.writer() as again:
+    with slot.writer() as again:
         assert again is first
-    assert slots.opened == 1
-    (path,) = (spec.feed_dir / "slots").iterdir()
-    path.write_text(path.read_text()[:left])
-    with slots.writer() as after:
+    slot.lease = Lease(0, 3)  # somebody else has had it meanwhile
+    with slot.writer() as after:
         assert after is not first
-    assert slots.opened == 2
-    with slots.writer() as last:
+    with slot.writer() as last:
         assert last is after
+    slot.lease = Lease(1, 4)
+    with slot.writer() as other:
+        assert other is not after
+    assert access.proofs == [Lease(0, 1), Lease(0, 3), Lease(1, 4)], "proved whenever it is opened"
 
 
 def test_a_worker_whose_range_was_taken_hears_of_it_when_it_is_fenced_and_writes_no_more_of_it(
@@ -83,7 +86,7 @@ def test_a_worker_whose_range_was_taken_hears_of_it_when_it_is_fenced_and_writes
     feed = RecordedFeed(tmp_path, BANK, f"kafka://{kafka}/{new_topic(1)}?protocol=canal-json", UPTO)
     spec = FeedSpec.load(feed.write())
     begun = begin(spec)
-    worker = open_worker(spec)
+    worker = open_worker(LocalAccess(spec))
     kept, lost, *_ = (
         Range(span, after, feed.last_ts)
         for span, after in begun.starts.items()

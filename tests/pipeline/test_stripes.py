@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.integration.validators import validate
-from tests.pipeline.recorded import RecordedFeed
+from tests.pipeline.recorded import RecordedFeed, begin
 
 from tidegate.eventstore.outlook import Unresolved
 from tidegate.eventstore.store import EventStore
@@ -21,8 +21,8 @@ from tidegate.model.message import MessageBlock
 from tidegate.model.progress import SpanProgress, outlived, rules_key, span_key, span_progress
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
+from tidegate.pipeline.access import LocalAccess, local
 from tidegate.pipeline.backlog import Backlog
-from tidegate.pipeline.begin import begin
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
@@ -123,7 +123,7 @@ def delivered(feed: RecordedFeed, *rules: str, width: int = 1) -> tuple[Keeper, 
     """All of the log, by one worker."""
     spec = FeedSpec.load(feed.write(settings=settings(*rules, width=width)))
     keeper = Keeper()
-    worker = Worker(spec, lambda _: 1, keeper)  # type: ignore[arg-type]
+    worker = Worker(LocalAccess(spec), lambda _: 1, keeper)  # type: ignore[arg-type]
     spans = Barrier.load(feed.feed_dir / "barrier.json").spans
     reports = worker.deliver([Range(span, ts, feed.last_ts) for span, ts in spans.items()])
     assert not (feed.feed_dir / "quarantine.jsonl").exists()
@@ -137,7 +137,7 @@ def test_a_stripe_delivers_what_spans_of_its_tables_deliver(tmp_path: Path, rule
     assert len(reports) == 1
     # With a span a table the control process names those that are wanted; here they are chosen by hand.
     plain = RecordedFeed(tmp_path / "plain", BANK, URI, UPTO)
-    schemas = Worker(spec, lambda _: 1, keeper).schemas  # type: ignore[arg-type]
+    schemas = Worker(LocalAccess(spec), lambda _: 1, keeper).schemas  # type: ignore[arg-type]
     assert schemas is not None
     store = schemas.upto(striped.last_ts)
     names = {table: store.version_at(table, striped.last_ts) for table in plain.rows if table < 1 << 40}
@@ -181,7 +181,7 @@ def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint_and_sends_onl
     spec = FeedSpec.load(feed.write(1, settings=narrow))
     ((stripe, start_ts),) = begin(spec).starts.items()
     assert start_ts == feed.start_ts
-    (first,) = open_worker(spec).deliver([Range(stripe, start_ts, feed.last_ts)])
+    (first,) = open_worker(LocalAccess(spec)).deliver([Range(stripe, start_ts, feed.last_ts)])
     assert begin(FeedSpec.load(feed.write(2, settings=narrow))).starts == {stripe: feed.last_ts}
     wider = FeedSpec.load(feed.write(3, settings=wide))
     begun = begin(wider)
@@ -190,7 +190,7 @@ def test_under_other_rules_a_stripe_begins_again_at_the_checkpoint_and_sends_onl
         span_key(stripe, spec.rules): feed.last_ts,
         rules_key(spec.rules): feed.last_ts,
     }
-    (second,) = open_worker(wider).deliver([Range(stripe, start_ts, feed.last_ts)])
+    (second,) = open_worker(LocalAccess(wider)).deliver([Range(stripe, start_ts, feed.last_ts)])
     assert min(first.rows, second.rows) > 0
     keys_of = {"bank.orders": ("id",), "bank.accounts": ("id",), "bank.audit": ("id",)}
     found = validate(uri, keys_of)
@@ -204,7 +204,7 @@ def test_a_feed_goes_on_past_a_table_that_is_behind_and_that_it_does_not_want(tm
     plain, (whole,), spec = delivered(
         StripedFeed(tmp_path / "whole", BANK, URI, UPTO), "bank.*", "!bank.accounts", width=WIDTH
     )
-    schemas = Worker(spec, lambda _: 1, plain).schemas  # type: ignore[arg-type]
+    schemas = Worker(LocalAccess(spec), lambda _: 1, plain).schemas  # type: ignore[arg-type]
     assert schemas is not None
     feed = StripedFeed(tmp_path / "behind", BANK, URI, UPTO)
     tables = [table for table in feed.rows if table < 1 << 40]
@@ -227,7 +227,7 @@ def test_a_feed_goes_on_past_a_table_that_is_behind_and_that_it_does_not_want(tm
     (one,) = due(*(table for table in tables if table != feed.behind))
     assert one.upto == feed.last_ts
     keeper = Keeper()
-    worker = Worker(FeedSpec.load(path), lambda _: 1, keeper)  # type: ignore[arg-type]
+    worker = Worker(local(str(path)), lambda _: 1, keeper)  # type: ignore[arg-type]
     (report,) = worker.deliver([one])
     assert (report.ts, report.rows) == (one.upto, whole.rows)
     assert sorted(keeper.messages) == sorted(plain.messages)

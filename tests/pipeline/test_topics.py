@@ -18,6 +18,7 @@ from tidegate.codec.protocols.avro.schema import AvroOptions
 from tidegate.codec.registry import options_of, settled
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.model.message import Message, MessageBlock
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
@@ -51,7 +52,7 @@ def delivered(
     feed = RecordedFeed(folder, BANK, f"kafka://127.0.0.1:1/own?protocol={protocol}", UPTO)
     spec = FeedSpec.load(feed.write(settings={"sink": {"dispatchers": rules}}))
     sorter = Sorter()
-    worker = Worker(spec, counts.__getitem__, sorter)
+    worker = Worker(LocalAccess(spec), counts.__getitem__, sorter)
     spans = Barrier.load(feed.feed_dir / "barrier.json").spans
     worker.deliver([Range(span, ts, feed.last_ts) for span, ts in spans.items()])
     return sorter.places, spec

@@ -17,8 +17,12 @@ from tests.pipeline.test_job import BANK, UPTO, expected, found
 from tools.processes import descendants
 
 from tidegate.errors import Fenced
-from tidegate.pipeline.deliver import Worker, with_worker
+from tidegate.pipeline.access import Access
+from tidegate.pipeline.beats import read_beats
+from tidegate.pipeline.deliver import Worker
 from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.kept import with_worker
+from tidegate.pipeline.work import Deliver
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -48,12 +52,12 @@ def workers(pid: int) -> list[int]:
     return daemons[1:]
 
 
-def stop_while_delivering(feed: RecordedFeed, driver: int, whole: bool) -> list[int]:
-    """SIGSTOP a worker that holds a slot, or the driver with everything below it; the pids stopped."""
-    slots = feed.feed_dir / "slots"
+def stop_while_delivering(spec: Path, driver: int, whole: bool) -> list[int]:
+    """SIGSTOP the workers while one delivers, or the driver with everything below it; the pids stopped."""
+    beats = FeedSpec.load(spec).beats_dir
     deadline = time.monotonic() + PATIENCE_S
-    while not (slots.is_dir() and any(f.stat().st_size for f in slots.iterdir())):
-        assert time.monotonic() < deadline, "no worker took a slot"
+    while not read_beats(beats).keys() - {str(driver)}:
+        assert time.monotonic() < deadline, "no worker delivers"
         time.sleep(0.005)
     pids = [driver, *(p for p, _ in descendants(driver))] if whole else workers(driver)
     for pid in pids:
@@ -68,18 +72,19 @@ def test_a_task_that_begins_after_its_incarnation_was_replaced_is_not_its_succes
     assert FeedSpec.load(first).incarnation == 1
     second = feed.write(incarnation=2)
 
-    def never(spec: FeedSpec) -> Worker:
-        raise AssertionError(f"a writer for incarnation {spec.incarnation}")
+    def never(access: Access) -> Worker:
+        raise AssertionError(f"a writer for incarnation {access.spec.incarnation}")
 
     with pytest.raises(Fenced, match="has been replaced"):
-        with_worker(str(first), lambda worker: None, never)
+        with_worker(Deliver(str(first), ()), lambda worker: None, never)
     assert FeedSpec.load(second).incarnation == 2
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["driver", "worker"])
 def test_a_zombie_writes_nothing(feed: RecordedFeed, control: ControlEnd, whole: bool) -> None:
-    zombie = start(feed.write(incarnation=1))
-    stopped = stop_while_delivering(feed, zombie.pid, whole)
+    first = feed.write(incarnation=1)
+    zombie = start(first)
+    stopped = stop_while_delivering(first, zombie.pid, whole)
     rightful = start(feed.write(incarnation=2))
     try:
         control.wait_started(2)

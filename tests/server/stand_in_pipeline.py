@@ -23,6 +23,7 @@ from tidegate.ipc import ControlClient
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.reports import Durable, PipelineHello, Started
 from tidegate.mounter.schema_store import SchemaStore
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.schemas import SchemaReader
@@ -123,7 +124,7 @@ def main(out: Path, spec_path: Path) -> None:
     path = out / f"{spec['sink_uri'].partition('?')[0].rpartition('/')[2]}.jsonl"
     store, barrier_path = Path(spec["store_dir"]), spec_path.parent / "barrier.json"
     feed = FeedSpec.load(spec_path)
-    schemas = SchemaReader(feed)
+    schemas = SchemaReader(LocalAccess(feed))
     done = {name: span["start_ts"] for name, span in json.loads(barrier_path.read_text())["spans"].items()}
     mine = [
         line

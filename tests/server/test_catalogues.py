@@ -26,6 +26,7 @@ from tidegate.mounter.bases import Base
 from tidegate.mounter.catalogue import Catalogue
 from tidegate.mounter.ddl_jobs import UnreadableJob
 from tidegate.mounter.schema_store import SchemaStore
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.server import told_text
 from tidegate.server.catalogues import DDL_SPAN_ID, Catalogues, Shared
@@ -629,8 +630,8 @@ def test_a_worker_that_was_idle_begins_with_a_later_base(plain: History, tmp_pat
     (tmp_path / "barrier.json").write_text(
         json.dumps({"barrier_ts": 1, "ddl_span": DDL_SPAN_ID, "spans": {"a": {"start_ts": 1}}})
     )
-    spec: Any = SimpleNamespace(store_dir=plain.span.folder, feed_dir=tmp_path)
-    idle = SchemaReader(spec)
+    spec: Any = SimpleNamespace(store_dir=plain.span.folder, feed_dir=tmp_path, path=tmp_path)
+    idle = SchemaReader(LocalAccess(spec, lambda: None))
     tracker = SchemaTracker.open(catalogues, rules_of(), 1)
     tracker.begin(1, end)
     catalogues.keep([end])

@@ -35,18 +35,17 @@ from pyspark.sql import SparkSession
 from tidegate.errors import TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, PipelineHello, Run
-from tidegate.pipeline.begin import begin_work
-from tidegate.pipeline.deliver import deliver, rest
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.host import STARTS_S, Host, failure, known
 from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.kept import begin, deliver, rest
 from tidegate.pipeline.load_task import load
 from tidegate.pipeline.timetable import workers_for
 from tidegate.pipeline.work import Tasks
 from tidegate.spark.session import open_session
 
 DAEMON: Final = "tidegate.pipeline.daemon"
-TASKS: Final = Tasks(begin_work, deliver, load, rest)
+TASKS: Final = Tasks(begin, deliver, load, rest)
 LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:, *\d+)?\])?")
 
 

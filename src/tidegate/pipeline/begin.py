@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tidegate.control.load import LoadPlan
 from tidegate.disk import replace_file
@@ -29,21 +28,15 @@ class Found:
     """All that the sink keeps, by key (`model.progress`)."""
 
 
-def begin_work(spec_path: str) -> Begun:
-    """What a worker does with `work.Begin`."""
-    spec = FeedSpec.load(Path(spec_path))
-    found = begin(spec)
+def begun(spec: FeedSpec, records: Mapping[str, bytes]) -> Begun:
+    """What the host hears of all that the sink keeps."""
+    found = resume(spec, records)
     loaded: tuple[LoadedRange, ...] = ()
     if spec.loads:
         plan = LoadPlan.from_bytes((spec.feed_dir / LOAD_FILE).read_bytes())
         before = load_progress(found.records, spec.instance, plan.ts)
         loaded = tuple(LoadedRange(name, one.rows, one.left_from) for name, one in before.items())
     return Begun(found.starts, outlived(found.records, spec.instance, spec.rules), loaded)
-
-
-def begin(spec: FeedSpec) -> Found:
-    """Fence every older writer, then read what is durable: it cannot grow any more."""
-    return resume(spec, spec.sink.fence(spec.writers, spec.prove))
 
 
 def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Found:

@@ -3,4 +3,4 @@
 from tidegate.spark.daemon import serve
 
 if __name__ == "__main__":
-    serve(("tidegate.pipeline.begin", "tidegate.pipeline.deliver", "tidegate.pipeline.load_task"))
+    serve(("tidegate.pipeline.kept", "tidegate.pipeline.load_task"))

@@ -11,15 +11,13 @@ State lives in the worker process: its slot and writer, the schemas, the plan.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -28,7 +26,6 @@ from tidegate.codec.readback import Misencoded
 from tidegate.config import ReplicaConfig
 from tidegate.dispatcher.split import Part
 from tidegate.errors import Fatal, Fenced
-from tidegate.eventstore import outlook, reader
 from tidegate.filter.feed import FeedFilter
 from tidegate.filter.verdicts import Verdicts
 from tidegate.metrics import INTEGRITY_OUTCOMES
@@ -41,16 +38,15 @@ from tidegate.mounter.decode import Quarantined
 from tidegate.mounter.integrity import Mismatch
 from tidegate.mounter.schema_store import Follows, SchemaStore
 from tidegate.pipeline import stages
+from tidegate.pipeline.access import QUARANTINE, Access
 from tidegate.pipeline.ahead import AheadOf, followers
-from tidegate.pipeline.beats import Beats
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.feed import DurableBefore
 from tidegate.pipeline.pieces import Cutter, slices, weight
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
-from tidegate.pipeline.work import Report, Tell
+from tidegate.pipeline.work import Lease, Report, Tell
 from tidegate.sink.base import Description, Domain, SlotTaken, Writer
-from tidegate.sink.quarantine import Quarantine
 from tidegate.tidb.keys import stripe_ids
 
 TAKE_BACKS: Final = 5
@@ -61,14 +57,6 @@ GROWTH: Final = 4.0
 """Bytes for the sink that a byte of entries is taken to become before it is known."""
 TELL_S: Final = 0.5
 """Between two words of what is durable in the midst of a piece of work."""
-WORKERS_MAX: Final = 64
-"""Incarnations of which a process keeps writer and schemas."""
-IDLE_S: Final = 300.0
-"""Without work of an incarnation for so long a process lets go of them."""
-PROCESS_BYTES_MAX: Final = 1 << 30
-"""Resident; a worker that is larger is replaced when it has no work."""
-PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
-T = TypeVar("T")
 GROWTH_MIN: Final = 1.0
 """What becomes of entries that are filtered out says nothing about the next ones."""
 
@@ -133,6 +121,9 @@ class Stretch:
 class WriterSource(Protocol):
     """Lends a writer for the time of a task: `Slot`."""
 
+    lease: Lease
+    """Which slot the writer is of, by the last piece of work."""
+
     @property
     def granted(self) -> tuple[Span, ...]:
         """What may be written, by the last proof: a writer is proved whenever its slot is taken."""
@@ -152,17 +143,17 @@ class Worker:
 
     def __init__(
         self,
-        spec: FeedSpec,
+        access: Access,
         partitions: Callable[[str], int],
         slot: WriterSource,
-        beats: Beats | None = None,
         *,
         sink: Description | None = None,
     ) -> None:
         """`partitions`: of a topic, as `Sink.partitions`. `sink`: what it says of itself; by default what
         the spec's URI means.
         """
-        self.spec, self.slot = spec, slot
+        spec = access.spec
+        self.access, self.spec, self.slot = access, spec, slot
         sink = sink or spec.sink.describe()
         self._merges = sink.domain is not Domain.ROW
         self._pieces = sink.pieces and not self._merges
@@ -170,18 +161,15 @@ class Worker:
         self.plan = stages.plan(
             spec.config, spec.sink_uri.topic, partitions, sink.form, namespace=spec.namespace
         )
-        self.schemas = SchemaReader(spec) if spec.config.has_tables else None
+        self.schemas = SchemaReader(access) if spec.config.has_tables else None
         self.rules = spec.rules
         self.unnamed = spec.table_rules
         """What `rules` stands for, until this process has written it; None in a feed of keys."""
         self._follows = _follows(spec.config) if spec.config.tidegate.has_stripes else None
         """Which rows of stripes are wanted."""
         self.keys = None if spec.config.has_tables else KeyRange.of(spec.config)
-        self.quarantine = Quarantine(spec.feed_dir / "quarantine.jsonl")
         self.clock = SystemClock()
-        self.beats = beats or Beats(spec.beats_dir)
-        """Beaten only for what was really done: a block made ready, something the sink acknowledged."""
-        before = spec.durable()
+        before = access.durable() or DurableBefore()
         self.positions, self._ahead = before.positions, before.ahead
         self._ahead_follows = followers(self._ahead.rules, count(1))  # 0 is `_follows`
         self._spans: dict[str, Span] = {}
@@ -280,19 +268,7 @@ class Worker:
             batch.progress(report, ts)
 
     def _read(self, stretch: Stretch, past: Place | None) -> Iterator[pa.RecordBatch]:
-        return reader.read_together(
-            self.spec.store_dir,
-            stretch.spans(past),
-            past=past,
-            tables=stretch.tables,
-            wanted=self._wanted_of,
-        )
-
-    def _wanted_of(self, span: str) -> outlook.Wanted | None:
-        """What is wanted of a stripe: while this task runs that cannot change, since no DDL is passed before
-        all rows up to it are durable.
-        """
-        return Barrier.load(self.spec.feed_dir / "barrier.json").wanted.get(span)
+        return self.access.read(stretch.spans(past), past, stretch.tables)
 
     def _wanted(self, stretch: Stretch, schemas: SchemaStore, follows: Follows) -> list[int] | None:
         """The tables of stripes whose rows are to be read; None where others have no rows there."""
@@ -309,7 +285,7 @@ class Worker:
         """The keys of a span that was pulled."""
         found = self._spans.get(span)
         if found is None:
-            found = self._spans[span] = outlook.read_manifest(self.spec.store_dir, span).span
+            found = self._spans[span] = self.access.span(span).span
         return found
 
     def _budget(self, room: int) -> int:
@@ -340,7 +316,7 @@ class Worker:
             encoded = stages.run(
                 block, schemas, self.plan, self.clock.now_ms(), at=at, part=part, follows=follows
             )
-        self.beats.beat()
+        self.access.beat()
         return encoded
 
     def set_aside(self, span: str, encoded: stages.Encoded) -> None:
@@ -348,8 +324,10 @@ class Worker:
 
         Raises Fatal when the feed is to stop at damage: nothing of this block has been sent then.
         """
-        self.quarantine.append(_undecodable(span, one) for one in encoded.bad)
-        self.quarantine.append(_mismatched(span, one) for one in encoded.damaged)
+        aside = [_undecodable(span, one) for one in encoded.bad]
+        aside += [_mismatched(span, one) for one in encoded.damaged]
+        if aside:
+            self.access.set_aside(aside)
         if self.spec.config.integrity.stops:
             reasons = [one.render() for one in encoded.damaged]
             reasons += [f"{one.table}: {one.why.splitlines()[0]}" for one in encoded.bad if one.table]
@@ -357,7 +335,7 @@ class Worker:
                 raise Fatal(
                     f"[CDC:ErrCorruptedDataMutation]changefeed {self.spec.changefeed} stopped due to "
                     "corrupted data mutation received",
-                    where=f"span {span}; the rows' bytes are in {self.quarantine.path.name}",
+                    where=f"span {span}; the rows' bytes are in {QUARANTINE}",
                     why=reasons[0] + (f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""),
                     fix="repair the rows upstream, or pause the changefeed and set "
                     "corruption-handle-level = 'warn' to let them pass",
@@ -370,12 +348,12 @@ class Worker:
         """
         if not encoded.misencoded:
             return
-        self.quarantine.append(_misencoded(span, one) for one in encoded.misencoded)
+        self.access.set_aside([_misencoded(span, one) for one in encoded.misencoded])
         if self.spec.config.integrity.stops_at_misencoded:
             others = len(encoded.misencoded) - 1
             raise Fatal(
                 f"changefeed {self.spec.changefeed} stopped: a message does not say what its row is",
-                where=f"span {span}; the messages' bytes are in {self.quarantine.path.name}",
+                where=f"span {span}; the messages' bytes are in {QUARANTINE}",
                 why=encoded.misencoded[0].render() + (f" (and {others} more)" if others else ""),
                 fix="nothing of it was sent. It is a defect of Tidegate, or of this machine's memory: report "
                 "it with that file. To let such messages pass, pause the changefeed and set "
@@ -494,68 +472,14 @@ class Transaction:
             self.note(rules_key(worker.rules), worker.unnamed.to_bytes())
         self._writer.commit(self._reached)
         worker.unnamed = None
-        worker.beats.beat()
+        worker.access.beat()
         self._reached = {}
 
 
-class _Kept(NamedTuple):
-    """What a process keeps of an incarnation, and when it last used it (monotonic)."""
-
-    worker: Worker
-    used: float
-
-
-WORKERS: Final[dict[tuple[str, int], _Kept]] = {}
-"""This process's workers, by spec file and incarnation; the one that was used last is the last."""
-
-
-def deliver(spec_path: str, ranges: list[Range], tell: Tell) -> list[Report]:
-    """What a worker process does with a piece of work: deliver ranges, all durable on return."""
-    return with_worker(spec_path, lambda worker: worker.deliver(ranges, tell))
-
-
-def open_worker(spec: FeedSpec) -> Worker:
-    """The worker of a feed, with its sink as the URI says."""
-    if not spec.durable_file.exists():
+def open_worker(access: Access) -> Worker:
+    """The worker of an incarnation, with its sink as the URI says."""
+    if access.durable() is None:
         # Without it rows that are out already would go out again.
-        raise Fenced("This incarnation of the changefeed has been replaced.", where=str(spec.durable_file))
-    sink, beats = spec.sink, Beats(spec.beats_dir)
-    return Worker(spec, sink.partitions, Slot(spec, sink, beats.beat), beats, sink=sink.describe())
-
-
-def with_worker(
-    spec_path: str, work: Callable[[Worker], T], opened: Callable[[FeedSpec], Worker] = open_worker
-) -> T:
-    """Work with this process's worker for a feed's incarnation, made if need be. It is forgotten if that
-    fails: what it holds of the sink may be broken, and its incarnation is over.
-    """
-    spec = FeedSpec.load(Path(spec_path))
-    key = (spec_path, spec.incarnation)
-    kept = WORKERS.pop(key, None)
-    forget_some()
-    worker = kept.worker if kept is not None else opened(spec)
-    try:
-        done = work(worker)
-    except BaseException:
-        worker.slot.close()
-        raise
-    WORKERS[key] = _Kept(worker, time.monotonic())
-    return done
-
-
-def rest() -> bool:
-    """What a worker process does without work: forget, and say whether it is too large to be kept. A process
-    stays as large as the largest piece that it had.
-    """
-    forget_some()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * PAGE_BYTES > PROCESS_BYTES_MAX
-
-
-def forget_some() -> None:
-    """Let go of what was not used for long or has been replaced, and of the oldest beyond `WORKERS_MAX`."""
-    since = time.monotonic() - IDLE_S
-    for number, (key, kept) in enumerate(list(WORKERS.items())):
-        many = len(WORKERS) - number >= WORKERS_MAX
-        if many or kept.used < since or not Path(key[0]).exists():
-            WORKERS.pop(key).worker.slot.close()
+        raise Fenced("This incarnation of the changefeed has been replaced.", where=access.spec.changefeed)
+    sink = access.spec.sink
+    return Worker(access, sink.partitions, Slot(access, sink), sink=sink.describe())

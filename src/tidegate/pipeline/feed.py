@@ -126,22 +126,30 @@ class FeedSpec:
         return rules_of(self.config)
 
     @property
+    def path(self) -> Path:
+        """Where it is written; gone when a later incarnation has taken its place."""
+        return self.feed_dir / self._grant.spec_file
+
+    @property
     def work_dir(self) -> Path:
         """For what the incarnation's processes leave while they run."""
-        grant = Grant(self.instance, self.token, self.incarnation, self.slots)
-        return self.feed_dir / grant.work_folder
+        return self.feed_dir / self._grant.work_folder
+
+    @property
+    def _grant(self) -> Grant:
+        return Grant(self.instance, self.token, self.incarnation, self.slots)
 
     @property
     def durable_file(self) -> Path:
         """Where whoever begins the incarnation notes what earlier ones have delivered beyond its starts."""
         return self.feed_dir / f"start-durable-{self.incarnation}-{self.instance}.json"
 
-    def durable(self) -> DurableBefore:
-        """What `durable_file` says; nothing without it."""
+    def durable(self) -> DurableBefore | None:
+        """What `durable_file` says; None without it."""
         try:
             found = json.loads(self.durable_file.read_text())
         except FileNotFoundError:
-            return DurableBefore()
+            return None
         positions = {span: Position.from_json(place) for span, place in found["positions"].items()}
         return DurableBefore(positions, Ahead.from_json(found["ahead"]))
 
@@ -168,9 +176,8 @@ class FeedSpec:
 
     def granted(self) -> tuple[Span, ...]:
         """The ranges that this incarnation may write now, by the metadata store; else raises Fenced."""
-        mine = Grant(self.instance, self.token, self.incarnation, self.slots)
         feed = FeedId(self.namespace, self.name)
-        found = prove(self.metadata_path, self.cluster_id, feed, self.capture, mine)
+        found = prove(self.metadata_path, self.cluster_id, feed, self.capture, self._grant)
         return tuple(one.id for one in found.ranges)
 
 

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, cast
@@ -399,6 +399,11 @@ class Host:
         worker = max(self._idle, key=lambda each: (each.served.get(key, -1), -len(each.served)))
         self._idle.remove(worker)
         self._timetable.give(key, work.kind)
+        if not isinstance(work.piece, Begin):
+            busy = [each for each in self._workers if each.work is not None and each.work.of is work.of]
+            lease = work.of.leases.lease(worker, busy)
+            assert lease is not None, "no more pieces are out than there are slots"
+            work = replace(work, piece=replace(work.piece, lease=lease))
         worker.work, worker.silent_s, worker.dog = work, 0.0, Watchdog()
         worker.given_at = time.monotonic()
         worker.pieces.put(work)
@@ -484,6 +489,8 @@ class Host:
         finally:
             with self._changed:
                 self._workers.discard(worker)
+                for one in self._there.values():
+                    one.leases.end(worker)
             line.close()
             worker.process.close()
 
@@ -590,7 +597,7 @@ class Host:
         """A thread of its own, for as long as the load takes."""
         try:
             ask, send = partial(self._ask, one), cast(Callable[[Any], None], one.send)
-            InitialLoad(one.spec, one.path, self._cores, ask, send).run(begun.loaded)
+            InitialLoad(one.spec, self._cores, ask, send).run(begun.loaded)
             self._stream(one, begun)
         except Exception as error:
             self.fail(one, known(error, "The initial load failed.", one.spec.changefeed))

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from tidegate.errors import TidegateError
 from tidegate.log import redact
@@ -20,6 +20,7 @@ from tidegate.model.reports import Report
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
+from tidegate.pipeline.leases import Leases
 
 Key: TypeAlias = tuple[str, int]
 """Changefeed and incarnation."""
@@ -48,6 +49,8 @@ class Incarnation:
     """Nothing more of it is handed out, and nothing that is said of it counts."""
     error: TidegateError | None = None
     """What ended it, if it was no wish."""
+    leases: Leases[Any] = field(init=False)
+    """Which worker has which of its slots."""
     looks_at: float = 0.0
     """When it is looked at in any case (monotonic)."""
     bytes_per_s: float = 0.0
@@ -60,6 +63,7 @@ class Incarnation:
 
     def __post_init__(self) -> None:
         self.beats = Beats(self.spec.beats_dir)
+        self.leases = Leases(self.spec.slots)
 
     @property
     def key(self) -> Key:

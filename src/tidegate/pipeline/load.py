@@ -29,7 +29,6 @@ class InitialLoad:
     def __init__(
         self,
         spec: FeedSpec,
-        spec_path: str,
         cores: int,
         ask: Callable[[Load], Sequence[LoadReport]],
         send: Callable[[Loaded], None],
@@ -37,13 +36,13 @@ class InitialLoad:
         """`ask`: has a worker do a piece of work; raises when the incarnation ends. `send`: tells the control
         process.
         """
-        self._spec, self._path, self._ask, self._send = spec, spec_path, ask, send
+        self._spec, self._ask, self._send = spec, ask, send
         self._plan = LoadPlan.from_bytes((spec.feed_dir / LOAD_FILE).read_bytes())
         own = spec.config.tidegate
         self._pace = Pace(own.load_rows_per_second, own.load_bytes_per_second)
         self._changed = threading.Condition()
         self._failed = False
-        self._tasks = spec.sink.describe().at_once(cores)
+        self._tasks = min(spec.sink.describe().at_once(cores), spec.slots)
         self._beats = Beats(spec.beats_dir)
 
     def run(self, loaded: Iterable[LoadedRange]) -> None:
@@ -86,7 +85,9 @@ class InitialLoad:
 
     def _run_task(self, share: list[Left]) -> Sequence[LoadReport]:
         rows_max, bytes_max = self._pace.share(self._tasks)
-        return self._ask(Load(self._path, self._plan.pd, self._plan.ts, tuple(share), rows_max, bytes_max))
+        return self._ask(
+            Load(str(self._spec.path), self._plan.pd, self._plan.ts, tuple(share), rows_max, bytes_max)
+        )
 
     def _settle(self, share: list[Left], reports: Sequence[LoadReport]) -> None:
         rows, size = sum(r.read_rows for r in reports), sum(r.read_bytes for r in reports)

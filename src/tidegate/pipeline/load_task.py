@@ -25,7 +25,8 @@ from tidegate.kvclient.snapshot import Snapshot
 from tidegate.model.block import ENTRY_SCHEMA, PUT
 from tidegate.model.progress import LoadProgress, load_key
 from tidegate.model.span import Span
-from tidegate.pipeline.deliver import Transaction, Worker, with_worker
+from tidegate.pipeline.deliver import Transaction, Worker
+from tidegate.pipeline.kept import with_worker
 from tidegate.pipeline.pieces import weight
 from tidegate.pipeline.work import Load, LoadReport, Report
 from tidegate.sink.base import SlotTaken
@@ -41,7 +42,7 @@ def load(task: Load) -> list[LoadReport]:
 
     When the slot is taken meanwhile, by a zombie that wakes or by the sink's clock, the piece ends there.
     """
-    return with_worker(task.spec, partial(_load, task))
+    return with_worker(task, partial(_load, task))
 
 
 def _load(task: Load, worker: Worker) -> list[LoadReport]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tidegate.eventstore import outlook, reader
-from tidegate.mounter import bases
 from tidegate.mounter.ddl_jobs import jobs_in
 from tidegate.mounter.schema_store import SchemaStore
-from tidegate.pipeline.feed import Barrier, FeedSpec
+from tidegate.pipeline.access import Access
 
 FORGET_EVERY: Final = 256
 """After so many jobs the versions that no task can ask for any more are dropped."""
@@ -22,10 +20,9 @@ FORGET_EVERY: Final = 256
 class SchemaReader:
     """Keeps one SchemaStore per process and advances it as tasks ask for later ts."""
 
-    def __init__(self, spec: FeedSpec) -> None:
-        self._spec = spec
-        self._barrier_file = spec.feed_dir / "barrier.json"
-        self._ddl_span = Barrier.load(self._barrier_file).ddl_span
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._ddl_span = access.barrier().ddl_span
         self._store = self._load()
         self._read_to = self._store.resolved_ts
         self._jobs = 0
@@ -34,7 +31,7 @@ class SchemaReader:
         """The store with every DDL finished at or before `ts`."""
         if ts <= self._read_to:
             return self._store
-        if outlook.read_manifest(self._spec.store_dir, self._ddl_span).dropped_to > self._read_to:
+        if self._access.span(self._ddl_span).dropped_to > self._read_to:
             # This worker was idle for so long that the entries it has not read are gone.
             self._store = self._load()
             self._read_to = self._store.resolved_ts
@@ -44,7 +41,7 @@ class SchemaReader:
 
     def _advance(self, ts: int) -> None:
         columns = self._store.job_meta_columns()
-        for block in reader.read(self._spec.store_dir, self._ddl_span, self._read_to, ts):
+        for block in self._access.read([(self._ddl_span, self._read_to, ts)]):
             for job in jobs_in(block, columns):
                 self._store.apply(job)
                 self._jobs += 1
@@ -58,7 +55,7 @@ class SchemaReader:
         self._jobs = 0
 
     def _load(self) -> SchemaStore:
-        return bases.load_for(bases.folder_of(self._spec.store_dir), self._least_start())
+        return self._access.catalogue(self._least_start())
 
     def _least_start(self) -> int:
-        return min(Barrier.load(self._barrier_file).spans.values(), default=0)
+        return min(self._access.barrier().spans.values(), default=0)

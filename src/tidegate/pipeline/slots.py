@@ -1,93 +1,64 @@
-"""A feed's slots at its sink, shared by the worker processes of one machine through files."""
+"""A worker's slot at the sink: leased to it by the host, its writer kept from piece to piece.
+
+Nobody else writes in the slot while the lease stands (`pipeline.leases`). The sink does not know of leases:
+it takes whoever has opened the slot last. So what was opened under another lease is closed, and opened again.
+"""
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO
+from typing import NamedTuple
 
-from tidegate.errors import Retryable, TidegateError
-from tidegate.pipeline.feed import FeedSpec
+from tidegate.errors import TidegateError
+from tidegate.model.span import Span
+from tidegate.pipeline.access import Access
+from tidegate.pipeline.work import NO_LEASE, Lease
 from tidegate.sink.base import Sink, Writer
 
 
+class _Opened(NamedTuple):
+    """A writer, and the lease that it was opened under."""
+
+    lease: Lease
+    writer: Writer
+
+
 class Slot:
-    """One of the feed's slots: locked for a task, its writer kept between tasks.
+    """The slot of one incarnation that this process may write in."""
 
-    The lock file holds the name of the process that used the slot last. As long as that is us, our writer
-    is still the rightful one; else another process has taken it since, and we must do so again.
-    """
-
-    def __init__(self, spec: FeedSpec, sink: Sink, alive: Callable[[], None] = lambda: None) -> None:
-        """`alive` is called when the sink has taken something."""
-        self._spec, self._sink, self._alive = spec, sink, alive
-        self._folder = spec.feed_dir / "slots"
-        self._folder.mkdir(exist_ok=True)
-        self._me = f"{spec.token[0]}.{spec.token[1]}.{spec.incarnation}.{os.getpid()}"
-        self._writers: dict[int, Writer] = {}
-        self.granted = spec.ranges
+    def __init__(self, access: Access, sink: Sink, lease: Lease = Lease(0, 0)) -> None:
+        """`lease`: which it is; the host says with each piece of work which one it is from then on."""
+        self._access, self._sink, self.lease = access, sink, lease
+        self._opened: _Opened | None = None
+        self.granted: tuple[Span, ...] = access.spec.ranges
         """What this incarnation might write when this process last proved itself."""
 
     @contextmanager
     def writer(self) -> Iterator[Writer]:
-        """The writer of a slot, ours until the block ends: our last one, else an unused, else a free one."""
-        number, file = self._take()
-        with file:
-            if not self._is_mine(number):
-                lost = self._writers.pop(number, None)
-                if lost is not None:
-                    lost.close()
-                self._writers[number] = self._open(number)
-                file.truncate(0)
-                file.write(self._me)
-                file.flush()
-            writer = self._writers[number]
-            try:
-                yield writer
-            except BaseException:
-                # Committed readers would wait for the rest of the transaction until the sink gives it up.
-                with suppress(TidegateError):
-                    writer.abort()
-                raise
+        """The writer; nobody else has it until the block ends."""
+        if self._opened is None or self._opened.lease != self.lease:
+            self.close()
+            self._opened = _Opened(self.lease, self._open(self.lease))
+        writer = self._opened.writer
+        try:
+            yield writer
+        except BaseException:
+            # Committed readers would wait for the rest of the transaction until the sink gives it up.
+            with suppress(TidegateError):
+                writer.abort()
+            raise
 
     def close(self) -> None:
-        """Let go of all writers. They know this slot, and it them: nothing else would free them soon."""
-        writers, self._writers = self._writers, {}
-        for writer in writers.values():
-            writer.close()
+        """Let go of the writer. It knows this slot, and the slot it: nothing else would free them soon."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.writer.close()
 
-    def _take(self) -> tuple[int, IO[str]]:
-        for number in sorted(range(self._spec.slots), key=self._rank):
-            file = self._path(number).open("a")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.close()
-                continue
-            return number, file
-        raise Retryable(
-            f"All {self._spec.slots} slots of {self._spec.changefeed} are taken.", where=str(self._folder)
-        )
+    def _open(self, lease: Lease) -> Writer:
+        assert lease != NO_LEASE, "the host leases a slot with each piece of work"
 
-    def _open(self, number: int) -> Writer:
-        return self._sink.writer(number, self._prove, self._alive)
+        def prove() -> None:
+            self.granted = self._access.granted(lease)
 
-    def _prove(self) -> None:
-        self.granted = self._spec.granted()
-
-    def _path(self, number: int) -> Path:
-        return self._folder / str(number)
-
-    def _is_mine(self, number: int) -> bool:
-        return number in self._writers and self._path(number).read_text() == self._me
-
-    def _rank(self, number: int) -> tuple[int, int]:
-        if not self._path(number).exists():
-            return 1, number
-        if self._is_mine(number):
-            return 0, number
-        used_now = self._path(number).read_text().rpartition(".")[0] == self._me.rpartition(".")[0]
-        return (2 if used_now else 1), number
+        return self._sink.writer(lease.slot, prove, self._access.beat)

@@ -70,6 +70,21 @@ class LoadedRange:
 
 
 @dataclass(frozen=True, slots=True)
+class Lease:
+    """That a worker, and no other, writes in a slot of an incarnation."""
+
+    slot: int
+    number: int
+    """Rises whenever a slot of the incarnation goes to another worker: what was opened in the slot under
+    another lease is of no use.
+    """
+
+
+NO_LEASE: Final = Lease(-1, 0)
+"""Of a piece that the host has not given to a worker yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerHello:
     """A worker is there, and asks for work."""
 
@@ -89,6 +104,7 @@ class Deliver:
 
     spec: str
     ranges: tuple[Range, ...]
+    lease: Lease = NO_LEASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +118,7 @@ class Load:
     rows_max: int
     """0: no limit; a page more may be read."""
     bytes_max: int
+    lease: Lease = NO_LEASE
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +179,9 @@ Tell: TypeAlias = Callable[[Mapping[str, Timestamp]], None]
 class Tasks:
     """What a worker does with each kind of work. Functions of a module: Spark sends their names."""
 
-    begin: Callable[[str], Begun]
-    """The path of the spec -> what was found."""
-    deliver: Callable[[str, list[Range], Tell], list[Report]]
-    """(path of the spec, ranges, what to tell) -> what became of each."""
+    begin: Callable[[Begin], Begun]
+    deliver: Callable[[Deliver, Tell], list[Report]]
+    """(ranges, whom to tell) -> what became of each."""
     load: Callable[[Load], list[LoadReport]]
     rest: Callable[[], bool]
     """Called after each `REST_S` without work: lets go of what is not needed, and says whether the process
@@ -180,7 +196,13 @@ def _text_or_none(value: Any) -> str | None:
 
 _WIRE: Final = Wire({"str | None": Form(lambda value: value, _text_or_none)})
 _WIRE.add({"tuple[Range, ...]": _WIRE.parts(Range), "tuple[Left, ...]": _WIRE.parts(Left)})
-_WIRE.add({"Report": _WIRE.part(Report), "tuple[LoadedRange, ...]": _WIRE.parts(LoadedRange)})
+_WIRE.add(
+    {
+        "Lease": _WIRE.part(Lease),
+        "Report": _WIRE.part(Report),
+        "tuple[LoadedRange, ...]": _WIRE.parts(LoadedRange),
+    }
+)
 _WIRE.add({"tuple[LoadReport, ...]": _WIRE.parts(LoadReport)})
 to_json: Final[Callable[[Any], dict[str, Any]]] = _WIRE.to_json
 parse: Final = _WIRE.parse

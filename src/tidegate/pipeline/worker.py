@@ -68,10 +68,10 @@ def serve(address: str, tasks: Tasks, _: Iterator[int]) -> None:
 
 def _do(piece: Piece, tasks: Tasks, tell: Tell) -> Outcome:
     match piece:
-        case Begin(spec):
-            return tasks.begin(spec)
-        case Deliver(spec, ranges):
-            return Delivered.of(tasks.deliver(spec, list(ranges), tell))
+        case Begin():
+            return tasks.begin(piece)
+        case Deliver():
+            return Delivered.of(tasks.deliver(piece, tell))
         case Load():
             return LoadDone(tuple(tasks.load(piece)))
         case _:
