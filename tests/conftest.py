@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--recuts", type=int, default=0, help="changes of spans and rules under load (default 0)"
     )
+    parser.addoption("--cluster-kills", type=int, default=0, help="of a Spark cluster (default 0: quick)")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
 
 

@@ -63,6 +63,10 @@ class FramedSocket:
         with self._lock:
             self._socket.sendall(frame)
 
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Send a message as its conversation has it in JSON; raises as `send`, and ValueError: too long."""
+        self.send(framed(message))
+
     def receive(self) -> dict[str, Any] | None:
         """The next message, or None when the other end has closed the socket, or is gone. Blocks.
 

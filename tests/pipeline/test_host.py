@@ -28,6 +28,7 @@ from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.host import Host, failure
 from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.jobs import LocalJobs
 from tidegate.pipeline.processes import Process
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.work import Begun, Load, LoadReport, Report, Tasks, Tell, WorkerHello, to_json
@@ -199,7 +200,7 @@ class Hosted:
     def _run(self, tasks: Tasks, workers: int) -> None:
         try:
             spark: Any = self.spark
-            self.host.run(spark, tasks, workers)
+            self.host.run(LocalJobs.at(self.host.socket, spark, tasks, workers))
         except TidegateError as error:
             self.error = error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 
 LOCAL: Final = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?")
+CLUSTER: Final = re.compile(r"spark://.|yarn$|k8s://.")
 LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR"}
 """As TiCDC names them, and as Python does."""
 
@@ -40,6 +42,19 @@ def server(
     spark_master: Annotated[
         str, typer.Option(help="Where Spark runs the changefeeds' tasks, as in spark-submit --master.")
     ] = "local[*]",
+    worker_addr: Annotated[
+        str,
+        typer.Option(
+            help="host:port at which a Spark cluster reaches this machine; port 0: any. Docs: cluster.md."
+        ),
+    ] = "",
+    worker_python: Annotated[
+        str, typer.Option(help="Their Python, which has Tidegate; by default at the path of this one.")
+    ] = "",
+    worker_cn: Annotated[
+        list[str] | None,
+        typer.Option(help="A common name their certificates may have; by default any of the CA will do."),
+    ] = None,
     event_store_quota: Annotated[
         str,
         typer.Option(help="Disk the event store may take, as 500MB, 20GiB; 0: no bound. Docs: trouble.md."),
@@ -74,12 +89,7 @@ def server(
     """
     if log_level.lower() not in LEVELS:
         raise typer.BadParameter(f"'{log_level}' is not one of {', '.join(LEVELS)}", param_hint="--log-level")
-    if not LOCAL.fullmatch(spark_master):
-        raise typer.BadParameter(
-            f"'{spark_master}' is not local, local[N] or local[*]. Spark clusters are not supported yet, "
-            "because workers read the capture's files.",
-            param_hint="--spark-master",
-        )
+    workers = _workers(spark_master, worker_addr, worker_python, worker_cn or [])
     quota = _bytes(event_store_quota)
     import asyncio
 
@@ -104,7 +114,7 @@ def server(
             event_store_reserve=event_store_reserve,
             puller_timeout_s=puller_timeout,
             gc_ttl_s=gc_ttl,
-            application_command=partial(application_command, spark_master=spark_master),
+            application_command=partial(application_command, spark_master=spark_master, workers=workers),
         )
         rules = Rules(frozenset(name.lower() for name in allow_host or []), Token.from_environment())
         failure = asyncio.run(_run(options, listener, rules, as_json))
@@ -116,6 +126,43 @@ def server(
     sys.stderr.flush()
     # A thread may still be in a blocking call to the sink; nothing is lost by leaving it.
     os._exit(failure.exit_code if failure is not None else 0)
+
+
+def _workers(master: str, addr: str, python: str, names: list[str]) -> tuple[str, ...]:
+    """What the application is told of workers on other machines; empty: there are none."""
+    if LOCAL.fullmatch(master):
+        if addr:
+            raise typer.BadParameter(
+                "it is for Spark clusters: give --spark-master", param_hint="--worker-addr"
+            )
+        return ()
+    if not CLUSTER.match(master):
+        raise typer.BadParameter(
+            f"'{master}' is not local, local[N], local[*], spark://HOST:PORT, yarn or k8s://URL",
+            param_hint="--spark-master",
+        )
+    host, _, port = addr.rpartition(":")
+    if not host or not port.isdecimal():
+        raise typer.BadParameter(
+            f"'{addr}' is not host:port; with a cluster its machines have to reach this one",
+            param_hint="--worker-addr",
+        )
+    from tidegate.tls import Tls
+
+    if Tls.from_environment() is None and not _is_loopback(host):
+        raise typer.BadParameter(
+            f"workers reach {host} by the network, which carries the credentials of sinks: give --ca, --cert "
+            "and --key (tidegate --help)",
+            param_hint="--worker-addr",
+        )
+    return addr, python or sys.executable, ",".join(names)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _bytes(text: str) -> int:

@@ -91,6 +91,10 @@ class Access(Protocol):
         """
         ...
 
+    def confirm(self, lease: Lease) -> None:
+        """To be asked before each commit: raises Fenced when nobody counts on this worker any more."""
+        ...
+
     def begun(self, records: Mapping[str, bytes]) -> Begun:
         """Where to go on, by all that the sink keeps; to be asked after the fence (`begin.begun`)."""
         ...
@@ -147,6 +151,9 @@ class LocalAccess:
     def granted(self, lease: Lease) -> tuple[Span, ...]:
         """A worker here that has lost its slot is dead: the host has killed it, and waited for that."""
         return self.spec.granted()
+
+    def confirm(self, lease: Lease) -> None:
+        """It would be dead."""
 
     def begun(self, records: Mapping[str, bytes]) -> Begun:
         return begun(self.spec, records)

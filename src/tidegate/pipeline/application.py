@@ -1,6 +1,6 @@
 """The application: one process of a capture, with one Spark session, delivers all its changefeeds.
 
-    python -m tidegate.pipeline.application CONTROL_SOCKET WORK_DIR [MASTER]
+    python -m tidegate.pipeline.application CONTROL_SOCKET WORK_DIR [MASTER [ADDRESS PYTHON NAMES]]
 
     event stores --> Backlog --> Host --> workers: read > mount > split > dispatch > encode > sink
                                     --> reports, a connection for each incarnation --> control process
@@ -24,8 +24,9 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Final, assert_never
@@ -35,14 +36,18 @@ from pyspark.sql import SparkSession
 from tidegate.errors import TidegateError
 from tidegate.ipc import ControlClient
 from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, PipelineHello, Run
+from tidegate.pipeline.cluster import ClusterJobs, cluster_session
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.host import STARTS_S, Host, failure, known
 from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.jobs import Jobs, LocalJobs
 from tidegate.pipeline.kept import begin, deliver, rest
 from tidegate.pipeline.load_task import load
+from tidegate.pipeline.service import Service
 from tidegate.pipeline.timetable import workers_for
 from tidegate.pipeline.work import Tasks
 from tidegate.spark.session import open_session
+from tidegate.tls import Tls
 
 DAEMON: Final = "tidegate.pipeline.daemon"
 TASKS: Final = Tasks(begin, deliver, load, rest)
@@ -52,10 +57,12 @@ LOCAL: Final = re.compile(r"local(?:\[(?P<cores>\d+|\*)(?:, *\d+)?\])?")
 class Application:
     """What the control process wants, and the host that does it."""
 
-    def __init__(self, socket: Path, control: ControlClient, folder: Path, cores: int) -> None:
-        """`folder`: for the workers' socket."""
+    def __init__(
+        self, socket: Path, control: ControlClient, folder: Path, cores: int, *, elsewhere: bool
+    ) -> None:
+        """`folder`: for the workers' socket. `elsewhere`: whether the workers will be on other machines."""
         self._socket, self._control = socket, control
-        self.host = Host(folder, cores, self._ended, control.send)
+        self.host = Host(folder, cores, self._ended, control.send, elsewhere=elsewhere)
 
     def listen(self) -> None:
         """Do what the control process says, until it is gone."""
@@ -103,37 +110,58 @@ def session(master: str, work_dir: Path, trial: Mapping[str, str] = MappingProxy
     return open_session("tidegate", master, work_dir, DAEMON, trial=trial)
 
 
-def started(master: str, work_dir: Path) -> SparkSession:
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """How workers on other machines reach this one, and who they may be."""
+
+    address: str
+    """host:port; port 0: any."""
+    python: str
+    """Their interpreter."""
+    names: tuple[str, ...] = ()
+    """Common names of certificates; empty: any of the CA."""
+
+
+def started(open_spark: Callable[[], SparkSession]) -> SparkSession:
     """A session; the process ends if that takes too long, and is started again."""
     late = threading.Timer(STARTS_S, os._exit, (1,))
     late.daemon = True
     late.start()
     try:
-        return session(master, work_dir)
+        return open_spark()
     finally:
         late.cancel()
 
 
-def run(socket: Path, work_dir: Path, master: str = "local[*]") -> None:
+def run(socket: Path, work_dir: Path, master: str = "local[*]", workers: Workers | None = None) -> None:
     """Run until the process is told to end, the control process is gone, or Spark fails."""
     signal.signal(signal.SIGTERM, _stop)
     control = ControlClient(socket, ApplicationHello(os.getpid()))
     shutil.rmtree(work_dir, ignore_errors=True)  # what an earlier one has left
     work_dir.mkdir(mode=0o700, parents=True)
-    application = Application(socket, control, work_dir, cores_of(master))
+    application = Application(socket, control, work_dir, cores_of(master), elsewhere=workers is not None)
     listening = threading.Thread(target=_listen, args=(application,), name="control", daemon=True)
     try:
         listening.start()  # Spark takes seconds to start: what is wanted meanwhile waits for its workers
-        context = started(master, work_dir).sparkContext
-        # Elsewhere than here as many work at once as there are cores for it.
-        workers = None if LOCAL.fullmatch(master) else int(context.defaultParallelism)
-        application.host.run(context, TASKS, workers)
+        application.host.run(_jobs(application.host, work_dir, master, workers))
     except Exception as error:
         with suppress(TidegateError):
             control.send(failure(known(error, "The application failed.", master)))
         traceback.print_exc()
         # At once: threads that wait for workers would keep the interpreter.
         os._exit(1)
+
+
+def _jobs(host: Host, work_dir: Path, master: str, workers: Workers | None) -> Jobs:
+    """Where the workers are to run; Spark is up on return."""
+    if workers is None:
+        context = started(lambda: session(master, work_dir)).sparkContext
+        return LocalJobs.at(host.socket, context, TASKS, workers_for(cores_of(master)))
+    service = Service(host, workers.address, Tls.from_environment(), workers.names)
+    service.start()
+    name = service.address.rpartition(":")[0]
+    context = started(lambda: cluster_session(master, work_dir, DAEMON, name, workers.python)).sparkContext
+    return ClusterJobs(context, service)
 
 
 def _listen(application: Application) -> None:
@@ -151,4 +179,6 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    given = sys.argv[3:]
+    elsewhere = Workers(given[1], given[2], tuple(filter(None, given[3].split(",")))) if given[1:] else None
+    run(Path(sys.argv[1]), Path(sys.argv[2]), given[0] if given else "local[*]", elsewhere)

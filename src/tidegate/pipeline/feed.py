@@ -48,6 +48,12 @@ class DurableBefore:
         positions = {span: position.to_json() for span, position in self.positions.items()}
         return {"positions": positions, "ahead": self.ahead.to_json()}
 
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> DurableBefore:
+        """The inverse of `to_json`."""
+        positions = {span: Position.from_json(place) for span, place in found["positions"].items()}
+        return cls(positions, Ahead.from_json(found["ahead"]))
+
 
 @dataclass(frozen=True, slots=True)
 class FeedSpec:
@@ -89,6 +95,11 @@ class FeedSpec:
             ) from error
         except ValueError as error:
             raise _damaged(path, error) from error
+        return cls.from_json(found, path.parent)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any], feed_dir: Path) -> FeedSpec:
+        """As the control process wrote it, into the changefeed's folder."""
         uri = parse_sink_uri(found["sink_uri"])
         return cls(
             cluster_id=found["cluster_id"],
@@ -104,7 +115,7 @@ class FeedSpec:
             ranges=tuple(Span(bytes.fromhex(start), bytes.fromhex(end)) for start, end in found["ranges"]),
             givers=found["givers"],
             store_dir=Path(found["store_dir"]),
-            feed_dir=path.parent,
+            feed_dir=feed_dir,
             metadata_path=Path(found["metadata_path"]),
             socket_path=Path(found["socket_path"]),
             loads=found.get("load", False),
@@ -150,8 +161,7 @@ class FeedSpec:
             found = json.loads(self.durable_file.read_text())
         except FileNotFoundError:
             return None
-        positions = {span: Position.from_json(place) for span, place in found["positions"].items()}
-        return DurableBefore(positions, Ahead.from_json(found["ahead"]))
+        return DurableBefore.from_json(found)
 
     @property
     def beats_dir(self) -> Path:
@@ -234,6 +244,11 @@ class Barrier:
             found = json.loads(path.read_text())
         except ValueError as error:
             raise _damaged(path, error) from error
+        return cls.from_json(found)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Barrier:
+        """As the control process wrote it."""
         spans = {name: span["start_ts"] for name, span in found["spans"].items()}
         wanted = {
             name: (stripe_ids(Span(bytes.fromhex(one["start"]), bytes.fromhex(one["end"]))).start, bits)

@@ -18,45 +18,50 @@ A worker that has work and gives no sign of life is killed after the changefeed'
 from __future__ import annotations
 
 import queue
+import re
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from tidegate.control.watchdog import Watchdog
-from tidegate.errors import Fenced, Retryable, TidegateError
-from tidegate.ipc import FramedSocket, framed, socket_name
+from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
+from tidegate.ipc import FramedSocket, socket_name
 from tidegate.model.reports import AtWork, Durable, Failed, Started, Working
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import read_beats
 from tidegate.pipeline.glance import Glance
 from tidegate.pipeline.incarnation import Incarnation, Key
+from tidegate.pipeline.jobs import Elsewhere, Jobs, WorkerProcess
+from tidegate.pipeline.lines import Line
 from tidegate.pipeline.load import InitialLoad
 from tidegate.pipeline.processes import Process
-from tidegate.pipeline.timetable import Kind, Timetable, workers_for
+from tidegate.pipeline.timetable import Kind, Timetable
 from tidegate.pipeline.work import (
     FROM_WORKER,
+    Alive,
     Begin,
     Begun,
     Deliver,
     Delivered,
+    ElsewhereHello,
+    Lease,
     Load,
     LoadDone,
     LoadReport,
     Piece,
     Reached,
-    Tasks,
     WorkerHello,
     parse,
     to_json,
 )
-from tidegate.pipeline.worker import serve
+from tidegate.sink.base import Description
 
 GLANCE_S: Final = 0.01
 """Between two glances at whether anything was told."""
@@ -93,19 +98,17 @@ SHORT_S: Final = 5.0
 """A job that ends sooner, without a worker, has failed."""
 FAILURES_MAX: Final = 3
 """So many in a row, and the application ends."""
+FENCE_S: Final = 8.0
+"""How long the end of an incarnation waits until a worker that was given up is fenced."""
+SIZE_S: Final = 5.0
+"""Between two looks at how many workers a cluster has room for."""
+LISTEN_MAX: Final = 128
 STARTS_S: Final = 600.0
 """Patience with the first worker: kernels may have to be compiled."""
 STARTS_AGAIN_S: Final = 60.0
 """With one that takes the place of another: Spark's JVM or its daemon hangs, if none comes."""
 
 
-class Jobs(Protocol):
-    """Spark's context, as far as it is used."""
-
-    def parallelize(self, items: Sequence[int], tasks: int) -> Any: ...
-
-
-Serve: TypeAlias = Callable[[Iterator[int]], None]
 Over: TypeAlias = Callable[[Incarnation], None]
 
 
@@ -132,8 +135,8 @@ class _Work:
 class ConnectedWorker:
     """What the host knows of one."""
 
-    line: FramedSocket
-    process: Process
+    line: Line
+    process: WorkerProcess
     pieces: queue.SimpleQueue[_Work | None] = field(default_factory=queue.SimpleQueue)
     work: _Work | None = None
     given_at: float = 0.0
@@ -149,6 +152,8 @@ class ConnectedWorker:
     killed_for: TidegateError | None = None
     """Why, if its incarnation was not over before."""
     dog: Watchdog = field(default_factory=Watchdog)
+    machine: str = ""
+    """Where it runs, if it was not started here."""
 
     def kill(self, why: TidegateError | None = None) -> None:
         """Under the host's lock, so that it is still with the piece that it is killed for."""
@@ -158,7 +163,8 @@ class ConnectedWorker:
     @property
     def who(self) -> str:
         """For people."""
-        return f"a worker ({self.process.pid})"
+        where = f" on {self.machine}" if self.machine else ""
+        return f"a worker ({self.process.pid}{where})"
 
 
 class Host:
@@ -170,13 +176,18 @@ class Host:
         cores: int,
         on_over: Over,
         on_look: Callable[[Working], None] = lambda working: None,
-        opened: Callable[[int], Process] = Process,
+        opened: Callable[[int], WorkerProcess] = Process,
+        *,
+        elsewhere: bool = False,
     ) -> None:
         """`folder`: for its socket. `on_over`: hears of each incarnation that has ended, once nobody works
         for it. `on_look`: hears what is being done, when that is another thing than before. `opened`: a
-        handle of the process with a pid.
+        handle of the process with a pid. `elsewhere`: whether its workers will be on other machines.
         """
-        self._path, self._cores, self._opened = folder / "work.sock", cores, opened
+        self.socket, self._cores, self._opened = folder / "work.sock", cores, opened
+        """`socket`: where workers of this machine connect to."""
+        self._jobs: Jobs | None = None
+        self._elsewhere = elsewhere
         self._on_over, self._on_look = on_over, on_look
         self._changed = threading.Condition()
         self._timetable: Timetable[Key] = Timetable(cores)
@@ -203,10 +214,13 @@ class Host:
         """Fence and read what an incarnation needs, and deliver from there on, until it is over."""
         with self._changed:
             one.failures = self._failed.get(one.spec.changefeed, 0)
-            one.at_once = min(one.spec.sink.describe().at_once(self._cores), one.spec.slots)
+            one.take(self._cores)
             self._there[one.key] = one
             self._timetable.ask_begin(one.key, one.address, one.failures)
             self._changed.notify_all()
+        described = one.spec.sink.describe()
+        if self._elsewhere and (described.here or not described.fenced_by):
+            self.fail(one, _not_elsewhere(one, described))
 
     def end(self, key: Key) -> None:
         """End an incarnation; `on_over` hears when that is done. One that is not there has ended already."""
@@ -253,6 +267,8 @@ class Host:
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key))
         if one.loading is not None:
             one.loading.join()
+        if one.given_up and one.error is None:
+            self._fence(one)
         with self._changed:
             self._timetable.forget(one.key)
             self._there.pop(one.key, None)
@@ -261,6 +277,20 @@ class Host:
             for each in self._workers:
                 each.served.pop(one.key, None)
         self._on_over(one)
+
+    def _fence(self, one: Incarnation) -> None:
+        """Stop what a worker elsewhere may still commit: no later incarnation may come to do so."""
+
+        def fence() -> None:
+            try:
+                one.spec.sink.fence({one.spec.capture: one.spec.slots}, lambda: None)
+            except TidegateError as error:
+                one.log(f"a worker that was given up could not be fenced: {error.render()}")
+
+        thread = self._start(f"fence of {one.spec.changefeed}", fence)
+        thread.join(FENCE_S)
+        if thread.is_alive():
+            one.log(f"a worker that was given up could not be fenced within {FENCE_S:.0f} s")
 
     def _tell(self, one: Incarnation, report: Durable | Started | Failed) -> None:
         """To the control process. If that is gone, so is all of this in a moment."""
@@ -274,25 +304,45 @@ class Host:
 
     # --- who gets what ------------------------------------------------------------------------------------
 
-    def run(self, context: Jobs, tasks: Tasks, workers: int | None = None) -> None:
-        """Hand out work to so many workers, by default as `workers_for` says, until the application itself
-        fails: raises that.
-        """
-        count = self._count = workers_for(self._cores) if workers is None else workers
+    def run(self, jobs: Jobs) -> None:
+        """Hand out work to the workers of these jobs until the application itself fails: raises that."""
+        self._jobs = jobs
         self._short_since = time.monotonic()
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            with socket_name(self._path) as name:
-                listener.bind(name)
-            self._path.chmod(0o600)  # nobody is answered before this
-            listener.listen(count)
-            self._start("accept", partial(self._accept, listener))
-            self._start("signs-of-life", self._watch)
-            for number in range(count):
-                work = partial(serve, str(self._path), tasks)
-                self._start(f"spark-{number}", partial(self._keep_job, context, work))
-            while True:
-                self._hand_out()
-                self._rest()
+        if self._elsewhere:
+            self._start("size", partial(self._keep_size, jobs))
+        else:
+            self._listen()
+            self._grow(jobs, jobs.size())
+        self._start("signs-of-life", self._watch)
+        while True:
+            self._hand_out()
+            self._rest()
+
+    def _listen(self) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with socket_name(self.socket) as name:
+            listener.bind(name)
+        self.socket.chmod(0o600)  # nobody is answered before this
+        listener.listen(LISTEN_MAX)
+        self._start("accept", partial(self._accept, listener))
+
+    def _keep_size(self, jobs: Jobs) -> None:
+        """A cluster may grow; and as much as it has cores for is done at once."""
+        while True:
+            size = jobs.size()
+            if size > self._count:
+                with self._changed:
+                    self._cores = size
+                    self._timetable.resize(size)
+                    for one in self._there.values():
+                        one.take(size)
+                self._grow(jobs, size)
+            time.sleep(SIZE_S)
+
+    def _grow(self, jobs: Jobs, size: int) -> None:
+        for number in range(self._count, size):
+            self._start(f"spark-{number}", partial(self._keep_job, jobs))
+        self._count = size
 
     def _rest(self) -> None:
         """Until something may be due and a worker is free, or it is time for a glance."""
@@ -404,6 +454,8 @@ class Host:
             lease = work.of.leases.lease(worker, busy)
             assert lease is not None, "no more pieces are out than there are slots"
             work = replace(work, piece=replace(work.piece, lease=lease))
+        if worker.machine:
+            work = replace(work, piece=replace(work.piece, spec=work.of.word))
         worker.work, worker.silent_s, worker.dog = work, 0.0, Watchdog()
         worker.given_at = time.monotonic()
         worker.pieces.put(work)
@@ -416,7 +468,7 @@ class Host:
             return
         self._looked_for_room_at = now
         with self._changed:
-            if any(each.killed for each in self._workers) or len(self._workers) < self._count:
+            if any(each.killed for each in self._workers) or self._waits_for_more():
                 return  # one more is on its way already
             slow = [each for each in self._workers if each.silent_s]
             waits = self._timetable.next_begin() is not None or self._timetable.next_load() is not None
@@ -441,21 +493,23 @@ class Host:
 
     # --- workers ------------------------------------------------------------------------------------------
 
-    def _keep_job(self, context: Jobs, work: Serve) -> None:
-        """A worker: a job of one task, so that it has no neighbours, whom Spark would end with it. When its
-        process has ended, another takes its place.
-        """
+    def _waits_for_more(self) -> bool:
+        """Whether Spark owes a worker. A cluster may have lost machines, and owes none for them."""
+        return len(self._workers) < self._count and not self._elsewhere
+
+    def _keep_job(self, jobs: Jobs) -> None:
+        """A worker: a job of one task. When it has ended, another takes its place."""
         failures = 0
         while True:
             began = time.monotonic()
             try:
-                context.parallelize([0], 1).foreachPartition(work)
+                jobs.run()
                 why = "its task ended"
             except Exception as error:  # Py4J's, with the worker's trace as text
-                why = str(error)[-4000:]
+                why = _without_frames(str(error))
             failures = failures + 1 if time.monotonic() - began < SHORT_S else 0
             if failures >= FAILURES_MAX and not self._workers:
-                raise Retryable("Spark starts no workers.", why=why)
+                raise Retryable("Spark starts no workers.", why=jobs.trouble() or why)
             if failures:
                 time.sleep(min(PAUSE_MAX_S, 0.1 * 2**failures))
 
@@ -465,15 +519,21 @@ class Host:
             self._start("worker", partial(self._attend, FramedSocket(connected)))
 
     def _attend(self, line: FramedSocket) -> None:
-        """Hand one worker piece after piece."""
         try:
-            hello = parse(line.receive() or {}, FROM_WORKER)
-            if not isinstance(hello, WorkerHello):
-                raise ValueError("it does not say who it is")
+            hello = parse(line.receive() or {}, [WorkerHello])
             worker = ConnectedWorker(line, self._opened(hello.pid))
         except (ValueError, OSError):
             line.close()  # whoever it was: its job ends with it, and is begun again
             return
+        self._attend_worker(worker)
+
+    def attend_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
+        """Hand a worker on another machine piece after piece, until it has ended or was given up."""
+        process = Elsewhere(hello.pid, line, end_job)
+        self._attend_worker(ConnectedWorker(line, process, machine=hello.machine))
+
+    def _attend_worker(self, worker: ConnectedWorker) -> None:
+        """Hand one worker piece after piece."""
         with self._changed:
             self._hellos += 1
             self._short_since = time.monotonic()
@@ -491,8 +551,21 @@ class Host:
                 self._workers.discard(worker)
                 for one in self._there.values():
                     one.leases.end(worker)
-            line.close()
+            worker.line.close()
             worker.process.close()
+
+    def known_by(self, word: str) -> Incarnation:
+        """The incarnation that a worker elsewhere asks for. Raises Fenced when it is over."""
+        with self._changed:
+            for one in self._there.values():
+                if one.word == word and not one.over:
+                    return one
+        raise Fenced("This incarnation of the changefeed is over.")
+
+    def holds(self, one: Incarnation, lease: Lease) -> bool:
+        """Whether that lease is the last one of its slot."""
+        with self._changed:
+            return one.leases.stands(lease)
 
     def _attend_piece(self, worker: ConnectedWorker, work: _Work) -> bool:
         """See one piece through; whether the worker lives."""
@@ -510,6 +583,7 @@ class Host:
             error = known(raised, "A piece of work failed.", one.spec.changefeed)
         with self._changed:
             killed = worker.killed
+            one.given_up |= killed and bool(worker.machine)
             if not killed:
                 self._timetable.answered(one.key, well=not isinstance(error, Retryable))
             worker.work = None
@@ -534,7 +608,7 @@ class Host:
         """Raises what the worker raised, and _Dead when it did not say what became of the piece."""
         one, began = work.of, time.monotonic()
         try:
-            worker.line.send(framed(to_json(work.piece)))
+            worker.line.say(to_json(work.piece))
         except OSError as error:
             raise _Dead(str(error)) from error
         while True:
@@ -556,6 +630,8 @@ class Host:
                 case (Load(), LoadDone(reports)):
                     self._answer(work, reports)
                     return
+                case (_, Alive()):
+                    one.beats.beat()
                 case (_, Failed() as failed):
                     raise failed.error()
                 case (_, message):
@@ -637,7 +713,7 @@ class Host:
                 out = {work.of.key for _, work in busy}
                 waiting = [one for one in self._there.values() if self._waits(one, out)]
                 working = self._working(busy, waiting)
-                if len(self._workers) >= self._count:
+                if self._workers and not self._waits_for_more():
                     self._short_since = time.monotonic()
             self._look_for_workers()
             if working != said:
@@ -646,8 +722,9 @@ class Host:
             for one in waiting:
                 one.beats.beat()  # what it waits for is a worker
             for worker, work in busy:
-                beats = read_beats(work.of.spec.beats_dir).get(str(worker.process.pid))
-                self._watch_one(worker, work, beats)
+                # Those of other machines have ids of processes, too, and say Alive instead.
+                beats = {} if worker.machine else read_beats(work.of.spec.beats_dir)
+                self._watch_one(worker, work, beats.get(str(worker.process.pid)))
 
     def _working(
         self, busy: Sequence[tuple[ConnectedWorker, _Work]], waiting: Sequence[Incarnation]
@@ -666,7 +743,10 @@ class Host:
     def _look_for_workers(self) -> None:
         silent = time.monotonic() - self._short_since
         if silent > (STARTS_AGAIN_S if self._hellos else STARTS_S):
-            raise Retryable("Spark does not start a worker.", why=f"none has come for {silent:.0f} s")
+            trouble = "" if self._jobs is None else self._jobs.trouble()
+            raise Retryable(
+                "Spark does not start a worker.", why=trouble or f"none has come for {silent:.0f} s"
+            )
 
     def _watch_one(self, worker: ConnectedWorker, work: _Work, beats: int | None) -> None:
         own, knows = work.of.spec.config.tidegate, work.of.key in worker.served
@@ -713,6 +793,21 @@ def _too_slow(who: str, words: str, silent_s: float) -> Retryable:
         "for a worker.",
         where=f"{who}, with {words}",
         fix="see whether the sink works; the changefeed is started again by itself, and nothing is lost",
+    )
+
+
+def _without_frames(text: str) -> str:
+    """What Java says, without where it says it, which is most of it."""
+    kept = [line for line in text.splitlines() if not re.match(r"\s+at \S|\s+\.\.\. \d+ more", line)]
+    return "\n".join(kept)[-1500:]
+
+
+def _not_elsewhere(one: Incarnation, sink: Description) -> Fatal:
+    return Fatal(
+        "This changefeed cannot be delivered by a Spark cluster.",
+        where=one.spec.changefeed,
+        why="it writes to the capture's own disk" if sink.here else "nothing stops a writer of its sink",
+        fix="run it on a capture with --spark-master local[*]",
     )
 
 

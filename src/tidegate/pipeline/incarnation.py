@@ -7,6 +7,7 @@ What changes here changes under the host's lock, or in the one thread that hands
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import Any, Final, TypeAlias
 from tidegate.errors import TidegateError
 from tidegate.log import redact
 from tidegate.model.reports import Report
+from tidegate.pipeline.access import LocalAccess
 from tidegate.pipeline.backlog import Backlog
 from tidegate.pipeline.beats import Beats
 from tidegate.pipeline.feed import FeedSpec
@@ -49,6 +51,12 @@ class Incarnation:
     """Nothing more of it is handed out, and nothing that is said of it counts."""
     error: TidegateError | None = None
     """What ended it, if it was no wish."""
+    word: str = field(default_factory=lambda: os.urandom(32).hex())
+    """By which workers elsewhere ask for what is its own (`pipeline.service`)."""
+    access: LocalAccess = field(init=False)
+    """For them."""
+    given_up: bool = False
+    """Whether a worker elsewhere had a piece of it of which nobody knows the end."""
     leases: Leases[Any] = field(init=False)
     """Which worker has which of its slots."""
     looks_at: float = 0.0
@@ -64,6 +72,11 @@ class Incarnation:
     def __post_init__(self) -> None:
         self.beats = Beats(self.spec.beats_dir)
         self.leases = Leases(self.spec.slots)
+        self.access = LocalAccess(self.spec, self.beats.beat)
+
+    def take(self, cores: int) -> None:
+        """How many of so many workers its sink and its slots allow to write at once."""
+        self.at_once = min(self.spec.sink.describe().at_once(cores), self.spec.slots)
 
     @property
     def key(self) -> Key:

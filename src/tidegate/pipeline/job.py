@@ -22,6 +22,8 @@ from tidegate.pipeline.application import TASKS, cores_of, session
 from tidegate.pipeline.feed import FeedSpec
 from tidegate.pipeline.host import Host
 from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.jobs import LocalJobs
+from tidegate.pipeline.timetable import workers_for
 from tidegate.pipeline.work import Tasks
 
 
@@ -51,7 +53,7 @@ def run(
 
     def work() -> None:
         try:
-            host.run(context, tasks)
+            host.run(LocalJobs.at(host.socket, context, tasks, workers_for(cores_of(master))))
         except Exception as error:
             failed.append(error)
             ended.set()

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from tidegate.pipeline.access import Access, local
 from tidegate.pipeline.deliver import Worker, open_worker
-from tidegate.pipeline.work import Begin, Begun, Deliver, Load, Report, Tell
+from tidegate.pipeline.work import NO_LEASE, Begin, Begun, Deliver, Load, Report, Tell
 
 WORKERS_MAX: Final = 64
 """Incarnations of which a process keeps writer and schemas."""
@@ -23,6 +23,10 @@ PROCESS_BYTES_MAX: Final = 1 << 30
 """Resident; a worker that is larger is replaced when it has no work."""
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 T = TypeVar("T")
+
+
+OPENED: Final[list[Callable[[str], Access]]] = [local]
+"""How this process finds what a piece of work is for, by its `spec`; one for the whole process."""
 
 
 class _Kept(NamedTuple):
@@ -38,9 +42,13 @@ WORKERS: Final[dict[str, _Kept]] = {}
 
 def begin(piece: Begin) -> Begun:
     """Fence every older writer, then ask where to go on: what is durable then cannot grow any more."""
-    access = local(piece.spec)
+    access = OPENED[0](piece.spec)
     spec = access.spec
-    return access.begun(spec.sink.fence(spec.writers, spec.prove))
+    return access.begun(spec.sink.fence(spec.writers, lambda: _prove(access)))
+
+
+def _prove(access: Access) -> None:
+    access.granted(NO_LEASE)
 
 
 def deliver(piece: Deliver, tell: Tell) -> list[Report]:
@@ -59,7 +67,7 @@ def with_worker(
     if kept is not None and kept.worker.access.is_over:
         kept.worker.slot.close()
         kept = None  # what is opened now says why it cannot be
-    worker = kept.worker if kept is not None else opened(local(piece.spec))
+    worker = kept.worker if kept is not None else opened(OPENED[0](piece.spec))
     worker.slot.lease = piece.lease
     try:
         done = work(worker)

@@ -31,6 +31,10 @@ class Leases(Generic[Who]):
             self._held[who] = mine
         return mine
 
+    def stands(self, lease: Lease) -> bool:
+        """Whether somebody has it."""
+        return lease in self._held.values()
+
     def end(self, who: Who) -> None:
         """It is dead, or has nothing to say any more; its slot is free."""
         self._held.pop(who, None)

@@ -6,7 +6,7 @@ it takes whoever has opened the slot last. So what was opened under another leas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -22,6 +22,26 @@ class _Opened(NamedTuple):
 
     lease: Lease
     writer: Writer
+
+
+class _Confirmed:
+    """A writer that asks before each commit whether it is still the one."""
+
+    def __init__(self, writer: Writer, confirm: Callable[[], None]) -> None:
+        self._writer, self._confirm = writer, confirm
+        self.write, self.abort, self.close = writer.write, writer.abort, writer.close
+
+    @property
+    def is_due(self) -> bool:
+        return self._writer.is_due
+
+    @property
+    def room(self) -> int:
+        return self._writer.room
+
+    def commit(self, progress: Mapping[str, bytes]) -> None:
+        self._confirm()
+        self._writer.commit(progress)
 
 
 class Slot:
@@ -61,4 +81,5 @@ class Slot:
         def prove() -> None:
             self.granted = self._access.granted(lease)
 
-        return self._sink.writer(lease.slot, prove, self._access.beat)
+        writer = self._sink.writer(lease.slot, prove, self._access.beat)
+        return _Confirmed(writer, lambda: self._access.confirm(lease))

@@ -70,6 +70,10 @@ class Timetable(Generic[Key]):
         """When each had its last delivery, in numbers that rise."""
         self._number = 0
 
+    def resize(self, cores: int) -> None:
+        """So many cores there are now."""
+        self._cores = cores
+
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
         """It is to begin at a sink's address; `failures`: how often in a row it has failed before."""
         self._begins[key] = _Waiting(key, address, failures, self._next())

@@ -1,7 +1,7 @@
 """What the application and its workers say to each other: one class a message. Pure.
 
-    worker -> application      WorkerHello, then for each piece of work: Reached as it goes on, and at its end
-                               Begun, Delivered, LoadDone, or Failed
+    worker -> application      WorkerHello or ElsewhereHello, then for each piece of work: Reached, and Alive,
+                               as it goes on, and at its end Begun, Delivered, LoadDone, or Failed
     application -> worker      Begin, Deliver, Load
 
 A worker that connects asks for work by that, and again with the end of each piece. The application closes the
@@ -92,8 +92,28 @@ class WorkerHello:
 
 
 @dataclass(frozen=True, slots=True)
+class ElsewhereHello:
+    """The same of one that the application has not started on its own machine."""
+
+    pid: int
+    machine: str
+    version: str
+    """Of Tidegate: both ends must have the same one."""
+    ticket: str
+    """That it runs one of the application's jobs; good once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Something was done just now (`pipeline.beats`), by a worker elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
-    """Fence every older incarnation of a changefeed, and read what is durable. `spec`: where its spec is."""
+    """Fence every older incarnation of a changefeed, and read what is durable.
+
+    `spec`: the path of its spec; for a worker elsewhere the word under which the capture's service knows it.
+    """
 
     spec: str
 
@@ -164,10 +184,10 @@ class LoadDone:
 
 Piece = Begin | Deliver | Load
 Outcome = Begun | Delivered | LoadDone
-FromWorker = WorkerHello | Reached | Outcome | Failed
+FromWorker = WorkerHello | ElsewhereHello | Alive | Reached | Outcome | Failed
 
 FROM_WORKER: Final[tuple[type[FromWorker], ...]] = (
-    WorkerHello, Reached, Begun, Delivered, LoadDone, Failed
+    WorkerHello, ElsewhereHello, Alive, Reached, Begun, Delivered, LoadDone, Failed
 )  # fmt: skip
 TO_WORKER: Final[tuple[type[Piece], ...]] = (Begin, Deliver, Load)
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Final, assert_never
 
 from tidegate.errors import Fatal, Fenced, Retryable, TidegateError
-from tidegate.ipc import FramedSocket, framed, socket_name
+from tidegate.ipc import FramedSocket, socket_name
 from tidegate.model.reports import Failed
+from tidegate.pipeline.lines import Line
 from tidegate.pipeline.work import (
     TO_WORKER,
     Begin,
@@ -43,12 +44,17 @@ REST_S: Final = 30.0
 def serve(address: str, tasks: Tasks, _: Iterator[int]) -> None:
     """Work until the application ends the connection. What a piece raises is said, and concerns it alone."""
     line = _connected(Path(address))
+    line.say(to_json(WorkerHello(os.getpid())))
+    work(line, tasks)
+
+
+def work(line: Line, tasks: Tasks) -> None:
+    """The same, when the worker has said who it is."""
 
     def tell(spans: Mapping[str, int]) -> None:
-        line.send(framed(to_json(Reached(spans))))
+        line.say(to_json(Reached(spans)))
 
     try:
-        line.send(framed(to_json(WorkerHello(os.getpid()))))
         while True:
             while not line.waits(REST_S):
                 if tasks.rest():
@@ -61,7 +67,7 @@ def serve(address: str, tasks: Tasks, _: Iterator[int]) -> None:
                 said: Outcome | Failed = _do(piece, tasks, tell)
             except Exception as error:
                 said = failed(error)
-            line.send(framed(to_json(said)))
+            line.say(to_json(said))
     finally:
         line.close()
 

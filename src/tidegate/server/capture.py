@@ -18,6 +18,7 @@ import logging
 import os
 import sys
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,9 +91,12 @@ HEALTHY_S: Final = 30.0
 """A puller that lived so long starts again without waiting."""
 
 
-def application_command(socket: Path, folder: Path, spark_master: str = "local[*]") -> list[str]:
-    """How the application is started."""
-    return [sys.executable, "-m", "tidegate.pipeline.application", str(socket), str(folder), spark_master]
+def application_command(
+    socket: Path, folder: Path, spark_master: str = "local[*]", workers: Sequence[str] = ()
+) -> list[str]:
+    """How the application is started. `workers`: on a cluster (`pipeline.application.Workers`)."""
+    module = "tidegate.pipeline.application"
+    return [sys.executable, "-m", module, str(socket), str(folder), spark_master, *workers]
 
 
 @dataclass(frozen=True, slots=True)

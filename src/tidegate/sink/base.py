@@ -77,6 +77,8 @@ class Description:
     changes nothing: progress is never ahead of them."""
     fenced_by: str
     """What stops an earlier writer, in words; empty: nothing does but the end of its lease."""
+    here: bool = False
+    """Whether it writes to the capture's own disk, which workers on other machines cannot."""
 
     def at_once(self, tasks: int) -> int:
         """How many of so many tasks may write at the same time."""

@@ -44,7 +44,7 @@ class Quarantine:
 
         Raises Fatal when the file has reached its limit, and DiskFull; then none of them is there.
         """
-        lines = [json.dumps(_plain(entry), separators=(",", ":")) + "\n" for entry in entries]
+        lines = [json.dumps(to_json(entry), separators=(",", ":")) + "\n" for entry in entries]
         if not lines:
             return 0
         handle = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
@@ -90,7 +90,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
-                entry = _bytes(json.loads(line))
+                entry = from_json(json.loads(line))
             except ValueError as error:
                 where = f"{path}, line {number}"
                 event(LOG, logging.WARNING, "torn quarantine line left out", where=where, why=str(error))
@@ -99,15 +99,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def to_json(value: Any) -> Any:
+    """An entry, or a part of it, as JSON has it."""
     if isinstance(value, Mapping):
-        return {key: _plain(inner) for key, inner in value.items()}
+        return {key: to_json(inner) for key, inner in value.items()}
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
 
 
-def _bytes(value: Any) -> Any:
+def from_json(value: Any) -> Any:
+    """The inverse of `to_json`."""
     if isinstance(value, dict):
         if value.keys() == {"base64"}:
             return base64.b64decode(value["base64"])
-        return {key: _bytes(inner) for key, inner in value.items()}
+        return {key: from_json(inner) for key, inner in value.items()}
     return value

@@ -83,18 +83,20 @@ def open_session(
     trial: Mapping[str, str] = MappingProxyType({}),
     log: Path | None = None,
     archive: str | None = None,
+    python: str = sys.executable,
 ) -> SparkSession:
     """Start Spark with its temporary files under `work_dir`. Takes 4-8 s and 0.5 GB.
 
     `daemon`: the module that starts its Python workers. `trial`: settings of an A/B run, laid over ours.
     `log`: where the JVM and its workers print; None: where this process prints its errors. `archive`: the
-    JVM's options about the archive of its classes, by default those to use it. The handler of SIGINT stays
-    the caller's. Raises Retryable when the JVM does not start.
+    JVM's options about the archive of its classes, by default those to use it. `python`: the workers'
+    interpreter, on a cluster's machines another one of the same version. The handler of SIGINT stays the
+    caller's. Raises Retryable when the JVM does not start.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     os.environ["JAVA_HOME"] = str(spark_java_home(work_dir))
     # Workers must run this very interpreter, with this very package.
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"], os.environ["PYSPARK_DRIVER_PYTHON"] = python, sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     package = str(Path(tidegate.__file__).parent.parent)
     known = os.environ.get("PYTHONPATH", "")

@@ -88,6 +88,7 @@ class ReaderSink(Ledger):
             writers=0,
             atomic=True,
             fenced_by="a row with the grant, read in the transaction of the rows",
+            here=True,
         )
 
     def open_owner(self, marks: Marks | None, prove: Prove) -> ReaderOwner:

@@ -1,0 +1,262 @@
+"""A worker that shares nothing with its capture's machine but the network.
+
+    a Spark job of one task --> serve --> Capture/Work: pieces of work, as any worker has them
+                                      --> RemoteAccess: what a piece needs, from `pipeline.service`
+
+The process ends as soon as its line to the application does, in the midst of whatever it does: nobody counts
+on it any more then. Before each commit it asks whether it is still the one. What it does after that answer
+meets the sink's fence.
+
+Certificates come from this machine's own files, named by its environment (TIDEGATE_CA, _CERT, _KEY).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import pyarrow as pa
+from pyspark import TaskContext
+
+from tidegate import __version__
+from tidegate.errors import Retryable
+from tidegate.eventstore.seek import place_of
+from tidegate.model.position import Place
+from tidegate.model.reports import Failed
+from tidegate.model.span import Span
+from tidegate.model.timestamp import Timestamp
+from tidegate.mounter import bases
+from tidegate.mounter.schema_store import SchemaStore
+from tidegate.pipeline import kept
+from tidegate.pipeline.access import Ranges, SpanState
+from tidegate.pipeline.beats import INTERVAL_S
+from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
+from tidegate.pipeline.lines import StreamLine
+from tidegate.pipeline.load_task import load
+from tidegate.pipeline.service import ERROR, MORE, NAME, OPTIONS, WORD
+from tidegate.pipeline.work import Alive, Begun, ElsewhereHello, Lease, Tasks, parse, to_json
+from tidegate.pipeline.worker import work
+from tidegate.sink import quarantine
+from tidegate.tls import Tls
+
+CALL_S: Final = 60.0
+"""For an answer; the application answers in milliseconds, unless its machine hangs."""
+ASIDE_BYTES: Final = 8 << 20
+"""Of entries for the quarantine in one call, but for one that is larger."""
+BASE_TRIES: Final = 10
+"""A base may be replaced while it is fetched."""
+
+
+class Capture:
+    """The connection to one application."""
+
+    def __init__(self, address: str, tls: Tls | None) -> None:
+        options = (*OPTIONS, ("grpc.use_local_subchannel_pool", 1))
+        self._address = address
+        self._channel = (
+            grpc.insecure_channel(address, options)
+            if tls is None
+            else grpc.secure_channel(address, tls.client(), options)
+        )
+        self._work = self._channel.stream_stream(f"/{NAME}/Work")
+        self._unary = {
+            name: self._channel.unary_unary(f"/{NAME}/{name}") for name in ("Ask", "Read", "Catalogue")
+        }
+
+    def line(self) -> StreamLine:
+        """A stream for work."""
+        line = StreamLine(lambda: call.cancel())
+        call = self._work(line.outgoing())
+        threading.Thread(target=line.feed, args=(call,), name="line", daemon=True).start()
+        return line
+
+    def ask(self, word: str, verb: str, **asked: Any) -> Any:
+        """The answer to a question. Raises what the capture raised, and Retryable when it cannot be asked."""
+        found = json.loads(self._call("Ask", word, {"verb": verb, **asked}))
+        if "error" in found:
+            raise parse_failed(found["error"])
+        return found["answer"]
+
+    def fetch(self, method: str, word: str, **asked: Any) -> tuple[bool, bytes]:
+        """Whether there is more, and bytes."""
+        data = self._call(method, word, asked)
+        if data[:1] == ERROR:
+            raise parse_failed(json.loads(data[1:]))
+        return data[:1] == MORE, data[1:]
+
+    def close(self) -> None:
+        """End all calls."""
+        self._channel.close()
+
+    def _call(self, method: str, word: str, asked: Mapping[str, Any]) -> bytes:
+        try:
+            data: bytes = self._unary[method](
+                json.dumps(asked).encode(), timeout=CALL_S, metadata=((WORD, word),)
+            )
+        except grpc.RpcError as error:
+            raise Retryable(
+                "The capture does not answer a worker.",
+                where=f"{self._address}, {method}",
+                why=f"{error.code().name}: {error.details()}",
+            ) from error
+        return data
+
+
+def parse_failed(found: Mapping[str, Any]) -> Exception:
+    """What the capture raised."""
+    return parse(found, [Failed]).error()
+
+
+class RemoteAccess:
+    """`pipeline.access.Access` by the capture's service."""
+
+    def __init__(self, capture: Capture, word: str, folder: Path, beat: Callable[[], None]) -> None:
+        """`folder`: of this process, for what is fetched."""
+        self._capture, self._word, self._folder = capture, word, folder
+        self.spec = FeedSpec.from_json(self._ask("spec"), folder)
+        self.is_over = False
+        self.beat = beat
+        self._spans: dict[str, Span] = {}
+
+    def _ask(self, verb: str, **asked: Any) -> Any:
+        return self._capture.ask(self._word, verb, **asked)
+
+    def durable(self) -> DurableBefore | None:
+        found = self._ask("durable")
+        return None if found is None else DurableBefore.from_json(found)
+
+    def barrier(self) -> Barrier:
+        return Barrier.from_json(self._ask("barrier"))
+
+    def span(self, name: str) -> SpanState:
+        start, end, dropped_to = self._ask("span", span=name)
+        return SpanState(Span(bytes.fromhex(start), bytes.fromhex(end)), dropped_to)
+
+    def read(
+        self, spans: Ranges, past: Place | None = None, tables: Collection[int] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        more = True
+        while more:
+            place = None if past is None else [*past[:3], *(key.hex() for key in past[3:])]
+            more, data = self._capture.fetch(
+                "Read",
+                self._word,
+                spans=list(spans),
+                past=place,
+                tables=None if tables is None else sorted(tables),
+            )
+            last: pa.RecordBatch | None = None
+            with pa.ipc.open_stream(pa.py_buffer(data)) as blocks:
+                for block in blocks:
+                    if block.num_rows:
+                        last = block
+                        yield block
+            if more:
+                if last is None:
+                    raise Retryable("The capture says that there is more, and gives nothing.")
+                past = place_of(last, last.num_rows - 1)
+                # What lies below the commit ts of the last row need not be looked through again.
+                before = past[0] - 1
+                spans = [(span, max(after, before), upto) for span, after, upto in spans if upto > before]
+
+    def catalogue(self, ts: Timestamp) -> SchemaStore:
+        for _ in range(BASE_TRIES - 1):
+            try:
+                return self._catalogue(ts)
+            except Retryable:
+                time.sleep(0.1)  # replaced meanwhile
+        return self._catalogue(ts)
+
+    def _catalogue(self, ts: Timestamp) -> SchemaStore:
+        found = self._ask("base", ts=ts)
+        if found is None:
+            raise Retryable("The catalogue is not there.", fix="nothing: the capture reads it from upstream")
+        base = bases.Base(*found)
+        # Of its own name, as another incarnation here may have the same base.
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            with (Path(folder) / base.name).open("wb") as file:
+                more = True
+                while more:
+                    more, data = self._capture.fetch(
+                        "Catalogue", self._word, since=base.since, ts=base.ts, offset=file.tell()
+                    )
+                    file.write(data)
+            return bases.load(Path(folder), base)  # mapped: it stays until nobody needs it
+
+    def set_aside(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        some: list[Any] = []
+        size = 0
+        for entry in map(quarantine.to_json, entries):
+            length = len(json.dumps(entry))
+            if some and size + length > ASIDE_BYTES:
+                self._ask("set-aside", entries=some)
+                some, size = [], 0
+            some.append(entry)
+            size += length
+        if some:
+            self._ask("set-aside", entries=some)
+
+    def granted(self, lease: Lease) -> tuple[Span, ...]:
+        found = self._ask("granted", slot=lease.slot, number=lease.number)
+        return tuple(Span(bytes.fromhex(start), bytes.fromhex(end)) for start, end in found)
+
+    def confirm(self, lease: Lease) -> None:
+        self.granted(lease)
+
+    def begun(self, records: Mapping[str, bytes]) -> Begun:
+        return parse(self._ask("begun", records=quarantine.to_json(records)), [Begun])
+
+
+class Heart:
+    """Says on the line that something was done, now and then. Callable from several threads."""
+
+    def __init__(self, line: StreamLine) -> None:
+        self._line = line
+        self._said = float("-inf")
+
+    def beat(self) -> None:
+        """Something was done just now."""
+        now = time.monotonic()
+        if now - self._said >= INTERVAL_S:
+            self._said = now
+            try:
+                self._line.say(to_json(Alive()))
+            except OSError:
+                return  # the process is about to end
+
+
+def serve(address: str, ticket: str, _: Iterator[int]) -> None:
+    """What the task of a job does, until the application ends the connection; then the process ends.
+
+    Spark runs a task again when it has lost an executor, whatever was set. That one asks for nothing.
+    """
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber():
+        return
+    line = Capture(address, tls := Tls.from_environment()).line()
+    # The process may be in the midst of anything then, and Spark's next task gets a new one.
+    end_with(line)
+    line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, ticket)))
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-"))
+    capture, heart = Capture(address, tls), Heart(line)
+    kept.OPENED[0] = lambda word: RemoteAccess(capture, word, folder, heart.beat)
+    work(line, Tasks(kept.begin, kept.deliver, load, kept.rest))
+
+
+def end_with(line: StreamLine) -> None:
+    """Have this process killed when the line ends."""
+
+    def wait() -> None:
+        line.wait_end()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="end-with-line", daemon=True).start()

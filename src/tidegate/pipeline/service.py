@@ -1,0 +1,314 @@
+"""What the application offers to workers on other machines: their work, and all they need of the capture.
+
+    tidegate.Capture/Work       a stream: the worker's line to the host (`pipeline.work`), JSON each way
+    tidegate.Capture/Ask        JSON in, JSON out: spec, barrier, span, proof, quarantine, ...
+    tidegate.Capture/Read       JSON in, events out, some MiB at a time
+    tidegate.Capture/Catalogue  JSON in, a piece of a base file out
+
+Whoever has a ticket of one of the application's jobs gets work; with work comes the word of an incarnation,
+256 random bits, and with it all else is asked. A word is good for the ranges of its incarnation, as long as
+that lasts: the host forgets it before it says Ended. With TLS both ends show certificates of one CA, and the
+names in them may be narrowed.
+
+The other end is `pipeline.elsewhere`. Nothing here keeps anything between two calls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+import grpc
+import pyarrow as pa
+
+from tidegate import __version__
+from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
+from tidegate.model.block import ENTRY_SCHEMA
+from tidegate.model.reports import Failed
+from tidegate.mounter import bases
+from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.lines import Line, StreamLine
+from tidegate.pipeline.work import ElsewhereHello, Lease, parse, to_json
+from tidegate.pipeline.worker import failed
+from tidegate.sink import quarantine
+from tidegate.tls import Tls
+
+NAME: Final = "tidegate.Capture"
+WORD: Final = "tidegate-word"
+"""The metadata that names the caller's incarnation."""
+READ_BYTES: Final = 16 << 20
+"""An answer with so many bytes of events ends, and the caller asks for the next."""
+CHUNK_BYTES: Final = 8 << 20
+"""Of a base file."""
+MESSAGE_BYTES: Final = 64 << 20
+"""The longest message: more than READ_BYTES and the largest block."""
+WORKERS_MAX: Final = 512
+CALLS_MAX: Final = 128
+"""At once; one more waits at gRPC."""
+HELLO_S: Final = 30.0
+END, MORE, ERROR = b"\0", b"\1", b"\2"
+"""What the first byte of an answer with bytes says: that was all, ask for more, or JSON of what is wrong."""
+OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+"""Of both ends: one that is gone without a word is missed within 20 s."""
+_SPAN: Final = re.compile(r"[0-9a-f]{16}")
+
+
+class Works(Protocol):
+    """`pipeline.host.Host`, as far as it is used here."""
+
+    def attend_elsewhere(self, line: Line, hello: ElsewhereHello, given_up: Callable[[], None]) -> None:
+        """See a worker through to its end."""
+        ...
+
+    def known_by(self, word: str) -> Incarnation:
+        """The incarnation with this word. Raises Fenced when it is over."""
+        ...
+
+    def holds(self, one: Incarnation, lease: Lease) -> bool:
+        """Whether a worker has that lease."""
+        ...
+
+
+class Service:
+    """The server. Made, then `start`ed; `ticket` for each job."""
+
+    def __init__(self, works: Works, address: str, tls: Tls | None, names: Sequence[str] = ()) -> None:
+        """`address`: host:port to listen at, port 0 takes a free one. `names`: common names of which a
+        worker's certificate must have one; empty: any of the CA will do.
+        """
+        self._works, self._names = works, frozenset(names)
+        self._lock = threading.Lock()
+        self._tickets: dict[str, Callable[[], None]] = {}
+        """Of jobs whose workers have not come, each with what ends its job."""
+        self._refused = ""
+        handlers = {
+            "Work": grpc.stream_stream_rpc_method_handler(self._work),
+            "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
+            "Read": grpc.unary_unary_rpc_method_handler(self._read),
+            "Catalogue": grpc.unary_unary_rpc_method_handler(self._catalogue),
+        }
+        self._server = grpc.server(
+            ThreadPoolExecutor(WORKERS_MAX + CALLS_MAX, thread_name_prefix="service"),
+            handlers=[grpc.method_handlers_generic_handler(NAME, handlers)],
+            maximum_concurrent_rpcs=WORKERS_MAX + CALLS_MAX,
+            options=(
+                *OPTIONS,
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+                ("grpc.http2.max_ping_strikes", 0),
+            ),
+        )
+        host = address.rpartition(":")[0]
+        try:
+            if tls is None:
+                port = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, tls.server())
+        except RuntimeError as error:
+            raise InvalidInput(
+                "The address for workers cannot be used.", where=address, why=str(error), fix="give another"
+            ) from error
+        self.address = f"{host}:{port}"
+        """Where it listens."""
+        self._is_secure = tls is not None
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._server.start()
+
+    def stop(self) -> None:
+        """End all calls."""
+        self._server.stop(None).wait()
+
+    @property
+    def refused(self) -> str:
+        """Why the last worker that came was sent away; empty: none was."""
+        return self._refused
+
+    def ticket(self, end_job: Callable[[], None]) -> str:
+        """For one job. `end_job`: makes Spark end it."""
+        ticket = os.urandom(32).hex()
+        with self._lock:
+            self._tickets[ticket] = end_job
+        return ticket
+
+    def void(self, ticket: str) -> None:
+        """The job has ended; its ticket may not have been used."""
+        with self._lock:
+            self._tickets.pop(ticket, None)
+
+    # --- calls --------------------------------------------------------------------------------------------
+
+    def _work(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        self._admit(context)
+        line = StreamLine(context.cancel)
+        if not context.add_callback(line.end):
+            return
+        threading.Thread(target=line.feed, args=(requests,), name="worker-in", daemon=True).start()
+        threading.Thread(target=self._attend, args=(line,), name="worker", daemon=True).start()
+        yield from line.outgoing()
+
+    def _attend(self, line: StreamLine) -> None:
+        try:
+            hello = parse(line.receive() or {}, [ElsewhereHello]) if line.waits(HELLO_S) else None
+        except ValueError:
+            hello = None
+        if hello is None:
+            line.close()
+            return
+        with self._lock:
+            end_job = self._tickets.pop(hello.ticket, None)
+        if hello.version != __version__:
+            self._refused = f"{hello.machine} has Tidegate {hello.version}, this is {__version__}"
+        elif end_job is None:
+            self._refused = f"a worker on {hello.machine} came twice, or not from a job of this application"
+        else:
+            self._works.attend_elsewhere(line, hello, end_job)
+            return
+        line.close()
+
+    def _ask(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self._admit(context)
+        try:
+            found = json.loads(request)
+            answer = self._answers[found.pop("verb")](self, self._incarnation(context), **found)
+        except Exception as error:
+            return json.dumps({"error": to_json(_told(error))}).encode()
+        return json.dumps({"answer": answer}).encode()
+
+    def _read(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self._admit(context)
+        try:
+            one = self._incarnation(context)
+            found = json.loads(request)
+            spans = [(str(span), int(after), int(upto)) for span, after, upto in found["spans"]]
+            self._check_spans(one, [span for span, _, _ in spans])
+            past = found["past"]
+            place = None if past is None else (*past[:3], *(bytes.fromhex(key) for key in past[3:]))
+            blocks = one.access.read(spans, place, found["tables"])
+            return _some(blocks)
+        except Exception as error:
+            return ERROR + json.dumps(to_json(_told(error))).encode()
+
+    def _catalogue(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        self._admit(context)
+        try:
+            folder = bases.folder_of(self._incarnation(context).spec.store_dir)
+            found = json.loads(request)
+            base = bases.Base(int(found["since"]), int(found["ts"]))
+            with (folder / base.name).open("rb") as file:
+                file.seek(int(found["offset"]))
+                data = file.read(CHUNK_BYTES)
+                return (MORE if file.read(1) else END) + data
+        except FileNotFoundError as error:
+            told = Retryable("A base of the catalogue has gone.", where=str(error.filename))
+            return ERROR + json.dumps(to_json(_told(told))).encode()
+        except Exception as error:
+            return ERROR + json.dumps(to_json(_told(error))).encode()
+
+    # --- who asks -----------------------------------------------------------------------------------------
+
+    def _admit(self, context: grpc.ServicerContext) -> None:
+        """Aborts the call of one whose certificate has another name."""
+        if not self._names or not self._is_secure:
+            return
+        shown = [name.decode(errors="replace") for name in context.auth_context().get("x509_common_name", ())]
+        if not self._names.intersection(shown):
+            context.abort(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"the certificate's common name {shown} is not among those that are allowed",
+            )
+
+    def _incarnation(self, context: grpc.ServicerContext) -> Incarnation:
+        words = [value for key, value in context.invocation_metadata() if key == WORD]
+        return self._works.known_by(words[0] if words else "")
+
+    def _check_spans(self, one: Incarnation, spans: Sequence[str]) -> None:
+        """No word opens events outside of its incarnation's ranges, but for DDL."""
+        for span in spans:
+            if _SPAN.fullmatch(span) is None:
+                raise Fenced("This is no span.", where=f"{span!r:.80}")
+            keys = one.access.span(span).span
+            granted = any(held.covers(keys) for held in one.spec.ranges)
+            if not granted and span != one.access.barrier().ddl_span:
+                raise Fenced("This span is not the changefeed's.", where=span)
+
+    # --- what is asked ------------------------------------------------------------------------------------
+
+    def _spec(self, one: Incarnation) -> Any:
+        return json.loads(one.spec.path.read_bytes())
+
+    def _durable(self, one: Incarnation) -> Any:
+        found = one.access.durable()
+        return None if found is None else found.to_json()
+
+    def _barrier(self, one: Incarnation) -> Any:
+        return json.loads((one.spec.feed_dir / "barrier.json").read_bytes())
+
+    def _span(self, one: Incarnation, span: str) -> Any:
+        self._check_spans(one, [span])
+        found = one.access.span(span)
+        return [found.span.start.hex(), found.span.end.hex(), found.dropped_to]
+
+    def _base(self, one: Incarnation, ts: int) -> Any:
+        found = bases.found(bases.folder_of(one.spec.store_dir))
+        return (bases.serving(found, ts) or found[0]) if found else None
+
+    def _set_aside(self, one: Incarnation, entries: list[Any]) -> None:
+        one.access.set_aside([quarantine.from_json(entry) for entry in entries])
+
+    def _granted(self, one: Incarnation, slot: int, number: int) -> Any:
+        if slot >= 0 and not self._works.holds(one, Lease(slot, number)):
+            raise Fenced("The slot was given to another worker.", where=f"slot {slot}")
+        return [[held.start.hex(), held.end.hex()] for held in one.spec.granted()]
+
+    def _begun(self, one: Incarnation, records: Mapping[str, Any]) -> Any:
+        return to_json(one.access.begun(quarantine.from_json(records)))
+
+    _answers: Final[dict[str, Callable[..., Any]]] = {
+        "spec": _spec,
+        "durable": _durable,
+        "barrier": _barrier,
+        "span": _span,
+        "base": _base,
+        "set-aside": _set_aside,
+        "granted": _granted,
+        "begun": _begun,
+    }
+
+
+def _some(blocks: Iterator[pa.RecordBatch]) -> bytes:
+    """As many of them as an answer may hold."""
+    out, size, more = pa.BufferOutputStream(), 0, END
+    out.write(END)
+    with pa.ipc.new_stream(out, ENTRY_SCHEMA) as stream:
+        for block in blocks:
+            stream.write_batch(block)
+            size += block.nbytes
+            if size >= READ_BYTES:
+                more = MORE
+                break
+    data: bytes = out.getvalue().to_pybytes()
+    return data if more == END else more + data[1:]
+
+
+def _told(error: Exception) -> Failed:
+    """Nothing of the capture's paths or traces goes out that was not meant for people."""
+    if isinstance(error, TidegateError):
+        return failed(error)
+    if isinstance(error, ValueError | KeyError | TypeError | AttributeError):
+        return failed(Fenced("The worker asked for what the capture does not know.", why=repr(error)[:200]))
+    return replace(failed(Retryable("The capture cannot answer a worker.")), why=repr(error)[:500])

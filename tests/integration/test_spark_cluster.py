@@ -1,0 +1,104 @@
+"""A capture whose workers run on a Spark cluster, as a user who cannot read what the capture has.
+
+What of the cluster dies, or is stopped and wakes up when others have taken its place, the topic stays whole.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Sequence
+
+import httpx
+import pytest
+from tools.processes import descendants
+
+from tests.fixtures.spark_cluster import SparkCluster, spark_cluster
+from tests.integration.cluster import PATIENCE_S, Cluster, eventually
+from tests.integration.test_hangs import cluster
+from tests.integration.test_kills import KEYS
+from tests.integration.validators import validate
+
+__all__ = ["cluster", "spark_cluster"]
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+SETTINGS = """
+[tidegate]
+stall-timeout = "5s"
+"""
+QUICK = ("zombie", "executor")
+VICTIMS = ("zombie", "executor", "worker", "master")
+NODES = (2, 3)
+
+
+def working(cluster: Cluster) -> list[int]:
+    """The process ids of workers that have connected, by what the capture says."""
+    found = httpx.get(f"http://{cluster.server}/status", timeout=PATIENCE_S).json()["application"]
+    return list(range(found["workers"]))
+
+
+def wait_workers(cluster: Cluster, count: int) -> None:
+    eventually(f"{count} workers", lambda: len(working(cluster)) >= count)
+
+
+def strike(victim: str, cluster: Cluster, spark: SparkCluster, node: int) -> None:
+    """Something happens to a node, or to the master, and is over when the changefeed has gone on."""
+    name = f"worker-{node}"
+    match victim:
+        case "executor":
+            for pid in spark.below(name, "CoarseGrainedExecutorBackend"):
+                os.kill(pid, signal.SIGKILL)
+        case "zombie":
+            stopped = [pid for pid, _ in descendants(spark.processes[name].pid)]
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+            go_on(cluster)
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+        case "worker":
+            spark.kill(name)
+            go_on(cluster)
+            spark.start_worker(node)
+        case "master":
+            spark.kill("master")
+            go_on(cluster)
+            spark.start_master()
+    go_on(cluster)
+
+
+def go_on(cluster: Cluster) -> None:
+    cluster.wait_checkpoint(cluster.tso())
+
+
+def victims(count: int, chance: random.Random) -> Sequence[str]:
+    """0: those of the quick form."""
+    return [VICTIMS[number % 4] for number in range(count)] if count else QUICK
+
+
+def test_a_topic_is_whole_whatever_dies_of_the_cluster_that_writes_it(
+    cluster: Cluster, spark_cluster: SparkCluster, request: pytest.FixtureRequest
+) -> None:
+    count = int(request.config.getoption("--cluster-kills"))
+    chance = random.Random(request.config.getoption("--kill-seed"))
+    cluster.start_upstream("--regions", "3")
+    where = ("--worker-addr", "127.0.0.1:0", "--worker-python", spark_cluster.python)
+    cluster.start_server("--spark-master", spark_cluster.master, *where)
+    settings = cluster.folder / "feed.toml"
+    settings.write_text(SETTINGS)
+    cluster.create_feed("bank", "--config", str(settings))
+    rate = "5000" if count else "300"
+    workload = cluster.start_workload("--rate", rate, "--accounts", "300", "--ddl-every", "3000")
+    cluster.wait_checkpoint(workload.wait_line(lambda line: line.get("event") == "ready")["last_commit_ts"])
+    go_on(cluster)
+    for victim in victims(count, chance):
+        wait_workers(cluster, len(NODES))
+        strike(victim, cluster, spark_cluster, chance.choice(NODES))
+    workload.ask_to_end()
+    done = workload.wait_line(lambda line: line.get("event") == "done")
+    cluster.wait_checkpoint(done["last_commit_ts"])
+    cluster.stop()
+    report = validate(cluster.uri, KEYS)
+    assert (report.faults, report.duplicates) == ([], 0)
+    assert report.rows > 1000
