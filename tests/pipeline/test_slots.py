@@ -12,6 +12,7 @@ from tests.pipeline.test_job import BANK, UPTO
 
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.metadata import GrantedRange
+from tidegate.errors import Fenced
 from tidegate.eventstore import outlook
 from tidegate.model.progress import span_progress
 from tidegate.model.span import Span
@@ -78,6 +79,22 @@ def test_a_writer_is_used_again_under_the_same_lease_only(spec: FeedSpec) -> Non
     with slot.writer() as other:
         assert other is not after
     assert access.proofs == [Lease(0, 1), Lease(0, 3), Lease(1, 4)], "proved whenever it is opened"
+
+
+def test_what_is_not_confirmed_is_not_committed(spec: FeedSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that nobody counts on any more may have been stopped since it last heard anything."""
+    access = Counted(spec)
+    lost: list[Lease] = []
+
+    def confirm(lease: Lease) -> None:
+        lost.append(lease)
+        raise Fenced("the slot was given to another worker")
+
+    monkeypatch.setattr(access, "confirm", confirm)
+    slot = Slot(access, spec.sink, Lease(0, 1))
+    with pytest.raises(Fenced, match="another worker"), slot.writer() as writer:
+        writer.commit({"key": b"record"})
+    assert lost == [Lease(0, 1)]
 
 
 def test_a_worker_whose_range_was_taken_hears_of_it_when_it_is_fenced_and_writes_no_more_of_it(

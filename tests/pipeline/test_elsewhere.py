@@ -1,0 +1,426 @@
+"""What a worker elsewhere has of its capture is what one beside it has; and it gets no more than that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+from tests.kvclient.test_tls import certified
+from tests.pipeline.recorded import CAPTURE, RecordedFeed
+
+from tidegate import __version__
+from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
+from tidegate.eventstore import seek
+from tidegate.eventstore.outlook import read_manifest
+from tidegate.model.reports import Durable
+from tidegate.model.span import Span
+from tidegate.pipeline import service as service_module
+from tidegate.pipeline.access import Access, LocalAccess
+from tidegate.pipeline.elsewhere import Capture, RemoteAccess, serve
+from tidegate.pipeline.feed import DurableBefore, FeedSpec
+from tidegate.pipeline.host import Host
+from tidegate.pipeline.incarnation import Incarnation
+from tidegate.pipeline.lines import WAITING_MAX, StreamLine
+from tidegate.pipeline.service import Service
+from tidegate.pipeline.work import (
+    NO_LEASE,
+    TO_WORKER,
+    Begin,
+    Begun,
+    Deliver,
+    Delivered,
+    ElsewhereHello,
+    Lease,
+    Piece,
+    WorkerHello,
+    parse,
+    to_json,
+)
+from tidegate.sink import quarantine
+from tidegate.sink.base import Description
+from tidegate.tls import Tls
+
+BANK = Path(__file__).parents[1] / "golden" / "changelog" / "bank.jsonl.gz"
+UPTO = 470612974612512768
+URI = "kafka://127.0.0.1:1/t?protocol=open-protocol"
+WAIT_S = 60
+
+
+class Here:
+    """A capture with one changefeed, and its service."""
+
+    def __init__(self, folder: Path, tls: Tls | None = None, names: tuple[str, ...] = ()) -> None:
+        self.feed = RecordedFeed(folder / "capture", BANK, URI, UPTO)
+        path = self.feed.write()
+        self.spec = FeedSpec.load(path)
+        self.spec.durable_file.write_text(json.dumps(DurableBefore().to_json()))
+        self.told: list[Any] = []
+        self.over = threading.Event()
+        self.host = Host(folder, 2, lambda one: self.over.set(), elsewhere=True)
+        self.one = Incarnation(self.spec, str(path), self.told.append, lambda: None)
+        self.host.begin(self.one)
+        self.service = Service(self.host, "127.0.0.1:0", tls, names)
+        self.service.start()
+        self.folder = folder / "elsewhere"
+        self.folder.mkdir()
+        self.captures: list[Capture] = []
+        self.ended_jobs: list[str] = []
+
+    def capture(self, tls: Tls | None = None) -> Capture:
+        self.captures.append(Capture(self.service.address, tls))
+        return self.captures[-1]
+
+    def access(self, word: str | None = None) -> RemoteAccess:
+        word = self.one.word if word is None else word
+        return RemoteAccess(self.capture(), word, self.folder, lambda: None)
+
+    def ticket(self, name: str = "job") -> str:
+        return self.service.ticket(lambda: self.ended_jobs.append(name))
+
+    def come(self, **hello: Any) -> StreamLine:
+        """A worker connects."""
+        line = self.capture().line()
+        known = ElsewhereHello(1, "there", __version__, hello.get("ticket") or self.ticket())
+        line.say(to_json(replace(known, **hello)))
+        return line
+
+    def close(self) -> None:
+        for each in self.captures:
+            each.close()
+        self.service.stop()
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Here]:
+    running = Here(tmp_path)
+    yield running
+    running.close()
+
+
+def received(line: StreamLine) -> Piece | None:
+    message = line.receive()
+    return None if message is None else parse(message, TO_WORKER)
+
+
+# --- the same as beside it ----------------------------------------------------------------------------------
+
+
+def test_what_is_asked_by_the_network_is_what_the_files_say(here: Here) -> None:
+    near: Access = LocalAccess(here.spec)
+    far: Access = here.access()
+    hidden = {"feed_dir": Path("x")}
+    assert replace(far.spec, **hidden) == replace(near.spec, **hidden)
+    assert far.barrier() == near.barrier()
+    assert far.durable() == near.durable() == DurableBefore()
+    for span in [*near.barrier().spans, near.barrier().ddl_span]:
+        assert far.span(span) == near.span(span)
+    assert far.granted(NO_LEASE) == near.granted(NO_LEASE) == (Span(b"", b""),)
+    assert far.catalogue(here.feed.start_ts).dump() == near.catalogue(here.feed.start_ts).dump()
+    here.spec.durable_file.unlink()
+    assert far.durable() is None
+    assert far.begun({}) == near.begun({})
+
+
+@pytest.mark.parametrize("size", [1, 5_000, 1 << 30], ids=["a block", "some blocks", "all"])
+def test_events_come_in_the_same_order_whatever_an_answer_holds(
+    here: Here, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(service_module, "READ_BYTES", size)
+    near: Access = LocalAccess(here.spec)
+    far: Access = here.access()
+    spans = [(span, ts, here.feed.last_ts) for span, ts in near.barrier().spans.items()]
+    tables = [table for table in here.feed.rows if table < 1 << 40][:1]
+    (middle, *_) = near.read(spans)
+    place = seek.place_of(middle, middle.num_rows // 2)
+    for past in (None, place, place[:3]):
+        for wanted in (None, tables):
+            expected = pa.Table.from_batches(near.read(spans, past, wanted), middle.schema)
+            assert pa.Table.from_batches(far.read(spans, past, wanted), middle.schema).equals(expected)
+            assert expected.num_rows > 0
+
+
+def test_what_cannot_be_read_here_is_the_same_error_there(here: Here) -> None:
+    ahead = [
+        (span, ts, here.feed.last_ts + 100) for span, ts in LocalAccess(here.spec).barrier().spans.items()
+    ]
+    for access in (LocalAccess(here.spec), here.access()):
+        with pytest.raises(Retryable, match="not") as caught:
+            list(access.read(ahead))
+        assert "resolved" in caught.value.render()
+
+
+def test_what_is_set_aside_is_in_the_quarantine_with_its_bytes(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.pipeline.elsewhere.ASIDE_BYTES", 100)
+    entries = [{"where": {"span": str(i)}, "why": "it is", "key": bytes([i]) * 50} for i in range(5)]
+    here.access().set_aside(entries)
+    assert quarantine.read(here.spec.feed_dir / "quarantine.jsonl") == entries
+
+
+# --- and no more --------------------------------------------------------------------------------------------
+
+
+def test_only_the_word_of_an_incarnation_that_goes_on_opens_anything(here: Here) -> None:
+    access = here.access()
+    for word in ("", "0" * 64, here.one.word[:-1]):
+        with pytest.raises(Fenced, match="is over"):
+            here.access(word)
+    here.host.end(here.one.key)
+    assert here.over.wait(WAIT_S)
+    for ask in (access.barrier, lambda: access.granted(NO_LEASE), lambda: access.set_aside([{"why": "x"}])):
+        with pytest.raises(Fenced, match="is over"):
+            ask()
+    with pytest.raises(Fenced, match="is over"):
+        list(access.read([("0" * 16, 0, 1)]))
+    assert not (here.spec.feed_dir / "quarantine.jsonl").exists()
+
+
+def test_a_proof_says_what_is_granted_now_and_to_whom_the_slot_is_leased(here: Here) -> None:
+    access = here.access()
+    mine = here.one.leases.lease("a worker", [])
+    assert mine is not None
+    assert access.granted(mine) == (Span(b"", b""),)
+    access.confirm(mine)
+    here.one.leases.end("a worker")
+    other = here.one.leases.lease("another", [])
+    assert other == Lease(mine.slot, mine.number + 1)
+    for ask in (access.granted, access.confirm):
+        with pytest.raises(Fenced, match="was given to another worker"):
+            ask(mine)
+    here.feed.grant(2)
+    with pytest.raises(Fenced, match="Another incarnation"):
+        access.granted(other)
+
+
+def test_no_events_but_those_of_its_ranges_and_ddl_are_given(tmp_path: Path) -> None:
+    here = Here(tmp_path)
+    try:
+        mine, *others = sorted(LocalAccess(here.spec).barrier().spans)
+        held = read_manifest(here.spec.store_dir, mine).span
+        here.one.spec = replace(here.spec, ranges=(held,))
+        access = here.access()
+        assert access.span(mine).span == held
+        assert access.span(access.barrier().ddl_span)
+        for ask in (access.span, lambda span: list(access.read([(span, 0, 1)]))):
+            with pytest.raises(Fenced, match="not the changefeed's"):
+                ask(others[0])
+            for strange in ("../../metadata.db", "/etc", "", "0" * 15):
+                with pytest.raises(Fenced, match="no span"):
+                    ask(strange)
+    finally:
+        here.close()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"verb": "nothing"}, {"verb": "span"}, {"verb": "spec", "more": 1}, {"verb": "set-aside", "entries": 3}],
+)
+def test_what_nobody_asks_for_is_refused_in_words(here: Here, asked: dict[str, Any]) -> None:
+    with pytest.raises(TidegateError, match=r"does not know|cannot answer"):
+        here.capture().ask(here.one.word, asked.pop("verb"), **asked)
+
+
+def test_a_base_of_the_catalogue_is_named_by_two_numbers(here: Here) -> None:
+    with pytest.raises(TidegateError):
+        here.capture().fetch("Catalogue", here.one.word, since="../../../x", ts=1, offset=0)
+
+
+# --- who comes to work --------------------------------------------------------------------------------------
+
+
+def test_a_worker_gets_work_by_the_word_and_its_slot_by_lease(here: Here) -> None:
+    jobs = threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True)
+    jobs.start()
+    line = here.come()
+    assert received(line) == Begin(here.one.word)
+    line.say(to_json(Begun(LocalAccess(here.spec).barrier().spans)))
+    piece = received(line)
+    assert isinstance(piece, Deliver)
+    assert (piece.spec, piece.lease.number) == (here.one.word, 1)
+    here.access().confirm(piece.lease)
+    line.say(to_json(Delivered({one.span: one.upto for one in piece.ranges}, {})))
+    told = threading.Event()
+    here.one.send = lambda report: told.set() if isinstance(report, Durable) else None
+    assert told.wait(WAIT_S) or any(isinstance(each, Durable) for each in here.told)
+    line.close()
+
+
+def test_one_whose_line_ends_is_not_counted_on_and_its_job_is_ended(here: Here) -> None:
+    threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
+    line = here.come(ticket=here.ticket("its job"))
+    assert isinstance(received(line), Begin)
+    line.close()
+    assert here.over.wait(WAIT_S)
+    assert here.one.given_up
+    assert here.one.error is not None
+    assert "on there" in here.one.error.render()
+    with pytest.raises(Fenced):
+        here.access()
+    for _ in range(100):
+        if here.ended_jobs:
+            break
+        threading.Event().wait(0.05)
+    assert here.ended_jobs == ["its job"]
+
+
+@dataclass
+class Fences:
+    """A sink of which only its description and its fence are asked for."""
+
+    described: Description
+    over: threading.Event
+    fenced: list[tuple[dict[str, int], bool]] = field(default_factory=list)
+    """Whom, and whether the incarnation had ended by then."""
+    fails: bool = False
+
+    def describe(self) -> Description:
+        return self.described
+
+    def fence(self, writers: Mapping[str, int], prove: Callable[[], None]) -> dict[str, bytes]:
+        self.fenced.append((dict(writers), self.over.is_set()))
+        if self.fails:
+            raise Retryable("the sink is gone")
+        return {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_whom_the_end_has_given_up_is_fenced_before_anybody_hears_of_the_end(
+    here: Here, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A changefeed that is paused has no next incarnation to do it."""
+    sink = Fences(here.spec.sink.describe(), here.over, fails=fails)
+    monkeypatch.setattr(FeedSpec, "sink", sink)
+    threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
+    line = here.come()
+    assert isinstance(received(line), Begin)
+    here.host.end(here.one.key)  # the worker never says that it is done
+    assert here.over.wait(WAIT_S)
+    assert received(line) is None
+    assert sink.fenced == [({CAPTURE: here.spec.slots}, False)]
+    log = here.spec.feed_dir / "log"
+    assert ("could not be fenced" in log.read_text()) if fails else not log.exists()
+
+
+def test_who_is_done_in_time_needs_no_fence(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = Fences(here.spec.sink.describe(), here.over)
+    monkeypatch.setattr(FeedSpec, "sink", sink)
+    monkeypatch.setattr("tidegate.pipeline.host.GRACE_S", WAIT_S)
+    threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
+    line = here.come()
+    assert isinstance(received(line), Begin)
+    here.host.end(here.one.key)
+    line.say(to_json(Begun({})))
+    assert here.over.wait(WAIT_S)
+    assert sink.fenced == []
+
+
+@pytest.mark.parametrize("lacks", [{"here": True}, {"fenced_by": ""}])
+def test_a_sink_that_only_the_captures_machine_can_write_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: dict[str, Any]
+) -> None:
+    known = FeedSpec.sink.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        FeedSpec,
+        "sink",
+        property(lambda spec: Fences(replace(known(spec).describe(), **lacks), threading.Event())),
+    )
+    here = Here(tmp_path)
+    try:
+        assert here.over.wait(WAIT_S)
+        assert isinstance(here.one.error, Fatal)
+        assert "--spark-master local" in here.one.error.fix
+    finally:
+        here.close()
+
+
+def test_a_task_that_spark_runs_again_asks_for_nothing(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TaskContext, "get", lambda: SimpleNamespace(attemptNumber=lambda: 1))
+    ticket = here.ticket()
+    serve(here.service.address, ticket, iter([0]))
+    assert here.service._tickets.keys() == {ticket}
+
+
+ENDS = """
+import time
+from tidegate.pipeline.elsewhere import end_with
+from tidegate.pipeline.lines import StreamLine
+
+line = StreamLine(lambda: None)
+end_with(line)
+print("busy", flush=True)
+line.end()
+time.sleep(60)
+"""
+
+
+def test_a_process_ends_with_its_line_in_the_midst_of_what_it_does() -> None:
+    done = subprocess.run([sys.executable, "-c", ENDS], stdout=subprocess.PIPE, text=True, timeout=WAIT_S)
+    assert (done.stdout, done.returncode) == ("busy\n", -9)
+
+
+def test_a_ticket_is_good_once_and_versions_are_the_same(here: Here) -> None:
+    ticket = here.ticket()
+    first = here.come(ticket=ticket)
+    assert not first.waits(0.5)
+    assert received(here.come(ticket=ticket)) is None
+    assert "came twice" in here.service.refused
+    assert received(here.come(ticket="0" * 64)) is None
+    void = here.ticket()
+    here.service.void(void)
+    assert received(here.come(ticket=void)) is None
+    assert received(here.come(version="0.0.9")) is None
+    assert "there has Tidegate 0.0.9" in here.service.refused
+    line = here.capture().line()
+    line.say(to_json(WorkerHello(1)))
+    assert line.receive() is None
+
+
+def test_one_that_sends_without_end_is_sent_away() -> None:
+    line = StreamLine(lambda: None)
+    line.feed(b"{}" for _ in range(WAITING_MAX + 10))
+    assert line.ended is False  # what has come before is still there
+    assert sum(line.receive() is not None for _ in range(WAITING_MAX)) == WAITING_MAX
+    assert line.receive() is None
+
+
+def test_certificates_are_asked_for_and_their_names_count(tmp_path: Path) -> None:
+    ours, theirs = certified(tmp_path, "ours"), certified(tmp_path, "theirs")
+    here = Here(tmp_path, ours, ("nobody-has-this-name",))
+    try:
+        with pytest.raises(Retryable, match="PERMISSION_DENIED"):
+            here.capture(ours).ask(here.one.word, "spec")
+        for tls in (theirs, None):
+            with pytest.raises(Retryable, match="UNAVAILABLE"):
+                here.capture(tls).ask(here.one.word, "spec")
+        assert received(here.capture(ours).line()) is None
+    finally:
+        here.close()
+
+
+def test_an_address_that_is_taken_is_named(here: Here) -> None:
+    with pytest.raises(InvalidInput, match="cannot be used"):
+        Service(here.host, here.service.address, None)
+
+
+class NoJobs:
+    """Workers come by themselves."""
+
+    def size(self) -> int:
+        return 0
+
+    def run(self) -> None:
+        raise AssertionError
+
+    def trouble(self) -> str:
+        return ""
