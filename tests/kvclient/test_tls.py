@@ -29,9 +29,11 @@ SPAN = Span(b"t", b"u")
 
 
 def certified(folder: Path, name: str) -> Tls:
-    """A new CA and one certificate of it, for a server and a client at this machine's own address."""
+    """A new CA and one certificate of it, for a server and a client at this machine's own address; `name` is
+    its common name.
+    """
     authority = trustme.CA()
-    leaf = authority.issue_cert("127.0.0.1")
+    leaf = authority.issue_cert("127.0.0.1", common_name=name)
     found = Tls(*(folder / f"{name}-{part}.pem" for part in ("ca", "cert", "key")))
     authority.cert_pem.write_to_path(str(found.ca))
     leaf.cert_chain_pems[0].write_to_path(str(found.cert))

@@ -56,7 +56,7 @@ VALUES = {
     "Mapping[str, Timestamp]": NUMBERS,
     "Mapping[str, int]": NUMBERS,
     "tuple[str, ...]": st.lists(st.text()).map(tuple),
-    "tuple[AtWork, ...]": st.lists(st.builds(AtWork, TS, st.text(), st.text(), TS)).map(tuple),
+    "tuple[AtWork, ...]": st.lists(st.builds(AtWork, TS, st.text(), st.text(), TS, st.text())).map(tuple),
     "Sequence[Mapping[str, Any]]": st.lists(st.fixed_dictionaries({"span": st.text(), "rows": TS})),
 }
 

@@ -283,12 +283,19 @@ class Fences:
     fenced: list[tuple[dict[str, int], bool]] = field(default_factory=list)
     """Whom, and whether the incarnation had ended by then."""
     fails: bool = False
+    asks: Callable[[], object] = lambda: None
+    """What a worker that was given up might do meanwhile."""
+    refused: bool = False
 
     def describe(self) -> Description:
         return self.described
 
     def fence(self, writers: Mapping[str, int], prove: Callable[[], None]) -> dict[str, bytes]:
         self.fenced.append((dict(writers), self.over.is_set()))
+        try:
+            self.asks()
+        except Fenced:
+            self.refused = True
         if self.fails:
             raise Retryable("the sink is gone")
         return {}
@@ -304,9 +311,12 @@ def test_whom_the_end_has_given_up_is_fenced_before_anybody_hears_of_the_end(
     threading.Thread(target=lambda: here.host.run(NoJobs()), daemon=True).start()
     line = here.come()
     assert isinstance(received(line), Begin)
+    access = here.access()
+    sink.asks = lambda: access.granted(NO_LEASE)
     here.host.end(here.one.key)  # the worker never says that it is done
     assert here.over.wait(WAIT_S)
     assert received(line) is None
+    assert sink.refused, "else it could open a writer after the fence"
     assert sink.fenced == [({CAPTURE: here.spec.slots}, False)]
     log = here.spec.feed_dir / "log"
     assert ("could not be fenced" in log.read_text()) if fails else not log.exists()
@@ -396,13 +406,22 @@ def test_one_that_sends_without_end_is_sent_away() -> None:
 
 def test_certificates_are_asked_for_and_their_names_count(tmp_path: Path) -> None:
     ours, theirs = certified(tmp_path, "ours"), certified(tmp_path, "theirs")
-    here = Here(tmp_path, ours, ("nobody-has-this-name",))
+    here = Here(tmp_path, ours, ("ours",))
     try:
-        with pytest.raises(Retryable, match="PERMISSION_DENIED"):
-            here.capture(ours).ask(here.one.word, "spec")
+        assert here.capture(ours).ask(here.one.word, "spec")["id"] == here.feed.name
         for tls in (theirs, None):
             with pytest.raises(Retryable, match="UNAVAILABLE"):
                 here.capture(tls).ask(here.one.word, "spec")
+    finally:
+        here.close()
+
+
+def test_a_certificate_of_another_name_is_none(tmp_path: Path) -> None:
+    ours = certified(tmp_path, "ours")
+    here = Here(tmp_path, ours, ("theirs",))
+    try:
+        with pytest.raises(Retryable, match="PERMISSION_DENIED"):
+            here.capture(ours).ask(here.one.word, "spec")
         assert received(here.capture(ours).line()) is None
     finally:
         here.close()

@@ -50,3 +50,11 @@ def test_a_capture_has_so_many_readers(
     refused = make(capture, "two")
     assert (refused["http"], "has 1 readers" in refused["error_msg"]) == (400, True)
     assert make(capture, "one")["http"] == 200
+
+
+def test_a_capture_whose_workers_are_elsewhere_has_none(
+    bank: BankWorkload, capture: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture.capture.readers, "_elsewhere", True)
+    refused = make(capture, "one")
+    assert (refused["http"], "run on a Spark cluster" in refused["error_msg"]) == (400, True)

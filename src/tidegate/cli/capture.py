@@ -75,5 +75,9 @@ def described(found: dict[str, Any], states: dict[str, int] | None) -> str:
     if not at_work:
         return columns(rows)
     tasks = [("WORKER", "CHANGEFEED", "DOES", "SECONDS")]
-    tasks += [(str(one["pid"]), one["changefeed"], one["what"], str(one["seconds"])) for one in at_work]
+    tasks += [(_worker(one), one["changefeed"], one["what"], str(one["seconds"])) for one in at_work]
     return columns(rows) + "\n\n" + columns(tasks)
+
+
+def _worker(one: dict[str, Any]) -> str:
+    return f"{one['pid']} on {one['machine']}" if one.get("machine") else str(one["pid"])

@@ -114,6 +114,7 @@ def server(
             event_store_reserve=event_store_reserve,
             puller_timeout_s=puller_timeout,
             gc_ttl_s=gc_ttl,
+            elsewhere=bool(workers),
             application_command=partial(application_command, spark_master=spark_master, workers=workers),
         )
         rules = Rules(frozenset(name.lower() for name in allow_host or []), Token.from_environment())

@@ -83,6 +83,8 @@ class AtWork:
     """In words."""
     seconds: int
     """Since it was given that."""
+    machine: str = ""
+    """Where the process is, if not here."""
 
 
 @dataclass(frozen=True, slots=True)

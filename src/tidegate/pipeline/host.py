@@ -731,7 +731,13 @@ class Host:
     ) -> Working:
         now = time.monotonic()
         at_work = (
-            AtWork(each.process.pid, work.of.spec.changefeed, work.shown, round(now - each.given_at))
+            AtWork(
+                each.process.pid,
+                work.of.spec.changefeed,
+                work.shown,
+                round(now - each.given_at),
+                each.machine,
+            )
             for each, work in busy
         )
         return Working(len(self._workers), tuple(at_work), tuple(one.spec.changefeed for one in waiting))

@@ -116,6 +116,8 @@ class Options:
     gc_ttl_s: int = TTL_S
     """How long upstream's history is kept for a feed that is stopped or has failed, and by PD without us."""
     application_command: ApplicationCommand = application_command
+    elsewhere: bool = False
+    """Whether that runs its workers on other machines."""
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
@@ -193,7 +195,7 @@ class Capture:
             ballast=ballast,
         )
         self.reactor = Reactor(self.node)
-        self.readers = Readers(self.reactor)
+        self.readers = Readers(self.reactor, elsewhere=options.elsewhere)
         socket = ControlSocket(paths.socket, self._hear)
         await socket.open()
         stack.push_async_callback(socket.close)

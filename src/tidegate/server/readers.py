@@ -126,8 +126,9 @@ def _no_ticket() -> Refused:
 class Readers:
     """The readers of a capture."""
 
-    def __init__(self, reactor: Reactor) -> None:
-        self._reactor = reactor
+    def __init__(self, reactor: Reactor, *, elsewhere: bool = False) -> None:
+        """`elsewhere`: whether the capture's workers are on other machines."""
+        self._reactor, self._elsewhere = reactor, elsewhere
         self._heard: dict[str, tuple[float, int]] = {}
         """By instance, when it was stored last that its query lives (monotonic), and what it had done."""
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="readers")
@@ -163,6 +164,13 @@ class Readers:
         rules = list(rules_of(tables, rows))
         found = self._reactor.feeds.get(feed)
         if found is None:
+            if self._elsewhere:
+                raise InvalidInput(
+                    "This capture can have no readers.",
+                    where=self._reactor.node.address,
+                    why="they keep changes on its own disk, and its workers run on a Spark cluster",
+                    fix="read from a capture with --spark-master local[*]",
+                )
             if sum(one.uri.is_reader for one in self._reactor.feeds.values()) >= READERS_MAX:
                 raise InvalidInput(
                     f"This capture has {READERS_MAX} readers.",
