@@ -47,6 +47,10 @@ hangs: setup ## every process stopped, one after another, with the default patie
 giant: setup ## one transaction of 2 GB through the whole product, killed in its midst: make giant MB=200
 	@$(PY) -m pytest -s tests/integration/test_giant.py --giant $(or $(MB),2048) $(PYTEST_ARGS)
 
+auto-cdc: setup ## the example of Spark's AUTO CDC, compared with the source after each of seven runs
+	@tools/services fetch pipelines
+	@$(PY) -m pytest -s tests/integration/test_auto_cdc.py --auto-cdc $(PYTEST_ARGS)
+
 cluster: setup ## a Spark cluster under another user, its parts killed and stopped at 5,000 rows/s: make cluster N=8
 	@$(PY) -m pytest -s tests/integration/test_spark_cluster.py --cluster-kills $(or $(N),12) $(PYTEST_ARGS)
 
@@ -72,4 +76,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills hangs giant cluster chaos isolation cuts disks bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills hangs giant auto-cdc cluster chaos isolation cuts disks bench lock clean

@@ -46,6 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--recuts", type=int, default=0, help="changes of spans and rules under load (default 0)"
     )
     parser.addoption("--cluster-kills", type=int, default=0, help="of a Spark cluster (default 0: quick)")
+    parser.addoption("--auto-cdc", action="store_true", help="run the example of Spark's AUTO CDC")
     parser.addoption("--kill-seed", type=int, default=1, help="which ones, and when")
 
 

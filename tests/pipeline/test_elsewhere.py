@@ -108,6 +108,7 @@ def here(tmp_path: Path) -> Iterator[Here]:
 
 
 def received(line: StreamLine) -> Piece | None:
+    assert line.waits(WAIT_S)
     message = line.receive()
     return None if message is None else parse(message, TO_WORKER)
 
@@ -362,21 +363,26 @@ def test_a_task_that_spark_runs_again_asks_for_nothing(here: Here, monkeypatch: 
 
 
 ENDS = """
-import time
+import sys, time
+from pathlib import Path
 from tidegate.pipeline.elsewhere import end_with
 from tidegate.pipeline.lines import StreamLine
 
 line = StreamLine(lambda: None)
-end_with(line)
+end_with(line, Path(sys.argv[1]))
 print("busy", flush=True)
 line.end()
 time.sleep(60)
 """
 
 
-def test_a_process_ends_with_its_line_in_the_midst_of_what_it_does() -> None:
-    done = subprocess.run([sys.executable, "-c", ENDS], stdout=subprocess.PIPE, text=True, timeout=WAIT_S)
+def test_a_process_ends_with_its_line_in_the_midst_of_what_it_does(tmp_path: Path) -> None:
+    (tmp_path / "fetched").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", ENDS, str(tmp_path)], stdout=subprocess.PIPE, text=True, timeout=WAIT_S
+    )
     assert (done.stdout, done.returncode) == ("busy\n", -9)
+    assert not tmp_path.exists()
 
 
 def test_a_ticket_is_good_once_and_versions_are_the_same(here: Here) -> None:
@@ -393,7 +399,19 @@ def test_a_ticket_is_good_once_and_versions_are_the_same(here: Here) -> None:
     assert "there has Tidegate 0.0.9" in here.service.refused
     line = here.capture().line()
     line.say(to_json(WorkerHello(1)))
-    assert line.receive() is None
+    assert received(line) is None
+    assert not here.come().waits(0.5)
+    assert here.service.refused == ""
+
+
+def test_no_more_strangers_are_heard_than_there_is_room_for(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here.service, "_strangers", threading.Semaphore(1))
+    silent = here.capture().line()
+    assert not silent.waits(0.5)
+    assert received(here.come()) is None
+    silent.close()
 
 
 def test_one_that_sends_without_end_is_sent_away() -> None:
@@ -436,10 +454,10 @@ class NoJobs:
     """Workers come by themselves."""
 
     def size(self) -> int:
-        return 0
+        return 2
 
     def run(self) -> None:
-        raise AssertionError
+        threading.Event().wait()
 
     def trouble(self) -> str:
         return ""

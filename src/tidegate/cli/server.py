@@ -156,6 +156,9 @@ def _workers(master: str, addr: str, python: str, names: list[str]) -> tuple[str
             "and --key (tidegate --help)",
             param_hint="--worker-addr",
         )
+    if names and Tls.from_environment() is None:
+        hint = "without TLS workers show no certificates: give --ca, --cert and --key"
+        raise typer.BadParameter(hint, param_hint="--worker-cn")
     return addr, python or sys.executable, ",".join(names)
 
 

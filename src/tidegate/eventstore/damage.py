@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -90,6 +91,6 @@ def _path(store: Path, span_id: str, file: str) -> Path:
 
 def _write(path: Path, body: dict[str, Any]) -> None:
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    partial = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
     partial.write_text(json.dumps(body))
     partial.replace(path)

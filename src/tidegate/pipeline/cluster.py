@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from tidegate.errors import InvalidInput
 from tidegate.pipeline.elsewhere import serve
-from tidegate.pipeline.service import Service
+from tidegate.pipeline.service import WORKERS_MAX, Service
 from tidegate.spark.session import JAVA_OPTIONS, open_session
 from tidegate.tls import CA, CERT, KEY
 
@@ -26,7 +26,7 @@ class ClusterJobs:
         self._numbers = count(1)
 
     def size(self) -> int:
-        return int(self._context.defaultParallelism)
+        return min(int(self._context.defaultParallelism), WORKERS_MAX)
 
     def run(self) -> None:
         group = f"worker-{next(self._numbers)}"

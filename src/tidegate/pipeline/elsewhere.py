@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -243,20 +244,21 @@ def serve(address: str, ticket: str, _: Iterator[int]) -> None:
     if context is not None and context.attemptNumber():
         return
     line = Capture(address, tls := Tls.from_environment()).line()
-    # The process may be in the midst of anything then, and Spark's next task gets a new one.
-    end_with(line)
-    line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, ticket)))
     folder = Path(tempfile.mkdtemp(prefix="tidegate-"))
+    # The process may be in the midst of anything then, and Spark's next task gets a new one.
+    end_with(line, folder)
+    line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, ticket)))
     capture, heart = Capture(address, tls), Heart(line)
     kept.OPENED[0] = lambda word: RemoteAccess(capture, word, folder, heart.beat)
     work(line, Tasks(kept.begin, kept.deliver, load, kept.rest))
 
 
-def end_with(line: StreamLine) -> None:
-    """Have this process killed when the line ends."""
+def end_with(line: StreamLine, folder: Path) -> None:
+    """Have this process killed when the line ends, and its folder removed."""
 
     def wait() -> None:
         line.wait_end()
+        shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="end-with-line", daemon=True).start()

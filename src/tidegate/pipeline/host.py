@@ -218,9 +218,9 @@ class Host:
             self._there[one.key] = one
             self._timetable.ask_begin(one.key, one.address, one.failures)
             self._changed.notify_all()
-        described = one.spec.sink.describe()
-        if self._elsewhere and (described.here or not described.fenced_by):
-            self.fail(one, _not_elsewhere(one, described))
+            described = one.spec.sink.describe()
+            if self._elsewhere and (described.here or not described.fenced_by):
+                self.fail(one, _not_elsewhere(one, described))
 
     def end(self, key: Key) -> None:
         """End an incarnation; `on_over` hears when that is done. One that is not there has ended already."""
@@ -267,7 +267,7 @@ class Host:
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key))
         if one.loading is not None:
             one.loading.join()
-        if one.given_up and one.error is None:
+        if one.given_up:
             self._fence(one)
         with self._changed:
             self._timetable.forget(one.key)
@@ -279,13 +279,14 @@ class Host:
         self._on_over(one)
 
     def _fence(self, one: Incarnation) -> None:
-        """Stop what a worker elsewhere may still commit: no later incarnation may come to do so."""
+        """Stop what a worker elsewhere may still commit: there may be no later incarnation to do so."""
 
         def fence() -> None:
             try:
                 one.spec.sink.fence({one.spec.capture: one.spec.slots}, lambda: None)
-            except TidegateError as error:
-                one.log(f"a worker that was given up could not be fenced: {error.render()}")
+            except Exception as error:
+                why = known(error, "The sink cannot be fenced.", one.spec.changefeed).render()
+                one.log(f"a worker that was given up could not be fenced: {why}")
 
         thread = self._start(f"fence of {one.spec.changefeed}", fence)
         thread.join(FENCE_S)
@@ -327,10 +328,10 @@ class Host:
         self._start("accept", partial(self._accept, listener))
 
     def _keep_size(self, jobs: Jobs) -> None:
-        """A cluster may grow; and as much as it has cores for is done at once."""
+        """A cluster grows and shrinks; as much as it has cores for is done at once."""
         while True:
             size = jobs.size()
-            if size > self._count:
+            if size != self._cores or not self._count:
                 with self._changed:
                     self._cores = size
                     self._timetable.resize(size)
@@ -342,7 +343,7 @@ class Host:
     def _grow(self, jobs: Jobs, size: int) -> None:
         for number in range(self._count, size):
             self._start(f"spark-{number}", partial(self._keep_job, jobs))
-        self._count = size
+        self._count = max(self._count, size)
 
     def _rest(self) -> None:
         """Until something may be due and a worker is free, or it is time for a glance."""
@@ -530,7 +531,12 @@ class Host:
     def attend_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
         """Hand a worker on another machine piece after piece, until it has ended or was given up."""
         process = Elsewhere(hello.pid, line, end_job)
-        self._attend_worker(ConnectedWorker(line, process, machine=hello.machine))
+        try:
+            self._attend_worker(ConnectedWorker(line, process, machine=hello.machine or "?"))
+        except Exception as error:  # as in threads of our own: its part would stay undone
+            with self._changed:
+                self._failure = self._failure or known(error, "A worker was lost.", hello.machine)
+                self._changed.notify_all()
 
     def _attend_worker(self, worker: ConnectedWorker) -> None:
         """Hand one worker piece after piece."""

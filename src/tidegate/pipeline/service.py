@@ -46,11 +46,15 @@ READ_BYTES: Final = 16 << 20
 """An answer with so many bytes of events ends, and the caller asks for the next."""
 CHUNK_BYTES: Final = 8 << 20
 """Of a base file."""
-MESSAGE_BYTES: Final = 64 << 20
-"""The longest message: more than READ_BYTES and the largest block."""
+MESSAGE_BYTES: Final = 512 << 20
+"""The longest message: an answer with two images of the largest row that TiDB takes (120 MiB each)."""
 WORKERS_MAX: Final = 512
 CALLS_MAX: Final = 128
-"""At once; one more waits at gRPC."""
+"""Answered at once, beside the streams of so many workers; one more waits."""
+READS_MAX: Final = 8
+"""Answers with events that are made at once: each is in memory some times over."""
+STRANGERS_MAX: Final = 64
+"""Streams at once of which it is not known whose they are; one more is ended."""
 HELLO_S: Final = 30.0
 END, MORE, ERROR = b"\0", b"\1", b"\2"
 """What the first byte of an answer with bytes says: that was all, ask for more, or JSON of what is wrong."""
@@ -94,6 +98,8 @@ class Service:
         self._tickets: dict[str, Callable[[], None]] = {}
         """Of jobs whose workers have not come, each with what ends its job."""
         self._refused = ""
+        self._reads = threading.Semaphore(READS_MAX)
+        self._strangers = threading.Semaphore(STRANGERS_MAX)
         handlers = {
             "Work": grpc.stream_stream_rpc_method_handler(self._work),
             "Ask": grpc.unary_unary_rpc_method_handler(self._ask),
@@ -103,7 +109,6 @@ class Service:
         self._server = grpc.server(
             ThreadPoolExecutor(WORKERS_MAX + CALLS_MAX, thread_name_prefix="service"),
             handlers=[grpc.method_handlers_generic_handler(NAME, handlers)],
-            maximum_concurrent_rpcs=WORKERS_MAX + CALLS_MAX,
             options=(
                 *OPTIONS,
                 ("grpc.so_reuseport", 0),
@@ -135,7 +140,7 @@ class Service:
 
     @property
     def refused(self) -> str:
-        """Why the last worker that came was sent away; empty: none was."""
+        """Why the last worker that came was sent away; empty: it was not."""
         return self._refused
 
     def ticket(self, end_job: Callable[[], None]) -> str:
@@ -162,23 +167,32 @@ class Service:
         yield from line.outgoing()
 
     def _attend(self, line: StreamLine) -> None:
-        try:
-            hello = parse(line.receive() or {}, [ElsewhereHello]) if line.waits(HELLO_S) else None
-        except ValueError:
-            hello = None
+        hello = self._hello(line)
         if hello is None:
             line.close()
             return
         with self._lock:
             end_job = self._tickets.pop(hello.ticket, None)
-        if hello.version != __version__:
-            self._refused = f"{hello.machine} has Tidegate {hello.version}, this is {__version__}"
-        elif end_job is None:
-            self._refused = f"a worker on {hello.machine} came twice, or not from a job of this application"
+        if end_job is None:
+            self._refused = "a worker came twice, or not from a job of this application"
+        elif hello.version != __version__:
+            self._refused = f"{hello.machine:.80} has Tidegate {hello.version:.20}, this is {__version__}"
         else:
+            self._refused = ""
             self._works.attend_elsewhere(line, hello, end_job)
             return
         line.close()
+
+    def _hello(self, line: StreamLine) -> ElsewhereHello | None:
+        """Who it is; None: that is not said in time, or too many are about to say it."""
+        if not self._strangers.acquire(blocking=False):
+            return None
+        try:
+            return parse(line.receive() or {}, [ElsewhereHello]) if line.waits(HELLO_S) else None
+        except ValueError:
+            return None
+        finally:
+            self._strangers.release()
 
     def _ask(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         self._admit(context)
@@ -198,8 +212,8 @@ class Service:
             self._check_spans(one, [span for span, _, _ in spans])
             past = found["past"]
             place = None if past is None else (*past[:3], *(bytes.fromhex(key) for key in past[3:]))
-            blocks = one.access.read(spans, place, found["tables"])
-            return _some(blocks)
+            with self._reads:
+                return _some(one.access.read(spans, place, found["tables"]))
         except Exception as error:
             return ERROR + json.dumps(to_json(_told(error))).encode()
 

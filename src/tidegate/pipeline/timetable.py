@@ -10,7 +10,8 @@ kind has a bound, so that none takes all the workers:
 | deliver | `cores` for each changefeed, or fewer if its sink takes no more; changefeeds in turns |
 | load | `cores` in all |
 
-With `2 * cores + 2` workers, deliveries have 2 for themselves, whatever begins and loads there are.
+With `2 * cores + 2` workers, deliveries have 2 for themselves, whatever begins and loads there are. On a
+cluster a worker is a core: `cores - 2` begin, and as many load.
 
 An address is *proven* by the last piece of work that ended there: it answered. At one that is not, one
 changefeed begins and one delivers at a time, and those at others begin first. So a sink that is down holds
@@ -60,6 +61,8 @@ class Timetable(Generic[Key]):
 
     def __init__(self, cores: int) -> None:
         self._cores = cores
+        self._apart = cores
+        """How many may begin, and how many may load, at once: some workers are left for deliveries."""
         self._begins: dict[Key, _Waiting[Key]] = {}
         self._loads: Counter[Key] = Counter()
         """Shares that wait."""
@@ -71,8 +74,9 @@ class Timetable(Generic[Key]):
         self._number = 0
 
     def resize(self, cores: int) -> None:
-        """So many cores there are now."""
+        """So many workers there are now, all told, on a cluster."""
         self._cores = cores
+        self._apart = max(1, cores - 2)
 
     def ask_begin(self, key: Key, address: str, failures: int) -> None:
         """It is to begin at a sink's address; `failures`: how often in a row it has failed before."""
@@ -85,7 +89,7 @@ class Timetable(Generic[Key]):
 
     def next_begin(self) -> Key | None:
         """Who may begin now."""
-        if self._under_way(Kind.BEGIN) >= self._cores:
+        if self._under_way(Kind.BEGIN) >= self._apart:
             return None
         tried = self._tried(Kind.BEGIN)
         free = (one for one in self._begins.values() if one.address not in tried)
@@ -94,7 +98,7 @@ class Timetable(Generic[Key]):
 
     def next_load(self) -> Key | None:
         """Of whose load a share may be given out now: whoever has the fewest out."""
-        if self._under_way(Kind.LOAD) >= self._cores:
+        if self._under_way(Kind.LOAD) >= self._apart:
             return None
         return min(self._loads, key=lambda key: self._out[key, Kind.LOAD], default=None)
 
