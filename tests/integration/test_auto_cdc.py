@@ -161,7 +161,8 @@ def changed(orders: Orders) -> Iterator[str]:
             one, other = chance.sample(sorted(orders.rows), 2)
             orders.put({one: orders.rows[other], other: orders.rows[one]})
         else:
-            orders.put({chance.randrange(150): (f"x{chance.randrange(999)}", chance.randrange(999))})
+            some = chance.sample(range(150), 10)
+            orders.put({key: (f"x{chance.randrange(999)}", chance.randrange(999)) for key in some})
     yield "150 transactions at random"
 
 
