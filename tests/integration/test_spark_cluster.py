@@ -33,14 +33,10 @@ VICTIMS = ("zombie", "executor", "worker", "master")
 NODES = (2, 3)
 
 
-def working(cluster: Cluster) -> list[int]:
-    """The process ids of workers that have connected, by what the capture says."""
-    found = httpx.get(f"http://{cluster.server}/status", timeout=PATIENCE_S).json()["application"]
-    return list(range(found["workers"]))
-
-
-def wait_workers(cluster: Cluster, count: int) -> None:
-    eventually(f"{count} workers", lambda: len(working(cluster)) >= count)
+def workers(cluster: Cluster) -> int:
+    """How many have connected, by what the capture says."""
+    found = httpx.get(f"http://{cluster.server}/status", timeout=PATIENCE_S).json()
+    return int(found["application"]["workers"])
 
 
 def strike(victim: str, cluster: Cluster, spark: SparkCluster, node: int) -> None:
@@ -93,7 +89,7 @@ def test_a_topic_is_whole_whatever_dies_of_the_cluster_that_writes_it(
     cluster.wait_checkpoint(workload.wait_line(lambda line: line.get("event") == "ready")["last_commit_ts"])
     go_on(cluster)
     for victim in victims(count, chance):
-        wait_workers(cluster, len(NODES))
+        eventually("a worker on each node", lambda: workers(cluster) >= len(NODES))
         strike(victim, cluster, spark_cluster, chance.choice(NODES))
     workload.ask_to_end()
     done = workload.wait_line(lambda line: line.get("event") == "done")

@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import re
+import socket
 import sys
 from functools import partial
 from pathlib import Path
@@ -17,8 +18,6 @@ from tidegate import __version__
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
-    import socket
-
     from tidegate.api.door import Rules
     from tidegate.server.capture import Capture, Options
 
@@ -148,6 +147,9 @@ def _workers(master: str, addr: str, python: str, names: list[str]) -> tuple[str
             f"'{addr}' is not host:port; with a cluster its machines have to reach this one",
             param_hint="--worker-addr",
         )
+    if host.strip("[]") in ("0.0.0.0", "::"):
+        hint = f"{host} is no address that other machines can reach: give the one they use"
+        raise typer.BadParameter(hint, param_hint="--worker-addr")
     from tidegate.tls import Tls
 
     if Tls.from_environment() is None and not _is_loopback(host):
@@ -159,6 +161,11 @@ def _workers(master: str, addr: str, python: str, names: list[str]) -> tuple[str
     if names and Tls.from_environment() is None:
         hint = "without TLS workers show no certificates: give --ca, --cert and --key"
         raise typer.BadParameter(hint, param_hint="--worker-cn")
+    try:
+        socket.create_server((host.strip("[]"), int(port))).close()
+    except (OSError, OverflowError) as error:
+        hint = f"nothing can listen at {addr} on this machine: {error}"
+        raise typer.BadParameter(hint, param_hint="--worker-addr") from error
     return addr, python or sys.executable, ",".join(names)
 
 

@@ -38,13 +38,13 @@ class ClusterJobs:
             # Of its own thread: Spark's JVM may hang, and who gives a worker up does not wait for it.
             threading.Thread(target=end, name=f"end-{group}", daemon=True).start()
 
-        ticket = self._service.ticket(end_job)
+        nonce = self._service.expect(end_job)
         self._context.setJobGroup(group, "a worker of Tidegate", interruptOnCancel=True)
         try:
-            work = partial(serve, self._service.address, ticket)
+            work = partial(serve, self._service.address, nonce)
             self._context.parallelize([0], 1).foreachPartition(work)
         finally:
-            self._service.void(ticket)
+            self._service.forget(nonce)
 
     def trouble(self) -> str:
         return self._service.refused

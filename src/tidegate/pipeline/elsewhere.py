@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -43,7 +42,7 @@ from tidegate.pipeline.beats import INTERVAL_S
 from tidegate.pipeline.feed import Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.lines import StreamLine
 from tidegate.pipeline.load_task import load
-from tidegate.pipeline.service import ERROR, MORE, NAME, OPTIONS, WORD
+from tidegate.pipeline.service import ERROR, MORE, NAME, OPTIONS, SECRET
 from tidegate.pipeline.work import Alive, Begun, ElsewhereHello, Lease, Tasks, parse, to_json
 from tidegate.pipeline.worker import work
 from tidegate.sink import quarantine
@@ -53,6 +52,8 @@ CALL_S: Final = 60.0
 """For an answer; the application answers in milliseconds, unless its machine hangs."""
 ASIDE_BYTES: Final = 8 << 20
 """Of entries for the quarantine in one call, but for one that is larger."""
+NOWHERE: Final = Path("/nonexistent")
+"""The changefeed's folder, which is the capture's."""
 BASE_TRIES: Final = 10
 """A base may be replaced while it is fetched."""
 
@@ -80,16 +81,16 @@ class Capture:
         threading.Thread(target=line.feed, args=(call,), name="line", daemon=True).start()
         return line
 
-    def ask(self, word: str, verb: str, **asked: Any) -> Any:
+    def ask(self, secret: str, verb: str, **asked: Any) -> Any:
         """The answer to a question. Raises what the capture raised, and Retryable when it cannot be asked."""
-        found = json.loads(self._call("Ask", word, {"verb": verb, **asked}))
+        found = json.loads(self._call("Ask", secret, {"verb": verb, **asked}))
         if "error" in found:
             raise parse_failed(found["error"])
         return found["answer"]
 
-    def fetch(self, method: str, word: str, **asked: Any) -> tuple[bool, bytes]:
+    def fetch(self, method: str, secret: str, **asked: Any) -> tuple[bool, bytes]:
         """Whether there is more, and bytes."""
-        data = self._call(method, word, asked)
+        data = self._call(method, secret, asked)
         if data[:1] == ERROR:
             raise parse_failed(json.loads(data[1:]))
         return data[:1] == MORE, data[1:]
@@ -98,10 +99,10 @@ class Capture:
         """End all calls."""
         self._channel.close()
 
-    def _call(self, method: str, word: str, asked: Mapping[str, Any]) -> bytes:
+    def _call(self, method: str, secret: str, asked: Mapping[str, Any]) -> bytes:
         try:
             data: bytes = self._unary[method](
-                json.dumps(asked).encode(), timeout=CALL_S, metadata=((WORD, word),)
+                json.dumps(asked).encode(), timeout=CALL_S, metadata=((SECRET, secret),)
             )
         except grpc.RpcError as error:
             raise Retryable(
@@ -120,16 +121,15 @@ def parse_failed(found: Mapping[str, Any]) -> Exception:
 class RemoteAccess:
     """`pipeline.access.Access` by the capture's service."""
 
-    def __init__(self, capture: Capture, word: str, folder: Path, beat: Callable[[], None]) -> None:
-        """`folder`: of this process, for what is fetched."""
-        self._capture, self._word, self._folder = capture, word, folder
-        self.spec = FeedSpec.from_json(self._ask("spec"), folder)
+    def __init__(self, capture: Capture, secret: str, beat: Callable[[], None]) -> None:
+        """`secret`: of the incarnation. `beat`: says that something was done."""
+        self._capture, self._secret = capture, secret
+        self.spec = FeedSpec.from_json(self._ask("spec"), NOWHERE)
         self.is_over = False
         self.beat = beat
-        self._spans: dict[str, Span] = {}
 
     def _ask(self, verb: str, **asked: Any) -> Any:
-        return self._capture.ask(self._word, verb, **asked)
+        return self._capture.ask(self._secret, verb, **asked)
 
     def durable(self) -> DurableBefore | None:
         found = self._ask("durable")
@@ -150,7 +150,7 @@ class RemoteAccess:
             place = None if past is None else [*past[:3], *(key.hex() for key in past[3:])]
             more, data = self._capture.fetch(
                 "Read",
-                self._word,
+                self._secret,
                 spans=list(spans),
                 past=place,
                 tables=None if tables is None else sorted(tables),
@@ -182,13 +182,12 @@ class RemoteAccess:
         if found is None:
             raise Retryable("The catalogue is not there.", fix="nothing: the capture reads it from upstream")
         base = bases.Base(*found)
-        # Of its own name, as another incarnation here may have the same base.
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+        with tempfile.TemporaryDirectory(prefix="tidegate-") as folder:
             with (Path(folder) / base.name).open("wb") as file:
                 more = True
                 while more:
                     more, data = self._capture.fetch(
-                        "Catalogue", self._word, since=base.since, ts=base.ts, offset=file.tell()
+                        "Catalogue", self._secret, since=base.since, ts=base.ts, offset=file.tell()
                     )
                     file.write(data)
             return bases.load(Path(folder), base)  # mapped: it stays until nobody needs it
@@ -235,7 +234,7 @@ class Heart:
                 return  # the process is about to end
 
 
-def serve(address: str, ticket: str, _: Iterator[int]) -> None:
+def serve(address: str, nonce: str, _: Iterator[int]) -> None:
     """What the task of a job does, until the application ends the connection; then the process ends.
 
     Spark runs a task again when it has lost an executor, whatever was set. That one asks for nothing.
@@ -243,22 +242,21 @@ def serve(address: str, ticket: str, _: Iterator[int]) -> None:
     context = TaskContext.get()
     if context is not None and context.attemptNumber():
         return
-    line = Capture(address, tls := Tls.from_environment()).line()
-    folder = Path(tempfile.mkdtemp(prefix="tidegate-"))
+    capture = Capture(address, Tls.from_environment())
+    line = capture.line()
     # The process may be in the midst of anything then, and Spark's next task gets a new one.
-    end_with(line, folder)
-    line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, ticket)))
-    capture, heart = Capture(address, tls), Heart(line)
-    kept.OPENED[0] = lambda word: RemoteAccess(capture, word, folder, heart.beat)
+    end_with(line)
+    line.say(to_json(ElsewhereHello(os.getpid(), socket.gethostname(), __version__, nonce)))
+    heart = Heart(line)
+    kept.OPENED[0] = lambda secret: RemoteAccess(capture, secret, heart.beat)
     work(line, Tasks(kept.begin, kept.deliver, load, kept.rest))
 
 
-def end_with(line: StreamLine, folder: Path) -> None:
-    """Have this process killed when the line ends, and its folder removed."""
+def end_with(line: StreamLine) -> None:
+    """Have this process killed when the line ends."""
 
     def wait() -> None:
         line.wait_end()
-        shutil.rmtree(folder, ignore_errors=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="end-with-line", daemon=True).start()

@@ -103,6 +103,7 @@ FENCE_S: Final = 8.0
 SIZE_S: Final = 5.0
 """Between two looks at how many workers a cluster has room for."""
 LISTEN_MAX: Final = 128
+"""Connections of local workers that wait to be accepted; there are `2 * cores + 2` workers."""
 STARTS_S: Final = 600.0
 """Patience with the first worker: kernels may have to be compiled."""
 STARTS_AGAIN_S: Final = 60.0
@@ -214,7 +215,7 @@ class Host:
         """Fence and read what an incarnation needs, and deliver from there on, until it is over."""
         with self._changed:
             one.failures = self._failed.get(one.spec.changefeed, 0)
-            one.take(self._cores)
+            one.limit_writers(self._cores)
             self._there[one.key] = one
             self._timetable.ask_begin(one.key, one.address, one.failures)
             self._changed.notify_all()
@@ -336,7 +337,7 @@ class Host:
                     self._cores = size
                     self._timetable.resize(size)
                     for one in self._there.values():
-                        one.take(size)
+                        one.limit_writers(size)
                 self._grow(jobs, size)
             time.sleep(SIZE_S)
 
@@ -456,7 +457,7 @@ class Host:
             assert lease is not None, "no more pieces are out than there are slots"
             work = replace(work, piece=replace(work.piece, lease=lease))
         if worker.machine:
-            work = replace(work, piece=replace(work.piece, spec=work.of.word))
+            work = replace(work, piece=replace(work.piece, spec=work.of.secret))
         worker.work, worker.silent_s, worker.dog = work, 0.0, Watchdog()
         worker.given_at = time.monotonic()
         worker.pieces.put(work)
@@ -560,11 +561,11 @@ class Host:
             worker.line.close()
             worker.process.close()
 
-    def known_by(self, word: str) -> Incarnation:
-        """The incarnation that a worker elsewhere asks for. Raises Fenced when it is over."""
+    def incarnation(self, secret: str) -> Incarnation:
+        """The one with this secret, for a worker elsewhere. Raises Fenced when it is over."""
         with self._changed:
             for one in self._there.values():
-                if one.word == word and not one.over:
+                if one.secret == secret and not one.over:
                     return one
         raise Fenced("This incarnation of the changefeed is over.")
 
@@ -728,7 +729,7 @@ class Host:
             for one in waiting:
                 one.beats.beat()  # what it waits for is a worker
             for worker, work in busy:
-                # Those of other machines have ids of processes, too, and say Alive instead.
+                # A worker elsewhere says Alive on its line; its process id may be one of ours, too.
                 beats = {} if worker.machine else read_beats(work.of.spec.beats_dir)
                 self._watch_one(worker, work, beats.get(str(worker.process.pid)))
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from tidegate.config import Secret
 from tidegate.errors import TidegateError
 from tidegate.log import redact
 from tidegate.model.reports import Report
@@ -51,8 +52,8 @@ class Incarnation:
     """Nothing more of it is handed out, and nothing that is said of it counts."""
     error: TidegateError | None = None
     """What ended it, if it was no wish."""
-    word: str = field(default_factory=lambda: os.urandom(32).hex())
-    """By which workers elsewhere ask for what is its own (`pipeline.service`)."""
+    secret: Secret = field(default_factory=lambda: Secret(os.urandom(32).hex()))
+    """Workers elsewhere show it for all that they ask of this incarnation (`pipeline.service`)."""
     access: LocalAccess = field(init=False)
     """For them."""
     given_up: bool = False
@@ -74,9 +75,9 @@ class Incarnation:
         self.leases = Leases(self.spec.slots)
         self.access = LocalAccess(self.spec, self.beats.beat)
 
-    def take(self, cores: int) -> None:
-        """How many of so many workers its sink and its slots allow to write at once."""
-        self.at_once = min(self.spec.sink.describe().at_once(cores), self.spec.slots)
+    def limit_writers(self, workers: int) -> None:
+        """Of so many workers no more write at once than its sink and its slots allow."""
+        self.at_once = min(self.spec.sink.describe().at_once(workers), self.spec.slots)
 
     @property
     def key(self) -> Key:

@@ -75,8 +75,8 @@ class LocalJobs:
 class Elsewhere:
     """A process that nobody here can kill for certain.
 
-    On what it still does nobody counts: its word is forgotten with its incarnation, its slot is fenced by the
-    next who opens it, and it ends itself when its line does. Spark is asked to kill it, too.
+    Nobody counts on what it still does: its secret is forgotten with its incarnation, the next writer in its
+    slot fences it, and it ends itself when its line does. Spark is asked to kill it, too.
     """
 
     pid: int

@@ -16,7 +16,7 @@ import grpc
 from tidegate.ipc import parsed
 
 WAITING_MAX: Final = 1024
-"""Messages that were received and not asked for; whoever sends more has gone mad."""
+"""Messages that were received and not asked for; the line of one that sends more is ended."""
 
 
 class Line(Protocol):

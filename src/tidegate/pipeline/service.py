@@ -5,10 +5,10 @@
     tidegate.Capture/Read       JSON in, events out, some MiB at a time
     tidegate.Capture/Catalogue  JSON in, a piece of a base file out
 
-Whoever has a ticket of one of the application's jobs gets work; with work comes the word of an incarnation,
-256 random bits, and with it all else is asked. A word is good for the ranges of its incarnation, as long as
-that lasts: the host forgets it before it says Ended. With TLS both ends show certificates of one CA, and the
-names in them may be narrowed.
+A worker that shows the nonce of one of the application's jobs gets work. With work comes the secret of an
+incarnation, 256 random bits, which every other call carries. It opens the ranges of that incarnation for as
+long as that goes on: the host forgets it before it says Ended. With TLS both ends show certificates of one
+CA, and `--worker-cn` narrows their names.
 
 The other end is `pipeline.elsewhere`. Nothing here keeps anything between two calls.
 """
@@ -40,7 +40,7 @@ from tidegate.sink import quarantine
 from tidegate.tls import Tls
 
 NAME: Final = "tidegate.Capture"
-WORD: Final = "tidegate-word"
+SECRET: Final = "tidegate-secret"
 """The metadata that names the caller's incarnation."""
 READ_BYTES: Final = 16 << 20
 """An answer with so many bytes of events ends, and the caller asks for the next."""
@@ -66,19 +66,19 @@ OPTIONS: Final = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )
-"""Of both ends: one that is gone without a word is missed within 20 s."""
+"""Of both ends: keepalive notices within 20 s that the other end is gone."""
 _SPAN: Final = re.compile(r"[0-9a-f]{16}")
 
 
 class Works(Protocol):
     """`pipeline.host.Host`, as far as it is used here."""
 
-    def attend_elsewhere(self, line: Line, hello: ElsewhereHello, given_up: Callable[[], None]) -> None:
-        """See a worker through to its end."""
+    def attend_elsewhere(self, line: Line, hello: ElsewhereHello, end_job: Callable[[], None]) -> None:
+        """Give a worker its work until it ends. `end_job`: makes Spark end its job."""
         ...
 
-    def known_by(self, word: str) -> Incarnation:
-        """The incarnation with this word. Raises Fenced when it is over."""
+    def incarnation(self, secret: str) -> Incarnation:
+        """The one with this secret. Raises Fenced when it is over."""
         ...
 
     def holds(self, one: Incarnation, lease: Lease) -> bool:
@@ -87,7 +87,7 @@ class Works(Protocol):
 
 
 class Service:
-    """The server. Made, then `start`ed; `ticket` for each job."""
+    """The server. Made, then `start`ed; `expect` a worker of each job."""
 
     def __init__(self, works: Works, address: str, tls: Tls | None, names: Sequence[str] = ()) -> None:
         """`address`: host:port to listen at, port 0 takes a free one. `names`: common names of which a
@@ -95,8 +95,8 @@ class Service:
         """
         self._works, self._names = works, frozenset(names)
         self._lock = threading.Lock()
-        self._tickets: dict[str, Callable[[], None]] = {}
-        """Of jobs whose workers have not come, each with what ends its job."""
+        self._expected: dict[str, Callable[[], None]] = {}
+        """Jobs whose workers have not come, by nonce, each with what ends it."""
         self._refused = ""
         self._reads = threading.Semaphore(READS_MAX)
         self._strangers = threading.Semaphore(STRANGERS_MAX)
@@ -143,17 +143,17 @@ class Service:
         """Why the last worker that came was sent away; empty: it was not."""
         return self._refused
 
-    def ticket(self, end_job: Callable[[], None]) -> str:
-        """For one job. `end_job`: makes Spark end it."""
-        ticket = os.urandom(32).hex()
+    def expect(self, end_job: Callable[[], None]) -> str:
+        """The nonce that the worker of one job shows. `end_job`: makes Spark end that job."""
+        nonce = os.urandom(32).hex()
         with self._lock:
-            self._tickets[ticket] = end_job
-        return ticket
+            self._expected[nonce] = end_job
+        return nonce
 
-    def void(self, ticket: str) -> None:
-        """The job has ended; its ticket may not have been used."""
+    def forget(self, nonce: str) -> None:
+        """The job has ended; its worker may never have come."""
         with self._lock:
-            self._tickets.pop(ticket, None)
+            self._expected.pop(nonce, None)
 
     # --- calls --------------------------------------------------------------------------------------------
 
@@ -172,7 +172,7 @@ class Service:
             line.close()
             return
         with self._lock:
-            end_job = self._tickets.pop(hello.ticket, None)
+            end_job = self._expected.pop(hello.nonce, None)
         if end_job is None:
             self._refused = "a worker came twice, or not from a job of this application"
         elif hello.version != __version__:
@@ -247,11 +247,11 @@ class Service:
             )
 
     def _incarnation(self, context: grpc.ServicerContext) -> Incarnation:
-        words = [value for key, value in context.invocation_metadata() if key == WORD]
-        return self._works.known_by(words[0] if words else "")
+        shown = [value for key, value in context.invocation_metadata() if key == SECRET]
+        return self._works.incarnation(shown[0] if shown else "")
 
     def _check_spans(self, one: Incarnation, spans: Sequence[str]) -> None:
-        """No word opens events outside of its incarnation's ranges, but for DDL."""
+        """No secret opens events outside of its incarnation's ranges, except those of DDL."""
         for span in spans:
             if _SPAN.fullmatch(span) is None:
                 raise Fenced("This is no span.", where=f"{span!r:.80}")

@@ -1,7 +1,8 @@
 """A worker's slot at the sink: leased to it by the host, its writer kept from piece to piece.
 
 Nobody else writes in the slot while the lease stands (`pipeline.leases`). The sink does not know of leases:
-it takes whoever has opened the slot last. So what was opened under another lease is closed, and opened again.
+the last writer that was opened in a slot fences the others. So one that was opened under another lease is
+closed, and opened again.
 """
 
 from __future__ import annotations

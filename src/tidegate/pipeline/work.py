@@ -99,8 +99,8 @@ class ElsewhereHello:
     machine: str
     version: str
     """Of Tidegate: both ends must have the same one."""
-    ticket: str
-    """That it runs one of the application's jobs; good once."""
+    nonce: str
+    """Of the job that it runs: the application made it, and takes it once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Alive:
 class Begin:
     """Fence every older incarnation of a changefeed, and read what is durable.
 
-    `spec`: the path of its spec; for a worker elsewhere the word under which the capture's service knows it.
+    `spec`: the path of its spec; for a worker elsewhere the incarnation's secret (`pipeline.service`).
     """
 
     spec: str
