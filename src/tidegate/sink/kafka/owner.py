@@ -34,7 +34,6 @@ from tidegate.sink.kafka.client import (
     CALL_TIMEOUT_S,
     FENCED,
     client_settings,
-    drain,
     ensure_progress_topic,
     ensure_topic,
     ensure_topics,
@@ -158,7 +157,8 @@ class KafkaOwnerSink:
         try:
             self._producer.begin_transaction()
             yield
-            drain(self._producer)
+            # It waits for all that was produced, without us: a loop of looks here would take the interpreter
+            # from the loop of all changefeeds.
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as error:
             self._give_up(error)
