@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, cast
@@ -30,6 +31,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PAD: Final = 64
+COMPLETE: Final = "complete"
+"""In the folder of compiled kernels, once there are all."""
 
 
 def _cache_folder() -> Path:
@@ -257,9 +260,22 @@ def warm() -> None:
     folder = Path(numba.config.CACHE_DIR)
     for name in KERNEL_MODULES:
         import_module(name).warm()
+    (folder / COMPLETE).touch()
     for older in folder.parent.glob("kernels-*"):
         if older != folder:
             shutil.rmtree(older, ignore_errors=True)
+
+
+def load_compiled() -> None:
+    """Load the kernels of all modules that are imported, so that processes forked from this one have them.
+
+    Half a second. Without it each process spends that on its first block. Nothing if they were not all
+    compiled: to compile those that nobody uses would take a minute.
+    """
+    if (Path(numba.config.CACHE_DIR) / COMPLETE).exists():
+        for name in KERNEL_MODULES:
+            if name in sys.modules:
+                sys.modules[name].warm()
 
 
 KERNEL_MODULES: Final = (

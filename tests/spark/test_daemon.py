@@ -35,3 +35,32 @@ def test_a_stopped_worker_ends_with_its_daemon() -> None:
         daemon.stdout.close()
         if runs(worker):
             os.kill(worker, signal.SIGKILL)
+
+
+LOADED = """
+import sys, tempfile
+from pathlib import Path
+from numba import config
+from tidegate import kernel
+from tidegate.pipeline import kept
+from tidegate.dispatcher import kernels
+
+def loaded():
+    return any(getattr(one, "signatures", None) for one in vars(kernels).values())
+
+complete = Path(config.CACHE_DIR)
+config.CACHE_DIR = tempfile.mkdtemp()
+kernel.load_compiled()
+assert not loaded(), "some are not compiled, and to compile all takes a minute"
+config.CACHE_DIR = str(complete)
+kernel.load_compiled()
+assert loaded() or not (complete / kernel.COMPLETE).exists()
+assert "tidegate.puller.match_kernels" not in sys.modules, "no worker needs it"
+print("ok" if loaded() else "not compiled")
+"""
+
+
+def test_the_daemon_loads_what_is_compiled_and_compiles_nothing() -> None:
+    """Each worker would load the kernels for itself, half a second of CPU each, on its first block."""
+    ran = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=300)
+    assert ran.stdout == "ok\n", ran.stderr or "run `make setup`, which compiles them"

@@ -54,6 +54,7 @@ def serve(preload: Sequence[str]) -> None:
         # Arrow imports pandas, where there is one, at the first Python list it is given.
         for name in ("pyspark.worker", "pandas", *preload):
             import_module(name)
+        import_module("tidegate.kernel").load_compiled()
         gc.collect()
         gc.freeze()
         keep_freed_memory()
