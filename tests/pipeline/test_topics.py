@@ -18,8 +18,10 @@ from tidegate.codec.protocols.avro.schema import AvroOptions
 from tidegate.codec.registry import options_of, settled
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.model.message import Message, MessageBlock
+from tidegate.model.progress import TOPICS_KEY, Topics
 from tidegate.pipeline.access import LocalAccess
-from tidegate.pipeline.deliver import Worker
+from tidegate.pipeline.begin import resume
+from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.stages import plan
@@ -96,3 +98,13 @@ def test_the_subjects_of_a_schema_registry_are_named_by_the_topic_of_the_table()
     assert isinstance(other, AvroOptions)
     assert (own.topic, other.topic, other.book is own.book) == ("own", "a_t", True)
     assert made.codec_of("a_t") is other, "plans are kept by it"
+
+
+def test_a_worker_need_not_ask_the_sink_for_topics_that_the_owner_had_fixed_before(tmp_path: Path) -> None:
+    """Nobody listens at the sink's address here: to ask it would be an error after a while."""
+    feed = RecordedFeed(tmp_path, BANK, "kafka://127.0.0.1:1/own?protocol=open-protocol", UPTO)
+    spec = FeedSpec.load(feed.write())
+    resume(spec, {TOPICS_KEY: Topics(spec.instance, {"own": 3, "orders.log": 2}).to_bytes()})
+    assert spec.durable() == LocalAccess(spec).durable()
+    partitions = open_worker(LocalAccess(spec)).plan.partitions
+    assert [partitions(topic) for topic in ("own", "orders.log")] == [3, 2]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tidegate.control.load import LoadPlan
 from tidegate.disk import replace_file
-from tidegate.model.progress import load_progress, outlived, span_key, span_progress
+from tidegate.model.progress import load_progress, outlived, span_key, span_progress, topics
 from tidegate.pipeline.ahead import Ahead
 from tidegate.pipeline.feed import LOAD_FILE, Barrier, DurableBefore, FeedSpec
 from tidegate.pipeline.work import Begun, LoadedRange
@@ -50,5 +50,6 @@ def resume(spec: FeedSpec, records: Mapping[str, bytes]) -> Found:
     for span, progress in ours.items():
         starts[span] = max(starts.get(span, 0), progress.ts)
     begun = {span: p.position for span, p in ours.items() if p.position and p.ts == starts[span]}
-    replace_file(spec.durable_file, json.dumps(DurableBefore(begun, ahead).to_json()).encode())
+    before = DurableBefore(begun, ahead, topics(records, spec.instance))
+    replace_file(spec.durable_file, json.dumps(before.to_json()).encode())
     return Found(starts, records)

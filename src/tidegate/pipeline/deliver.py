@@ -478,8 +478,14 @@ class Transaction:
 
 def open_worker(access: Access) -> Worker:
     """The worker of an incarnation, with its sink as the URI says."""
-    if access.durable() is None:
+    before = access.durable()
+    if before is None:
         # Without it rows that are out already would go out again.
         raise Fenced("This incarnation of the changefeed has been replaced.", where=access.spec.changefeed)
     sink = access.spec.sink
-    return Worker(access, sink.partitions, Slot(access, sink), sink=sink.describe())
+
+    def partitions(topic: str) -> int:
+        # What the sink is asked costs a client of its own, in each worker.
+        return before.topics.get(topic) or sink.partitions(topic)
+
+    return Worker(access, partitions, Slot(access, sink), sink=sink.describe())

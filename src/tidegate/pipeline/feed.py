@@ -37,22 +37,27 @@ BEATS: Final = "beats"
 
 @dataclass(frozen=True, slots=True)
 class DurableBefore:
-    """What earlier incarnations have delivered beyond the offsets at which an incarnation begins."""
+    """What the sink held when an incarnation began, as far as its workers have to know.
+
+    Foremost what earlier incarnations have delivered beyond the offsets at which it begins.
+    """
 
     positions: Mapping[str, Position] = field(default_factory=dict)
     """Of the commit ts after a span's offset, what is out."""
     ahead: Ahead = field(default_factory=Ahead)
+    topics: Mapping[str, int] = field(default_factory=dict)
+    """How many partitions are written of each topic that the owner had fixed by then."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is left for workers."""
         positions = {span: position.to_json() for span, position in self.positions.items()}
-        return {"positions": positions, "ahead": self.ahead.to_json()}
+        return {"positions": positions, "ahead": self.ahead.to_json(), "topics": dict(self.topics)}
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> DurableBefore:
         """The inverse of `to_json`."""
         positions = {span: Position.from_json(place) for span, place in found["positions"].items()}
-        return cls(positions, Ahead.from_json(found["ahead"]))
+        return cls(positions, Ahead.from_json(found["ahead"]), found["topics"])
 
 
 @dataclass(frozen=True, slots=True)
