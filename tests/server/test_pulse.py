@@ -11,7 +11,17 @@ import pytest
 from tidegate.control.metadata import FeedId
 from tidegate.eventstore.floors import FLOORS, FloorPage
 from tidegate.server import pulse
-from tidegate.server.pulse import CALM_S, CALMER_S, EAGER_S, LONG_S, LOOK_S, Pulse
+from tidegate.server.pulse import (
+    CALM_S,
+    CALM_WAKES_A_S,
+    CALMER_S,
+    EAGER_S,
+    EAGER_WAKES_A_S,
+    LONG_S,
+    LOOK_S,
+    RESTS,
+    Pulse,
+)
 
 FEED, OTHER = FeedId("default", "one"), FeedId("default", "two")
 
@@ -205,6 +215,56 @@ def test_a_look_wakes_a_few_of_those_who_follow_the_time_and_all_have_their_turn
     assert most <= 5, "two at each look would be enough"
     assert clock.now - min(last.values()) <= 2 * CALMER_S
     page.close()
+
+
+class Crowd:
+    """Changefeeds that follow one store, each of a span of its own; looks at every change of it."""
+
+    def __init__(self, store: Path, count: int) -> None:
+        self.clock, self.page, self.store = Set(), FloorPage(store, "process"), store
+        self.beats, self.count, self.woken = Pulse(self.clock), count, list[str]()
+        self.version = 1
+        for number in range(count):
+            feed = FeedId("default", f"f{number}")
+            self.beats.follow(store, feed, Follower(self.woken, feed.name).wake)
+            self.beats.concern(store, feed, {name(1 + number)})
+        self.page.put((name(1 + number), 0, 1) for number in range(count))
+        self.beats.look()
+
+    def wakes_a_second(self, seconds: float, *, rows: bool = False) -> float:
+        """Of all of them, while floors rise with the time, or while rows of all come."""
+        self.woken.clear()
+        for floor in range(round(seconds / LOOK_S)):
+            self.clock.now += LOOK_S
+            self.version += rows
+            self.page.put((name(1 + number), floor, self.version) for number in range(self.count))
+            self.beats.look()
+        assert len(set(self.woken)) == self.count, "each has its turn"
+        return len(self.woken) / seconds
+
+
+def test_however_many_have_rows_they_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
+    for count in (2, 20, 100):
+        store = tmp_path / str(count)
+        store.mkdir()
+        crowd = Crowd(store, count)
+        found = crowd.wakes_a_second(4.0, rows=True)
+        assert found <= 1.25 * EAGER_WAKES_A_S
+        assert found >= min(count / LOOK_S, 0.6 * EAGER_WAKES_A_S), "and none waits for nothing"
+        crowd.page.close()
+
+
+def test_however_many_have_none_they_are_woken_a_bounded_number_of_times_a_second(tmp_path: Path) -> None:
+    crowd = Crowd(tmp_path, 300)
+    crowd.clock.now += EAGER_S
+    crowd.wakes_a_second(300 / CALM_WAKES_A_S)
+    assert crowd.wakes_a_second(5.0) == pytest.approx(2 * CALM_WAKES_A_S, rel=0.15), "rows came lately"
+    crowd.clock.now += LONG_S
+    crowd.wakes_a_second(2 * 300 / CALM_WAKES_A_S)  # by then each has its own place in the turn
+    assert crowd.wakes_a_second(20.0) == pytest.approx(CALM_WAKES_A_S, rel=0.1)
+    assert crowd.beats.calmer_s(tmp_path) == 300 / CALM_WAKES_A_S
+    assert crowd.beats.rest_s(tmp_path) == RESTS * 300 / CALM_WAKES_A_S
+    crowd.page.close()
 
 
 def test_a_look_that_fails_does_not_end_the_looks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

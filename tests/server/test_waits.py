@@ -22,10 +22,10 @@ from tidegate.kvclient.backoff import Backoff
 from tidegate.kvclient.pd import PdClient
 from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span
-from tidegate.server.feed import REST_S, TICK_S, Feed
+from tidegate.server.feed import TICK_S, Feed
 from tidegate.server.feed_plan import Paths
 from tidegate.server.processor import FeedProcessor
-from tidegate.server.pulse import Pulse
+from tidegate.server.pulse import CALMER_S, RESTS, Pulse
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.tidb import keys
 from tidegate.tidb.memcomparable import encode_bytes
@@ -56,6 +56,10 @@ def test_a_loop_that_is_not_woken_goes_on() -> None:
     assert not feed._wake.is_set()
 
 
+REST_S = CALMER_S * RESTS
+STORE = Path("store")
+
+
 class Still:
     """A clock that stands."""
 
@@ -70,7 +74,8 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     granted = GrantedRange(Span(b"", b""), (1, 1))
     owner = Owner(100, Barrier(1000), granted.id, resolved_interval_s=0.125)
     clock = Still(5.0)
-    feed: Any = SimpleNamespace(owner=owner, _behind=False, node=SimpleNamespace(clock=clock))
+    node = SimpleNamespace(clock=clock, pulse=Pulse())
+    feed: Any = SimpleNamespace(owner=owner, _behind=False, node=node, captured=SimpleNamespace(store=STORE))
     assert Feed._rest_s(feed) == REST_S, "nothing is granted"
     owner.grant("a", 1, [granted])
     owner.sink_open(0)
@@ -103,7 +108,8 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
     feed: Any = SimpleNamespace(
         owner=owner,
         _ddl=SimpleNamespace(resolved=200, look=look),
-        node=SimpleNamespace(clock=Still(10.0)),
+        node=SimpleNamespace(clock=Still(10.0), pulse=Pulse()),
+        captured=SimpleNamespace(store=STORE),
         _floors_moved=why == "floors have moved",
         _behind=why == "DDL is behind",
         _looked_at=10.0 - (REST_S if why == "long" else REST_S / 2),
@@ -140,7 +146,12 @@ def test_an_owner_ticks_after_a_checkpoint_is_stored_only_if_something_waits_for
 
 
 def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> None:
-    processor: Any = SimpleNamespace(machine=SimpleNamespace(is_open=True), _behind=False)
+    processor: Any = SimpleNamespace(
+        machine=SimpleNamespace(is_open=True),
+        _behind=False,
+        node=SimpleNamespace(pulse=Pulse()),
+        _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
+    )
     assert FeedProcessor._rest_s(processor) == REST_S
     processor._behind = True
     assert FeedProcessor._rest_s(processor) == TICK_S, "the catalogue tells nobody when it has read on"
@@ -198,8 +209,7 @@ def test_rows_ddl_resolved_and_the_stored_checkpoint_need_no_tick_but_those_that
     bank: BankWorkload, capture: Running, pd: PdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Were one wake-up missing, the rest would end it after a while, and nobody would know."""
-    for module in ("feed", "processor"):
-        monkeypatch.setattr(f"tidegate.server.{module}.REST_S", 3600.0)
+    monkeypatch.setattr("tidegate.server.pulse.RESTS", 3600.0)
     early = bank.stats.ddls
     capture.create("one", start_ts=pd.tso())
     work(bank, 400)
@@ -220,8 +230,7 @@ def test_rows_beside_a_lock_in_their_stripe_need_no_tick_but_those_that_events_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The stripe's floor stands still; of the others' rows only its manifest tells."""
-    for module in ("feed", "processor"):
-        monkeypatch.setattr(f"tidegate.server.{module}.REST_S", 3600.0)
+    monkeypatch.setattr("tidegate.server.pulse.RESTS", 3600.0)
     start_ts = pd.tso()
     ids = {table.name: table.id for table in load_catalogue(pd, start_ts).entries(start_ts)}
     locked, wanted = ids["bank.accounts"], ids["bank.orders"]

@@ -103,7 +103,8 @@ class Owner:
         self._others: dict[str, KnownDdl] = {}
         """By capture, what it knows that is not what we know."""
         self._interval = resolved_interval_s
-        self._quiet_interval = max(resolved_interval_s, quiet_interval_s)
+        self.quiet_interval_s = quiet_interval_s
+        """May be set anew at any time; never less than the other counts."""
         self._synced = 0
         self._busy = self._open = False
         self._persisting = False
@@ -259,6 +260,10 @@ class Owner:
     def _pause(self) -> float:
         """Between two Resolved: each is a transaction at the sink, for every changefeed."""
         return self._interval if self._synced > self.resolved_sent else self._quiet_interval
+
+    @property
+    def _quiet_interval(self) -> float:
+        return max(self._interval, self.quiet_interval_s)
 
     @property
     def _persist_pause(self) -> float:

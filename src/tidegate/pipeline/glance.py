@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from tidegate.eventstore import outlook
 from tidegate.eventstore.floors import PageMark
@@ -20,19 +19,20 @@ class Glance:
     """For one thread."""
 
     def __init__(self) -> None:
-        self._pages: dict[Path, PageMark | None] = {}
+        self._pages: dict[str, PageMark | None] = {}
+        """By store. Not by `Path`: to compare two of those costs more than the rest of a glance."""
 
     def stirred(self, incarnations: Iterable[Incarnation], now: float) -> list[Incarnation]:
         """Those that something may be due of since the last glance, or that are to be looked at anyway
         (`looks_at`, monotonic like `now`).
         """
         there = list(incarnations)
-        spans = {store: self._turned(store) for store in {one.spec.store_dir for one in there}}
+        spans = {store: self._turned(store) for store in {one.store for one in there}}
         for gone in self._pages.keys() - spans.keys():
             del self._pages[gone]
-        return [one for one in there if self._is_stirred(one, spans[one.spec.store_dir], now)]
+        return [one for one in there if self._is_stirred(one, spans[one.store], now)]
 
-    def _turned(self, store: Path) -> frozenset[str] | None:
+    def _turned(self, store: str) -> frozenset[str] | None:
         """The spans that have another manifest; None: any may."""
         before, mark = self._pages.get(store), outlook.page_mark(store)
         self._pages[store] = mark

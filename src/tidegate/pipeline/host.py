@@ -68,8 +68,12 @@ GLANCE_S: Final = 0.01
 QUIET_S: Final = 2.0
 QUIET_GLANCE_S: Final = 0.02
 """The same when nothing was due for QUIET_S."""
+QUIET_GLANCES_A_S: Final = 5000.0
+"""Then, of all changefeeds together, at most: each costs some microseconds of every glance."""
 REST_S: Final = 2.0
 """Between two looks at a changefeed at most: nothing waits longer, were a change not seen."""
+RESTING_LOOKS_A_S: Final = 25.0
+"""Of all changefeeds together, where nothing has changed: beyond fifty each is looked at less often."""
 GATHER_S: Final = 0.1
 """Until the next look at rows that are left to be more."""
 GRACE_S: Final = 0.3
@@ -353,7 +357,8 @@ class Host:
             if self._failure is not None:
                 raise self._failure
             if not (self._idle and self._is_something_due()):
-                self._changed.wait(QUIET_GLANCE_S if quiet else GLANCE_S)
+                quiet_s = max(QUIET_GLANCE_S, len(self._there) / QUIET_GLANCES_A_S)
+                self._changed.wait(quiet_s if quiet else GLANCE_S)
 
     def _is_something_due(self) -> bool:
         table = self._timetable
@@ -403,7 +408,7 @@ class Host:
             # Before the look: what is told while it looks stirs it again.
             self._stirred.discard(key)
         assert one.backlog is not None
-        one.looks_at = time.monotonic() + REST_S
+        one.looks_at = time.monotonic() + max(REST_S, len(self._there) / RESTING_LOOKS_A_S)
         try:
             shares = one.backlog.take(free, self._piece_bytes(one) * free)
         except Exception as error:

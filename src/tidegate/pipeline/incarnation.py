@@ -66,6 +66,8 @@ class Incarnation:
     """Of entries, by the last pieces; 0: not known."""
     loading: threading.Thread | None = None
     """Sees to its initial load."""
+    store: str = field(init=False)
+    """The folder of its store of events."""
     barrier: object = None
     """Mark of the barrier file at the last glance."""
     beats: Beats = field(init=False)
@@ -73,6 +75,7 @@ class Incarnation:
     def __post_init__(self) -> None:
         self.beats = Beats(self.spec.beats_dir)
         self.leases = Leases(self.spec.slots)
+        self.store = str(self.spec.store_dir)
         self.access = LocalAccess(self.spec, self.beats.beat)
 
     def limit_writers(self, workers: int) -> None:

@@ -76,8 +76,6 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-REST_S: Final = 1.5
-"""Between two ticks at most: nothing waits longer, were a wake-up missed."""
 ANNOUNCE_S: Final = 1.0
 """How often an owner says that it is one, until the processor has answered."""
 AGAIN_S: Final = 5.0
@@ -87,8 +85,6 @@ GIVE_UP_TRIES: Final = 3
 next incarnation."""
 FORGET_S: Final = 10.0
 """How often the progress of spans that have ended is deleted at the sink."""
-QUIET_RESOLVED_S: Final = 1.0
-"""Between two Resolved of a changefeed that has no rows."""
 PIPELINE_STARTS: Final = "pipeline"
 """What a feed waits for until its processors deliver."""
 FULL_S: Final = 0.5
@@ -285,7 +281,8 @@ class Feed(FeedLife):
         owner = self.owner
         if owner is None or self._behind:
             return TICK_S
-        return min(REST_S, owner.due_in(self.node.clock.monotonic()))
+        rest_s = self.node.pulse.rest_s(self.captured.store)
+        return min(rest_s, owner.due_in(self.node.clock.monotonic()))
 
     async def _open(self) -> None:
         """Catalogue and owner at the stored checkpoint; the processor prepares meanwhile."""
@@ -306,7 +303,7 @@ class Feed(FeedLife):
             barrier,
             self.wanted,
             resolved_interval_s=interval,
-            quiet_interval_s=QUIET_RESOLVED_S,
+            quiet_interval_s=self.node.pulse.calmer_s(self.captured.store),
         )
         self.owner.learn(batches, known)
 
@@ -583,9 +580,12 @@ class Feed(FeedLife):
         assert owner is not None
         assert ddl is not None
         now = self.node.clock.monotonic()
+        # One without rows has nothing to say between two wake-ups, and each Resolved is a transaction.
+        owner.quiet_interval_s = self.node.pulse.calmer_s(self.captured.store)
         # Not at every tick: a further bound is a message to the processor, whose answer is the next tick. But
         # before anything is done with what a processor reports, its DDL is compared with ours (`Owner.lags`).
-        if self._floors_moved or self._behind or owner.lags or now - self._looked_at >= REST_S:
+        rest_s = self.node.pulse.rest_s(self.captured.store)
+        if self._floors_moved or self._behind or owner.lags or now - self._looked_at >= rest_s:
             self._floors_moved, self._looked_at = False, now
             resolved = ddl.resolved
             if resolved > owner.barrier.resolved:

@@ -64,8 +64,6 @@ LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-REST_S: Final = 1.5
-"""Between two ticks at most: nothing waits longer, were a wake-up missed."""
 RETRY_S: Final = 1.0
 """How long a feed that is to be prepared waits after a failure."""
 TELL_S: Final = 0.5
@@ -175,7 +173,7 @@ class FeedProcessor:
         """How long nothing is to be done if nothing happens."""
         if not self.machine.is_open:
             return RETRY_S
-        return TICK_S if self._behind else REST_S
+        return TICK_S if self._behind else self.node.pulse.rest_s(self._opened.paths.store)
 
     # --- what the owner wants ------------------------------------------------------------------------
 

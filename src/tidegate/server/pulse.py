@@ -7,7 +7,8 @@ one of its spans has changed, which is how rows come to light (`eventstore.manif
 only follow the time, and they are woken by a change four times a second at most, and once a second when no
 rows of theirs have come for LONG_S. So a hundred changefeeds of a table each, beside tables that others
 follow, cost their own rows and a little. A look wakes only a few of those who follow the time, in turn:
-if it woke all of them, those with rows would wait for a hundred ticks.
+if it woke all of them, those with rows would wait for a hundred ticks. All pauses grow with the crowd, so
+that the changefeeds of a capture together tick a bounded number of times a second, however many they are.
 
 While nothing changes a look costs some microseconds, and the followers nothing. No change is missed: a
 follower begins to follow, and only then reads the page. A change after that differs from what the last look
@@ -42,12 +43,31 @@ CALM_S: Final = 0.25
 LONG_S: Final = 10.0
 CALMER_S: Final = 1.0
 """And so much when it has not been eager for LONG_S."""
+CALM_WAKES_A_S: Final = 60
+"""Of all that have not been eager for LONG_S together: if there are more, each is woken less often."""
+EAGER_WAKES_A_S: Final = 400
+"""Of all eager ones together: up to eight may be woken at each look, twenty at every second or third."""
+RESTS: Final = 1.5
+"""After so many pauses without a wake-up it looks for itself: nothing waits longer, were one missed."""
 SPREAD: Final = 1.5
 """How many times as many of those at a look as would have their turn on an average: looks come late, too."""
 RETRY_S: Final = 1.0
 """After a look that failed; followers look for themselves now and then, too."""
 
 Wake = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """How many follow a store, and how many of them are eager."""
+
+    all: int
+    eager: int
+
+
+def calmer_s(followers: int) -> float:
+    """Between two wake-ups of a changefeed without rows, when so many follow a store."""
+    return max(CALMER_S, followers / CALM_WAKES_A_S)
 
 
 @dataclass(slots=True)
@@ -63,17 +83,18 @@ class _Follower:
     owed: bool = False
     """Whether the page has changed since it was woken."""
 
-    def is_due(self, now: float) -> bool:
-        """Whether a change may wake it though it is not eager."""
-        return now >= self.woken_at + self.pause_s(now)
-
     def is_eager(self, now: float) -> bool:
         """Whether each change wakes it."""
         return now < self.eager_until
 
-    def pause_s(self, now: float) -> float:
-        """Between two wake-ups at least while it is not eager."""
-        return CALM_S if now < self.eager_until + LONG_S else CALMER_S
+    def pause_s(self, now: float, crowd: Crowd) -> float:
+        """Between two wake-ups at least."""
+        if self.is_eager(now):
+            # Half a look less, since only looks wake: a pause of 51 ms would become one of 60 ms.
+            return crowd.eager / EAGER_WAKES_A_S - LOOK_S / 2
+        if now < self.eager_until + LONG_S:
+            return max(CALM_S, crowd.all / (2 * CALM_WAKES_A_S))
+        return calmer_s(crowd.all)
 
     def wake(self, now: float) -> None:
         """Call all, first those that come first."""
@@ -125,6 +146,14 @@ class Pulse:
             follower.spans = spans
             follower.eager_until = float("inf") if spans is None else self._clock.monotonic() + EAGER_S
 
+    def calmer_s(self, store: Path) -> float:
+        """Between two wake-ups of a changefeed without rows."""
+        return calmer_s(len(self._followers.get(store, ())))
+
+    def rest_s(self, store: Path) -> float:
+        """After which it had better look for itself."""
+        return RESTS * self.calmer_s(store)
+
     def look(self) -> None:
         """One look at all pages."""
         now = self._clock.monotonic()
@@ -134,17 +163,22 @@ class Pulse:
             if changed:
                 self._seen[store] = mark
             stirred = mark.stirred_since(seen) if changed and mark is not None else frozenset[str]()
-            calm, a_second = [], 0.0
             for follower in followers.values():
                 follower.owed = follower.owed or changed
                 if changed and follower.rows_came(stirred):
                     follower.eager_until = now + EAGER_S
+            eager = sum(follower.is_eager(now) for follower in followers.values())
+            crowd = Crowd(len(followers), eager)
+            calm, a_second = [], 0.0
+            for follower in followers.values():
+                pause_s = follower.pause_s(now, crowd)
+                is_due = follower.owed and now >= follower.woken_at + pause_s
                 if follower.is_eager(now):
-                    if follower.owed:
+                    if is_due:
                         follower.wake(now)
                     continue
-                a_second += 1 / follower.pause_s(now)
-                if follower.owed and follower.is_due(now):
+                a_second += 1 / pause_s
+                if is_due:
                     calm.append(follower)
             calm.sort(key=attrgetter("woken_at"))
             for follower in calm[: 1 + int(SPREAD * a_second * (now - self._looked_at))]:
