@@ -143,17 +143,25 @@ def writing(pd_address: str, tables: Sequence[int], rows: int, row: bytes) -> It
             thread.join()
 
 
-def lags(bootstrap: str, numbers: Sequence[int], seconds: float, warm_s: float) -> dict[str, int]:
-    """From commit to readable, of rows that arrive within so many seconds after a warm-up."""
+@contextmanager
+def reading(bootstrap: str, numbers: Sequence[int]) -> Iterator[Reader]:
+    """One reader of their topics for all that is measured: another one would first have to catch up."""
     reader = Reader(bootstrap, [f"{PREFIX}{number}" for number in numbers], partitions=1)
     thread = threading.Thread(target=reader.run, name="lag-reader", daemon=True)
     thread.start()
+    try:
+        yield reader
+    finally:
+        reader.stop()
+        thread.join()
+
+
+def lags(reader: Reader, seconds: float, warm_s: float) -> dict[str, int]:
+    """From commit to readable, of rows that arrive within so many seconds after a warm-up."""
     time.sleep(warm_s)
-    began = time.monotonic()
+    first = len(reader.arrived)
     time.sleep(seconds)
-    reader.stop()
-    thread.join()
-    kept = np.array(reader.lags)[np.array(reader.arrived) >= began]
+    kept = np.array(reader.lags[first : len(reader.arrived)])
     if len(kept) == 0:
         raise RuntimeError("no row was read")
     return percentiles(kept)
@@ -203,10 +211,10 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
         found["idle_percent"] = {role: round(100 * cpu / wall, 1) for role, cpu in roles.items()}
         found["idle_all_percent"] = round(100 * sum(roles.values()) / wall, 1)
         row = product.row()
-        with writing(product.pd, active, sizes.rows, row):
+        with reading(bootstrap, active) as reader, writing(product.pd, active, sizes.rows, row):
             progress(f"{sizes.active} with rows")
             before, began = product.ledger.cpu(), time.monotonic()
-            found["active"] = lags(bootstrap, active, sizes.seconds, WARM_S)
+            found["active"] = lags(reader, sizes.seconds, WARM_S)
             roles = spent(before, product.ledger.cpu())
             found["active_cores"] = round(sum(roles.values()) / (time.monotonic() - began), 2)
             progress("further ones")
@@ -215,14 +223,12 @@ def measure(sizes: Sizes, progress: Ticker) -> dict[str, Any]:
             found["further_max_s"] = round(max(took), 2)
             found["memory_mb"] = round(product.memory_mb())
             if sizes.dead:
-                found |= _beside_dead(product, sizes, bootstrap, active, progress)
+                found |= _beside_dead(product, sizes, reader, progress)
         progress("the end")
     return found
 
 
-def _beside_dead(
-    product: Feeds, sizes: Sizes, bootstrap: str, active: Sequence[int], progress: Ticker
-) -> dict[str, Any]:
+def _beside_dead(product: Feeds, sizes: Sizes, reader: Reader, progress: Ticker) -> dict[str, Any]:
     """The lag of the active ones beside some whose broker stands still."""
     dead = range(sizes.feeds + FURTHER, sizes.feeds + FURTHER + sizes.dead)
     with broker_with_pid() as (other, pid), writing(product.pd, dead, sizes.rows, product.row()):
@@ -232,7 +238,7 @@ def _beside_dead(
         os.kill(pid, signal.SIGSTOP)
         try:
             progress("which stands still")
-            beside = lags(bootstrap, active, sizes.seconds, SETTLE_S)
+            beside = lags(reader, sizes.seconds, 0.0)
         finally:
             os.kill(pid, signal.SIGCONT)
     return {"beside_dead": beside}

@@ -185,6 +185,7 @@ class Hosted:
         workers: int = 2,
         begin: Callable[[str], Begun] | None = None,
         load: Callable[[Load], list[LoadReport]] | None = None,
+        spares: int = 0,
     ) -> None:
         none: Any = None
         begun = begin or self.begun
@@ -194,13 +195,13 @@ class Hosted:
             load or none,
             lambda: False,
         )
-        self._thread = threading.Thread(target=self._run, args=(tasks, workers), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(tasks, workers, spares), daemon=True)
         self._thread.start()
 
-    def _run(self, tasks: Tasks, workers: int) -> None:
+    def _run(self, tasks: Tasks, workers: int, spares: int) -> None:
         try:
             spark: Any = self.spark
-            self.host.run(LocalJobs.at(self.host.socket, spark, tasks, workers))
+            self.host.run(LocalJobs.at(self.host.socket, spark, tasks, workers, spares))
         except TidegateError as error:
             self.error = error
 
@@ -483,6 +484,41 @@ def test_of_several_that_are_silent_one_makes_room_and_no_other_before_there_is_
     waits.wait(waits.is_delivered)
     over.set()
     assert sum(each.one.error is not None for each in silent) == 1
+
+
+def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Long before anybody is killed. There are no more than so many of them, and they stay."""
+    monkeypatch.setattr(host_module, "STUCK_S", 0.3)
+    stuck, waits = [hosted.feed(name) for name in ("one", "two")], hosted.feed("four")
+    over, silent = threading.Event(), threading.Semaphore(0)
+
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        if path != waits.path and not over.is_set():
+            silent.release()
+            hosted.spark.sleep(WAIT_S, until=over)
+        return all_of(ranges)
+
+    hosted.start(work, workers=1, spares=1)
+    for each in (waits, *stuck):
+        each.bound(1)
+        hosted.host.begin(each.one)
+        each.wait_begun()
+    stuck[0].bound(UPTO)
+    assert silent.acquire(timeout=WAIT_S)
+    waits.bound(UPTO)
+    waits.wait(waits.is_delivered)
+    assert not over.is_set()
+    stuck[1].bound(UPTO)
+    assert silent.acquire(timeout=WAIT_S)
+    time.sleep(1.0)
+    assert len(hosted.spark.processes) == 2
+    assert not any(each.over.is_set() for each in stuck)
+    over.set()
+    for each in stuck:
+        each.wait(each.is_delivered)
+    assert hosted.working[-1].workers == 2
 
 
 @pytest.mark.parametrize("late", [False, True])

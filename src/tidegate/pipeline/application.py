@@ -44,7 +44,7 @@ from tidegate.pipeline.jobs import Jobs, LocalJobs
 from tidegate.pipeline.kept import begin, deliver, rest
 from tidegate.pipeline.load_task import load
 from tidegate.pipeline.service import Service
-from tidegate.pipeline.timetable import workers_for
+from tidegate.pipeline.timetable import spares_for, workers_for
 from tidegate.pipeline.work import Tasks
 from tidegate.spark.session import open_session
 from tidegate.tls import Tls
@@ -106,7 +106,8 @@ def cores_of(master: str) -> int:
 def session(master: str, work_dir: Path, trial: Mapping[str, str] = MappingProxyType({})) -> SparkSession:
     """Spark with room for all workers at once: one that waits for its sink uses no core."""
     if LOCAL.fullmatch(master):
-        master = f"local[{workers_for(cores_of(master))}]"
+        cores = cores_of(master)
+        master = f"local[{workers_for(cores) + spares_for(cores)}]"
     return open_session("tidegate", master, work_dir, DAEMON, trial=trial)
 
 
@@ -156,7 +157,8 @@ def _jobs(host: Host, work_dir: Path, master: str, workers: Workers | None) -> J
     """Where the workers are to run; Spark is up on return."""
     if workers is None:
         context = started(lambda: session(master, work_dir)).sparkContext
-        return LocalJobs.at(host.socket, context, TASKS, workers_for(cores_of(master)))
+        cores = cores_of(master)
+        return LocalJobs.at(host.socket, context, TASKS, workers_for(cores), spares_for(cores))
     service = Service(host, workers.address, Tls.from_environment(), workers.names)
     service.start()
     name = service.address.rpartition(":")[0]

@@ -28,6 +28,10 @@ class ClusterJobs:
     def size(self) -> int:
         return min(int(self._context.defaultParallelism), WORKERS_MAX)
 
+    def spares(self) -> int:
+        """None: a worker has a core of the cluster for itself."""
+        return 0
+
     def run(self) -> None:
         group = f"worker-{next(self._numbers)}"
 

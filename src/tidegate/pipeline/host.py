@@ -83,6 +83,9 @@ WATCH_S: Final = 0.5
 SLOW_S: Final = 5.0
 """So long a worker may be silent while others wait: its sink takes nothing. Twice as long after each failure
 of its changefeed in a row, `SLOWER_MAX` times at most, so that one that is only slow comes through."""
+STUCK_S: Final = 1.5
+"""So long a worker that delivers may be silent, and a spare one takes its place meanwhile. More than two
+looks, and more than two beats, lie in it."""
 SLOWER_MAX: Final = 5
 SLOW_FIRST_S: Final = 20.0
 """The same in its first piece of an incarnation, where it opens schemas and sink, and in other work."""
@@ -153,6 +156,8 @@ class ConnectedWorker:
     """Messages."""
     silent_s: float = 0.0
     """How long it has given no sign of life, once that is longer than it may be while others wait."""
+    is_stuck: bool = False
+    """Whether it delivers, and has given no sign of life for STUCK_S."""
     killed: bool = False
     killed_for: TidegateError | None = None
     """Why, if its incarnation was not over before."""
@@ -463,7 +468,7 @@ class Host:
             work = replace(work, piece=replace(work.piece, lease=lease))
         if worker.machine:
             work = replace(work, piece=replace(work.piece, spec=work.of.secret))
-        worker.work, worker.silent_s, worker.dog = work, 0.0, Watchdog()
+        worker.work, worker.silent_s, worker.is_stuck, worker.dog = work, 0.0, False, Watchdog()
         worker.given_at = time.monotonic()
         worker.pieces.put(work)
         self._handed_at = time.monotonic()
@@ -737,6 +742,16 @@ class Host:
                 # A worker elsewhere says Alive on its line; its process id may be one of ours, too.
                 beats = {} if worker.machine else read_beats(work.of.spec.beats_dir)
                 self._watch_one(worker, work, beats.get(str(worker.process.pid)))
+            self._replace_stuck()
+
+    def _replace_stuck(self) -> None:
+        """Have a spare worker for each that is stuck. It stays: the next time there is one."""
+        jobs = self._jobs
+        assert jobs is not None
+        with self._changed:
+            stuck = sum(each.is_stuck for each in self._workers)
+        if stuck:
+            self._grow(jobs, jobs.size() + min(stuck, jobs.spares()))
 
     def _working(
         self, busy: Sequence[tuple[ConnectedWorker, _Work]], waiting: Sequence[Incarnation]
@@ -771,13 +786,16 @@ class Host:
         patience = own.stall_timeout if knows else own.start_timeout
         slow = SLOW_S if knows and work.kind is Kind.DELIVER else SLOW_FIRST_S
         slow = min(patience, slow * 2 ** min(work.of.failures, SLOWER_MAX))
-        silent = worker.dog.step(time.monotonic(), work.words, (worker.said, beats), slow)
+        least = min(STUCK_S, slow)
+        silent = worker.dog.step(time.monotonic(), work.words, (worker.said, beats), least)
+        silent_s = 0.0 if silent is None else silent.silent_s
         with self._changed:
             if worker.work is not work:
                 return
-            worker.silent_s = 0.0 if silent is None else silent.silent_s
-            if silent is not None and silent.silent_s >= patience and not worker.killed:
-                self._kill(worker, work, _hung(worker.who, silent.work, silent.silent_s))
+            worker.silent_s = silent_s if silent_s >= slow else 0.0
+            worker.is_stuck = knows and work.kind is Kind.DELIVER and silent_s >= STUCK_S
+            if silent_s >= patience and not worker.killed:
+                self._kill(worker, work, _hung(worker.who, work.words, silent_s))
 
     def _start(self, name: str, target: Callable[[], None]) -> threading.Thread:
         """A thread. Whatever it raises ends `run`, and the application: else its part would stay undone."""

@@ -25,6 +25,10 @@ class Jobs(Protocol):
         """How many workers there can be now."""
         ...
 
+    def spares(self) -> int:
+        """How many more there can be, in place of those whose sink does not answer."""
+        ...
+
     def run(self) -> None:
         """One worker, from its start to its end. Raises when Spark says that it has failed."""
         ...
@@ -55,14 +59,19 @@ class LocalJobs:
     """Spark's."""
     work: Serve
     count: int
+    more: int = 0
+    """For which Spark has room besides."""
 
     @classmethod
-    def at(cls, socket: Path, context: Any, tasks: Tasks, count: int) -> LocalJobs:
+    def at(cls, socket: Path, context: Any, tasks: Tasks, count: int, spares: int = 0) -> LocalJobs:
         """So many workers that do these tasks for the host with this socket."""
-        return cls(context, partial(serve, str(socket), tasks), count)
+        return cls(context, partial(serve, str(socket), tasks), count, spares)
 
     def size(self) -> int:
         return self.count
+
+    def spares(self) -> int:
+        return self.more
 
     def run(self) -> None:
         self.context.parallelize([0], 1).foreachPartition(self.work)

@@ -15,7 +15,8 @@ cluster a worker is a core: `cores - 2` begin, and as many load.
 
 An address is *proven* by the last piece of work that ended there: it answered. At one that is not, one
 changefeed begins and one delivers at a time, and those at others begin first. So a sink that is down holds
-two workers at most, however many changefeeds wait for it.
+two workers at most, however many changefeeds wait for it; and those that it held when it went down. For those
+there are spare workers.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Kind(Enum):
 def workers_for(cores: int) -> int:
     """How many there are: one that waits for a sink uses no core."""
     return 2 * cores + 2
+
+
+def spares_for(cores: int) -> int:
+    """How many more there may be once sinks do not answer."""
+    return workers_for(cores)
 
 
 @dataclass(frozen=True, slots=True)
