@@ -16,6 +16,7 @@ from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.messages import Dispatch, Header, RangeProgress, Wish
 from tidegate.control.metadata import FeedId, FeedInfo, GrantedRange
 from tidegate.control.owner import Owner, Persist
+from tidegate.control.watchdog import STEP_MAX_S
 from tidegate.eventstore import outlook
 from tidegate.eventstore.floors import FloorPage
 from tidegate.kvclient.backoff import Backoff
@@ -75,7 +76,9 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     owner = Owner(100, Barrier(1000), granted.id, resolved_interval_s=0.125)
     clock = Still(5.0)
     node = SimpleNamespace(clock=clock, pulse=Pulse())
-    feed: Any = SimpleNamespace(owner=owner, _behind=False, node=node, captured=SimpleNamespace(store=STORE))
+    feed: Any = SimpleNamespace(
+        owner=owner, _behind=False, node=node, captured=SimpleNamespace(store=STORE), _sink_thread=None
+    )
     assert Feed._rest_s(feed) == REST_S, "nothing is granted"
     owner.grant("a", 1, [granted])
     owner.sink_open(0)
@@ -151,10 +154,34 @@ def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> Non
         _behind=False,
         node=SimpleNamespace(pulse=Pulse()),
         _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
+        _to_do=lambda: "",
     )
     assert FeedProcessor._rest_s(processor) == REST_S
     processor._behind = True
     assert FeedProcessor._rest_s(processor) == TICK_S, "the catalogue tells nobody when it has read on"
+
+
+def test_who_may_stand_still_is_looked_at_often_however_many_changefeeds_there_are() -> None:
+    """A watchdog counts two seconds of a pause: with longer ones its patience would last a multiple."""
+    pulse, thread = Pulse(), SimpleNamespace(at="Resolved 5")
+    for number in range(1000):
+        pulse.follow(STORE, FeedId("default", f"f{number}"), lambda: None)
+    node, plan = (
+        SimpleNamespace(pulse=pulse, clock=Still(5.0)),
+        SimpleNamespace(paths=SimpleNamespace(store=STORE)),
+    )
+    open_machine = SimpleNamespace(is_open=True)
+    processor: Any = SimpleNamespace(
+        machine=open_machine, _behind=False, node=node, _opened=plan, _to_do=lambda: "rows"
+    )
+    owner = Owner(100, Barrier(1000), Span(b"", b""))
+    feed: Any = SimpleNamespace(
+        owner=owner, _behind=False, node=node, captured=SimpleNamespace(store=STORE), _sink_thread=thread
+    )
+    assert (Feed._rest_s(feed), FeedProcessor._rest_s(processor)) == (REST_S, REST_S)
+    assert REST_S < STEP_MAX_S
+    thread.at, processor._to_do = "", lambda: ""
+    assert Feed._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
 
 
 class OpenDdl:

@@ -173,7 +173,9 @@ class FeedProcessor:
         """How long nothing is to be done if nothing happens."""
         if not self.machine.is_open:
             return RETRY_S
-        return TICK_S if self._behind else self.node.pulse.rest_s(self._opened.paths.store)
+        if self._behind:
+            return TICK_S
+        return self.node.pulse.rest_s(self._opened.paths.store, watched=bool(self._to_do()))
 
     # --- what the owner wants ------------------------------------------------------------------------
 

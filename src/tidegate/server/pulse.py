@@ -150,9 +150,11 @@ class Pulse:
         """Between two wake-ups of a changefeed without rows."""
         return calmer_s(len(self._followers.get(store, ())))
 
-    def rest_s(self, store: Path) -> float:
-        """After which it had better look for itself."""
-        return RESTS * self.calmer_s(store)
+    def rest_s(self, store: Path, *, watched: bool = False) -> float:
+        """After which it had better look for itself. `watched`: something has work and may stand still, and
+        of each pause a watchdog counts `STEP_MAX_S` at most.
+        """
+        return RESTS * (CALMER_S if watched else self.calmer_s(store))
 
     def look(self) -> None:
         """One look at all pages."""
