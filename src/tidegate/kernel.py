@@ -23,6 +23,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -54,6 +55,13 @@ def _cache_folder() -> Path:
 
 
 numba.config.CACHE_DIR = str(_cache_folder())
+
+
+def _state() -> str:
+    """What numba goes by, besides the sources' text: with another one it compiles again."""
+    package = Path(__file__).parent
+    sources = [(one.stat().st_mtime_ns, one.stat().st_size) for one in sorted(package.glob("*/*kernels.py"))]
+    return f"{sys.version} {llvm.get_host_cpu_name()} {sources}"
 
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
@@ -260,7 +268,7 @@ def warm() -> None:
     folder = Path(numba.config.CACHE_DIR)
     for name in KERNEL_MODULES:
         import_module(name).warm()
-    (folder / COMPLETE).touch()
+    (folder / COMPLETE).write_text(_state())
     for older in folder.parent.glob("kernels-*"):
         if older != folder:
             shutil.rmtree(older, ignore_errors=True)
@@ -272,7 +280,11 @@ def load_compiled() -> None:
     Half a second. Without it each process spends that on its first block. Nothing if they were not all
     compiled: to compile those that nobody uses would take a minute.
     """
-    if (Path(numba.config.CACHE_DIR) / COMPLETE).exists():
+    try:
+        is_complete = (Path(numba.config.CACHE_DIR) / COMPLETE).read_text() == _state()
+    except OSError:
+        return
+    if is_complete:
         for name in KERNEL_MODULES:
             if name in sys.modules:
                 sys.modules[name].warm()

@@ -521,6 +521,46 @@ def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
     assert hosted.working[-1].workers == 2
 
 
+def test_a_spare_worker_that_does_not_come_ends_nothing_and_delays_no_kill(
+    hosted: Hosted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "STUCK_S", 0.3)
+    monkeypatch.setattr(host_module, "SLOW_S", 1.5)
+    monkeypatch.setattr(host_module, "SPARE_S", 0.5)
+    monkeypatch.setattr(host_module, "STARTS_AGAIN_S", 1.0)
+    stuck, waits = hosted.feed("one"), hosted.feed("two")
+    silent, over = threading.Event(), threading.Event()
+
+    def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
+        if path == stuck.path and not over.is_set():
+            silent.set()
+            hosted.spark.sleep(WAIT_S, until=over)
+        return all_of(ranges)
+
+    run = LocalJobs.run
+
+    def no_spare(jobs: LocalJobs) -> None:
+        if silent.is_set() and not stuck.over.is_set():
+            stuck.over.wait(WAIT_S)
+        run(jobs)
+
+    monkeypatch.setattr(LocalJobs, "run", no_spare)
+    hosted.start(work, workers=1, spares=1)
+    for each in (waits, stuck):
+        each.bound(1)
+        hosted.host.begin(each.one)
+        each.wait_begun()
+    stuck.bound(UPTO)
+    assert silent.wait(WAIT_S)
+    waits.bound(UPTO)
+    error = stuck.wait_end()
+    assert error is not None
+    assert "CDC:ErrSinkSlow" in error.what
+    waits.wait(waits.is_delivered)
+    assert hosted.error is None
+    over.set()
+
+
 @pytest.mark.parametrize("late", [False, True])
 def test_when_an_incarnation_is_over_nobody_works_for_it(hosted: Hosted, late: bool) -> None:
     """A worker may end its piece, in a moment; else it is killed, and waited for. Neither counts."""

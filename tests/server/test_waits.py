@@ -25,7 +25,7 @@ from tidegate.kvclient.transaction import PUT, Mutation, Transaction, TwoPhase
 from tidegate.model.span import Span
 from tidegate.server.feed import TICK_S, Feed
 from tidegate.server.feed_plan import Paths
-from tidegate.server.processor import FeedProcessor
+from tidegate.server.processor import PIPELINE_STARTS, FeedProcessor
 from tidegate.server.pulse import CALMER_S, RESTS, Pulse
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.tidb import keys
@@ -77,7 +77,12 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     clock = Still(5.0)
     node = SimpleNamespace(clock=clock, pulse=Pulse())
     feed: Any = SimpleNamespace(
-        owner=owner, _behind=False, node=node, captured=SimpleNamespace(store=STORE), _sink_thread=None
+        owner=owner,
+        _behind=False,
+        node=node,
+        captured=SimpleNamespace(store=STORE),
+        _sink_thread=None,
+        _jobs=set(),
     )
     assert Feed._rest_s(feed) == REST_S, "nothing is granted"
     owner.grant("a", 1, [granted])
@@ -154,7 +159,9 @@ def test_a_processor_rests_unless_the_catalogue_lacks_ddl_that_has_come() -> Non
         _behind=False,
         node=SimpleNamespace(pulse=Pulse()),
         _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
-        _to_do=lambda: "",
+        waits="",
+        _load_plan=None,
+        _undelivered=[],
     )
     assert FeedProcessor._rest_s(processor) == REST_S
     processor._behind = True
@@ -166,21 +173,32 @@ def test_who_may_stand_still_is_looked_at_often_however_many_changefeeds_there_a
     pulse, thread = Pulse(), SimpleNamespace(at="Resolved 5")
     for number in range(1000):
         pulse.follow(STORE, FeedId("default", f"f{number}"), lambda: None)
-    node, plan = (
-        SimpleNamespace(pulse=pulse, clock=Still(5.0)),
-        SimpleNamespace(paths=SimpleNamespace(store=STORE)),
-    )
-    open_machine = SimpleNamespace(is_open=True)
+    node = SimpleNamespace(pulse=pulse, clock=Still(5.0))
     processor: Any = SimpleNamespace(
-        machine=open_machine, _behind=False, node=node, _opened=plan, _to_do=lambda: "rows"
+        machine=SimpleNamespace(is_open=True),
+        _behind=False,
+        node=node,
+        _opened=SimpleNamespace(paths=SimpleNamespace(store=STORE)),
+        waits="",
+        _load_plan=None,
+        _undelivered=["span"],
     )
     owner = Owner(100, Barrier(1000), Span(b"", b""))
     feed: Any = SimpleNamespace(
-        owner=owner, _behind=False, node=node, captured=SimpleNamespace(store=STORE), _sink_thread=thread
+        owner=owner,
+        _behind=False,
+        node=node,
+        captured=SimpleNamespace(store=STORE),
+        _sink_thread=thread,
+        _jobs=set(),
     )
     assert (Feed._rest_s(feed), FeedProcessor._rest_s(processor)) == (REST_S, REST_S)
     assert REST_S < STEP_MAX_S
-    thread.at, processor._to_do = "", lambda: ""
+    thread.at, feed._jobs = "", {object()}
+    assert Feed._rest_s(feed) == REST_S, "a call that was only just spawned"
+    feed._jobs, processor.waits, processor._undelivered = set(), PIPELINE_STARTS, []
+    assert FeedProcessor._rest_s(processor) == REST_S
+    processor.waits = ""
     assert Feed._rest_s(feed) == FeedProcessor._rest_s(processor) > STEP_MAX_S
 
 

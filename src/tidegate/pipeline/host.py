@@ -71,9 +71,11 @@ QUIET_GLANCE_S: Final = 0.02
 QUIET_GLANCES_A_S: Final = 5000.0
 """Then, of all changefeeds together, at most: each costs some microseconds of every glance."""
 REST_S: Final = 2.0
-"""Between two looks at a changefeed at most: nothing waits longer, were a change not seen."""
+"""Between two looks at a changefeed: nothing waits longer, were a change not seen."""
 RESTING_LOOKS_A_S: Final = 25.0
-"""Of all changefeeds together, where nothing has changed: beyond fifty each is looked at less often."""
+"""Of all changefeeds together, where nothing has changed: beyond fifty each is looked at less often, but"""
+REST_MAX_S: Final = 10.0
+"""at least that often."""
 GATHER_S: Final = 0.1
 """Until the next look at rows that are left to be more."""
 GRACE_S: Final = 0.3
@@ -84,8 +86,10 @@ SLOW_S: Final = 5.0
 """So long a worker may be silent while others wait: its sink takes nothing. Twice as long after each failure
 of its changefeed in a row, `SLOWER_MAX` times at most, so that one that is only slow comes through."""
 STUCK_S: Final = 1.5
-"""So long a worker that delivers may be silent, and a spare one takes its place meanwhile. More than two
-looks, and more than two beats, lie in it."""
+"""So long a worker that delivers may be silent, and a spare one takes its place meanwhile. Beats come twice a
+second at most, and so do looks."""
+SPARE_S: Final = 2.0
+"""So long a spare worker may take to come; nobody is killed meanwhile."""
 SLOWER_MAX: Final = 5
 SLOW_FIRST_S: Final = 20.0
 """The same in its first piece of an incarnation, where it opens schemas and sink, and in other work."""
@@ -110,7 +114,7 @@ FENCE_S: Final = 8.0
 SIZE_S: Final = 5.0
 """Between two looks at how many workers a cluster has room for."""
 LISTEN_MAX: Final = 128
-"""Connections of local workers that wait to be accepted; there are `2 * cores + 2` workers."""
+"""Connections of local workers that wait to be accepted: of `2 * cores + 2` workers, and as many spares."""
 STARTS_S: Final = 600.0
 """Patience with the first worker: kernels may have to be compiled."""
 STARTS_AGAIN_S: Final = 60.0
@@ -214,6 +218,10 @@ class Host:
         self._handed_at = float("-inf")
         self._hellos = 0
         self._count = 0
+        self._least = 0
+        """So many workers there are to be at least, on this machine."""
+        self._grown_at = float("-inf")
+        """When a spare worker was asked for."""
         self._looked_for_room_at = float("-inf")
         self._short_since = 0.0
         """Since when there are fewer workers than there are to be, or since the last one came."""
@@ -323,7 +331,8 @@ class Host:
             self._start("size", partial(self._keep_size, jobs))
         else:
             self._listen()
-            self._grow(jobs, jobs.size())
+            self._least = jobs.size()
+            self._grow(jobs, self._least)
         self._start("signs-of-life", self._watch)
         while True:
             self._hand_out()
@@ -413,7 +422,8 @@ class Host:
             # Before the look: what is told while it looks stirs it again.
             self._stirred.discard(key)
         assert one.backlog is not None
-        one.looks_at = time.monotonic() + max(REST_S, len(self._there) / RESTING_LOOKS_A_S)
+        rest_s = min(REST_MAX_S, max(REST_S, len(self._there) / RESTING_LOOKS_A_S))
+        one.looks_at = time.monotonic() + rest_s
         try:
             shares = one.backlog.take(free, self._piece_bytes(one) * free)
         except Exception as error:
@@ -480,8 +490,9 @@ class Host:
             return
         self._looked_for_room_at = now
         with self._changed:
-            if any(each.killed for each in self._workers) or self._waits_for_more():
-                return  # one more is on its way already
+            on_its_way = self._waits_for_more() or now - self._grown_at < SPARE_S
+            if on_its_way or any(each.killed for each in self._workers):
+                return
             slow = [each for each in self._workers if each.silent_s]
             waits = self._timetable.next_begin() is not None or self._timetable.next_load() is not None
         if not slow or not (waits or any(self._has_due(key) for key in ready)):
@@ -506,8 +517,10 @@ class Host:
     # --- workers ------------------------------------------------------------------------------------------
 
     def _waits_for_more(self) -> bool:
-        """Whether Spark owes a worker. A cluster may have lost machines, and owes none for them."""
-        return len(self._workers) < self._count and not self._elsewhere
+        """Whether Spark owes a worker. A cluster may have lost machines, and owes none for them; and it is no
+        harm if a spare one does not come.
+        """
+        return len(self._workers) < self._least and not self._elsewhere
 
     def _keep_job(self, jobs: Jobs) -> None:
         """A worker: a job of one task. When it has ended, another takes its place."""
@@ -749,9 +762,11 @@ class Host:
         jobs = self._jobs
         assert jobs is not None
         with self._changed:
-            stuck = sum(each.is_stuck for each in self._workers)
-        if stuck:
-            self._grow(jobs, jobs.size() + min(stuck, jobs.spares()))
+            stuck = sum(each.is_stuck and each.work is not None for each in self._workers)
+        wanted = self._least + min(stuck, jobs.spares())
+        if not self._elsewhere and wanted > self._count:
+            self._grown_at = time.monotonic()
+            self._grow(jobs, wanted)
 
     def _working(
         self, busy: Sequence[tuple[ConnectedWorker, _Work]], waiting: Sequence[Incarnation]

@@ -281,8 +281,9 @@ class Feed(FeedLife):
         owner = self.owner
         if owner is None or self._behind:
             return TICK_S
-        sink_is_called = self._sink_thread is not None and bool(self._sink_thread.at)
-        rest_s = self.node.pulse.rest_s(self.captured.store, watched=sink_is_called)
+        # A call that was only just spawned has not said yet what it is at.
+        is_called = bool(self._jobs) or (self._sink_thread is not None and bool(self._sink_thread.at))
+        rest_s = self.node.pulse.rest_s(self.captured.store, watched=is_called)
         return min(rest_s, owner.due_in(self.node.clock.monotonic()))
 
     async def _open(self) -> None:

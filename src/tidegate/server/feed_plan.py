@@ -144,7 +144,7 @@ class FeedPlan:
 
     def slots(self, cores: int) -> int:
         """Writers the pipeline may use at once on a machine."""
-        # One for each worker there may be, so that none takes another's (`pipeline.timetable.workers_for`).
+        # One for each worker there is without spares, so that none takes another's (`timetable.workers_for`).
         return self.sink.describe().at_once(self.config.tidegate.slots or 2 * cores + 2)
 
     @property

@@ -175,7 +175,8 @@ class FeedProcessor:
             return RETRY_S
         if self._behind:
             return TICK_S
-        return self.node.pulse.rest_s(self._opened.paths.store, watched=bool(self._to_do()))
+        has_work = self.waits == PIPELINE_STARTS or self._load_plan is not None or bool(self._undelivered)
+        return self.node.pulse.rest_s(self._opened.paths.store, watched=has_work)
 
     # --- what the owner wants ------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ one of its spans has changed, which is how rows come to light (`eventstore.manif
 only follow the time, and they are woken by a change four times a second at most, and once a second when no
 rows of theirs have come for LONG_S. So a hundred changefeeds of a table each, beside tables that others
 follow, cost their own rows and a little. A look wakes only a few of those who follow the time, in turn:
-if it woke all of them, those with rows would wait for a hundred ticks. All pauses grow with the crowd, so
-that the changefeeds of a capture together tick a bounded number of times a second, however many they are.
+if it woke all of them, those with rows would wait for a hundred ticks. All pauses grow with the crowd, up to
+some seconds: 300 changefeeds together tick no more often than 60 did.
 
 While nothing changes a look costs some microseconds, and the followers nothing. No change is missed: a
 follower begins to follow, and only then reads the page. A change after that differs from what the last look
@@ -44,7 +44,9 @@ LONG_S: Final = 10.0
 CALMER_S: Final = 1.0
 """And so much when it has not been eager for LONG_S."""
 CALM_WAKES_A_S: Final = 60
-"""Of all that have not been eager for LONG_S together: if there are more, each is woken less often."""
+"""Of all that have not been eager for LONG_S together: if there are more, each is woken less often, up to"""
+CALMEST_S: Final = 5.0
+"""so much. Half of what makes a changefeed count as one that stands still (`spans.STANDS_S`)."""
 EAGER_WAKES_A_S: Final = 400
 """Of all eager ones together: up to eight may be woken at each look, twenty at every second or third."""
 RESTS: Final = 1.5
@@ -67,7 +69,7 @@ class Crowd:
 
 def calmer_s(followers: int) -> float:
     """Between two wake-ups of a changefeed without rows, when so many follow a store."""
-    return max(CALMER_S, followers / CALM_WAKES_A_S)
+    return min(CALMEST_S, max(CALMER_S, followers / CALM_WAKES_A_S))
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class _Follower:
             # Half a look less, since only looks wake: a pause of 51 ms would become one of 60 ms.
             return crowd.eager / EAGER_WAKES_A_S - LOOK_S / 2
         if now < self.eager_until + LONG_S:
-            return max(CALM_S, crowd.all / (2 * CALM_WAKES_A_S))
+            return min(CALMEST_S / 2, max(CALM_S, crowd.all / (2 * CALM_WAKES_A_S)))
         return calmer_s(crowd.all)
 
     def wake(self, now: float) -> None:

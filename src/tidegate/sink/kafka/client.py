@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from tidegate.config import KafkaConfig, SinkUri, revealed
@@ -37,6 +37,10 @@ TOPICS_AT_ONCE: Final = 500
 PROGRESS_READ_S: Final = 60.0
 POLL_S: Final = 0.003
 """Between two looks at what has come, or gone: a wait may end late by so much."""
+DRAIN_GROWTH: Final = 1.3
+DRAIN_POLL_S: Final = 0.03
+"""The pauses of `drain` grow up to this: hundreds of owners may wait for a busy broker at the same time, and
+each look takes the interpreter from the loop that wakes the changefeeds."""
 BROKERS_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
 """Of topics we create. With our time on them a broker would refuse what comes from a clock an hour ahead of
 its own, and its retention would delete at once what comes from one that is far behind."""
@@ -108,6 +112,19 @@ def unwritten(uri: SinkUri, error: KafkaError) -> Retryable:
         fix="set the wrong clock right, or set message.timestamp.type=LogAppendTime for the topic; "
         "the feed goes on by itself",
     )
+
+
+def drain(producer: Producer) -> None:
+    """Wait until the broker has answered all that was produced, at most `CALL_TIMEOUT_S`.
+
+    Not by `flush`: that of confluent-kafka 2 turns the error of a fenced producer into a SystemError.
+    """
+    deadline = time.monotonic() + CALL_TIMEOUT_S
+    pause_s = POLL_S
+    while len(producer) and time.monotonic() < deadline:
+        producer.poll(0)
+        time.sleep(pause_s)
+        pause_s = min(pause_s * DRAIN_GROWTH, DRAIN_POLL_S)
 
 
 def take(reader: Consumer, count: int, patience_s: float) -> list[Message]:

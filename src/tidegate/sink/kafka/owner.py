@@ -34,6 +34,7 @@ from tidegate.sink.kafka.client import (
     CALL_TIMEOUT_S,
     FENCED,
     client_settings,
+    drain,
     ensure_progress_topic,
     ensure_topic,
     ensure_topics,
@@ -157,8 +158,7 @@ class KafkaOwnerSink:
         try:
             self._producer.begin_transaction()
             yield
-            # It waits for all that was produced, without us: a loop of looks here would take the interpreter
-            # from the loop of all changefeeds.
+            drain(self._producer)
             self._producer.commit_transaction(CALL_TIMEOUT_S)
         except KafkaException as error:
             self._give_up(error)
