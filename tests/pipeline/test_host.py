@@ -491,32 +491,35 @@ def test_a_spare_worker_takes_the_place_of_one_whose_sink_does_not_answer(
 ) -> None:
     """Long before anybody is killed. There are no more than so many of them, and they stay."""
     monkeypatch.setattr(host_module, "STUCK_S", 0.3)
-    stuck, waits = [hosted.feed(name) for name in ("one", "two")], hosted.feed("four")
-    over, silent = threading.Event(), threading.Semaphore(0)
+    one, two, waits = (hosted.feed(name) for name in ("one", "two", "three"))
+    over, silent, hang = threading.Event(), threading.Semaphore(0), {one.path}
 
     def work(path: str, ranges: list[Range], tell: Tell) -> list[Report]:
-        if path != waits.path and not over.is_set():
+        if path in hang and not over.is_set():
             silent.release()
             hosted.spark.sleep(WAIT_S, until=over)
         return all_of(ranges)
 
     hosted.start(work, workers=1, spares=1)
-    for each in (waits, *stuck):
+    for each in (waits, one, two):
         each.bound(1)
         hosted.host.begin(each.one)
         each.wait_begun()
-    stuck[0].bound(UPTO)
+    one.bound(UPTO)
     assert silent.acquire(timeout=WAIT_S)
     waits.bound(UPTO)
     waits.wait(waits.is_delivered)
-    assert not over.is_set()
-    stuck[1].bound(UPTO)
+    two.bound(MIDDLE)
+    two.wait(lambda told: bool(told))
+    hang.add(two.path)
+    two.bound(UPTO)
     assert silent.acquire(timeout=WAIT_S)
     time.sleep(1.0)
     assert len(hosted.spark.processes) == 2
-    assert not any(each.over.is_set() for each in stuck)
+    assert not one.over.is_set()
+    assert not two.over.is_set()
     over.set()
-    for each in stuck:
+    for each in (one, two):
         each.wait(each.is_delivered)
     assert hosted.working[-1].workers == 2
 
