@@ -15,7 +15,7 @@ rows, too, and that broker is stopped (SIGSTOP).
 | lag | from commit to readable, of the active ones together |
 | memory | anonymous memory of all processes but upstream and broker |
 | further s | from `changefeed create` to the first row of one more, readable; of `FURTHER` |
-| beside dead | the lag while the second broker is stopped |
+| beside dead | the same of the active ones from the moment when the second broker is stopped |
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ numba.config.CACHE_DIR = str(_cache_folder())
 
 
 def _state() -> str:
-    """What numba goes by, besides the sources' text: with another one it compiles again."""
+    """What numba's cache depends on besides the text of the sources: with another one it compiles again."""
     package = Path(__file__).parent
     sources = [(one.stat().st_mtime_ns, one.stat().st_size) for one in sorted(package.glob("*/*kernels.py"))]
     return f"{sys.version} {llvm.get_host_cpu_name()} {sources}"
@@ -275,10 +275,10 @@ def warm() -> None:
 
 
 def load_compiled() -> None:
-    """Load the kernels of all modules that are imported, so that processes forked from this one have them.
+    """Load the compiled kernels of all imported modules, so that processes forked from this one have them.
 
-    Half a second. Without it each process spends that on its first block. Nothing if they were not all
-    compiled: to compile those that nobody uses would take a minute.
+    It takes half a second, which otherwise each process spends on its first block. Does nothing unless `warm`
+    has compiled all of them: to compile those that nobody uses would take a minute.
     """
     try:
         is_complete = (Path(numba.config.CACHE_DIR) / COMPLETE).read_text() == _state()

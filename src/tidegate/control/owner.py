@@ -104,7 +104,9 @@ class Owner:
         """By capture, what it knows that is not what we know."""
         self._interval = resolved_interval_s
         self.quiet_interval_s = quiet_interval_s
-        """May be set anew at any time; never less than the other counts."""
+        """Between two Resolved while no rows come; may be changed at any time. If it is less than
+        `resolved_interval_s`, that counts.
+        """
         self._synced = 0
         self._busy = self._open = False
         self._persisting = False

@@ -485,7 +485,7 @@ def open_worker(access: Access) -> Worker:
     sink = access.spec.sink
 
     def partitions(topic: str) -> int:
-        # What the sink is asked costs a client of its own, in each worker.
+        # To ask the sink takes a Kafka client of its own, for each changefeed in each worker.
         return before.topics.get(topic) or sink.partitions(topic)
 
     return Worker(access, partitions, Slot(access, sink), sink=sink.describe())

@@ -37,9 +37,9 @@ BEATS: Final = "beats"
 
 @dataclass(frozen=True, slots=True)
 class DurableBefore:
-    """What the sink held when an incarnation began, as far as its workers have to know.
+    """What the workers of an incarnation must know of the sink's records as they were when it began.
 
-    Foremost what earlier incarnations have delivered beyond the offsets at which it begins.
+    Above all what earlier incarnations have delivered beyond the offsets at which it begins.
     """
 
     positions: Mapping[str, Position] = field(default_factory=dict)

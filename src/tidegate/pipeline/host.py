@@ -69,13 +69,17 @@ QUIET_S: Final = 2.0
 QUIET_GLANCE_S: Final = 0.02
 """The same when nothing was due for QUIET_S."""
 QUIET_GLANCES_A_S: Final = 5000.0
-"""Then, of all changefeeds together, at most: each costs some microseconds of every glance."""
+"""How many changefeeds are then glanced at in a second, at most: each costs some microseconds of every
+glance. Beyond 100 changefeeds the pause grows with their number.
+"""
 REST_S: Final = 2.0
-"""Between two looks at a changefeed: nothing waits longer, were a change not seen."""
+"""Between two looks at a changefeed of which no change was seen, with up to fifty changefeeds."""
 RESTING_LOOKS_A_S: Final = 25.0
-"""Of all changefeeds together, where nothing has changed: beyond fifty each is looked at less often, but"""
+"""How many such looks there are in a second, of all changefeeds together. Beyond fifty the pause grows with
+their number.
+"""
 REST_MAX_S: Final = 10.0
-"""at least that often."""
+"""The longest such pause: nothing waits longer if a change was not seen."""
 GATHER_S: Final = 0.1
 """Until the next look at rows that are left to be more."""
 GRACE_S: Final = 0.3
@@ -86,10 +90,11 @@ SLOW_S: Final = 5.0
 """So long a worker may be silent while others wait: its sink takes nothing. Twice as long after each failure
 of its changefeed in a row, `SLOWER_MAX` times at most, so that one that is only slow comes through."""
 STUCK_S: Final = 1.5
-"""So long a worker that delivers may be silent, and a spare one takes its place meanwhile. Beats come twice a
-second at most, and so do looks."""
+"""After so long without a sign of life from a worker that delivers, a spare worker is started. Beats and
+looks come at most twice a second, so less than a second of silence says nothing.
+"""
 SPARE_S: Final = 2.0
-"""So long a spare worker may take to come; nobody is killed meanwhile."""
+"""After a spare worker was asked for, no slow one is killed for so long: the spare may be enough."""
 SLOWER_MAX: Final = 5
 SLOW_FIRST_S: Final = 20.0
 """The same in its first piece of an incarnation, where it opens schemas and sink, and in other work."""
@@ -517,8 +522,8 @@ class Host:
     # --- workers ------------------------------------------------------------------------------------------
 
     def _waits_for_more(self) -> bool:
-        """Whether Spark owes a worker. A cluster may have lost machines, and owes none for them; and it is no
-        harm if a spare one does not come.
+        """Whether a worker is missing that must come. On a cluster that has lost machines none must; nor must
+        a spare one, or a machine without memory for one more would end the application.
         """
         return len(self._workers) < self._least and not self._elsewhere
 
@@ -758,7 +763,7 @@ class Host:
             self._replace_stuck()
 
     def _replace_stuck(self) -> None:
-        """Have a spare worker for each that is stuck. It stays: the next time there is one."""
+        """Start a spare worker for each that is stuck. It stays, so the next time it is there already."""
         jobs = self._jobs
         assert jobs is not None
         with self._changed:

@@ -44,13 +44,15 @@ LONG_S: Final = 10.0
 CALMER_S: Final = 1.0
 """And so much when it has not been eager for LONG_S."""
 CALM_WAKES_A_S: Final = 60
-"""Of all that have not been eager for LONG_S together: if there are more, each is woken less often, up to"""
+"""How many wake-ups there are in a second, of all followers without rows for LONG_S together. Beyond 60
+followers the pause of each grows with their number.
+"""
 CALMEST_S: Final = 5.0
-"""so much. Half of what makes a changefeed count as one that stands still (`spans.STANDS_S`)."""
+"""The longest such pause: half of what makes a changefeed count as standing still (`spans.STANDS_S`)."""
 EAGER_WAKES_A_S: Final = 400
-"""Of all eager ones together: up to eight may be woken at each look, twenty at every second or third."""
+"""The same for eager followers: up to eight are woken at each look, twenty at every second look."""
 RESTS: Final = 1.5
-"""After so many pauses without a wake-up it looks for itself: nothing waits longer, were one missed."""
+"""A changefeed that was not woken for so many pauses looks for itself: a missed wake-up costs no more."""
 SPREAD: Final = 1.5
 """How many times as many of those at a look as would have their turn on an average: looks come late, too."""
 RETRY_S: Final = 1.0
@@ -92,7 +94,7 @@ class _Follower:
     def pause_s(self, now: float, crowd: Crowd) -> float:
         """Between two wake-ups at least."""
         if self.is_eager(now):
-            # Half a look less, since only looks wake: a pause of 51 ms would become one of 60 ms.
+            # Less half a look: followers are woken only at looks, so the pause is rounded to whole ones.
             return crowd.eager / EAGER_WAKES_A_S - LOOK_S / 2
         if now < self.eager_until + LONG_S:
             return min(CALMEST_S / 2, max(CALM_S, crowd.all / (2 * CALM_WAKES_A_S)))
@@ -153,8 +155,10 @@ class Pulse:
         return calmer_s(len(self._followers.get(store, ())))
 
     def rest_s(self, store: Path, *, watched: bool = False) -> float:
-        """After which it had better look for itself. `watched`: something has work and may stand still, and
-        of each pause a watchdog counts `STEP_MAX_S` at most.
+        """After so long without a wake-up a changefeed looks for itself.
+
+        `watched`: it waits for something that may hang. Then the pause does not grow with the number of
+        changefeeds: of each pause a watchdog counts `STEP_MAX_S` at most, so its patience would grow with it.
         """
         return RESTS * (CALMER_S if watched else self.calmer_s(store))
 

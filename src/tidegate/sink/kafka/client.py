@@ -57,10 +57,10 @@ def client_settings(uri: SinkUri, kafka: KafkaConfig) -> dict[str, Any]:
         "socket.timeout.ms": int(kafka.write_timeout * 1000),
         "socket.connection.setup.timeout.ms": max(1000, int(kafka.dial_timeout * 1000)),
         "reconnect.backoff.max.ms": 2000,
-        # A sparse client first connects to a broker when it has something to ask, and its timers of 50 and
-        # 500 ms then notice late that it has: `init_transactions` took 60 or 510 ms where it takes 8, a
-        # look at a topic 57 where it takes 4. All changefeeds begin with some of these. The price: a
-        # connection to each broker of the cluster for each client.
+        # By default librdkafka connects to a broker only when a request needs it, and timers of 50 and
+        # 500 ms then delay that request: `init_transactions` took 60 or 510 ms instead of 8, a look at a
+        # topic 57 instead of 4, and every changefeed starts with several. The cost: each client connects to
+        # every broker of the cluster.
         "enable.sparse.connections": False,
         # Without a logger librdkafka prints to stderr; its errors reach us as exceptions anyway.
         "error_cb": lambda error: None,
