@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from itertools import count
 from pathlib import Path
 
+from tests.consumer.at_delta import applier_of
 from tidegate.codec.base import Batch, CodecOptions
 from tidegate.codec.decode import decoder
 from tidegate.codec.entry import DdlTo
@@ -82,8 +83,8 @@ def consume(
     codec, groups = codec_of(topic.options), dict[str, list[int]]()
     for number in topic.partitions:
         groups.setdefault(place_of(topic.names, number)[0], []).append(number)
-    writer = applier or Applier(target, trust_inserts=not codec.lacks_old(topic.options))
-    position = writer.recover()
+    writer = applier or applier_of(target, trust_inserts=not codec.lacks_old(topic.options))
+    position = writer.target.recover()
     if position is None:
         begin = {p: PartitionPosition(0, 0, 0) for p in topic.partitions}
         position = Position(0, ",".join(topic.names), topic.options.protocol, mode.value, begin)
@@ -105,5 +106,5 @@ def consume(
         flow.take(fetched)
         while committer.commit(0.0):
             pass
-    writer.close()
+    writer.target.close()
     return committer.position

@@ -8,9 +8,10 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 
+from tests.consumer.at_delta import applier_of
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
-from tidegate.consumer.apply import Applier, target_lock
+from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput
@@ -115,8 +116,8 @@ def test_death_at_any_write_loses_and_doubles_nothing(tmp_path: Path) -> None:
     topic, line = bank_topic("open-protocol", 8), snapshots()[8]
     target, dies_at, deaths = tmp_path / "target", 3, 0
     while True:
-        applier = Applier(target)
-        applier.lake = MortalLake(target, dies_at)
+        applier = applier_of(target)
+        applier.target.lake = MortalLake(target, dies_at)
         try:
             consume(topic, target, until=line.ts, applier=applier, rows=500)
             break

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.consumer.at_delta import applier_of
 from tests.mounter.jobs import finished
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.apply import Applier
-from tidegate.consumer.maintenance import Upkeep, tidy
+from tidegate.consumer.delta.maintenance import Upkeep, tidy
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
@@ -39,43 +39,45 @@ class Target:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.applier = Applier(root)
+        self.applier = applier_of(root)
+        self.delta = self.applier.target
 
     def ddl(self, *events: DdlEvent, header: bool = True) -> list[str]:
         return self.applier.ddl([message(event, header) for event in events])
 
     def put(self, name: tuple[str, str], ids: list[int]) -> None:
         """Rows (id, v = id) into a table."""
-        table = self.applier.tables[name]
+        table = self.delta.tables[name]
         schema = table.definition.arrow_schema
         columns = [
             pa.array(ids if field.name != "_tidegate_rowid" else map(str, ids), field.type)
             for field in schema
         ]
-        self.applier.lake.append(table.path, pa.table(columns, schema=schema))
-        table.version = self.applier.lake.version(table.path)
+        self.delta.lake.append(table.path, pa.table(columns, schema=schema))
+        table.version = self.delta.lake.version(table.path)
 
     def ids(self, name: tuple[str, str], column: str = "id") -> list[int]:
-        table = self.applier.tables[name]
-        return sorted(self.applier.lake.read(table.path, table.version)[column].to_pylist())
+        table = self.delta.tables[name]
+        return sorted(self.delta.lake.read(table.path, table.version)[column].to_pylist())
 
     def publish(self, ts: int) -> Position:
         position = Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(0, ts, ts)})
-        self.applier.publish(position)
+        self.applier.commit(position)
         return position
 
     def restart(self) -> None:
-        self.applier.close()
-        self.applier = Applier(self.root)
-        self.applier.recover()
+        self.delta.close()
+        self.applier = applier_of(self.root)
+        self.delta = self.applier.target
+        self.delta.recover()
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
     made = Target(tmp_path / "target")
-    made.applier.recover()
+    made.delta.recover()
     yield made
-    made.applier.close()
+    made.delta.close()
 
 
 def test_partition_jobs_leave_the_rows_that_tidb_leaves(target: Target) -> None:
@@ -98,13 +100,13 @@ def test_partition_jobs_leave_the_rows_that_tidb_leaves(target: Target) -> None:
                 assert target.ids(r) == [11, 29, 31]
             case _, "alter table r exchange partition p12 with table ex":
                 target.put(ex, [12, 13])
-                was = target.applier.tables[r].definition.info
+                was = target.delta.tables[r].definition.info
                 assert was is not None
                 target.ddl(*events)
                 assert target.ids(r) == [12, 13, 31]
                 assert target.ids(ex) == [11, 29]
                 assert (
-                    target.applier.tables[ex].definition.table_id == was["partition"]["definitions"][0]["id"]
+                    target.delta.tables[ex].definition.table_id == was["partition"]["definitions"][0]["id"]
                 ), "the plain table has the partition's id from now on"
             case _, "alter table h add partition partitions 2":
                 target.put(h, [-5, 0, 1, 2])
@@ -118,14 +120,14 @@ def test_partition_jobs_leave_the_rows_that_tidb_leaves(target: Target) -> None:
                 target.ddl(*events)
                 assert target.ids(r) == [1, 2], "TiDB copies the rows to a new table id"
                 assert events[0].before is not None
-                assert target.applier.tables[r].definition.table_id != events[0].before["id"]
+                assert target.delta.tables[r].definition.table_id != events[0].before["id"]
             case "alter table n", _:
                 target.put(n, [1, 200])
                 target.ddl(*events)
                 assert target.ids(n) == [1, 200]
             case _:
                 target.ddl(*events)
-    assert sorted(target.applier.tables) == [("d_part", "ex"), ("d_part", "n"), ("d_part", "r2")]
+    assert sorted(target.delta.tables) == [("d_part", "ex"), ("d_part", "n"), ("d_part", "r2")]
     assert target.ids(("d_part", "r2")) == [1, 2]
 
 
@@ -167,13 +169,13 @@ def test_a_recovered_table_is_as_it_was_dropped(
     target.ddl(drop)
     if snapshots:
         position = target.publish(drop.finished_ts + 1)
-        tidy(target.applier.lake, position, Upkeep(retention_hours=1), target.applier.dropped_versions)
+        tidy(target.delta.lake, position, Upkeep(retention_hours=1), target.delta.dropped_versions)
         target.restart()
-    assert ("d_part", "n") not in target.applier.tables
+    assert ("d_part", "n") not in target.delta.tables
     target.ddl(recover(drop, drop.finished_ts + 20, "n" if name == "r2" else name))
     found = ("d_part", "n" if name == "r2" else name)
     assert target.ids(found) == [1, 2, 3]
-    assert target.applier.tables[found].definition.table_id == create.after["id"]
+    assert target.delta.tables[found].definition.table_id == create.after["id"]
 
 
 def test_a_truncated_table_can_come_back_beside_the_new_one(
@@ -198,10 +200,10 @@ def test_a_truncated_table_can_come_back_beside_the_new_one(
 
 
 def refused(target: Target, event: DdlEvent, header: bool = True) -> Fatal:
-    before = {name: table.version for name, table in target.applier.tables.items()}
+    before = {name: table.version for name, table in target.delta.tables.items()}
     with pytest.raises(Fatal, match="a DDL cannot be replayed at the target") as caught:
         target.ddl(event, header=header)
-    assert {name: table.version for name, table in target.applier.tables.items()} == before
+    assert {name: table.version for name, table in target.delta.tables.items()} == before
     assert event.query[:200] in caught.value.where
     assert f"{event.schema}.{event.table} at ts {event.finished_ts}" in caught.value.where
     assert "leave the table out with a [filter] rule" in caught.value.fix
@@ -283,20 +285,20 @@ def test_two_tables_that_swap_their_names_keep_their_rows(target: Target, header
     )
     target.ddl(a)
     target.ddl(b)
-    column = target.applier.tables["d1", "a"].definition.columns[0].name
+    column = target.delta.tables["d1", "a"].definition.columns[0].name
     for name, ids in (("a", [1, 2]), ("b", [3])):
-        table = target.applier.tables["d1", name]
+        table = target.delta.tables["d1", name]
         row = {f.name: pa.nulls(len(ids), f.type) for f in table.definition.arrow_schema}
         row[column] = pa.array(ids, row[column].type)
-        target.applier.lake.append(table.path, pa.table(row))
-        table.version = target.applier.lake.version(table.path)
+        target.delta.lake.append(table.path, pa.table(row))
+        table.version = target.delta.lake.version(table.path)
     target.publish(first.finished_ts + 1)
     target.restart()
     target.ddl(renamed(a, 0, "a", "t"), renamed(b, 1, "b", "a"), renamed(a, 2, "t", "b"), header=header)
-    assert sorted(target.applier.tables) == [("d1", "a"), ("d1", "b")]
+    assert sorted(target.delta.tables) == [("d1", "a"), ("d1", "b")]
     assert target.ids(("d1", "a"), column) == [3]
     assert target.ids(("d1", "b"), column) == [1, 2]
-    ids = [target.applier.tables["d1", name].definition.table_id for name in "ab"]
+    ids = [target.delta.tables["d1", name].definition.table_id for name in "ab"]
     assert ids == [902, 901]
     target.publish(first.finished_ts + 6)
     target.restart()
@@ -315,7 +317,7 @@ def test_a_rename_onto_another_table_stops_before_it_removes_anything(target: Ta
     for header in (True, False):
         with pytest.raises(Fatal, match=r"still there|other rows"):
             target.ddl(renamed(a, 0, "a", "b"), header=header)
-    assert sorted(target.applier.tables) == [("d1", "a"), ("d1", "b")]
+    assert sorted(target.delta.tables) == [("d1", "a"), ("d1", "b")]
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
-from tidegate.consumer.apply import Applier, target_lock
-from tidegate.consumer.maintenance import Upkeep, tidy
+from tidegate.consumer.delta.lock import target_lock
+from tidegate.consumer.delta.maintenance import Upkeep, tidy
+from tidegate.consumer.delta.target import DeltaTarget
 from tidegate.errors import Fatal, InvalidInput, TidegateError
 from tidegate.sink.lakehouse import SNAPSHOT_SCHEMA, SNAPSHOTS, Lakehouse
 
@@ -48,7 +49,7 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_as_it_was(
     assert name in caught.value.where
     assert files_of(tmp_path) == before, "not even a lock was put there"
     with pytest.raises(InvalidInput, match="holds something else"):
-        Applier(tmp_path).recover()
+        DeltaTarget(tmp_path).recover()
     assert files_of(tmp_path) == before
 
 
@@ -128,7 +129,7 @@ def test_a_target_that_looks_new_while_its_tables_lie_there_is_refused(tmp_path:
 
     def refused(match: str) -> TidegateError:
         with pytest.raises(Fatal, match=match) as caught:
-            Applier(target).recover()
+            DeltaTarget(target).recover()
         assert files_of(target / "bank") == tables
         return caught.value
 
@@ -166,6 +167,6 @@ def test_the_position_is_found_behind_any_number_of_foreign_commits(tmp_path: Pa
     for file in (target / SNAPSHOTS / "_delta_log").glob("*.json"):
         if int(file.stem) < held.version():
             file.unlink()  # as the log's cleanup does in the end
-    assert Applier(target).recover() == position
+    assert DeltaTarget(target).recover() == position
     consume(topic, target, until=snapshots()[3].ts)
     assert differences(target, snapshots()[3]) == {}

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.consumer.at_delta import applier_of
 from tidegate.codec.base import Decoded, DecodedTable, WireColumn
-from tidegate.consumer.apply import Applier
 from tidegate.consumer.assembler import Piece
 from tidegate.consumer.definition import from_json, grown, guess
 from tidegate.consumer.position import PartitionPosition, Position
@@ -45,11 +45,12 @@ class Target:
         self.open()
 
     def open(self) -> None:
-        self.applier = Applier(self.root / "lake")
-        self.applier.recover()
+        self.applier = applier_of(self.root / "lake")
+        self.delta = self.applier.target
+        self.delta.recover()
 
     def restart(self) -> None:
-        self.applier.close()
+        self.delta.close()
         self.open()
 
     def rows(self, ts: int, columns: tuple[WireColumn, ...], rows: list[list[Any]], op: int = INSERT) -> None:
@@ -75,18 +76,18 @@ class Target:
 
     def publish(self, ts: int) -> None:
         position = Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(0, ts, ts)})
-        self.applier.publish(position)
+        self.applier.commit(position)
 
     def held(self) -> list[dict[str, Any]]:
-        table = self.applier.tables[NAME]
-        return sorted(self.applier.lake.read(table.path).to_pylist(), key=lambda row: row["id"])
+        table = self.delta.tables[NAME]
+        return sorted(self.delta.lake.read(table.path).to_pylist(), key=lambda row: row["id"])
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Iterator[Target]:
     made = Target(tmp_path)
     yield made
-    made.applier.close()
+    made.delta.close()
 
 
 def test_a_delete_with_the_key_alone_takes_no_column_away(target: Target) -> None:
@@ -143,7 +144,7 @@ def test_a_column_whose_type_changes_gets_one_that_holds_both(
     target.publish(60)
     target.restart()
     assert [row["v"] for row in target.held()] == expected
-    notes = target.applier.tables[NAME].definition.guessed
+    notes = target.delta.tables[NAME].definition.guessed
     assert any("older rows keep their values" in note for note in notes) == (
         before in (TINY, DOUBLE, MOMENT, DAY) or now is TEXT
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
-from tidegate.consumer.maintenance import Upkeep, tidy
+from tidegate.consumer.delta.maintenance import Upkeep, tidy
 from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
 
 

@@ -10,12 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from tests.consumer.at_delta import applier_of
 from tests.consumer.memory_topic import consume
 from tests.consumer.one_table import KEY_FLAGS, Mark, OneTable, topic
 from tests.consumer.topics import Event
-from tidegate.consumer.apply import QUARANTINE, Applier
+from tidegate.consumer.apply import QUARANTINE
 from tidegate.consumer.comparison import canonical
 from tidegate.consumer.ddl_plan import KEPT
+from tidegate.consumer.delta.target import FOLDER
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import Fatal
 from tidegate.sink import quarantine
@@ -44,11 +46,11 @@ def test_a_row_with_an_element_that_its_enum_does_not_have_is_set_aside_and_the_
         Mark(120),
     ]
     target = tmp_path / "target"
-    applier = Applier(target)
+    applier = applier_of(target)
     consume(topic(events, protocol), target, applier=applier)
     rows = open_snapshot(target).tables["shop.items"].to_arrow().sort_by("id").to_pylist()
     assert rows == [{"id": 1, "e": "green", "s": "a,b"}, {"id": 4, "e": "", "s": ""}]
-    held = quarantine.read(target / QUARANTINE)
+    held = quarantine.read(target / FOLDER / QUARANTINE)
     assert [(entry["where"]["table"], entry["row"]["n.id"]) for entry in held] == [
         ("shop.items", 2),
         ("shop.items", 3),
@@ -65,11 +67,11 @@ def test_a_row_set_aside_is_written_once_however_often_it_is_read(tmp_path: Path
     first, again = tmp_path / "first", tmp_path / "again"
     consume(topic(events), first)
     # A run that was killed after it set the row aside, and before its first snapshot.
-    (again / QUARANTINE).parent.mkdir(parents=True)
-    shutil.copy(first / QUARANTINE, again / QUARANTINE)
-    applier = Applier(again)
+    (again / FOLDER / QUARANTINE).parent.mkdir(parents=True)
+    shutil.copy(first / FOLDER / QUARANTINE, again / FOLDER / QUARANTINE)
+    applier = applier_of(again)
     consume(topic(events), again, applier=applier)
-    assert len(quarantine.read(again / QUARANTINE)) == 1
+    assert len(quarantine.read(again / FOLDER / QUARANTINE)) == 1
     assert applier.stats.bad_rows == 0
 
 
@@ -106,7 +108,7 @@ def test_rows_whose_key_is_no_day_of_the_calendar_stay_one_row_each(
     events += [Mark(120)]
     events += [table.change(130 + at, (day, 1, at), (day, 1, at + 10)) for at, day in enumerate(days)]
     events += [table.change(140, ("2021-02-31", 1, 11), None), Mark(150)]
-    applier = Applier(target)
+    applier = applier_of(target)
     consume(topic(events, protocol, header), target, size=5, applier=applier)
     rows = open_snapshot(target).tables["shop.items"].to_arrow().sort_by("d").to_pylist()
     assert [(row["d"], row["v"]) for row in rows] == [
@@ -131,7 +133,7 @@ def test_moments_of_a_key_are_text_in_utc_whatever_their_precision(tmp_path: Pat
         table.change(111, None, (zero, f"{zero}.000")),
         Mark(120),
     ]
-    consume(topic(events), target, applier=Applier(target, "Asia/Shanghai"))
+    consume(topic(events), target, applier=applier_of(target, "Asia/Shanghai"))
     rows = open_snapshot(target).tables["shop.items"].to_arrow().sort_by("t").to_pylist()
     assert rows == [
         {"t": f"{zero}.000000", "m": f"{zero}.000000"},
@@ -210,7 +212,7 @@ def test_without_the_header_a_modified_column_is_said_and_older_rows_stay(
         after.change(130, None, (2, "4.33")),
         Mark(140),
     ]
-    applier = Applier(tmp_path / "target")
+    applier = applier_of(tmp_path / "target")
     consume(topic(events, protocol, header=False), tmp_path / "target", applier=applier)
     rows = open_snapshot(tmp_path / "target").tables["shop.items"].to_arrow().sort_by("id")
     assert rows["d"].to_pylist() == ["4.3250", "4.33"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidegate.consumer.apply import _file_stem
+from tidegate.consumer.delta.definitions import file_stem
 from tidegate.control.metadata import FeedId
 from tidegate.model.path_part import PATH_PART_MAX, path_part
 from tidegate.server.feed_plan import Paths
@@ -41,7 +41,7 @@ def test_no_two_names_have_one_path(names: list[str]) -> None:
         assert part[0] not in "_."
         assert not set(part) & set('/\\%:*?"<>|')
         assert part.partition(".")[0].lower() not in ("con", "nul", "com1")
-    stems = [_file_stem(slot_path(schema, table)) for schema in names[:6] for table in names]
+    stems = [file_stem(slot_path(schema, table)) for schema in names[:6] for table in names]
     assert len({folded(stem) for stem in stems}) == len(stems)
     assert all(len(f"{stem}{0:020d}.json") <= 255 for stem in stems)
 

@@ -76,8 +76,8 @@ def run(
     Prints one line when it runs and one at its end; on a terminal a live line in between, with --json one
     line a second. Warnings and errors go to standard error.
     """
+    from tidegate.consumer.delta.maintenance import Upkeep
     from tidegate.consumer.job import Listener, Settings, run
-    from tidegate.consumer.maintenance import Upkeep
     from tidegate.consumer.snapshots import target_directory
     from tidegate.consumer.watermark import Mode
 

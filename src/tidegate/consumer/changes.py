@@ -1,20 +1,33 @@
-"""Staged rows as the changes of one table: mapped from files, cut at the bounds, in the target's types."""
+"""Staged rows as the changes of one table: mapped from files, cut at the bounds, in a target's types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidegate.consumer.assembler import Piece, Segment
-from tidegate.consumer.convert import Losses, TargetColumn, to_target, unknown_members
+from tidegate.consumer.convert import TargetColumn, unknown_members
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
 from tidegate.consumer.source import META, read_staged
+
+
+class Values(Protocol):
+    """How a target keeps the values of columns."""
+
+    def type_of(self, column: TargetColumn) -> pa.DataType:
+        """The type in which a column's values are settled and handed to the target."""
+
+    def convert(self, wire: pa.Array, column: TargetColumn, time_zone: str) -> pa.Array:
+        """A decoded column in that type; `time_zone` is that of its TIMESTAMP texts.
+
+        Undecodable when a value does not fit at all.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +65,10 @@ def staged_changes(
     staged: Sequence[Staged],
     known: Definition,
     time_zone: str,
-    losses: Losses,
+    values: Values,
     aside: Callable[[Sequence[BadRow]], None],
 ) -> Changes:
-    """The rows in the target's types, without those that `aside` is given."""
+    """The rows in the types of `values`, without those that `aside` is given."""
     meta: list[list[np.ndarray[Any, Any]]] = [[], [], [], [], []]
     new, old = [], []
     keys = known.keys or tuple(column.name for column in known.columns)
@@ -66,18 +79,18 @@ def staged_changes(
             aside(bad)
         if batch.num_rows == 0:
             continue
-        values = [
+        numbers = [
             batch.column(name).to_numpy(zero_copy_only=False)
             for name in ("_op", "_commit_ts", "_offset", "_seq")
         ]
         for column, array in zip(
-            meta, [*values, np.full(batch.num_rows, one.segment.partition, np.int32)], strict=True
+            meta, [*numbers, np.full(batch.num_rows, one.segment.partition, np.int32)], strict=True
         ):
             column.append(array)
-        new.append(_image(batch, "n.", list(fields.values()), time_zone, losses))
-        old.append(_image(batch, "o.", [fields[key] for key in keys], time_zone, losses))
-    schema = pa.schema([(column.name, column.type) for column in known.columns])
-    key_schema = pa.schema([(key, fields[key].type) for key in keys])
+        new.append(_image(batch, "n.", list(fields.values()), time_zone, values))
+        old.append(_image(batch, "o.", [fields[key] for key in keys], time_zone, values))
+    schema = pa.schema([(column.name, values.type_of(column)) for column in known.columns])
+    key_schema = pa.schema([(key, values.type_of(fields[key])) for key in keys])
     kinds = (np.uint8, np.uint64, np.int64, np.int32, np.int32)
     op, commit_ts, offset, seq, partition = (
         np.concatenate(column) if column else np.zeros(0, kind)
@@ -126,15 +139,15 @@ def _sound(batch: pa.RecordBatch, known: Definition, partition: int) -> tuple[pa
 
 
 def _image(
-    batch: pa.RecordBatch, prefix: str, columns: Sequence[TargetColumn], time_zone: str, losses: Losses
+    batch: pa.RecordBatch, prefix: str, columns: Sequence[TargetColumn], time_zone: str, values: Values
 ) -> pa.RecordBatch:
     names = set(batch.schema.names)
     arrays = [
-        to_target(batch.column(prefix + column.name), column, time_zone, losses)
+        values.convert(batch.column(prefix + column.name), column, time_zone)
         if prefix + column.name in names
-        else pa.nulls(batch.num_rows, column.type)
+        else pa.nulls(batch.num_rows, values.type_of(column))
         for column in columns
     ]
     return pa.RecordBatch.from_arrays(
-        arrays, schema=pa.schema([(column.name, column.type) for column in columns])
+        arrays, schema=pa.schema([(column.name, values.type_of(column)) for column in columns])
     )

@@ -7,7 +7,6 @@ with every round of fetching, since a topic can change while it is read.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 
 from tidegate.codec import ddl_header
 from tidegate.codec.entry import Loss
@@ -47,7 +46,7 @@ def check_timed(topic: Topic) -> None:
 
 
 def check_same(
-    held: Position, topic: Topic, partitions: Sequence[int], target: Path, until: int | None
+    held: Position, topic: Topic, partitions: Sequence[int], target: str, until: int | None
 ) -> None:
     """Raises unless these topics, or some of them, filled the target, with these partitions, and not past
     `until`.
@@ -56,7 +55,7 @@ def check_same(
     if not {name for name, _ in places} <= set(topic.names) or held.protocol != topic.options.protocol:
         raise InvalidInput(
             "the target belongs to another topic",
-            where=str(target),
+            where=target,
             why=f"it holds {held.topic} ({held.protocol}), asked for {topic.name} ({topic.options.protocol})",
             fix="choose another directory, or name all topics that the target holds",
         )
@@ -66,13 +65,13 @@ def check_same(
     if until is not None and until < held.ts:
         raise InvalidInput(
             "the target is already past --until",
-            where=str(target),
+            where=target,
             why=f"its newest snapshot is at {held.ts}, --until is {until}",
             fix="read an older snapshot with open_snapshot(dir, at=TS), or use a new directory",
         )
 
 
-def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int], target: Path) -> None:
+def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int], target: str) -> None:
     """Fatal when a topic has other partitions than those that are read: rows in them would be missing."""
     if sorted(held) == sorted(partitions):
         return
@@ -89,7 +88,7 @@ def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int
     )
 
 
-def check_joining(topic: Topic, first: Mapping[int, int], target: Path) -> None:
+def check_joining(topic: Topic, first: Mapping[int, int], target: str) -> None:
     """Fatal when a topic that is to be read from now on has lost its beginning; `first`: oldest offsets."""
     lost = [number for number, offset in first.items() if offset > 0]
     if lost:

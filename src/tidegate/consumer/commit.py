@@ -55,7 +55,7 @@ class Committer:
             return False
         if not self.unpublished and self.age(now) < self._idle_s and ts != self._flow.until:
             return False
-        position = self._applier.publish(self._flow.position(ts))
+        position = self._applier.commit(self._flow.position(ts))
         self.position, self.unpublished, self._flow.align = position, False, None
         self._published_at = now
         return True

@@ -165,8 +165,38 @@ class Refuse:
     why: str
 
 
+REPEAT: Final = (
+    "leave the table out with a [filter] rule of a new changefeed, "
+    "and read that one into a new target directory"
+)
+"""What to do about rows that the target cannot be given."""
 Step = Create | Drop | Rename | Rewrite | Redefine | Prune | Exchange | Restore | Nothing | Refuse
 Known = dict[tuple[str, str], Definition]
+
+
+def in_words(step: Step) -> str:
+    """What a step does, for people."""
+    match step:
+        case Create(made):
+            return f"create {made.name}"
+        case Drop(schema, table):
+            return f"drop {schema}.{table}"
+        case Rename(schema, table, made):
+            return f"rename {schema}.{table} to {made.name}"
+        case Rewrite(made, _, _):
+            return f"alter {made.name}"
+        case Redefine(made, why):
+            return f"{made.name}: {why}"
+        case Prune(schema, table, rows):
+            return f"remove the rows of partition {', '.join(rows.names)} of {schema}.{table}"
+        case Exchange(schema, table, rows, other, _):
+            return f"exchange partition {', '.join(rows.names)} of {schema}.{table} with {other.name}"
+        case Restore(made, _):
+            return f"restore {made.name}"
+        case Nothing(why):
+            return f"nothing: {why}"
+        case Refuse(why):
+            return f"refused: {why}"
 
 
 def plan(

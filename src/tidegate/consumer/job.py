@@ -1,10 +1,10 @@
-"""The consumer: Kafka topics to a consistent Delta target, one Spark application, on one page.
+"""The consumer: Kafka topics to a consistent target, one Spark application, on one page.
 
     driver                                       Spark tasks (one per partition with news)
     ends of partitions -> ranges  ------------>  fetch read_committed, decode, stage as Arrow
     descriptors, marks, DDLs      <------------
     flow (pure): what may be applied, up to when
-    applier: net effect per table -> Delta, DDL, then one append names the snapshot with the position
+    applier: net effect per table, steps of DDLs -> target: writes them, then commits the position
 
 Why a driver loop of Spark jobs and not Structured Streaming: the position must change in the same commit as
 the data, so Spark's own offset log would be a second truth to reconcile; a DDL has to stop all partitions at
@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidegate.codec.entry import DdlTo
 from tidegate.codec.registry import reader_of
-from tidegate.consumer.apply import QUARANTINE, Applier, row_place, target_lock
+from tidegate.consumer.apply import QUARANTINE, Applier
+from tidegate.consumer.bad_rows import row_place
 from tidegate.consumer.checks import (
     check_complete,
     check_followed,
@@ -51,11 +52,13 @@ from tidegate.consumer.checks import (
     check_whole,
 )
 from tidegate.consumer.commit import Committer
+from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.flow import Flow
-from tidegate.consumer.maintenance import Upkeep, tidy
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Offsets, Range, Topic, fetch
 from tidegate.consumer.suspicion import Suspicion
+from tidegate.consumer.target import Address, Target
+from tidegate.consumer.targets import address_of
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError, Undecodable
 from tidegate.sink import quarantine
@@ -83,8 +86,8 @@ GUESSES_SHOWN: Final = 5
 STAGING_PREFIX: Final = "run-"
 STOP_S: Final = 1.0
 """How much later than the JVM this process may get a signal that was sent to both."""
-JVM_LOG: Final = "_tidegate/spark.log"
-"""Below the target: what the JVM and its workers print."""
+JVM_LOG: Final = "spark.log"
+"""In the consumer's folder: what the JVM and its workers print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,8 @@ class Settings:
 
     source: str
     """kafka://host:port/topic[,topic]?protocol=.."""
-    target: Path
+    target: str | Path
+    """delta:///directory, or the directory."""
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
     time_zone: str = "UTC"
@@ -176,34 +180,41 @@ def run(
     """
     topic = Topic(settings.source, settings.time_zone, settings.pd)
     check_timed(topic)
-    with target_lock(settings.target), _staging(settings.target) as staging:
-        consumer = Consumer(settings, topic, staging, stop, listener)
-        try:
-            if not consumer.done and not stop():
-                given = nullcontext(spark) if spark is not None else _spark(topic, settings, staging, stop)
-                with given as session:
-                    if session is not None:
-                        listener.ready(consumer.progress())
-                        consumer.loop(session)
-            return consumer.progress()
-        finally:
-            consumer.close()
+    address = address_of(settings.target, settings.upkeep)
+    with address.opened() as target, _staging(address.folder) as staging:
+        consumer = Consumer(settings, topic, address, target, staging, stop, listener)
+        if not consumer.done and not stop():
+            log = address.folder / JVM_LOG
+            given = nullcontext(spark) if spark is not None else _spark(topic, settings, staging, log, stop)
+            with given as session:
+                if session is not None:
+                    listener.ready(consumer.progress())
+                    consumer.loop(session)
+        return consumer.progress()
 
 
 class Consumer:
     """The driver's side: asks, lets tasks fetch, applies, publishes."""
 
     def __init__(
-        self, settings: Settings, topic: Topic, staging: Path, stop: Callable[[], bool], listener: Listener
+        self,
+        settings: Settings,
+        topic: Topic,
+        address: Address,
+        target: Target,
+        staging: Path,
+        stop: Callable[[], bool],
+        listener: Listener,
     ) -> None:
         self._settings, self._topic, self._staging = settings, topic, staging
+        self._address, self._target = address, target
         self._stop, self._listener = stop, listener
         codec = reader_of(topic.options)
         trust = settings.trust_inserts and not codec.lacks_old(topic.options)
         several = [topic.place] if len(topic.names) > 1 else []
-        self._applier = Applier(settings.target, topic.zone, trust, *several)
+        self._applier = Applier(target, address.folder, topic.zone, trust, *several)
         self._offsets = Offsets(topic)
-        file = settings.target / QUARANTINE
+        file = address.folder / QUARANTINE
         self._quarantine, self._bad_file = Quarantine(file), file
         self._known_bad = {row_place(entry) for entry in quarantine.read(file)}
         """Topic, partition, offset and number of what is in quarantine."""
@@ -267,19 +278,15 @@ class Consumer:
             bad_dates=stats.losses.bad_dates,
             bad_texts=stats.losses.bad_texts,
             missing_deletes=stats.missing_deletes,
-            guessed=sum(1 for table in self._applier.tables.values() if table.definition.guessed),
+            guessed=sum(1 for table in self._target.definitions.values() if table.guessed),
             trouble=self._trouble or signs,
         )
-
-    def close(self) -> None:
-        """End the writer threads."""
-        self._applier.close()
 
     # --- steps
 
     def _start(self) -> Position:
         """Where to go on: the target's own position, or the topic's beginning."""
-        held = self._applier.recover()
+        held = self._target.recover()
         partitions = self._patiently(self._offsets.partitions)
         first = self._patiently(lambda: self._offsets.first(partitions))
         there = self._topic.names_of(partitions)
@@ -290,11 +297,11 @@ class Consumer:
             return Position(
                 0, self._topic.name, self._topic.options.protocol, self._settings.mode.value, begin
             )
-        check_same(held, self._topic, partitions, self._settings.target, self._settings.until)
+        check_same(held, self._topic, partitions, str(self._address), self._settings.until)
         held = held.over(self._topic.names)
         known = self._topic.names_of(held.partitions)
         joining = [p for p in partitions if self._topic.place(p)[0] not in known]
-        check_joining(self._topic, {p: first[p] for p in joining}, self._settings.target)
+        check_joining(self._topic, {p: first[p] for p in joining}, str(self._address))
         held = held.over(self._topic.names, joining)
         check_retained(self._topic, {p: held.partitions[p].offset for p in partitions}, first)
         return held
@@ -350,7 +357,7 @@ class Consumer:
                     return None
                 self._report()
             except Exception as error:  # whatever a broker, a worker or the JVM died of
-                self._failed(_translated(error, self._settings.target))
+                self._failed(_translated(error, self._address.folder / JVM_LOG))
                 self._suspicion.unreachable(time.monotonic())
                 return None
         silent = next((part.trouble for part in news.fetched if part.trouble), "")
@@ -409,7 +416,7 @@ class Consumer:
         now = time.monotonic()
         if news.partitions:
             check_partitions(
-                list(self._flow.next_offsets()), self._topic, news.partitions, self._settings.target
+                list(self._flow.next_offsets()), self._topic, news.partitions, str(self._address)
             )
         check_complete(self._topic, news.fetched, self._settings.until)
         check_not_repartitioned(self._topic, news.fetched)
@@ -431,7 +438,7 @@ class Consumer:
         read = self._topic.names_of(known)
         fresh = [p for p in news.partitions if self._topic.place(p)[0] not in read]
         if fresh:
-            check_joining(self._topic, self._offsets.first(fresh), self._settings.target)
+            check_joining(self._topic, self._offsets.first(fresh), str(self._address))
             self._suspicion.join(fresh)
             ddl_to = reader_of(self._topic.options).ddl_to
             self._flow.join(fresh, places_of_ddl(self._topic, [*known, *fresh], ddl_to))
@@ -509,8 +516,7 @@ class Consumer:
             time.monotonic() - self._tidied_at >= self._settings.upkeep.every_s
             and not self._committer.unpublished
         ):
-            applier = self._applier
-            tidy(applier.lake, self._committer.position, self._settings.upkeep, applier.dropped_versions)
+            self._target.tidy(self._committer.position)
             self._tidied_at = time.monotonic()
 
 
@@ -529,26 +535,26 @@ def _no_schemas(what: str, where: str, why: str, fix: str) -> Retryable:
     return Retryable(what, where=where, why=why, fix=fix)
 
 
-def _translated(error: Exception, target: Path) -> TidegateError:
+def _translated(error: Exception, log: Path) -> TidegateError:
     """Spark's and the JVM's errors as one of ours."""
     if isinstance(error, TidegateError):
         return error
     lines = [line for line in str(error).splitlines() if line.strip()]
     return Fatal(
         "Spark cannot read the topic",
-        where=f"its log is {target / JVM_LOG}",
+        where=f"its log is {log}",
         why=f"{type(error).__name__}: {' '.join(lines[:3])[:500]}",
         fix="start the consumer again: it goes on where the target stands",
     )
 
 
 @contextmanager
-def _staging(target: Path) -> Iterator[Path]:
+def _staging(folder: Path) -> Iterator[Path]:
     """A fresh directory for staged rows; what an earlier run left is read again from Kafka.
 
     Its name is new each time: a task of a killed run may still be writing into the old one.
     """
-    parent = target / "_tidegate" / "staging"
+    parent = folder / "staging"
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{STAGING_PREFIX}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -558,10 +564,9 @@ def _staging(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def _spark(
-    topic: Topic, settings: Settings, staging: Path, stop: Callable[[], bool]
+    topic: Topic, settings: Settings, staging: Path, log: Path, stop: Callable[[], bool]
 ) -> Iterator[SparkSession | None]:
     """A session of its own; None when it is told to stop before there is one."""
-    log = settings.target / JVM_LOG
     spark = None
     logging.getLogger().addFilter(_not_py4js)
     with _jvm_may_be_gone(stop):

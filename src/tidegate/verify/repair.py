@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.consumer.apply import target_lock
+from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.snapshots import TableSnapshot
 from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse import Lakehouse

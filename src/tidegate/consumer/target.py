@@ -1,0 +1,112 @@
+"""What a consumer writes, as everything above it sees it: the verbs of a target.
+
+    recover -> the position up to which everything is in
+    write   -> the changes of some tables, all above that position
+    intend, execute -> a DDL, after all rows before it
+    commit  -> the only verb that moves the position
+
+Between two commits a target may hold a part of what is to come. After a crash `recover` takes it back to its
+newest position, whichever verb was interrupted at whichever step. A target is one folder (`delta/`) and
+knows nothing of topics, protocols and partitions: what it is given is settled (`net_effect`) and planned
+(`ddl_plan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer.changes import Values
+from tidegate.consumer.ddl_plan import Dropped, Step
+from tidegate.consumer.definition import Definition
+from tidegate.consumer.net_effect import BagEffect, Effect
+from tidegate.consumer.position import Position
+from tidegate.consumer.stats import Stats
+
+Name: TypeAlias = tuple[str, str]
+"""Schema and table."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """What one table must become between two moments: the net effect of all its changes between them."""
+
+    definition: Definition
+    effect: Effect | BagEffect
+    """A `BagEffect` for a table without a key. The values are in the types of the target's `values`."""
+
+
+Settle: TypeAlias = Callable[[], TableChanges | None]
+"""Reads, converts and settles the staged rows of one table; None when they change nothing.
+
+It may `execute` a step for this table first: rows can show a column that no DDL told of. To be called once,
+from any thread; the settled rows are in memory until the target lets go of them.
+"""
+
+
+class Target(Protocol):
+    """A target that this process has taken over: no earlier consumer can change anything in it any more."""
+
+    @property
+    def stats(self) -> Stats:
+        """What was done in this run; the target counts what only it can see."""
+
+    @property
+    def values(self) -> Values:
+        """How the topic's values become the target's."""
+
+    @property
+    def definitions(self) -> Mapping[Name, Definition]:
+        """Every table in it, as recovered and as changed by the steps since."""
+
+    def definition(self, name: Name) -> Definition | None:
+        """That of one table; None: it is not in the target."""
+
+    def recover(self) -> Position | None:
+        """Take it back to its newest position; None: nothing was ever committed.
+
+        Fatal when it is not what that position says.
+        """
+
+    def write(self, tables: Sequence[Settle]) -> None:
+        """Write the changes of these tables.
+
+        Raises the first failure, but only when nothing of ours is being written any more: who then recovers
+        the target must not meet a write of ours.
+        """
+
+    def intend(self, message: DdlMessage, steps: Sequence[Step]) -> None:
+        """Note durably that a DDL begins; Fatal when it began before, on a table that was another then."""
+
+    def execute(self, step: Step) -> None:
+        """Do one step of a DDL. A step that refuses never comes here."""
+
+    def dropped(self) -> Mapping[int, Dropped]:
+        """By TiDB's table id, the dropped and truncated tables whose rows can still be brought back."""
+
+    def commit(self, position: Position) -> Position:
+        """Make `position` what readers and a restart see; it comes back as it is kept."""
+
+    def tidy(self, position: Position) -> None:
+        """Remove what no reader and no restart needs; between two commits, with everything committed."""
+
+    def close(self) -> None:
+        """Let go of threads and connections; undoes nothing."""
+
+
+class Address(Protocol):
+    """Where a target is, before it is taken over."""
+
+    @property
+    def folder(self) -> Path:
+        """A directory of this consumer's own, here: staged rows, Spark's log, rows set aside."""
+
+    def opened(self) -> AbstractContextManager[Target]:
+        """Take the target over until the end of the context; InvalidInput when it cannot be had."""
+
+    def __str__(self) -> str:
+        """For people; without a password."""
