@@ -9,6 +9,6 @@ from tidegate.consumer.apply import Applier
 from tidegate.consumer.delta.target import FOLDER, DeltaTarget
 
 
-def applier_of(root: Path, *zone: str, **options: Any) -> Applier:
+def applier_of(root: Path, time_zone: str = "UTC", **options: Any) -> Applier:
     """One that writes `root`; the target is its `target`."""
-    return Applier(DeltaTarget(root), root / FOLDER, *zone, **options)
+    return Applier(DeltaTarget(root), root / FOLDER, time_zone, **options)

@@ -79,11 +79,29 @@ def consume(
     rows: int = 300,
     applier: Applier | None = None,
 ) -> Position:
-    """Run a consumer over the topic from the target's own position to the topic's end."""
+    """Run a consumer over the topic from the position of a Delta target to the topic's end."""
+    trust = not codec_of(topic.options).lacks_old(topic.options)
+    writer = applier or applier_of(target, trust_inserts=trust)
+    staging = target.parent / "staging"
+    position = consume_into(topic, writer, staging, mode=mode, until=until, size=size, rows=rows)
+    writer.target.close()
+    return position
+
+
+def consume_into(
+    topic: MemoryTopic,
+    writer: Applier,
+    staging: Path,
+    *,
+    mode: Mode = Mode.TRANSACTION,
+    until: int | None = None,
+    size: int = 40,
+    rows: int = 300,
+) -> Position:
+    """The same into any target, which stays open."""
     codec, groups = codec_of(topic.options), dict[str, list[int]]()
     for number in topic.partitions:
         groups.setdefault(place_of(topic.names, number)[0], []).append(number)
-    writer = applier or applier_of(target, trust_inserts=not codec.lacks_old(topic.options))
     position = writer.target.recover()
     if position is None:
         begin = {p: PartitionPosition(0, 0, 0) for p in topic.partitions}
@@ -91,7 +109,9 @@ def consume(
     joining = [p for name in set(topic.names) - set(position.topics) for p in groups[name]]
     position = position.over(topic.names, joining)
     first = codec.ddl_to is DdlTo.FIRST
-    flow = Flow(position, mode, tuple(tuple(g[:1] if first else g) for g in groups.values()), until)
+    begun = writer.target.begun
+    bounds = {p: part.applied for p, part in begun.partitions.items()} if begun is not None else None
+    flow = Flow(position, mode, tuple(tuple(g[:1] if first else g) for g in groups.values()), until, bounds)
     committer = Committer(flow, writer, position, rows, idle_s=0)
     numbers = count()
     while True:
@@ -100,11 +120,9 @@ def consume(
             break
         # Partitions advance unevenly, as they do on a broker.
         fetched = [
-            topic.fetch(p, at, size * ((p & 7) + 1), target.parent / "staging", next(numbers))
-            for p, at in wanted.items()
+            topic.fetch(p, at, size * ((p & 7) + 1), staging, next(numbers)) for p, at in wanted.items()
         ]
         flow.take(fetched)
         while committer.commit(0.0):
             pass
-    writer.target.close()
     return committer.position

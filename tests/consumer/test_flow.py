@@ -146,3 +146,14 @@ def test_a_position_of_an_earlier_release_counts_all_ddls_up_to_its_ts() -> None
     flow = Flow(held, Mode.TRANSACTION, (), None)
     flow.take([Fetched(0, 9, resolved=((8, 5),), ddls=(named(6, 1, "a"), named(7, 2, "b")))])
     assert executed(flow) == ["b"]
+
+
+def test_a_write_that_was_interrupted_comes_again_with_the_same_bounds_before_anything_else() -> None:
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None, begun={0: 6, 1: 6})
+    rows = (segment(0, 3, 5, 0), segment(0, 7, 9, 3))
+    flow.take([Fetched(0, 10, segments=rows, resolved=((9, 4),), ddls=(ddl(7, 2),))])
+    assert flow.next_step(100) is None, "partition 1 may still bring a row up to 6"
+    flow.take([Fetched(1, 10, resolved=((9, 4),), ddls=(ddl(7, 1),))])
+    assert flow.next_step(1) == Rows({0: 6, 1: 6}), "neither further nor in smaller parts"
+    flow.assembler.take({0: 6, 1: 6})
+    assert flow.next_step(100) == Rows({0: 7, 1: 7})

@@ -37,6 +37,10 @@ KEY_MOMENT = replace(MOMENT, key=True)
 KEY_TEXT = replace(TEXT, key=True)
 
 
+def position_at(ts: int) -> Position:
+    return Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(0, ts, ts)})
+
+
 class Target:
     """A target that rows are applied to by hand, without any DDL."""
 
@@ -72,11 +76,10 @@ class Target:
         )
         file = self.root / f"{next(self.numbers)}.arrow"
         segments = stage(Decoded(rows=[table]), 0, file)
-        self.applier.rows({NAME: [Piece(segment, 0, ts) for segment in segments]})
+        self.applier.rows({NAME: [Piece(segment, 0, ts) for segment in segments]}, position_at(ts))
 
     def publish(self, ts: int) -> None:
-        position = Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(0, ts, ts)})
-        self.applier.commit(position)
+        self.applier.commit(position_at(ts))
 
     def held(self) -> list[dict[str, Any]]:
         table = self.delta.tables[NAME]

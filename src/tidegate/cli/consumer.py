@@ -1,4 +1,4 @@
-"""`tidegate consumer run`: a topic into Delta tables.
+"""`tidegate consumer run`: a topic into Delta tables, or into a database.
 
 Thin: reads the options, calls `tidegate.consumer.job.run`, prints. Heavy imports happen in the command.
 """
@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -37,7 +38,33 @@ def run(
             "'kafka://127.0.0.1:9092/topic,other?protocol=open-protocol'."
         ),
     ],
-    target: Annotated[str, typer.Option(help="Where the Delta tables go: delta:///absolute/directory.")],
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Where the tables go: delta:///absolute/directory, or mysql://user@host:port/ of a MySQL or "
+            "MariaDB server (the password in TIDEGATE_TARGET_PASSWORD, or ?password-file=FILE)."
+        ),
+    ],
+    name: Annotated[
+        str,
+        typer.Option(help="Of a database's consumer: by it it finds its position there again."),
+    ] = "",
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Of a database's consumer: for rows on their way, Spark's log and rows set aside; else "
+            "./tidegate-consumer-NAME."
+        ),
+    ] = None,
+    lanes: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Of a database's consumer: connections that write side by side, a table in one. With "
+            "1, whoever reads the database sees whole transactions over all tables.",
+        ),
+    ] = 4,
     mode: Annotated[
         str,
         typer.Option(
@@ -71,14 +98,14 @@ def run(
     master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
-    """Apply a topic's rows and DDLs to Delta tables, exactly once, until stopped or --until is reached.
+    """Apply a topic's rows and DDLs to a target, exactly once, until stopped or --until is reached.
 
     Prints one line when it runs and one at its end; on a terminal a live line in between, with --json one
     line a second. Warnings and errors go to standard error.
     """
     from tidegate.consumer.delta.maintenance import Upkeep
     from tidegate.consumer.job import Listener, Settings, run
-    from tidegate.consumer.snapshots import target_directory
+    from tidegate.consumer.targets import DatabaseSettings, address_of
     from tidegate.consumer.watermark import Mode
 
     stopping: list[int] = []
@@ -90,7 +117,8 @@ def run(
     try:
         settings = Settings(
             source=source,
-            target=target_directory(target),
+            target=target,
+            database=DatabaseSettings(name, folder, lanes),
             mode=Mode(mode),
             until=until,
             time_zone=time_zone,
@@ -101,7 +129,7 @@ def run(
             master=master,
             upkeep=Upkeep(retention_hours=retention_hours),
         )
-        show.place = f"{settings.target}"
+        show.place = str(address_of(target, settings.upkeep, settings.database))
         listener = Listener(ready=show.ready, report=show.report, warn=show.warn, note=show.note)
         end = run(settings, lambda: bool(stopping), listener)
         show.stopped(end)

@@ -51,15 +51,15 @@ class Applier:
         self._bad = BadRows(folder / QUARANTINE, place)
         self._counting = threading.Lock()
 
-    def rows(self, pieces: Mapping[Name, Sequence[Piece]]) -> None:
-        """Apply the net effect of each table's pieces."""
-        self.target.write([partial(self._settle, name, part) for name, part in pieces.items()])
+    def rows(self, pieces: Mapping[Name, Sequence[Piece]], reached: Position) -> None:
+        """Apply the net effect of each table's pieces; `reached`: what is in then."""
+        self.target.write([partial(self._settle, name, part) for name, part in pieces.items()], reached)
 
     def ddl(self, messages: Sequence[DdlMessage]) -> list[str]:
         """Execute the DDLs of one FinishedTS, in order; what was done, in words."""
         events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
         events.sort(key=lambda pair: pair[0].seq if pair[0] is not None else 0)
-        done = []
+        done: list[str] = []
         for event, message in events:
             held = self.target.definitions.values()
             if event is not None:
@@ -67,10 +67,10 @@ class Applier:
             else:
                 steps = ddl_plan.plan_without_header(message, held)
             _refuse_if_needed(message, steps)
-            self.target.intend(message, steps)
-            for step in steps:
-                self.target.execute(step)
-                done.append(ddl_plan.in_words(step))
+            if self.target.intend(message, steps):
+                for step in steps:
+                    self.target.execute(step)
+            done += map(ddl_plan.in_words, steps)
             self.stats.ddls += 1
         return done
 

@@ -71,6 +71,18 @@ def check_same(
         )
 
 
+def check_begun(bounds: Mapping[int, int], target: str, until: int | None) -> None:
+    """InvalidInput when a write that was interrupted, and must be completed, goes beyond `until`."""
+    furthest = max(bounds.values(), default=0)
+    if until is not None and furthest > until:
+        raise InvalidInput(
+            "the target is already past --until",
+            where=target,
+            why=f"a write up to ts {furthest} was interrupted and is completed first",
+            fix=f"run once with --until {furthest} or more",
+        )
+
+
 def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int], target: str) -> None:
     """Fatal when a topic has other partitions than those that are read: rows in them would be missing."""
     if sorted(held) == sorted(partitions):

@@ -33,10 +33,11 @@ class Committer:
         while (step := self._flow.next_step(self._rows)) is not None:
             if isinstance(step, Ddls):
                 self._applier.ddl(step.messages)
+                self._applier.target.advance(self._reached())
                 self.unpublished = True
                 continue
             pieces = self._flow.assembler.take(step.bounds)
-            self._applier.rows(pieces)
+            self._applier.rows(pieces, self._reached())
             self.unpublished = self.unpublished or bool(pieces)
             for file in self._flow.assembler.release():
                 Path(file).unlink(missing_ok=True)
@@ -48,6 +49,10 @@ class Committer:
         """Seconds since the newest snapshot of this run, or since its first commit."""
         self._published_at = self._published_at or now
         return now - self._published_at
+
+    def _reached(self) -> Position:
+        """What is in when the step that was taken last is; no snapshot is named by it."""
+        return self._flow.position(self.position.ts)
 
     def _publish(self, now: float) -> bool:
         ts = self._flow.assembler.aligned

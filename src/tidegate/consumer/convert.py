@@ -222,10 +222,15 @@ def _key_texts(wire: pa.Array, kind: int, time_zone: str) -> pa.Array:
     day = pc.equal(pc.utf8_length(wire), _DAY)  # the column was a date before
     wire = pc.if_else(day, pc.binary_join_element_wise(wire, " 00:00:00", ""), wire)
     if kind == TIMESTAMP and time_zone != "UTC":
-        return _by_distinct(wire, lambda text: _utc_text(text, time_zone), pa.string())
+        return utc_texts(wire, time_zone)
     whole = pc.equal(pc.utf8_length(wire), _SECONDS)
     dotted = pc.if_else(whole, pc.binary_join_element_wise(wire, ".", ""), wire)
     return pc.utf8_rpad(dotted, _MICROSECONDS, "0")
+
+
+def utc_texts(wire: pa.Array, time_zone: str) -> pa.Array:
+    """Texts of moments in a zone as texts in UTC, with microseconds."""
+    return _by_distinct(wire, lambda text: _utc_text(text, time_zone), pa.string())
 
 
 def _utc_text(text: str, time_zone: str) -> str:

@@ -5,6 +5,10 @@
     next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
     position(ts)   ->  what to keep with the target so that a restart loses and doubles nothing
 
+Where a target was interrupted in the middle of a write, `begun` comes first: the very rows up to its bounds,
+so that what is written again is what was written then. After Resolved a partition brings nothing new below
+it, so the bounds alone say which rows those are.
+
 A DDL may be read several times: from each partition of a broadcast, after a restart, and because its producer
 sent it again. It is executed once: what lies below the newest executed DDL is dropped, and at that ts what is
 known by its identity, which is kept with the position. On TiCDC's topics a DDL may follow Resolved of its own
@@ -69,17 +73,23 @@ class Flow:
     """One source on its way to one target."""
 
     def __init__(
-        self, position: Position, mode: Mode, ddl_places: tuple[tuple[int, ...], ...], until: int | None
+        self,
+        position: Position,
+        mode: Mode,
+        ddl_places: tuple[tuple[int, ...], ...],
+        until: int | None,
+        begun: Mapping[int, int] | None = None,
     ) -> None:
         """`position` names every partition; a fresh target's has ts 0 and the topic's first offsets.
 
         One of which nothing is applied, beside others that have come further, belongs to a topic that is read
-        from now on. `ddl_places`: as `Limits`.
+        from now on. `ddl_places`: as `Limits`. `begun`: by partition, the ts up to which an interrupted
+        write went.
         """
         self.mode, self.until = mode, until
         self.align: int | None = None
         """Row mode: where all partitions must meet, when a snapshot is due."""
-        self._base = position
+        self._base, self._begun = position, begun
         self._ddl_places = ddl_places
         self._joining = {number for number, p in position.partitions.items() if position.ts and not p.applied}
         self._ddl_ts, self._ddls_done = position.ddl_ts, dict.fromkeys(position.ddls)
@@ -127,6 +137,11 @@ class Flow:
 
     def next_step(self, max_rows: int) -> Rows | Ddls | None:
         """What can be applied now: at most about max_rows rows at once; None when nothing moves."""
+        if self._begun is not None:
+            if any(self.watermarks.of(number) < ts for number, ts in self._begun.items()):
+                return None
+            begun, self._begun = self._begun, None
+            return Rows(begun)
         ddl_ts = min((waiting.message.ts for waiting in self._ddls.values()), default=None)
         limits = Limits(ddl_ts=ddl_ts, until=self.until, ddl_places=self._ddl_places, align=self.align)
         allowed = bounds(self.watermarks, self.mode, limits)

@@ -41,6 +41,7 @@ from tidegate.codec.registry import reader_of
 from tidegate.consumer.apply import QUARANTINE, Applier
 from tidegate.consumer.bad_rows import row_place
 from tidegate.consumer.checks import (
+    check_begun,
     check_complete,
     check_followed,
     check_joining,
@@ -58,7 +59,7 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Offsets, Range, Topic, fetch
 from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.target import Address, Target
-from tidegate.consumer.targets import address_of
+from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError, Undecodable
 from tidegate.sink import quarantine
@@ -97,7 +98,7 @@ class Settings:
     source: str
     """kafka://host:port/topic[,topic]?protocol=.."""
     target: str | Path
-    """delta:///directory, or the directory."""
+    """delta:///directory, the directory, or mysql://user@host:port/."""
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
     time_zone: str = "UTC"
@@ -116,6 +117,8 @@ class Settings:
     trust_inserts: bool = True
     master: str = "local[*]"
     upkeep: Upkeep = field(default_factory=Upkeep)
+    """Of a Delta target."""
+    database: DatabaseSettings = field(default_factory=DatabaseSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def run(
     """
     topic = Topic(settings.source, settings.time_zone, settings.pd)
     check_timed(topic)
-    address = address_of(settings.target, settings.upkeep)
+    address = address_of(settings.target, settings.upkeep, settings.database)
     with address.opened() as target, _staging(address.folder) as staging:
         consumer = Consumer(settings, topic, address, target, staging, stop, listener)
         if not consumer.done and not stop():
@@ -225,7 +228,8 @@ class Consumer:
         self._reported_at = math.inf  # nothing to report before the position is known
         position = self._start()
         ddl_places = places_of_ddl(topic, list(position.partitions), codec.ddl_to)
-        self._flow = Flow(position, settings.mode, ddl_places, settings.until)
+        begun = bounds_begun(target.begun, topic, address, settings.until)
+        self._flow = Flow(position, settings.mode, ddl_places, settings.until, begun)
         self._committer = Committer(
             self._flow, self._applier, position, settings.commit_rows, settings.idle_s
         )
@@ -518,6 +522,17 @@ class Consumer:
         ):
             self._target.tidy(self._committer.position)
             self._tidied_at = time.monotonic()
+
+
+def bounds_begun(
+    begun: Position | None, topic: Topic, address: Address, until: int | None
+) -> dict[int, int] | None:
+    """By partition, up to where a write went that was interrupted; None when none was."""
+    if begun is None:
+        return None
+    found = {number: part.applied for number, part in begun.over(topic.names).partitions.items()}
+    check_begun(found, str(address), until)
+    return found
 
 
 def places_of_ddl(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[tuple[int, ...], ...]:

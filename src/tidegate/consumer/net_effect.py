@@ -56,8 +56,13 @@ class Effect:
     upserts: pa.Table
     deletes: pa.Table
     """Key columns only."""
-    only_inserts: bool
-    """No row of `upserts` was there before, so that a plain append will do."""
+    fresh: npt.NDArray[np.bool_]
+    """Of each row of `upserts`, whether it was not there before."""
+
+    @property
+    def only_inserts(self) -> bool:
+        """Whether no row was there before, so that a plain append will do."""
+        return self.deletes.num_rows == 0 and bool(self.fresh.all())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,7 @@ def net_effect(changes: Changes, keys: Sequence[str], trust_inserts: bool = True
     return Effect(
         upserts=changes.new.take(row[last[stays]]),
         deletes=key_rows.take(last[removed]),
-        only_inserts=not removed.any() and bool(new[stays].all()),
+        fresh=new[stays],
     )
 
 

@@ -61,6 +61,7 @@ class Unknowable(Exception):
 class _Operand:
     """What is compared with the bounds: a column, or a function of one; `of` gives it for a batch."""
 
+    column: TargetColumn
     type: pa.DataType
     of: Callable[[pa.RecordBatch], pa.Array]
     literal: Callable[[str], pa.Scalar]
@@ -72,6 +73,8 @@ class Members:
     """Tells for each row whether it lies in one of some partitions."""
 
     names: tuple[str, ...]
+    columns: tuple[TargetColumn, ...]
+    """By whose values rows are told apart."""
     _masks: tuple[Callable[[pa.RecordBatch], Mask], ...]
 
     def mask(self, batch: pa.RecordBatch) -> Mask:
@@ -98,7 +101,8 @@ def members(info: Mapping[str, Any], held: Definition, ids: Collection[int]) -> 
     operands = _operands(partition, held)
     make = {RANGE: _range, LIST: _list, HASH: _hash}[kind]
     masks = tuple(make(definitions, at, operands) for at in wanted)
-    return Members(tuple(definitions[at]["name"]["O"] for at in wanted), masks)
+    names = tuple(definitions[at]["name"]["O"] for at in wanted)
+    return Members(names, tuple(operand.column for operand in operands), masks)
 
 
 # --- operands
@@ -128,11 +132,11 @@ def _column_operand(column: TargetColumn) -> _Operand:
     if column.mysql_type in INTEGERS:
         wide = pa.decimal128(20, 0) if pa.types.is_decimal(column.type) else pa.int64()
         return _Operand(
-            wide, lambda batch: batch.column(column.name).cast(wide), lambda text: _number(text, wide)
+            column, wide, lambda batch: batch.column(column.name).cast(wide), lambda text: _number(text, wide)
         )
     if column.mysql_type in (DATE, DATETIME, TIMESTAMP):
         return _Operand(
-            column.type, lambda batch: batch.column(column.name), lambda text: _moment(text, column)
+            column, column.type, lambda batch: batch.column(column.name), lambda text: _moment(text, column)
         )
     if column.mysql_type in STRINGS and pa.types.is_string(column.type):
         return _text_operand(column)
@@ -145,10 +149,11 @@ def _text_operand(column: TargetColumn) -> _Operand:
         raise Unknowable(f"column '{column.name}' is compared by {collation or 'an unknown collation'}")
     if collation == "utf8mb4_0900_bin":
         return _Operand(
-            pa.string(), lambda batch: batch.column(column.name), lambda text: pa.scalar(_text(text))
+            column, pa.string(), lambda batch: batch.column(column.name), lambda text: pa.scalar(_text(text))
         )
     # Trailing spaces do not count in the older binary collations.
     return _Operand(
+        column,
         pa.string(),
         lambda batch: pc.utf8_rtrim(batch.column(column.name), " "),
         lambda text: pa.scalar(_text(text).rstrip(" ")),
@@ -173,7 +178,7 @@ def _call_operand(function: str, column: TargetColumn) -> _Operand:
             return pc.add(days, DAYS_TO_1970)
         return pc.floor_temporal(held, unit="second").cast(pa.timestamp("s", tz="UTC")).cast(pa.int64())
 
-    return _Operand(pa.int64(), value, lambda text: _number(text, pa.int64()))
+    return _Operand(column, pa.int64(), value, lambda text: _number(text, pa.int64()))
 
 
 # --- bounds, as TableInfo writes them

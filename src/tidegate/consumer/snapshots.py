@@ -102,8 +102,8 @@ def target_directory(target: str | Path) -> Path:
         raise InvalidInput(
             "this target cannot be used",
             where=text,
-            why="only local Delta directories are targets so far",
-            fix="write --target delta:///absolute/directory",
+            why="Delta directories and MySQL or MariaDB servers are targets so far",
+            fix="write --target delta:///absolute/directory or --target mysql://user@host:port/",
         )
     return Path(path)
 

@@ -1,14 +1,16 @@
 """What a consumer writes, as everything above it sees it: the verbs of a target.
 
-    recover -> the position up to which everything is in
+    recover -> the position up to which all is in; `begun`: a write beyond it that was interrupted
     write   -> the changes of some tables, all above that position
-    intend, execute -> a DDL, after all rows before it
-    commit  -> the only verb that moves the position
+    intend, execute, advance -> a DDL, after all rows before it
+    commit  -> the position is a snapshot: all tables stand at one ts
 
-Between two commits a target may hold a part of what is to come. After a crash `recover` takes it back to its
-newest position, whichever verb was interrupted at whichever step. A target is one folder (`delta/`) and
-knows nothing of topics, protocols and partitions: what it is given is settled (`net_effect`) and planned
-(`ddl_plan`).
+A target is of one of two kinds. Delta can undo: it holds a part of what is to come until `commit`, and
+`recover` takes it back to its newest snapshot. A database cannot: there each `write` and each `advance` moves
+the position, and a write that was interrupted is given again with the very same rows.
+
+A target is one folder and knows nothing of topics, protocols and partitions: what it is given is settled
+(`net_effect`) and planned (`ddl_plan`).
 """
 
 from __future__ import annotations
@@ -72,15 +74,25 @@ class Target(Protocol):
         Fatal when it is not what that position says.
         """
 
-    def write(self, tables: Sequence[Settle]) -> None:
-        """Write the changes of these tables.
+    @property
+    def begun(self) -> Position | None:
+        """What would be in, had the write not been interrupted that `recover` found; else None.
+
+        The next `write` must have exactly the rows up to there, and no DDL comes before it.
+        """
+
+    def write(self, tables: Sequence[Settle], reached: Position) -> None:
+        """Write the changes of these tables; `reached`: what is in then.
 
         Raises the first failure, but only when nothing of ours is being written any more: who then recovers
         the target must not meet a write of ours.
         """
 
-    def intend(self, message: DdlMessage, steps: Sequence[Step]) -> None:
-        """Note durably that a DDL begins; Fatal when it began before, on a table that was another then."""
+    def intend(self, message: DdlMessage, steps: Sequence[Step]) -> bool:
+        """Note durably that a DDL begins; False: all its steps were done before, so that none is executed.
+
+        Fatal when it began before, on a table that was another then.
+        """
 
     def execute(self, step: Step) -> None:
         """Do one step of a DDL. A step that refuses never comes here."""
@@ -88,8 +100,11 @@ class Target(Protocol):
     def dropped(self) -> Mapping[int, Dropped]:
         """By TiDB's table id, the dropped and truncated tables whose rows can still be brought back."""
 
+    def advance(self, position: Position) -> None:
+        """The DDLs that were intended are executed: everything up to `position` is in. No snapshot yet."""
+
     def commit(self, position: Position) -> Position:
-        """Make `position` what readers and a restart see; it comes back as it is kept."""
+        """All tables stand at position.ts: readers and a restart may see it. It comes back as it is kept."""
 
     def tidy(self, position: Position) -> None:
         """Remove what no reader and no restart needs; between two commits, with everything committed."""

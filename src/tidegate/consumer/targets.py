@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.delta.target import DeltaAddress
+from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
+from tidegate.consumer.mysql.target import LANES, MySqlAddress
 from tidegate.consumer.snapshots import target_directory
 from tidegate.consumer.target import Address
+from tidegate.errors import InvalidInput
 
 
-def address_of(target: str | Path, upkeep: Upkeep) -> Address:
-    """What `--target` means: `delta:///directory` or a plain path; InvalidInput for anything else."""
-    return DeltaAddress(target_directory(target), upkeep)
+@dataclass(frozen=True, slots=True)
+class DatabaseSettings:
+    """What a database needs to be told beside its address."""
+
+    name: str = ""
+    """The consumer's, by which it knows its place again."""
+    folder: Path | None = None
+    """Of the consumer's own files; None: `tidegate-consumer-NAME` in the working directory."""
+    lanes: int = LANES
+
+
+def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -> Address:
+    """What `--target` means; InvalidInput for what names none.
+
+    `delta:///directory`, a plain path, or `mysql://user@host:port/`.
+    """
+    text = str(target)
+    if text.partition("://")[0] not in SCHEMES:
+        return DeltaAddress(target_directory(target), upkeep)
+    server = MySqlServer.from_uri(text)
+    if not database.name:
+        raise InvalidInput(
+            "a consumer that writes a database needs a name",
+            where=str(server),
+            why="by it the consumer finds its position there again, and no other consumer may have it",
+            fix="add --name NAME, and keep it",
+        )
+    folder = database.folder or Path(f"tidegate-consumer-{database.name.replace('/', '_')}").absolute()
+    return MySqlAddress(server, database.name, folder, database.lanes)

@@ -121,6 +121,10 @@ class DeltaTarget:
         """Every table's, by its name."""
         return {name: table.definition for name, table in self.tables.items()}
 
+    @property
+    def begun(self) -> None:
+        """Nothing: `recover` undoes what was begun."""
+
     def definition(self, name: Name) -> Definition | None:
         """That of one table."""
         table = self.tables.get(name)
@@ -163,8 +167,8 @@ class DeltaTarget:
 
     # --- rows
 
-    def write(self, tables: Sequence[Settle]) -> None:
-        """Settle and write tables side by side, a commit each.
+    def write(self, tables: Sequence[Settle], reached: Position) -> None:
+        """Settle and write tables side by side, a commit each; nothing is told of `reached` yet.
 
         Raises the first failure, but only when no writer runs any more.
         """
@@ -222,13 +226,14 @@ class DeltaTarget:
 
     # --- DDL
 
-    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> bool:
         """Note the DDL in the journal, with the definition before and the rows that it takes away."""
         held = self.tables.get((message.schema, message.table))
         before = held.definition.fingerprint() if held is not None else None
         self._journal.intend(
             message, [type(step).__name__.lower() for step in steps], before, self._going(steps)
         )
+        return True
 
     def _going(self, steps: Sequence[ddl_plan.Step]) -> list[Going]:
         """The tables whose rows these steps take out of sight."""
@@ -356,6 +361,9 @@ class DeltaTarget:
         table.number = self._files.keep(table.path, made)
 
     # --- commit point
+
+    def advance(self, position: Position) -> None:
+        """Nothing: what no snapshot names is undone by `recover`."""
 
     def commit(self, position: Position) -> Position:
         """Name the snapshot at position.ts; the position with the numbers of the tables' definitions."""

@@ -1,0 +1,292 @@
+"""DDL at the target, each statement once.
+
+A statement of DDL has no transaction: after a crash nobody says whether it took effect. So before each one
+its number and its evidence are stored; where a restart finds one begun, the target itself is asked.
+Definitions change when a DDL's last statement has run, in one transaction with the note that it is over.
+
+| statement | evidence that it has run |
+|---|---|
+| CREATE TABLE | the table is there; that it was not, was seen before |
+| ALTER TABLE | its columns and indexes, as an empty copy of it looks after the same statement |
+| RENAME TABLE | the new name is there and the old one is not |
+| CREATE DATABASE IF NOT EXISTS, DROP TABLE IF EXISTS, TRUNCATE | none: run again, it changes nothing more |
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer import ddl_plan
+from tidegate.consumer.ddl_plan import REPEAT
+from tidegate.consumer.definition import Definition
+from tidegate.consumer.flow import identity
+from tidegate.consumer.mysql.literals import quoted
+from tidegate.consumer.mysql.progress import Progress
+from tidegate.consumer.mysql.prune import prune
+from tidegate.consumer.mysql.session import SCHEMA
+from tidegate.consumer.mysql.tables import alterations, create_table, qualified
+from tidegate.consumer.partitioning import Members
+from tidegate.consumer.target import Name
+from tidegate.errors import Fatal
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A statement that may run twice."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTable:
+    """A table that must not be there."""
+
+    name: Name
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTable:
+    """`text` follows ALTER TABLE and the table's name."""
+
+    name: Name
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenameTable:
+    """The same table under another name."""
+
+    old: Name
+    new: Name
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRows:
+    """The rows of partitions that are gone upstream; may run twice, as no row comes in between."""
+
+    name: Name
+    members: Members
+
+
+Statement = Again | CreateTable | AlterTable | RenameTable | DeleteRows
+
+
+def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Statement]:
+    """What a step takes, and `known` as it is afterwards. Fatal when the target cannot do it."""
+    match step:
+        case ddl_plan.Create(made):
+            held = known.get((made.schema, made.table))
+            known[made.schema, made.table] = made
+            return _created(made, held)
+        case ddl_plan.Drop(schema, table):
+            return (
+                [Again(f"DROP TABLE IF EXISTS {qualified(schema, table)}")]
+                if known.pop((schema, table), None)
+                else []
+            )
+        case ddl_plan.Rename(schema, table, made):
+            held, new = known.pop((schema, table)), (made.schema, made.table)
+            moved = replace(held, schema=made.schema, table=made.table)
+            known[new] = made if held.arrow_schema == made.arrow_schema else moved
+            changes = alterations(moved, made, None) if known[new] is made else []
+            first: list[Statement] = [_schema(made.schema), RenameTable((schema, table), new)]
+            return [*first, *(AlterTable(new, text) for text in changes)]
+        case ddl_plan.Rewrite(made, sources, _):
+            name = made.schema, made.table
+            texts = alterations(known[name], made, sources)
+            known[name] = made
+            return [AlterTable(name, text) for text in texts]
+        case ddl_plan.Redefine(made, _):
+            name = made.schema, made.table
+            texts = alterations(known[name], made, None)
+            known[name] = made
+            return [AlterTable(name, text) for text in texts]
+        case ddl_plan.Nothing(_):
+            return []
+        case ddl_plan.Prune(schema, table, members):
+            return [DeleteRows((schema, table), members)]
+        case ddl_plan.Exchange(schema, table, _, _, _):
+            raise _refused(
+                f"{schema}.{table}",
+                "rows change places with another table, and tables have no partitions here",
+            )
+        case ddl_plan.Restore(made, _):
+            raise _refused(made.name, "rows that a database has dropped do not come back")
+        case ddl_plan.Refuse(why):
+            raise AssertionError(f"refused before any step: {why}")
+
+
+def _created(made: Definition, held: Definition | None) -> list[Statement]:
+    text = create_table(made)
+    if held is not None and create_table(held) == text:
+        return [Again(f"TRUNCATE TABLE {qualified(made.schema, made.table)}")]
+    gone: list[Statement] = []
+    if held is not None:
+        gone = [Again(f"DROP TABLE IF EXISTS {qualified(held.schema, held.table)}")]
+    return [_schema(made.schema), *gone, CreateTable((made.schema, made.table), text)]
+
+
+def _schema(name: str) -> Again:
+    return Again(
+        f"CREATE DATABASE IF NOT EXISTS {quoted(name)} DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+    )
+
+
+def _refused(where: str, why: str) -> Fatal:
+    return Fatal("a DDL cannot be replayed at the target", where=where, why=why, fix=REPEAT)
+
+
+class DdlRun:
+    """The DDLs between two positions: which are done, and how far the one is that is not."""
+
+    def __init__(self, progress: Progress, definitions: dict[Name, Definition], noted: str | None) -> None:
+        """`noted`: what `Progress` held. `definitions` are kept as they are after each step."""
+        self._progress, self._definitions = progress, definitions
+        held: dict[str, Any] = orjson.loads(noted) if noted else {}
+        self._done: list[str] = held.get("done", [])
+        self._begun: dict[str, Any] | None = held.get("begun")
+        self._now, self._at, self._left = "", 0, 0
+        self._before: dict[Name, Definition] = {}
+        self._planned: list[list[Statement]] = []
+
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> bool:
+        """See `Target.intend`. All is rendered now: what is refused is refused before anything is done."""
+        name = identity(message)
+        if name in self._done:
+            return False
+        if self._begun is not None and self._begun["name"] != name:
+            raise Fatal(
+                "another DDL was begun than the one that comes",
+                where=f"{message.schema}.{message.table} at ts {message.ts}",
+                why=f"begun: {self._begun['query'][:200]}",
+                fix="start a new target, and report this",
+            )
+        self._before = dict(self._definitions)
+        known = dict(self._definitions)
+        self._planned = [statements(step, known) for step in steps]
+        self._now, self._at, self._left = name, 0, len(steps)
+        self._query = message.query
+        if not steps:
+            self._over()
+        return True
+
+    def execute(self, step: ddl_plan.Step) -> None:
+        """The statements of one step."""
+        for statement in self._planned[len(self._planned) - self._left]:
+            self._execute(statement)
+            self._at += 1
+        statements(step, self._definitions)
+        self._left -= 1
+        if self._left == 0:
+            self._over()
+
+    def over(self, position: str) -> None:
+        """The position moves past all DDLs that were done."""
+        self._progress.move(position)
+        self._done, self._begun = [], None
+
+    def _over(self) -> None:
+        was, now = self._before, self._definitions
+        made = {name: one.to_json().decode() for name, one in now.items() if was.get(name) is not one}
+        self._done.append(self._now)
+        self._begun = None
+        self._progress.note_ddl(self._note(), made, [name for name in was if name not in now])
+
+    def _note(self, begun: dict[str, Any] | None = None) -> str:
+        return orjson.dumps({"done": self._done, "begun": begun}).decode()
+
+    def _execute(self, statement: Statement) -> None:
+        begun, self._begun = self._begun, None
+        if begun is not None and self._at < begun["at"]:
+            self._begun = begun
+            return
+        evidence = begun["evidence"] if begun is not None else self._evidence(statement)
+        if begun is not None and self._has_run(statement, evidence):
+            return
+        note = {"name": self._now, "query": self._query[:2000], "at": self._at, "evidence": evidence}
+        self._progress.note_ddl(self._note(note))
+        self._progress.check_lock()
+        if isinstance(statement, DeleteRows):
+            prune(self._progress, statement.name, statement.members)
+        else:
+            self._progress.run_ddl(_text(statement))
+
+    def _evidence(self, statement: Statement) -> list[str]:
+        match statement:
+            case CreateTable(name, _) if self._look(name) is not None:
+                raise Fatal(
+                    "a table that is to be made is there already",
+                    where=".".join(name),
+                    why="it is none of this consumer's: it was there before, or somebody has made it since",
+                    fix="move it out of the way, or leave the table out with a [filter] rule",
+                )
+            case AlterTable(name, text):
+                return [self._look(name) or "", self._foreseen(name, text)]
+            case _:
+                return []
+
+    def _has_run(self, statement: Statement, evidence: Sequence[str]) -> bool:
+        """Whether the statement that was begun took effect; Fatal when the target looks like neither."""
+        match statement:
+            case Again(_) | DeleteRows(_, _):
+                return False
+            case CreateTable(name, _):
+                return self._look(name) is not None
+            case RenameTable(old, new):
+                return self._look(old) is None and self._look(new) is not None
+            case AlterTable(name, text):
+                found = self._look(name)
+                if found not in evidence:
+                    raise Fatal(
+                        "a table is neither as it was nor as a DDL was to make it",
+                        where=".".join(name),
+                        why=f"ALTER TABLE ... {text[:300]} was begun; somebody has changed the table since",
+                        fix="make it as it was before, or as the DDL would, and start again",
+                    )
+                return found != evidence[0]
+
+    def _foreseen(self, name: Name, text: str) -> str:
+        """What the table will look like: an empty copy of it is altered."""
+        scratch = (SCHEMA, self._progress.scratch)
+        place = qualified(*scratch)
+        self._progress.run_ddl(f"DROP TABLE IF EXISTS {place}")
+        self._progress.run_ddl(f"CREATE TABLE {place} LIKE {qualified(*name)}")
+        self._progress.run_ddl(f"ALTER TABLE {place} {text}")
+        found = self._look(scratch)
+        self._progress.run_ddl(f"DROP TABLE IF EXISTS {place}")
+        return found or ""
+
+    def _look(self, name: Name) -> str | None:
+        """16 hex digits over a table's columns and indexes as the server tells them; None: not there."""
+        columns = self._progress.rows(
+            "SELECT column_name, column_type, is_nullable, column_default, collation_name, extra"
+            " FROM information_schema.columns WHERE table_schema=%s AND table_name=%s"
+            " ORDER BY ordinal_position",
+            *name,
+        )
+        if not columns:
+            return None
+        indexes = self._progress.rows(
+            "SELECT index_name, seq_in_index, column_name, sub_part, non_unique"
+            " FROM information_schema.statistics WHERE table_schema=%s AND table_name=%s ORDER BY 1, 2",
+            *name,
+        )
+        told = repr([columns, indexes]).encode()
+        return hashlib.sha256(told).hexdigest()[:16]
+
+
+def _text(statement: Again | CreateTable | AlterTable | RenameTable) -> str:
+    match statement:
+        case Again(text) | CreateTable(_, text):
+            return text
+        case AlterTable(name, text):
+            return f"ALTER TABLE {qualified(*name)} {text}"
+        case RenameTable(old, new):
+            return f"RENAME TABLE {qualified(*old)} TO {qualified(*new)}"

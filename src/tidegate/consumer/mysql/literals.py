@@ -1,0 +1,249 @@
+"""Values of the topic as SQL, whole columns at once. Pure.
+
+A target of this kind gets the topic's own values, not Delta's: an enum by its number, a date as its text,
+also one that no calendar knows. Statements are cut from the rows' texts, which lie one behind the other in
+memory already; no value is looked at by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.consumer.convert import (
+    BIT,
+    DECIMAL,
+    DOUBLE,
+    ENUM,
+    FLOAT,
+    INT24,
+    JSON,
+    LONG,
+    LONGLONG,
+    SET,
+    SHORT,
+    STRINGS,
+    TIMESTAMP,
+    TINY,
+    VECTOR,
+    YEAR,
+    TargetColumn,
+    utc_texts,
+)
+from tidegate.errors import Undecodable
+
+STATEMENT_BYTES: Final = 1 << 20
+"""About how long a statement is at most. A row that is longer is one of its own; the server's
+max_allowed_packet (16 MiB by default) is the limit for that."""
+KEYS: Final = 500
+"""Rows that one DELETE names. MariaDB reads an IN of 1,000 values and more as a join with a table of them
+(in_predicate_conversion_threshold), which may read the whole table instead of the keys."""
+SLICE: Final = 16_384
+"""Rows whose texts are in memory at once beside the statements."""
+SLICE_BYTES: Final = 256 << 20
+_SMALL: Final = frozenset({TINY, SHORT, INT24, LONG, YEAR})
+_NUMBERS: Final = frozenset({*_SMALL, LONGLONG, BIT, ENUM, SET})
+_TEXTS: Final = frozenset({JSON, VECTOR})
+
+
+def quoted(name: str) -> str:
+    """A name of a schema, table or column."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+class MySqlValues:
+    """Values as the topic has them."""
+
+    def type_of(self, column: TargetColumn) -> pa.DataType:
+        """Numbers, text and bytes as `codec.base.DecodedTable` says; texts as their bytes."""
+        kind = column.mysql_type
+        if kind in _SMALL:
+            return pa.int64()
+        if kind == LONGLONG:
+            return pa.uint64() if pa.types.is_decimal(column.type) else pa.int64()
+        if kind in (BIT, ENUM, SET):
+            return pa.uint64()
+        if kind in (FLOAT, DOUBLE):
+            return pa.float64()
+        return pa.binary() if kind in STRINGS else pa.string()
+
+    def convert(self, wire: pa.Array, column: TargetColumn, time_zone: str) -> pa.Array:
+        """TIMESTAMP in UTC, everything else as it came; Undecodable when it is of another kind."""
+        try:
+            if column.mysql_type == TIMESTAMP and time_zone != "UTC" and pa.types.is_string(wire.type):
+                wire = utc_texts(wire, time_zone)
+            return wire.cast(self.type_of(column))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise Undecodable(
+                "a column's values do not fit the target's type",
+                where=f"column {column.name}: {wire.type} to MySQL type {column.mysql_type}",
+                why=str(error)[:200],
+                fix="compare the table's definition at the source with the target's",
+            ) from error
+
+
+def literals(values: pa.Array, column: TargetColumn) -> pa.Array:
+    """Each value as a literal, binary; NULL for null. Undecodable for a number that SQL has not."""
+    kind = column.mysql_type
+    if kind in _NUMBERS:
+        made = values.cast(pa.string()).cast(pa.binary())
+    elif kind in (FLOAT, DOUBLE):
+        if not pc.all(pc.is_finite(values), min_count=0).as_py():
+            raise Undecodable(
+                "a column holds a number that MySQL does not have",
+                where=f"column {column.name}",
+                why="not a number, or infinite",
+            )
+        # As text: -0 is the integer 0. A FLOAT is written as the double it is, so that nothing is rounded.
+        made = _in_quotes(values.cast(pa.float64()).cast(pa.string()).cast(pa.binary()), b"'")
+    elif kind in STRINGS:
+        prefix = b"_binary'" if pa.types.is_binary(column.type) else b"'"
+        made = _in_quotes(_escaped(values.cast(pa.binary())), prefix)
+    elif kind in (DECIMAL, 0):  # a decimal in quotes would be compared as a double
+        made = values.cast(pa.binary())
+    else:
+        made = _in_quotes(_escaped(values.cast(pa.binary())), b"'")
+    return pc.fill_null(made, b"NULL")
+
+
+def _escaped(values: pa.Array) -> pa.Array:
+    for bad, good in ((b"\\", b"\\\\"), (b"'", b"\\'"), (b"\0", b"\\0")):
+        values = pc.replace_substring(values, bad, good)
+    return values
+
+
+def _in_quotes(values: pa.Array, opening: bytes) -> pa.Array:
+    return pc.binary_join_element_wise(opening, values, b"'", b"")
+
+
+class Digest:
+    """What a lane writes, whatever the order of its rows: their number, and a sum of 128-bit digests.
+
+    It tells a difference from none; it does not stop somebody who means to make an unseen one.
+    """
+
+    def __init__(self) -> None:
+        self._count = self._sum = 0
+
+    def add(self, what: bytes, texts: pa.Array) -> None:
+        """Rows by their texts; `what` is done to them, and to which table."""
+        begun = hashlib.blake2b(what, digest_size=16)
+        for text in texts.to_pylist():
+            one = begun.copy()
+            one.update(text)
+            self._sum += int.from_bytes(one.digest())
+        self._count += len(texts)
+
+    def __str__(self) -> str:
+        return f"{self._count}:{self._sum & ((1 << 128) - 1):032x}"
+
+
+def inserts(columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
+    """INSERT statements for `rows`, whose columns are in the types of `MySqlValues`; `table`: in quotes."""
+    names = ", ".join(quoted(column.name) for column in columns)
+    head = f"INSERT INTO {table} ({names}) VALUES ".encode()
+    for part in _slices(rows):
+        texts = pc.binary_join_element_wise(*_literals(columns, part), b",")
+        digest.add(head, texts)
+        for text in _cut(pc.binary_join_element_wise(b"(", texts, b"),", b""), part.num_rows):
+            yield head + text[:-1]
+
+
+def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
+    """DELETE statements for the rows with these keys, of which none holds a null."""
+    head = f"DELETE FROM {table} WHERE ".encode()
+    single = f"{quoted(keys[0].name)} IN (".encode()
+    for part in _slices(rows):
+        if len(keys) == 1:
+            texts = literals(_flat(part[keys[0].name]), keys[0])
+            between, before, after = b",", head + single, b")"
+            listed = pc.binary_join_element_wise(texts, between, b"")
+        else:
+            # MariaDB looks up no index for an IN of several columns; for this it does.
+            texts = _equations(keys, part, b"=")
+            between, before, after = b") OR ", head, b")"
+            listed = pc.binary_join_element_wise(b"(", texts, between, b"")
+        digest.add(head, texts)
+        for text in _cut(listed, KEYS):
+            yield before + text[: -len(between)] + after
+
+
+def matching_deletes(columns: Sequence[TargetColumn], rows: pa.Table, table: str) -> Iterator[bytes]:
+    """DELETE statements for all rows that have one of these combinations of values, nulls among them."""
+    head = f"DELETE FROM {table} WHERE ".encode()
+    for part in _slices(rows):
+        texts = _equations(columns, part, b"<=>")
+        for text in _cut(pc.binary_join_element_wise(b"(", texts, b") OR ", b""), KEYS):
+            yield head + text[: -len(b" OR ")]
+
+
+def bag_deletes(
+    columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest
+) -> Iterator[tuple[bytes, int]]:
+    """A DELETE for each distinct row, and how many rows it must find: as often as it stands in `rows`.
+
+    Text is compared by its bytes: to a collation, other rows than this may be equal.
+    """
+    head = f"DELETE FROM {table} WHERE ".encode()
+    wanted: dict[bytes, int] = {}
+    for part in _slices(rows):
+        texts = _equations(columns, part, b"<=>")
+        digest.add(head, texts)
+        for text in texts.to_pylist():
+            wanted[text] = wanted.get(text, 0) + 1
+    for text, count in wanted.items():
+        yield head + text + f" LIMIT {count}".encode(), count
+
+
+def _equations(columns: Sequence[TargetColumn], part: pa.Table, sign: bytes) -> pa.Array:
+    equal = []
+    for column, values in zip(columns, _literals(columns, part), strict=True):
+        left = (_compared(column) if sign == b"<=>" else quoted(column.name)).encode() + sign
+        equal.append(pc.binary_join_element_wise(left, values, b""))
+    return pc.binary_join_element_wise(*equal, b" AND ")
+
+
+def _compared(column: TargetColumn) -> str:
+    """A column as it is compared by its bytes; its charset may be another than the literal's."""
+    name = quoted(column.name)
+    if column.mysql_type in STRINGS and pa.types.is_binary(column.type):
+        return f"BINARY {name}"
+    if column.mysql_type in STRINGS or column.mysql_type in _TEXTS:
+        return f"BINARY CONVERT({name} USING utf8mb4)"
+    return name
+
+
+def _literals(columns: Sequence[TargetColumn], part: pa.Table) -> list[pa.Array]:
+    return [literals(_flat(part[column.name]), column) for column in columns]
+
+
+def _slices(rows: pa.Table) -> Iterator[pa.Table]:
+    """Parts of the rows whose texts fit into one Arrow array (2 GiB), escaped as they may be."""
+    for at in range(0, rows.num_rows, SLICE):
+        part = rows.slice(at, SLICE)
+        if part.nbytes > SLICE_BYTES and part.num_rows > 1:
+            half = part.num_rows // 2
+            yield from _slices(part.slice(0, half).combine_chunks())
+            yield from _slices(part.slice(half).combine_chunks())
+        else:
+            yield part
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _cut(texts: pa.Array, most: int) -> Iterator[bytes]:
+    """The texts one behind the other, in parts of about STATEMENT_BYTES and at most `most` texts."""
+    offsets = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    data, start = memoryview(texts.buffers()[2] or b""), 0
+    while start < len(texts):
+        fits = int(np.searchsorted(offsets, int(offsets[start]) + STATEMENT_BYTES, "right")) - 1
+        end = min(max(fits, start + 1), start + most, len(texts))
+        yield bytes(data[offsets[start] : offsets[end]])
+        start = end

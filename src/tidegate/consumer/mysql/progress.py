@@ -1,0 +1,412 @@
+"""What the target keeps of its consumer, and the fence: who may write, and what of a write is in.
+
+    progress     a row for each consumer: token, position, and the batch that was begun
+    lanes        a row for each of its lanes: token, the last batch that the lane has committed, the digest
+                 of its rows in the batch that was begun
+    definitions  what each of its tables looks like; a table belongs to one consumer
+
+    begin   progress: batch n-1 -> n, what it holds; lanes: their digests
+    lane    START TRANSACTION; lanes: batch -> n where token and batch < n; rows; COMMIT
+    end     progress: position, nothing begun, where token and batch n
+
+Every one of these steps changes a row that has our token, and takes effect only if it has it still. A taker
+raises all tokens in one transaction: a transaction of the old consumer that has passed its first UPDATE is
+waited for, and what it committed is then seen; one that comes later matches no row. Statements that no
+transaction guards (DDL) run only in the connection that holds the consumer's lock, and a taker ends that
+connection first.
+
+A batch that was begun is written again after a crash, with the same rows: a lane whose digest differs has
+rows that the first attempt did not have, perhaps in a lane that is through. Then nothing is written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pymysql
+
+from tidegate.consumer.mysql.session import SCHEMA, Connection, MySqlServer, translated
+from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
+
+TAKE_S: Final = 120.0
+"""How long a taker waits for the lock of a consumer whose connection it has ended: its last statement goes on
+until it sees that."""
+NAME_MAX: Final = 64
+TABLES: Final = (
+    f"CREATE DATABASE IF NOT EXISTS `{SCHEMA}` DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+    f"CREATE TABLE IF NOT EXISTS `{SCHEMA}`.`progress` (consumer VARCHAR({NAME_MAX}) NOT NULL PRIMARY KEY,"
+    " token BIGINT UNSIGNED NOT NULL, batch BIGINT UNSIGNED NOT NULL, position LONGTEXT, begun LONGTEXT,"
+    " ddl LONGTEXT) ENGINE=InnoDB",
+    f"CREATE TABLE IF NOT EXISTS `{SCHEMA}`.`lanes` (consumer VARCHAR({NAME_MAX}) NOT NULL,"
+    " lane INT UNSIGNED NOT NULL, token BIGINT UNSIGNED NOT NULL, batch BIGINT UNSIGNED NOT NULL,"
+    " digest VARCHAR(80) NOT NULL, PRIMARY KEY (consumer, lane)) ENGINE=InnoDB",
+    f"CREATE TABLE IF NOT EXISTS `{SCHEMA}`.`definitions` (consumer VARCHAR({NAME_MAX}) NOT NULL,"
+    " table_schema VARCHAR(64) NOT NULL, table_name VARCHAR(64) NOT NULL, definition LONGTEXT NOT NULL,"
+    " PRIMARY KEY (table_schema, table_name), KEY (consumer)) ENGINE=InnoDB",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a taker finds."""
+
+    position: str | None
+    """None: nothing was ever committed."""
+    begun: str | None
+    """The position that the batch leads to which was begun and did not end."""
+    ddl: str | None
+    """The DDL that was begun and did not end."""
+    definitions: Mapping[tuple[str, str], str]
+
+
+@dataclass(slots=True)
+class _Lanes:
+    batch: dict[int, int] = field(default_factory=dict)
+    digest: dict[int, str] = field(default_factory=dict)
+
+
+class Progress:
+    """One consumer's hold on a target. Only `lane` may be called from several threads."""
+
+    def __init__(self, server: MySqlServer, consumer: str) -> None:
+        if not 0 < len(consumer) <= NAME_MAX:
+            raise InvalidInput(
+                "a consumer's name cannot be used",
+                where=f"--name {consumer[:80]!r}",
+                why=f"it has {len(consumer)} signs, and may have 1 to {NAME_MAX}",
+                fix="choose a shorter one, and keep it: it is how the consumer knows its place again",
+            )
+        self._server, self._consumer = server, consumer
+        self._lock_name = f"tidegate.{hashlib.sha256(consumer.encode()).hexdigest()[:40]}"
+        self._control: Connection | None = None
+        self._token = self._batch = 0
+        self._lanes = _Lanes()
+        self._begun = False
+
+    # --- taking over
+
+    def take_over(self) -> Held:
+        """End whoever holds this consumer's name, ourselves in an earlier connection too, and read.
+
+        Retryable when the server does not answer, InvalidInput when it is none that we can write.
+        """
+        self.close()
+        self._control = self._server.connect()
+        with self._translating():
+            self._check_server()
+            for statement in TABLES:
+                self._run(statement)
+            self._check_engine()
+            self._take_lock(self._lock_name)
+            self._end_lanes()
+            return self._raise_token()
+
+    def close(self) -> None:
+        """Let go of the lock; undoes nothing."""
+        if self._control is not None:
+            with contextlib.suppress(pymysql.err.MySQLError):
+                self._control.close()
+        self._control = None
+
+    def _check_server(self) -> None:
+        version, format_of_log = self._rows("SELECT @@version, @@binlog_format")[0]
+        if "TiDB" in version:
+            raise InvalidInput(
+                "TiDB cannot be a target yet",
+                where=str(self._server),
+                why="its locks and its DDL do not end with their connection, so that an earlier consumer "
+                "could still write",
+                fix="use MySQL or MariaDB, or a Delta target",
+            )
+        if format_of_log == "STATEMENT":
+            raise InvalidInput(
+                "the target's binary log does not allow READ COMMITTED",
+                where=str(self._server),
+                why="@@binlog_format is STATEMENT",
+                fix="set it to ROW",
+            )
+
+    def _check_engine(self) -> None:
+        found = self._rows(
+            "SELECT table_name, engine FROM information_schema.tables"
+            " WHERE table_schema=%s AND engine<>'InnoDB'",
+            SCHEMA,
+        )
+        if found:
+            raise InvalidInput(
+                "the consumer's own tables must be InnoDB",
+                where=f"{self._server} schema {SCHEMA}",
+                why=", ".join(f"{name} is {engine}" for name, engine in found),
+                fix="convert them: without transactions no fence holds",
+            )
+
+    def _take_lock(self, name: str) -> None:
+        until = time.monotonic() + TAKE_S
+        patience = 0
+        while not self._rows("SELECT GET_LOCK(%s, %s)", name, patience)[0][0]:
+            patience = 1
+            (holder,) = self._rows("SELECT IS_USED_LOCK(%s)", name)[0]
+            if holder is not None:
+                self._kill(holder)
+            if time.monotonic() > until:
+                raise Retryable(
+                    "the earlier consumer's connection does not end",
+                    where=f"{self._server}, connection {holder}",
+                    why=f"it was killed {TAKE_S:.0f} s ago; a statement of it may still be rolled back",
+                    fix="look at SHOW PROCESSLIST, and try again when it is gone",
+                )
+
+    def _end_lanes(self) -> None:
+        """End the connections of earlier lanes: a process that stands still may have a transaction open."""
+        lanes = self._rows(f"SELECT lane FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", self._consumer)
+        for (lane,) in lanes:
+            (holder,) = self._rows("SELECT IS_USED_LOCK(%s)", self._lane_lock(lane))[0]
+            if holder is not None:
+                self._kill(holder)
+
+    def _kill(self, connection: int) -> None:
+        try:
+            self._run(f"KILL CONNECTION {int(connection)}")
+        except pymysql.err.OperationalError as error:
+            if error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD:
+                raise
+
+    def _raise_token(self) -> Held:
+        mine = self._consumer
+        with self._transaction():
+            self._run(
+                f"INSERT IGNORE INTO `{SCHEMA}`.`progress` (consumer, token, batch) VALUES (%s, 0, 0)", mine
+            )
+            token, batch, position, begun, ddl = self._rows(
+                f"SELECT token, batch, position, begun, ddl FROM `{SCHEMA}`.`progress`"
+                " WHERE consumer=%s FOR UPDATE",
+                mine,
+            )[0]
+            self._token, self._batch = token + 1, batch
+            self._run(f"UPDATE `{SCHEMA}`.`progress` SET token=%s WHERE consumer=%s", self._token, mine)
+            self._run(f"UPDATE `{SCHEMA}`.`lanes` SET token=%s WHERE consumer=%s", self._token, mine)
+        lanes = self._rows(f"SELECT lane, batch, digest FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", mine)
+        self._lanes = _Lanes({n: b for n, b, _ in lanes}, {n: d for n, _, d in lanes})
+        self._begun = begun is not None
+        found = self._rows(
+            f"SELECT table_schema, table_name, definition FROM `{SCHEMA}`.`definitions` WHERE consumer=%s",
+            mine,
+        )
+        return Held(position, begun, ddl, {(schema, table): text for schema, table, text in found})
+
+    # --- a batch
+
+    def begin(self, reached: str, digests: Mapping[int, str]) -> list[int]:
+        """Note durably what the next batch holds, by lane; which lanes must write.
+
+        `reached`: the position it leads to. After an interruption the batch is the one that was begun: Fatal
+        when a lane holds other rows than it did, and nothing is written. Fenced when another has taken over.
+        """
+        if self._begun:
+            self._compare(digests)
+            return [lane for lane in digests if self._lanes.batch.get(lane, 0) < self._batch]
+        number = self._batch + 1
+        with self._translating(), self._transaction():
+            self._guarded(
+                f"UPDATE `{SCHEMA}`.`progress` SET batch=%s, begun=%s"
+                " WHERE consumer=%s AND token=%s AND batch=%s AND begun IS NULL",
+                *(number, reached, self._consumer, self._token, number - 1),
+            )
+            for lane, digest in digests.items():
+                self._run(
+                    f"INSERT INTO `{SCHEMA}`.`lanes` (consumer, lane, token, batch, digest)"
+                    " VALUES (%s, %s, %s, %s, %s) ON DUPLICATE KEY UPDATE digest=VALUES(digest)",
+                    *(self._consumer, lane, self._token, number - 1, digest),
+                )
+        self._batch, self._begun = number, True
+        self._lanes = _Lanes(
+            self._lanes.batch | {lane: number - 1 for lane in digests if lane not in self._lanes.batch},
+            dict(digests),
+        )
+        return list(digests)
+
+    def _compare(self, digests: Mapping[int, str]) -> None:
+        rows = self._rows(
+            f"SELECT lane, digest FROM `{SCHEMA}`.`lanes` WHERE consumer=%s AND digest<>''", self._consumer
+        )
+        held = dict(rows)
+        differ = sorted(lane for lane in held.keys() | digests.keys() if held.get(lane) != digests.get(lane))
+        if differ:
+            first = differ[0]
+            raise Fatal(
+                "a write that was interrupted cannot be completed: its rows are others now",
+                where=f"{self._server}, consumer {self._consumer}, lane {', '.join(map(str, differ))}",
+                why=f"lane {first} had {held.get(first) or 'nothing'}, and has "
+                f"{digests.get(first) or 'nothing'}: a setting or the release has changed, the topic was "
+                "compacted, or a row is gone upstream that its message only names",
+                fix="start again as it was, or begin a new target",
+            )
+
+    def lane(self, lane: int, connection: Connection) -> None:
+        """The first statement of a lane's transaction, in its connection. Fenced when it may not write."""
+        with connection.cursor() as cursor:
+            matched = cursor.execute(
+                f"UPDATE `{SCHEMA}`.`lanes` SET batch=%s"
+                " WHERE consumer=%s AND lane=%s AND token=%s AND batch<%s",
+                (self._batch, self._consumer, lane, self._token, self._batch),
+            )
+        if not matched:
+            raise self._fenced()
+
+    def lane_connection(self, lane: int) -> Connection:
+        """A connection for a lane, which a taker can find by its lock."""
+        connection = self._server.connect()
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT GET_LOCK(%s, 10)", (self._lane_lock(lane),))
+        return connection
+
+    def end(self, position: str) -> None:
+        """All lanes are through: move the position. Fenced when another has taken over."""
+        with self._translating(), self._transaction():
+            self._guarded(
+                f"UPDATE `{SCHEMA}`.`progress` SET position=%s, begun=NULL"
+                " WHERE consumer=%s AND token=%s AND batch=%s",
+                *(position, self._consumer, self._token, self._batch),
+            )
+            self._run(f"UPDATE `{SCHEMA}`.`lanes` SET digest='' WHERE consumer=%s", self._consumer)
+        self._begun = False
+
+    # --- the position, a DDL, definitions
+
+    def move(self, position: str) -> None:
+        """Move the position without rows; a DDL that was noted is over. Fenced as `end`."""
+        with self._translating(), self._transaction():
+            self._guarded(
+                f"UPDATE `{SCHEMA}`.`progress` SET position=%s, ddl=NULL"
+                " WHERE consumer=%s AND token=%s AND begun IS NULL",
+                *(position, self._consumer, self._token),
+            )
+
+    def note_ddl(
+        self,
+        noted: str,
+        known: Mapping[tuple[str, str], str] | None = None,
+        gone: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        """Note how far a DDL is; in one transaction with the definitions that it has made and taken away.
+
+        InvalidInput when one of the tables is another consumer's.
+        """
+        with self._translating(), self._transaction():
+            self._guarded(
+                f"UPDATE `{SCHEMA}`.`progress` SET ddl=%s WHERE consumer=%s AND token=%s",
+                *(noted, self._consumer, self._token),
+            )
+            for schema, table in gone:
+                self._run(
+                    f"DELETE FROM `{SCHEMA}`.`definitions`"
+                    " WHERE consumer=%s AND table_schema=%s AND table_name=%s",
+                    *(self._consumer, schema, table),
+                )
+            for (schema, table), text in (known or {}).items():
+                self._check_owner(schema, table)
+                self._run(
+                    f"REPLACE INTO `{SCHEMA}`.`definitions` (consumer, table_schema, table_name, definition)"
+                    " VALUES (%s, %s, %s, %s)",
+                    *(self._consumer, schema, table, text),
+                )
+
+    def _check_owner(self, schema: str, table: str) -> None:
+        found = self._rows(
+            f"SELECT consumer FROM `{SCHEMA}`.`definitions`"
+            " WHERE table_schema=%s AND table_name=%s FOR UPDATE",
+            *(schema, table),
+        )
+        if found and found[0][0] != self._consumer:
+            raise InvalidInput(
+                "two consumers write one table",
+                where=f"{self._server}, table {schema}.{table}",
+                why=f"consumer {found[0][0]} has it, and {self._consumer} would",
+                fix="leave it out of one of the changefeeds with a [filter] rule",
+            )
+
+    @property
+    def scratch(self) -> str:
+        """The name of a table of this consumer's own in our schema, for a moment."""
+        return f"scratch_{self._lock_name[-40:]}"
+
+    @property
+    def control(self) -> Connection:
+        """The connection that holds the consumer's lock: the one for statements without a transaction."""
+        if self._control is None:
+            raise Retryable("the target is not taken over", where=str(self._server))
+        return self._control
+
+    # --- statements
+
+    def run_ddl(self, statement: str | bytes) -> None:
+        """A statement of DDL, in the connection that holds the lock."""
+        with self._translating():
+            self._run(statement)
+
+    def batches(self, statement: str, size: int) -> Iterator[list[tuple[Any, ...]]]:
+        """What a question brings, `size` rows at a time; nothing else may be asked meanwhile."""
+        with self._translating(), self.control.cursor(pymysql.cursors.SSCursor) as cursor:
+            cursor.execute(statement)
+            while rows := cursor.fetchmany(size):
+                yield list(rows)
+
+    def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """What a question brings."""
+        with self._translating():
+            return self._rows(statement, *values)
+
+    def check_lock(self) -> None:
+        """Fenced unless the connection that holds the lock is still there, and is ours."""
+        with self._translating():
+            (mine,) = self._rows("SELECT IS_USED_LOCK(%s) = CONNECTION_ID()", self._lock_name)[0]
+        if not mine:
+            raise self._fenced()
+
+    def _guarded(self, statement: str, *values: Any) -> None:
+        if not self._run(statement, *values):
+            raise self._fenced()
+
+    def _fenced(self) -> Fenced:
+        return Fenced(
+            "another consumer has taken the target over",
+            where=f"{self._server}, consumer {self._consumer}",
+            why=f"token {self._token} is no longer the newest",
+            fix="let the other one run, or stop it first",
+        )
+
+    def _lane_lock(self, lane: int) -> str:
+        return f"{self._lock_name}.{lane}"
+
+    def _run(self, statement: str | bytes, *values: Any) -> int:
+        with self.control.cursor() as cursor:
+            return int(cursor.execute(statement, values or None))  # None: a % is a %
+
+    def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self.control.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """One transaction of the control connection. After an error that connection is not used again."""
+        try:
+            self.control.begin()
+            yield
+            self.control.commit()
+        except BaseException:
+            self.close()
+            raise
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except pymysql.err.MySQLError as error:
+            raise translated(error, self._server) from error

@@ -1,0 +1,40 @@
+"""The rows of partitions that a DDL has removed upstream, found by the values that tell partitions apart."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pyarrow as pa
+
+from tidegate.consumer.convert import STRINGS, Losses, to_target
+from tidegate.consumer.mysql.literals import MySqlValues, matching_deletes, quoted
+from tidegate.consumer.mysql.progress import Progress
+from tidegate.consumer.mysql.tables import qualified
+from tidegate.consumer.partitioning import Members
+
+READ_ROWS: Final = 50_000
+
+
+def prune(progress: Progress, table: tuple[str, str], members: Members) -> None:
+    """Delete a table's rows that lie in `members`.
+
+    The table itself has no partitions. Each combination of values is read once and judged as at any target;
+    those that lie in the partitions are in memory at once.
+    """
+    values, columns = MySqlValues(), members.columns
+    names = [column.name for column in columns]
+    shown = ", ".join(f"CAST({quoted(name)} AS CHAR CHARACTER SET utf8mb4)" for name in names)
+    found = []
+    for rows in progress.batches(f"SELECT DISTINCT {shown} FROM {qualified(*table)}", READ_ROWS):
+        texts = [pa.array(texts, pa.string()) for texts in zip(*rows, strict=True)]
+        pairs = list(zip(texts, columns, strict=True))
+        kept = [text.cast(values.type_of(column)) for text, column in pairs]
+        typed = [
+            to_target(text if column.mysql_type in STRINGS else wire, column, "UTC", Losses())
+            for wire, (text, column) in zip(kept, pairs, strict=True)
+        ]
+        mask = members.mask(pa.RecordBatch.from_arrays(typed, names))
+        found.append(pa.Table.from_arrays(kept, names).filter(mask))
+    if found:
+        for statement in matching_deletes(columns, pa.concat_tables(found), qualified(*table)):
+            progress.run_ddl(statement)

@@ -1,0 +1,256 @@
+"""CREATE and ALTER TABLE, rendered from TiDB's TableInfo before and after. Pure.
+
+Rendered, not copied: TiDB's SQL has words that other servers do not know, and leaves out the schema.
+What rows are the same without is left out: partitions, foreign keys, checks, expression indexes, and virtual
+columns, which the topic does not carry; a stored generated column is a plain one, which holds what upstream
+computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.consumer.ddl_plan import REPEAT, Source
+from tidegate.consumer.definition import Definition, target_column
+from tidegate.consumer.modify import WIRE_TYPES
+from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
+from tidegate.errors import Fatal
+from tidegate.model.schema import Column, Index, Kind, TableSchema
+from tidegate.tidb.table_info import every_column, table_schema
+from tidegate.tidb.value import fsp, missing, present
+
+AUTO_INCREMENT: Final = 512
+ZEROFILL: Final = 64
+COLLATIONS: Final = {
+    "utf8mb4_0900_ai_ci": "utf8mb4_uca1400_nopad_ai_ci",
+    "utf8mb4_0900_bin": "utf8mb4_nopad_bin",
+}
+"""By TiDB's name, MariaDB's: what it calls the collations of Unicode 9 that do not pad."""
+_WHOLE: Final = (Kind.INT, Kind.UINT)
+CONVERSIONS: Final = frozenset(
+    {
+        *((one, other) for one in _WHOLE for other in _WHOLE),
+        *((one, other) for one in _WHOLE for other in (Kind.STRING, Kind.DECIMAL, Kind.DOUBLE, Kind.BIT)),
+        *((Kind.INT, Kind.YEAR), (Kind.YEAR, Kind.FLOAT), (Kind.DOUBLE, Kind.DECIMAL)),
+        *((Kind.DECIMAL, other) for other in (Kind.DECIMAL, Kind.DOUBLE, Kind.STRING)),
+        *((Kind.DATETIME, other) for other in (Kind.DATE, Kind.TIMESTAMP, Kind.STRING)),
+        *((Kind.ENUM, other) for other in (Kind.STRING, Kind.SET)),
+        *((Kind.INT, Kind.JSON), (Kind.JSON, Kind.STRING)),
+        *((Kind.STRING, other) for other in (Kind.STRING, *_WHOLE, Kind.JSON)),
+    }
+)
+"""Conversions by MODIFY COLUMN in which a strict MariaDB gave the rows that a real TiDB gave (a recorded log
+of online DDL). Other ones are known to differ (floats as text), or were not compared."""
+_INTEGERS: Final = {1: "TINYINT", 2: "SMALLINT", 3: "INT", 8: "BIGINT", 9: "MEDIUMINT"}
+_TIMES: Final = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
+_PLAIN: Final = {4: "FLOAT", 5: "DOUBLE", 10: "DATE", 13: "YEAR", 14: "DATE"}
+_TEXTS: Final = {249: "TINYTEXT", 250: "MEDIUMTEXT", 251: "LONGTEXT", 252: "TEXT"}
+_BLOBS: Final = {249: "TINYBLOB", 250: "MEDIUMBLOB", 251: "LONGBLOB", 252: "BLOB"}
+_JSON, _VECTOR, _ENUM, _SET, _CHAR = 245, 225, 247, 248, 254
+
+
+def qualified(schema: str, table: str) -> str:
+    """`schema`.`table`, in quotes."""
+    return f"{quoted(schema)}.{quoted(table)}"
+
+
+def create_table(made: Definition) -> str:
+    """An empty table as `made` says."""
+    described = _described(made)
+    parts = [f"{quoted(column.name)} {column_text(column)}" for column in described.columns]
+    names = _names(made)
+    parts += [_index_text(index, names) for index in _indexes(made, described).values()]
+    head = f"CREATE TABLE {qualified(made.schema, made.table)} (\n  "
+    return head + ",\n  ".join(parts) + "\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4"
+
+
+def alterations(held: Definition, made: Definition, sources: tuple[Source, ...] | None) -> list[str]:
+    """What ALTER TABLE must be given to make `held` into `made`, a text for each statement; often none.
+
+    `sources`: where each column's values come from; None: the columns are as before. An added column takes
+    two statements when its old rows hold another value than new rows get. Fatal when values would be
+    converted in a way that is not known to be TiDB's.
+    """
+    before, after = _described(held), _described(made)
+    was = {column.name: column for column in before.columns}
+    if sources is None:
+        taken: Mapping[str, str | None] = {name: name for name in was}
+    else:
+        _refuse_conversions(made, sources)
+        taken = {one.column.name: one.taken.name if one.taken is not None else None for one in sources}
+    old, new = _indexes(held, before), _indexes(made, after)
+    changed = {name for name in old if not _same_index(old[name], new.get(name), held, made)}
+    parts = [
+        "DROP PRIMARY KEY" if name == "" else f"DROP INDEX {quoted(name)}" for name in old if name in changed
+    ]
+    stays = set(taken.values())
+    parts += [f"DROP COLUMN {quoted(name)}" for name in was if name not in stays]
+    order = [name for name in was if name in stays]
+    later = []
+    for at, column in enumerate(after.columns):
+        source, text = taken[column.name], column_text(column)
+        place = " FIRST" if at == 0 else f" AFTER {quoted(after.columns[at - 1].name)}"
+        if source is None:
+            first = column_text(column, fill=True)
+            later += [f"MODIFY COLUMN {quoted(column.name)} {text}"] if first != text else []
+            parts.append(f"ADD COLUMN {quoted(column.name)} {first}{place}")
+            order.insert(at, column.name)
+            continue
+        moved = order[at] != source
+        if moved:
+            order.remove(source)
+            order.insert(at, source)
+        if moved or source != column.name or column_text(was[source]) != text:
+            name = f"CHANGE COLUMN {quoted(source)} {quoted(column.name)}"
+            parts.append(f"{name} {text}{place if moved else ''}")
+    names = _names(made)
+    parts += [f"ADD {_index_text(new[name], names)}" for name in new if name in changed or name not in old]
+    return [", ".join(one) for one in (parts, later) if one]
+
+
+def column_text(column: Column, fill: bool = False) -> str:
+    """Type and attributes. `fill`: the default is what rows older than the column hold in it."""
+    parts = [_type_text(column)]
+    parts.append("NULL" if column.nullable else "NOT NULL")
+    default = _fill_text(column) if fill else _default_text(column)
+    parts += [f"DEFAULT {default}"] if default else []
+    return " ".join(parts)
+
+
+def _type_text(column: Column) -> str:
+    kind = column.mysql_type
+    if kind in _INTEGERS:
+        width = "(1)" if kind == 1 and column.flen == 1 else ""
+        signs = " UNSIGNED" if column.unsigned else ""
+        return f"{_INTEGERS[kind]}{width}{signs}{' ZEROFILL' if column.flag & ZEROFILL else ''}"
+    if kind in _TIMES:
+        return f"{_TIMES[kind]}({fsp(column)})" if fsp(column) else _TIMES[kind]
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    if kind == 246:
+        return f"DECIMAL({column.flen},{max(column.decimal, 0)}){' UNSIGNED' if column.unsigned else ''}"
+    if kind == 16:
+        return f"BIT({max(column.flen, 1)})"
+    if kind in (_JSON, _VECTOR):
+        return "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+    if kind in (_ENUM, _SET):
+        names = ",".join("'" + name.replace("\\", "\\\\").replace("'", "''") + "'" for name in column.elems)
+        return f"{'ENUM' if kind == _ENUM else 'SET'}({names}){_charset(column)}"
+    if column.kind is Kind.BYTES:
+        return _BLOBS.get(kind) or f"{'BINARY' if kind == _CHAR else 'VARBINARY'}({column.flen})"
+    return (_TEXTS.get(kind) or f"{'CHAR' if kind == _CHAR else 'VARCHAR'}({column.flen})") + _charset(column)
+
+
+def _charset(column: Column) -> str:
+    if column.charset in ("", "binary"):
+        return ""
+    collation = COLLATIONS.get(column.collate, column.collate)
+    return f" CHARACTER SET {column.charset} COLLATE {collation}"
+
+
+def _default_text(column: Column) -> str:
+    if column.default is None or column.default_is_expr or column.generated:
+        return ""
+    if isinstance(column.default, str) and column.default.upper().startswith("CURRENT_TIMESTAMP"):
+        return f"CURRENT_TIMESTAMP({fsp(column)})"
+    if isinstance(column.default, str) and column.default.upper() == "CURRENT_DATE":
+        return "" if column.nullable else "'0000-00-00'"
+    return _fill_text(replace(column, origin_default=column.default))
+
+
+def _fill_text(column: Column) -> str:
+    """What older rows hold, as a literal; empty for NULL, which needs no default."""
+    value: Any = present(column, missing(column), UTC)
+    if value is None:
+        return ""
+    if column.kind in (Kind.STRING, Kind.BYTES) and isinstance(value, str):
+        value = value.encode()
+    target, values = target_column(column), MySqlValues()
+    wire = pa.array([value], WIRE_TYPES.get(column.kind, pa.string()))
+    text: bytes = literals(values.convert(wire, target, "UTC"), target)[0].as_py()
+    if column.mysql_type in (_ENUM, _SET):  # a default is not taken by its number
+        return _members_text(column, int(value))
+    return text.decode("utf-8", "surrogateescape") if column.kind is not Kind.BYTES else f"X'{value.hex()}'"
+
+
+def _members_text(column: Column, number: int) -> str:
+    if column.mysql_type == _ENUM:
+        chosen = column.elems[number - 1] if number else ""
+    else:
+        chosen = ",".join(name for bit, name in enumerate(column.elems) if number >> bit & 1)
+    return "'" + chosen.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _described(made: Definition) -> TableSchema:
+    if made.info is None:
+        raise Fatal(
+            "a table cannot be made from rows alone",
+            where=f"table {made.name}",
+            why="the topic's DDL messages have no header of Tidegate's, so that lengths, precisions and keys "
+            "of its columns are not known",
+            fix="read the topic of a changefeed of Tidegate, or write to a Delta target",
+        )
+    return table_schema(made.schema, made.info, made.version)
+
+
+def _names(made: Definition) -> dict[int, str]:
+    """Names of the columns by their offsets in the TableInfo, as indexes give them; visible ones only."""
+    assert made.info is not None
+    return {column.offset: column.name for column in every_column(made.info, made.version) if column.visible}
+
+
+def _indexes(made: Definition, described: TableSchema) -> dict[str, Index]:
+    """The indexes that can be had without expressions, by name; the primary key's is empty."""
+    names = _names(made)
+    found: dict[str, Index] = {}
+    if described.pk_is_handle:
+        offsets = tuple(described.columns[at].offset for at in described.primary_key)
+        found[""] = Index(0, "", offsets, (-1,) * len(offsets), unique=True, primary=True)
+    for index in described.indexes:
+        if all(offset in names for offset in index.columns):
+            found["" if index.primary else index.name] = index
+    return found
+
+
+def _same_index(old: Index, new: Index | None, held: Definition, made: Definition) -> bool:
+    """By the columns' ids: a renamed column stays in its indexes."""
+    if new is None or (old.unique, old.lengths) != (new.unique, new.lengths):
+        return False
+    return _ids(held, old) == _ids(made, new)
+
+
+def _ids(made: Definition, index: Index) -> list[int]:
+    assert made.info is not None
+    ids = {column.offset: column.id for column in every_column(made.info, made.version)}
+    return [ids[offset] for offset in index.columns]
+
+
+def _index_text(index: Index, names: Mapping[int, str]) -> str:
+    parts = zip(index.columns, index.lengths, strict=True)
+    columns = ", ".join(quoted(names[at]) + (f"({size})" if size > 0 else "") for at, size in parts)
+    if index.primary:
+        return f"PRIMARY KEY ({columns})"
+    return f"{'UNIQUE ' if index.unique else ''}INDEX {quoted(index.name)} ({columns})"
+
+
+def _refuse_conversions(made: Definition, sources: tuple[Source, ...]) -> None:
+    """Fatal when TiDB has converted values in a way that the target's ALTER is not known to share."""
+    for one in sources:
+        if one.change is None:
+            continue
+        before, after = one.change.before, one.change.after
+        zoned = Kind.TIMESTAMP in (before.kind, after.kind) and one.change.time_zone is not UTC
+        recoded = before.kind is after.kind is Kind.STRING and before.charset != after.charset
+        if (before.kind, after.kind) not in CONVERSIONS or zoned or recoded:
+            raise Fatal(
+                "a DDL cannot be replayed at the target",
+                where=f"table {made.name}, column {one.column.name}",
+                why=f"its rows are converted from {_type_text(before)} to {_type_text(after)} without row "
+                "events, and the target's conversion is not known to be TiDB's",
+                fix=REPEAT,
+            )

@@ -1,0 +1,117 @@
+"""Recorded change logs into a real MariaDB: equal to what SQL saw, whatever dies on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from tests.consumer.logs import PARTITIONS
+from tests.consumer.memory_topic import MemoryTopic, consume_into
+from tests.consumer.mysql.mortal import Killed, MortalServer
+from tests.consumer.mysql.reading import differences, forget, table_of
+from tests.consumer.test_apply import TOTAL
+from tests.consumer.topics import events_of, messages_of
+from tidegate.codec.registry import CODECS, codec_options
+from tidegate.consumer.apply import Applier
+from tidegate.consumer.mysql.session import MySqlServer
+from tidegate.consumer.mysql.target import MySqlAddress
+from tidegate.consumer.position import Position
+from tidegate.errors import Fatal
+from tidegate.workload.changelog import SnapshotLine, read_log
+
+LOGS = Path(__file__).parents[2] / "golden" / "changelog"
+
+
+def lines_of(log: str) -> list[SnapshotLine]:
+    return [line for line in read_log(LOGS / f"{log}.jsonl.gz") if isinstance(line, SnapshotLine)]
+
+
+def schemas_of(lines: Iterable[SnapshotLine]) -> set[str]:
+    return {name.partition(".")[0] for line in lines for name in line.tables}
+
+
+def consume(
+    server: MySqlServer, log: str, topic: MemoryTopic, folder: Path, until: int, rows: int = 2000
+) -> Position:
+    with MySqlAddress(server, log, folder / "own", lanes=3).opened() as target:
+        applier = Applier(target, folder / "own")
+        return consume_into(topic, applier, folder / "staging", until=until, size=400, rows=rows)
+
+
+def topic_of(log: str, until: int, protocol: str = "open-protocol") -> MemoryTopic:
+    extension = CODECS[protocol].unmarked is not None
+    options = codec_options({"protocol": protocol, "enable-tidb-extension": extension})
+    events = events_of(LOGS / f"{log}.jsonl.gz", until=until, force=True)
+    return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
+
+
+@pytest.mark.parametrize("log", ["bank", "keys", "onlineddl", "wide"])
+def test_a_recorded_log_is_at_every_snapshot_as_sql_saw_it(
+    mariadb: MySqlServer, tmp_path: Path, log: str
+) -> None:
+    lines = lines_of(log)
+    topic = topic_of(log, lines[-1].ts)
+    forget(mariadb, log, *schemas_of(lines))
+    for line in (*lines[:-1:5], lines[-1]):
+        assert consume(mariadb, log, topic, tmp_path, line.ts).ts == line.ts
+        assert differences(mariadb, line) == {}
+
+
+@pytest.mark.parametrize(("log", "last"), [("bank", 8), ("onlineddl", 4)])
+def test_death_at_any_write_loses_and_doubles_nothing(
+    mariadb: MySqlServer, tmp_path: Path, log: str, last: int
+) -> None:
+    """Rows, DDL, positions and takeovers: whatever is written, the process dies before and after it."""
+    lines = lines_of(log)[: last + 1]
+    topic = topic_of(log, lines[-1].ts)
+    forget(mariadb, log, *schemas_of(lines))
+    deaths = 0
+    for dies_at in count(31):
+        try:
+            mortal = MortalServer.at(mariadb, dies_at + 7 * (dies_at % 13))
+            consume(mortal, log, topic, tmp_path, lines[-1].ts, rows=500)
+            break
+        except Killed:
+            deaths += 1
+    assert deaths > 10
+    assert differences(mariadb, lines[-1]) == {}
+
+
+def test_with_one_lane_a_reader_never_sees_half_a_batch(mariadb: MySqlServer, tmp_path: Path) -> None:
+    line = lines_of("bank")[2]
+    topic = topic_of("bank", line.ts)
+    forget(mariadb, "bank", "bank")
+    bystander, sums = mariadb.connect(), set()
+    with MySqlAddress(mariadb, "bank", tmp_path / "own", lanes=1).opened() as target:
+        end = target._progress.end
+
+        def look_and_end(position: str) -> None:
+            accounts = table_of(bystander, "bank", "accounts")
+            if accounts.num_rows >= 300:
+                sums.add(sum(map(Decimal, accounts["balance"].to_pylist())))
+            end(position)
+
+        target._progress.end = look_and_end
+        consume_into(topic, Applier(target, tmp_path / "own"), tmp_path / "staging", until=line.ts, rows=300)
+    bystander.close()
+    assert sums == {TOTAL}
+
+
+def test_a_table_that_was_there_before_is_not_touched(mariadb: MySqlServer, tmp_path: Path) -> None:
+    line = lines_of("bank")[0]
+    forget(mariadb, "bank", "bank")
+    connection = mariadb.connect()
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE bank")
+        cursor.execute("CREATE TABLE bank.accounts (id INT PRIMARY KEY) ENGINE=InnoDB")
+        cursor.execute("INSERT INTO bank.accounts VALUES (1)")
+        with pytest.raises(Fatal, match="is there already"):
+            consume(mariadb, "bank", topic_of("bank", line.ts), tmp_path, line.ts)
+        cursor.execute("SELECT * FROM bank.accounts")
+        assert cursor.fetchall() == ((1,),)
+    connection.close()
+    forget(mariadb, "bank", "bank")
