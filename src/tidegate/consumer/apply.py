@@ -61,16 +61,18 @@ class Applier:
         events.sort(key=lambda pair: pair[0].seq if pair[0] is not None else 0)
         done: list[str] = []
         for event, message in events:
+            if self.target.has_done(message):  # and cannot be planned: the tables are as it made them
+                continue
             held = self.target.definitions.values()
             if event is not None:
                 steps = ddl_plan.plan(event, held, self.target.dropped())
             else:
                 steps = ddl_plan.plan_without_header(message, held)
             _refuse_if_needed(message, steps)
-            if self.target.intend(message, steps):
-                for step in steps:
-                    self.target.execute(step)
-            done += map(ddl_plan.in_words, steps)
+            self.target.intend(message, steps)
+            for step in steps:
+                self.target.execute(step)
+                done.append(ddl_plan.in_words(step))
             self.stats.ddls += 1
         return done
 

@@ -88,11 +88,11 @@ class Target(Protocol):
         the target must not meet a write of ours.
         """
 
-    def intend(self, message: DdlMessage, steps: Sequence[Step]) -> bool:
-        """Note durably that a DDL begins; False: all its steps were done before, so that none is executed.
+    def has_done(self, message: DdlMessage) -> bool:
+        """Whether all of a DDL was done before a crash that came before the position moved past it."""
 
-        Fatal when it began before, on a table that was another then.
-        """
+    def intend(self, message: DdlMessage, steps: Sequence[Step]) -> None:
+        """Note durably that a DDL begins; Fatal when it began before, on a table that was another then."""
 
     def execute(self, step: Step) -> None:
         """Do one step of a DDL. A step that refuses never comes here."""

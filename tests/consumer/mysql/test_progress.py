@@ -191,10 +191,22 @@ def test_a_lost_connection_is_no_proof_of_anything_and_is_taken_over(
         cursor.execute(f"KILL {first.control.thread_id()}")
     with pytest.raises(Retryable):
         first.end("p1")
-    held = first.take_over()
+    held = first.take_again()
     assert held.begun == "p1"
     assert first.begin("p1", {0: "a"}) == [], "the lane is through"
     first.end("p1")
+
+
+def test_who_was_taken_over_does_not_take_over_again(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    old, _ = taken(mariadb, name)
+    new, _ = taken(mariadb, name)
+    with pytest.raises(Retryable):
+        old.move("p1")
+    with pytest.raises(Fenced):
+        old.take_again()
+    new.move("p2")
 
 
 def test_definitions_move_with_the_ddl_that_made_them(

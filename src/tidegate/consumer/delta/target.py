@@ -226,14 +226,17 @@ class DeltaTarget:
 
     # --- DDL
 
-    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> bool:
+    def has_done(self, message: DdlMessage) -> bool:
+        """Never: what no snapshot names is undone by `recover`."""
+        return False
+
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
         """Note the DDL in the journal, with the definition before and the rows that it takes away."""
         held = self.tables.get((message.schema, message.table))
         before = held.definition.fingerprint() if held is not None else None
         self._journal.intend(
             message, [type(step).__name__.lower() for step in steps], before, self._going(steps)
         )
-        return True
 
     def _going(self, steps: Sequence[ddl_plan.Step]) -> list[Going]:
         """The tables whose rows these steps take out of sight."""

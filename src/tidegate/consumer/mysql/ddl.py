@@ -143,24 +143,41 @@ def _refused(where: str, why: str) -> Fatal:
     return Fatal("a DDL cannot be replayed at the target", where=where, why=why, fix=REPEAT)
 
 
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One step: its statements, the number of the first of them, and all definitions after it."""
+
+    first: int
+    statements: list[Statement]
+    known: dict[Name, Definition]
+
+
 class DdlRun:
     """The DDLs between two positions: which are done, and how far the one is that is not."""
 
     def __init__(self, progress: Progress, definitions: dict[Name, Definition], noted: str | None) -> None:
         """`noted`: what `Progress` held. `definitions` are kept as they are after each step."""
         self._progress, self._definitions = progress, definitions
-        held: dict[str, Any] = orjson.loads(noted) if noted else {}
-        self._done: list[str] = held.get("done", [])
-        self._begun: dict[str, Any] | None = held.get("begun")
-        self._now, self._at, self._left = "", 0, 0
+        self._done: list[str] = []
+        self._begun: dict[str, Any] | None = None
+        self.resume(noted)
+        self._now = self._query = ""
         self._before: dict[Name, Definition] = {}
-        self._planned: list[list[Statement]] = []
+        self._planned: list[_Planned] = []
+        self._step = 0
 
-    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> bool:
+    def resume(self, noted: str | None) -> None:
+        """What the target says now of the DDLs since its position; the step that was lost comes again."""
+        held: dict[str, Any] = orjson.loads(noted) if noted else {}
+        self._done, self._begun = held.get("done", []), held.get("begun")
+
+    def has_done(self, message: DdlMessage) -> bool:
+        """Whether all its statements have run and only the position has not moved past it."""
+        return identity(message) in self._done
+
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
         """See `Target.intend`. All is rendered now: what is refused is refused before anything is done."""
         name = identity(message)
-        if name in self._done:
-            return False
         if self._begun is not None and self._begun["name"] != name:
             raise Fatal(
                 "another DDL was begun than the one that comes",
@@ -168,24 +185,27 @@ class DdlRun:
                 why=f"begun: {self._begun['query'][:200]}",
                 fix="start a new target, and report this",
             )
-        self._before = dict(self._definitions)
-        known = dict(self._definitions)
-        self._planned = [statements(step, known) for step in steps]
-        self._now, self._at, self._left = name, 0, len(steps)
-        self._query = message.query
+        self._before, known, number = dict(self._definitions), dict(self._definitions), 0
+        self._planned, self._step = [], 0
+        for step in steps:
+            made = statements(step, known)
+            self._planned.append(_Planned(number, made, dict(known)))
+            number += len(made)
+        self._now, self._query = name, message.query
         if not steps:
             self._over()
-        return True
 
-    def execute(self, step: ddl_plan.Step) -> None:
-        """The statements of one step."""
-        for statement in self._planned[len(self._planned) - self._left]:
-            self._execute(statement)
-            self._at += 1
-        statements(step, self._definitions)
-        self._left -= 1
-        if self._left == 0:
+    def execute(self) -> None:
+        """The statements of the next step; after a connection was lost and `resume`, of the same one."""
+        step = self._planned[self._step]
+        if self._now not in self._done:
+            for number, statement in enumerate(step.statements, step.first):
+                self._execute(number, statement)
+        self._definitions.clear()
+        self._definitions.update(step.known)
+        if step is self._planned[-1] and self._now not in self._done:
             self._over()
+        self._step += 1
 
     def over(self, position: str) -> None:
         """The position moves past all DDLs that were done."""
@@ -195,23 +215,20 @@ class DdlRun:
     def _over(self) -> None:
         was, now = self._before, self._definitions
         made = {name: one.to_json().decode() for name, one in now.items() if was.get(name) is not one}
-        self._done.append(self._now)
-        self._begun = None
-        self._progress.note_ddl(self._note(), made, [name for name in was if name not in now])
+        done = [*self._done, self._now]
+        self._progress.note_ddl(_note(done, None), made, [name for name in was if name not in now])
+        self._done, self._begun = done, None
 
-    def _note(self, begun: dict[str, Any] | None = None) -> str:
-        return orjson.dumps({"done": self._done, "begun": begun}).decode()
-
-    def _execute(self, statement: Statement) -> None:
+    def _execute(self, number: int, statement: Statement) -> None:
         begun, self._begun = self._begun, None
-        if begun is not None and self._at < begun["at"]:
+        if begun is not None and number < begun["at"]:
             self._begun = begun
             return
         evidence = begun["evidence"] if begun is not None else self._evidence(statement)
         if begun is not None and self._has_run(statement, evidence):
             return
-        note = {"name": self._now, "query": self._query[:2000], "at": self._at, "evidence": evidence}
-        self._progress.note_ddl(self._note(note))
+        note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
+        self._progress.note_ddl(_note(self._done, note))
         self._progress.check_lock()
         if isinstance(statement, DeleteRows):
             prune(self._progress, statement.name, statement.members)
@@ -280,6 +297,10 @@ class DdlRun:
         )
         told = repr([columns, indexes]).encode()
         return hashlib.sha256(told).hexdigest()[:16]
+
+
+def _note(done: Sequence[str], begun: dict[str, Any] | None) -> str:
+    return orjson.dumps({"done": done, "begun": begun}).decode()
 
 
 def _text(statement: Again | CreateTable | AlterTable | RenameTable) -> str:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,8 +42,8 @@ NAME_MAX: Final = 64
 TABLES: Final = (
     f"CREATE DATABASE IF NOT EXISTS `{SCHEMA}` DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
     f"CREATE TABLE IF NOT EXISTS `{SCHEMA}`.`progress` (consumer VARCHAR({NAME_MAX}) NOT NULL PRIMARY KEY,"
-    " token BIGINT UNSIGNED NOT NULL, batch BIGINT UNSIGNED NOT NULL, position LONGTEXT, begun LONGTEXT,"
-    " ddl LONGTEXT) ENGINE=InnoDB",
+    " token BIGINT UNSIGNED NOT NULL, taker VARCHAR(32), batch BIGINT UNSIGNED NOT NULL, position LONGTEXT,"
+    " begun LONGTEXT, ddl LONGTEXT) ENGINE=InnoDB",
     f"CREATE TABLE IF NOT EXISTS `{SCHEMA}`.`lanes` (consumer VARCHAR({NAME_MAX}) NOT NULL,"
     " lane INT UNSIGNED NOT NULL, token BIGINT UNSIGNED NOT NULL, batch BIGINT UNSIGNED NOT NULL,"
     " digest VARCHAR(80) NOT NULL, PRIMARY KEY (consumer, lane)) ENGINE=InnoDB",
@@ -85,11 +86,31 @@ class Progress:
         self._server, self._consumer = server, consumer
         self._lock_name = f"tidegate.{hashlib.sha256(consumer.encode()).hexdigest()[:40]}"
         self._control: Connection | None = None
+        self._taker = uuid.uuid4().hex
+        """Tells our tokens from those of others, also where we do not know what was committed."""
+        self._control_id = 0
+        """The server's number of the connection that has the lock, or had it last."""
         self._token = self._batch = 0
         self._lanes = _Lanes()
         self._begun = False
 
     # --- taking over
+
+    def take_again(self) -> Held:
+        """Take the target over from our own lost connection, and read; Fenced when another has taken it over.
+
+        Who would simply take over anew would end the other, which would end us, and so on.
+        """
+        lost = self._control_id
+        self.close()
+        self._control = self._server.connect()
+        with self._translating():
+            rows = self._rows(f"SELECT taker FROM `{SCHEMA}`.`progress` WHERE consumer=%s", self._consumer)
+            (holder,) = self._rows("SELECT IS_USED_LOCK(%s)", self._lock_name)[0]
+        if rows != [(self._taker,)] or holder not in (None, lost):
+            self.close()
+            raise self._fenced()
+        return self.take_over()
 
     def take_over(self) -> Held:
         """End whoever holds this consumer's name, ourselves in an earlier connection too, and read.
@@ -98,6 +119,7 @@ class Progress:
         """
         self.close()
         self._control = self._server.connect()
+        self._control_id = self._control.thread_id()
         with self._translating():
             self._check_server()
             for statement in TABLES:
@@ -189,7 +211,10 @@ class Progress:
                 mine,
             )[0]
             self._token, self._batch = token + 1, batch
-            self._run(f"UPDATE `{SCHEMA}`.`progress` SET token=%s WHERE consumer=%s", self._token, mine)
+            self._run(
+                f"UPDATE `{SCHEMA}`.`progress` SET token=%s, taker=%s WHERE consumer=%s",
+                *(self._token, self._taker, mine),
+            )
             self._run(f"UPDATE `{SCHEMA}`.`lanes` SET token=%s WHERE consumer=%s", self._token, mine)
         lanes = self._rows(f"SELECT lane, batch, digest FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", mine)
         self._lanes = _Lanes({n: b for n, b, _ in lanes}, {n: d for n, _, d in lanes})
@@ -201,6 +226,15 @@ class Progress:
         return Held(position, begun, ddl, {(schema, table): text for schema, table, text in found})
 
     # --- a batch
+
+    @property
+    def number(self) -> int:
+        """Of the batch that was begun, else of the next."""
+        return self._batch if self._begun else self._batch + 1
+
+    def has_ended(self, number: int) -> bool:
+        """Whether a batch's position was committed, as the last taking over has found."""
+        return self._batch >= number and not self._begun
 
     def begin(self, reached: str, digests: Mapping[int, str]) -> list[int]:
         """Note durably what the next batch holds, by lane; which lanes must write.

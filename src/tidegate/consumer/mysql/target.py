@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.mysql.ddl import DdlRun
 from tidegate.consumer.mysql.literals import Digest, MySqlValues, bag_deletes, deletes, inserts
-from tidegate.consumer.mysql.progress import Progress
+from tidegate.consumer.mysql.progress import Held, Progress
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.net_effect import Effect
@@ -65,6 +65,8 @@ class MySqlTarget:
         self._server, self._lanes = server, lanes
         self._progress = Progress(server, consumer)
         self._definitions: dict[Name, Definition] = {}
+        self._held = Held(None, None, None, {})
+        """What the last taking over found."""
         self._begun: Position | None = None
         self._ddl: DdlRun | None = None
         self._connections: dict[int, Connection] = {}
@@ -87,7 +89,7 @@ class MySqlTarget:
 
     def recover(self) -> Position | None:
         """Take the target over and read."""
-        held = self._progress.take_over()
+        self._held = held = self._progress.take_over()
         self._definitions = {
             name: definition.from_json(text.encode()) for name, text in held.definitions.items()
         }
@@ -108,22 +110,39 @@ class MySqlTarget:
                 self._render(changes, lanes.setdefault(self._lane_of(table), Lane()))
         position = reached.to_json()
         if not lanes and self._begun is None:
-            self._progress.move(position)
+            self._patiently(lambda attempt: self._progress.move(position))
             return
         digests = {number: str(lane.digest) for number, lane in lanes.items()}
+
+        number = self._progress.number
+
+        def attempt_of(attempt: int) -> None:
+            if self._progress.has_ended(number):
+                return  # the last attempt did it, and its answer was lost
+            missing = self._progress.begin(position, digests)
+            self._write_lanes({number: lanes[number] for number in missing}, side_by_side=attempt == 0)
+            self._progress.end(position)
+
+        self._patiently(attempt_of)
+        self._begun = None
+        self.stats.commits += 1
+
+    def _patiently(self, attempt_of: Callable[[int], None]) -> None:
+        """Try something that may be done twice, until no error that may pass comes; see `PAUSES_S`.
+
+        Whether a COMMIT whose answer was lost took effect is a plain question to a new connection.
+        """
         for attempt in range(len(PAUSES_S) + 1):
             try:
-                missing = self._progress.begin(position, digests)
-                self._write_lanes({number: lanes[number] for number in missing}, side_by_side=attempt == 0)
-                self._progress.end(position)
-                break
+                if attempt:
+                    self._close_lanes()
+                    self._held = self._progress.take_again()
+                attempt_of(attempt)
+                return
             except Retryable:
                 if attempt == len(PAUSES_S):
                     raise
                 time.sleep(PAUSES_S[attempt])
-                self._take_over_again()
-        self._begun = None
-        self.stats.commits += 1
 
     def _lane_of(self, table: Definition) -> int:
         """The same in every process and release: a restart must deal the same rows to the same lanes."""
@@ -180,20 +199,26 @@ class MySqlTarget:
             raise
         return missing
 
-    def _take_over_again(self) -> None:
-        """Whether a COMMIT whose answer was lost took effect is a plain question to a new connection."""
-        self._close_lanes()
-        self._progress.take_over()
-
     # --- DDL
 
-    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> bool:
-        """Note the DDL; False when it was done before the last crash."""
-        return self._run.intend(message, steps)
+    def has_done(self, message: DdlMessage) -> bool:
+        """Whether its last statement has run, before the last crash."""
+        return self._run.has_done(message)
+
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+        """Render all of the DDL; each statement is noted before it runs."""
+        self._patiently(lambda attempt: self._progress.check_lock())  # an idle connection may have been ended
+        self._run.intend(message, steps)
 
     def execute(self, step: ddl_plan.Step) -> None:
-        """Do one step of the DDL that was intended."""
-        self._run.execute(step)
+        """Do the next step of the DDL that was intended, which is this one."""
+
+        def attempt_of(attempt: int) -> None:
+            if attempt:
+                self._run.resume(self._held.ddl)
+            self._run.execute()
+
+        self._patiently(attempt_of)
 
     def dropped(self) -> Mapping[int, Dropped]:
         """None: rows that a database drops are gone."""
@@ -201,7 +226,7 @@ class MySqlTarget:
 
     def advance(self, position: Position) -> None:
         """Move the position over the DDLs that were executed."""
-        self._run.over(position.to_json())
+        self._patiently(lambda attempt: self._run.over(position.to_json()))
 
     @property
     def _run(self) -> DdlRun:
@@ -212,7 +237,7 @@ class MySqlTarget:
 
     def commit(self, position: Position) -> Position:
         """Store the position again: now its ts is that of a snapshot."""
-        self._progress.move(position.to_json())
+        self._patiently(lambda attempt: self._progress.move(position.to_json()))
         return position
 
     def tidy(self, position: Position) -> None:
