@@ -14,7 +14,6 @@ Definitions change when a DDL's last statement has run, in one transaction with 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,6 +25,7 @@ from tidegate.consumer import ddl_plan
 from tidegate.consumer.ddl_plan import REPEAT
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.flow import identity
+from tidegate.consumer.mysql.described import difference
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.prune import prune
@@ -264,7 +264,7 @@ class DdlRun:
                     raise Fatal(
                         "a table is neither as it was nor as a DDL was to make it",
                         where=".".join(name),
-                        why=f"ALTER TABLE ... {text[:300]} was begun; somebody has changed the table since",
+                        why=f"ALTER TABLE ... {text[:300]} was begun, and {difference(found, evidence[1])}",
                         fix="make it as it was before, or as the DDL would, and start again",
                     )
                 return found != evidence[0]
@@ -281,22 +281,7 @@ class DdlRun:
         return found or ""
 
     def _look(self, name: Name) -> str | None:
-        """16 hex digits over a table's columns and indexes as the server tells them; None: not there."""
-        columns = self._progress.rows(
-            "SELECT column_name, column_type, is_nullable, column_default, collation_name, extra"
-            " FROM information_schema.columns WHERE table_schema=%s AND table_name=%s"
-            " ORDER BY ordinal_position",
-            *name,
-        )
-        if not columns:
-            return None
-        indexes = self._progress.rows(
-            "SELECT index_name, seq_in_index, column_name, sub_part, non_unique"
-            " FROM information_schema.statistics WHERE table_schema=%s AND table_name=%s ORDER BY 1, 2",
-            *name,
-        )
-        told = repr([columns, indexes]).encode()
-        return hashlib.sha256(told).hexdigest()[:16]
+        return self._progress.look(*name)
 
 
 def _note(done: Sequence[str], begun: dict[str, Any] | None) -> str:

@@ -32,6 +32,7 @@ from typing import Any, Final
 
 import pymysql
 
+from tidegate.consumer.mysql.described import describe
 from tidegate.consumer.mysql.session import SCHEMA, Connection, MySqlServer, translated
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 
@@ -390,6 +391,11 @@ class Progress:
             cursor.execute(statement)
             while rows := cursor.fetchmany(size):
                 yield list(rows)
+
+    def look(self, schema: str, table: str) -> str | None:
+        """See `described.describe`."""
+        with self._translating(), self.control.cursor() as cursor:
+            return describe(cursor, schema, table)
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """What a question brings."""

@@ -6,7 +6,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from tidegate.consumer.convert import STRINGS, Losses, to_target
+from tidegate.consumer.convert import STRINGS, Losses, TargetColumn, to_target
 from tidegate.consumer.mysql.literals import MySqlValues, matching_deletes, quoted
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.tables import qualified
@@ -23,10 +23,10 @@ def prune(progress: Progress, table: tuple[str, str], members: Members) -> None:
     """
     values, columns = MySqlValues(), members.columns
     names = [column.name for column in columns]
-    shown = ", ".join(f"CAST({quoted(name)} AS CHAR CHARACTER SET utf8mb4)" for name in names)
+    shown = ", ".join(map(_shown, columns))
     found = []
     for rows in progress.batches(f"SELECT DISTINCT {shown} FROM {qualified(*table)}", READ_ROWS):
-        texts = [pa.array(texts, pa.string()) for texts in zip(*rows, strict=True)]
+        texts = [pa.array(texts, pa.binary()).cast(pa.string()) for texts in zip(*rows, strict=True)]
         pairs = list(zip(texts, columns, strict=True))
         kept = [text.cast(values.type_of(column)) for text, column in pairs]
         typed = [
@@ -38,3 +38,8 @@ def prune(progress: Progress, table: tuple[str, str], members: Members) -> None:
     if found:
         for statement in matching_deletes(columns, pa.concat_tables(found), qualified(*table)):
             progress.run_ddl(statement)
+
+
+def _shown(column: TargetColumn) -> str:
+    """A column as bytes of its text: to a collation, different texts may be one."""
+    return f"CAST(CAST({quoted(column.name)} AS CHAR CHARACTER SET utf8mb4) AS BINARY)"
