@@ -157,7 +157,7 @@ def inserts(columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest:
 def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
     """DELETE statements for the rows with these keys, of which none holds a null."""
     head = f"DELETE FROM {table} WHERE ".encode()
-    single = f"{quoted(keys[0].name)} IN (".encode()
+    single = f"{_number_of(keys[0])} IN (".encode()
     for part in _slices(rows):
         if len(keys) == 1:
             texts = literals(_flat(part[keys[0].name]), keys[0])
@@ -203,7 +203,7 @@ def bag_deletes(
 def _equations(columns: Sequence[TargetColumn], part: pa.Table, sign: bytes) -> pa.Array:
     equal = []
     for column, values in zip(columns, _literals(columns, part), strict=True):
-        left = (_compared(column) if sign == b"<=>" else quoted(column.name)).encode() + sign
+        left = (_compared(column) if sign == b"<=>" else _number_of(column)).encode() + sign
         equal.append(pc.binary_join_element_wise(left, values, b""))
     return pc.binary_join_element_wise(*equal, b" AND ")
 
@@ -215,7 +215,13 @@ def _compared(column: TargetColumn) -> str:
         return f"BINARY {name}"
     if column.mysql_type in STRINGS or column.mysql_type in _TEXTS:
         return f"BINARY CONVERT({name} USING utf8mb4)"
-    return name
+    return _number_of(column)
+
+
+def _number_of(column: TargetColumn) -> str:
+    """A column as it is compared with numbers: a set is a signed one there, and 64 elements are not."""
+    name = quoted(column.name)
+    return f"({name}|0)" if len(column.elems) == 64 else name
 
 
 def _literals(columns: Sequence[TargetColumn], part: pa.Table) -> list[pa.Array]:
