@@ -26,6 +26,8 @@ def forget(server: MySqlServer, consumer: str, *schemas: str) -> None:
         )
         for (table,) in cursor.fetchall():
             cursor.execute(f"DELETE FROM tidegate.{table} WHERE consumer=%s", (consumer,))
+            if table == "definitions" and schemas:
+                cursor.execute("DELETE FROM tidegate.definitions WHERE table_schema IN %s", (schemas,))
     connection.close()
 
 

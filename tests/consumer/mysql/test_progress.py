@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pymysql
 import pytest
+import trustme
 
 from tidegate.consumer.mysql.progress import Held, Progress
-from tidegate.consumer.mysql.session import Connection, MySqlServer
+from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 
 NUMBERS = itertools.count()
@@ -237,3 +239,264 @@ def test_a_password_is_never_shown(mariadb: MySqlServer, monkeypatch: pytest.Mon
         assert "geheim" not in text
     with pytest.raises(Retryable):
         other.connect()
+
+
+def lose_answer(connection: Connection, *, effective: bool) -> None:
+    """The next COMMIT brings no answer; whether it has taken effect is not to be seen."""
+    commit = connection.commit
+
+    def lost() -> None:
+        if effective:
+            commit()
+        connection._force_close()
+        raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
+
+    connection.commit = lost
+
+
+@pytest.mark.parametrize("effective", [False, True])
+def test_a_position_whose_commit_lost_its_answer_is_moved_once(
+    mariadb: MySqlServer, rows: Connection, name: str, effective: bool
+) -> None:
+    first, _ = taken(mariadb, name)
+    first.begin("p1", {0: "a"})
+    number = first.number
+    write(first.lane_connection(0), first, name, 0, 5)
+    lose_answer(first.control, effective=effective)
+    with pytest.raises(Retryable):
+        first.end("p1")
+    held = first.take_again()
+    assert (held.position, held.begun) == (("p1", None) if effective else (None, "p1"))
+    assert first.has_ended(number) is effective
+    if not effective:
+        assert first.begin("p1", {0: "a"}) == [], "its rows are in already"
+        first.end("p1")
+    assert first.begin("p2", {0: "b"}) == [0], "the next batch is a new one"
+
+
+@pytest.mark.parametrize("effective", [False, True])
+def test_a_batch_whose_begin_lost_its_answer_is_begun_once(
+    mariadb: MySqlServer, rows: Connection, name: str, effective: bool
+) -> None:
+    first, _ = taken(mariadb, name)
+    lose_answer(first.control, effective=effective)
+    with pytest.raises(Retryable):
+        first.begin("p1", {0: "a"})
+    first.take_again()
+    assert first.begin("p1", {0: "a"}) == [0]
+    write(first.lane_connection(0), first, name, 0, 5)
+    first.end("p1")
+    assert taken(mariadb, name)[1] == Held("p1", None, None, {})
+
+
+def test_a_lane_whose_commit_lost_its_answer_is_seen_to_be_through(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    first, _ = taken(mariadb, name)
+    first.begin("p1", {0: "a", 1: "b"})
+    connection = first.lane_connection(1)
+    lose_answer(connection, effective=True)
+    with pytest.raises(pymysql.err.OperationalError):
+        write(connection, first, name, 1, 5)
+    first.take_again()
+    assert first.begin("p1", {0: "a", 1: "b"}) == [0]
+
+
+def test_a_consumer_that_was_ended_does_not_end_the_one_that_took_over(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    """Else the two would end each other in turns, and the older one would write old rows once more."""
+    old, _ = taken(mariadb, name)
+    old.begin("p1", {0: "a"})
+    new, _ = taken(mariadb, name)
+    with pytest.raises(Retryable):
+        old.end("p1")
+    for _ in range(2):
+        with pytest.raises(Fenced):
+            old.take_again()
+    assert new.begin("p1", {0: "a"}) == [0]
+    write(new.lane_connection(0), new, name, 0, 5)
+    new.end("p1")
+    with pytest.raises(Fenced):
+        old.take_again()
+    new.move("p2")
+
+
+def test_a_takeover_whose_commit_is_lost_makes_no_token_that_another_gets_too(
+    mariadb: MySqlServer, rows: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = taken(mariadb, name)
+    first.begin("p1", {0: "a"})
+    with monkeypatch.context() as broken:
+        broken.setattr(pymysql.connections.Connection, "commit", fail)
+        with pytest.raises(Retryable):
+            first.take_again()
+    other, _ = taken(mariadb, name)
+    other.close()  # nobody holds the lock: the token alone tells
+    with pytest.raises(Fenced):
+        first.take_again()
+
+
+def test_a_taker_that_holds_the_lock_and_has_no_token_yet_is_left_alone(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    first, _ = taken(mariadb, name)
+    first.close()
+    with rows.cursor() as cursor:
+        cursor.execute("SELECT GET_LOCK(%s, 5)", (first._lock_name,))
+    with pytest.raises(Fenced):
+        first.take_again()
+    rows.ping(reconnect=False)
+
+
+def test_one_that_slept_while_it_took_over_again_is_fenced(
+    mariadb: MySqlServer, rows: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All looked as it had left it; before it took the lock, another came and wrote a batch."""
+    old, _ = taken(mariadb, name)
+    old.close()
+    wait = Progress._take_lock
+    others: list[Progress] = []
+
+    def sleeping(progress: Progress, *arguments: object) -> None:
+        if progress is old and not others:
+            others.append(taken(mariadb, name)[0])
+            others[0].begin("p1", {0: "a"})
+            write(others[0].lane_connection(0), others[0], name, 0, 5)
+            others[0].end("p1")
+        wait(progress, *arguments)
+
+    monkeypatch.setattr(Progress, "_take_lock", sleeping)
+    with pytest.raises(Fenced):
+        old.take_again()
+    others[0].move("p2")
+
+
+def fail(connection: Connection) -> None:
+    raise pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query")
+
+
+def test_our_own_connection_that_the_server_holds_open_is_ended(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    first, _ = taken(mariadb, name)
+    stale, first._control = first.control, None  # the network has swallowed its end
+    first.take_again()
+    with pytest.raises(pymysql.err.MySQLError):
+        stale.ping(reconnect=False)
+    first.check_lock()
+
+
+def test_a_transaction_that_nobody_can_end_is_waited_for_and_seen(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    old, _ = taken(mariadb, name)
+    old.begin("p1", {0: "a", 1: "b"})
+    connection = mariadb.connect()  # it has no lock by which a taker could find it
+    connection.begin()
+    old.lane(0, connection)
+    insert(connection, name, 7)
+    found: list[tuple[Progress, Held]] = []
+    taker = threading.Thread(target=lambda: found.append(taken(mariadb, name)))
+    taker.start()
+    while not running(rows, "UPDATE%lanes%SET token"):
+        pass
+    taker.join(0.2)
+    assert taker.is_alive(), "it has not waited"
+    connection.commit()
+    taker.join()
+    ((new, held),) = found
+    assert held.begun == "p1"
+    assert new.begin("p1", {0: "a", 1: "b"}) == [1], "lane 0 is through"
+    assert ids(rows, name) == [7]
+
+
+def test_after_a_deadlock_the_lane_that_lost_is_written_again(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    insert(rows, name, 1, 2)
+    first, _ = taken(mariadb, name)
+    first.begin("p1", {0: "a", 1: "b"})
+    lanes = [first.lane_connection(0), first.lane_connection(1)]
+    for lane, connection in enumerate(lanes):
+        connection.begin()
+        first.lane(lane, connection)
+        change(connection, name, lane + 1)
+    errors: list[pymysql.err.MySQLError] = []
+
+    def cross(lane: int) -> None:
+        try:
+            change(lanes[lane], name, 2 - lane)
+            lanes[lane].commit()
+        except pymysql.err.MySQLError as error:
+            errors.append(error)
+            lanes[lane].close()
+
+    threads = [threading.Thread(target=cross, args=(lane,)) for lane in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (error,) = errors
+    assert isinstance(translated(error, mariadb), Retryable)
+    first.take_again()
+    (again,) = first.begin("p1", {0: "a", 1: "b"})
+    write(first.lane_connection(again), first, name, again, 9)
+    first.end("p1")
+    assert ids(rows, name) == [9, 101, 102]
+
+
+def change(connection: Connection, name: str, one: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE {name}.t SET id={100 + one} WHERE id={one}")
+
+
+def test_a_record_that_somebody_has_changed_is_no_fence(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    first, _ = taken(mariadb, name)
+    first.begin("p1", {0: "a"})
+    with rows.cursor() as cursor:
+        cursor.execute("UPDATE tidegate.progress SET batch=7 WHERE consumer=%s", (name,))
+    with pytest.raises(Fatal, match="batch 7, and not 1"):
+        first.end("p1")
+    first, _ = taken(mariadb, name)
+    with rows.cursor() as cursor:
+        cursor.execute("DELETE FROM tidegate.progress WHERE consumer=%s", (name,))
+    with pytest.raises(Fatal, match="it is gone"):
+        first.end("p1")
+
+
+@pytest.mark.parametrize("sign", ["/", "?", "#", "[", "1/", "1?", "1#"])
+def test_a_password_with_signs_of_a_uri_is_refused_and_not_shown(sign: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        MySqlServer.from_uri(f"mysql://root:{sign if sign[0] == '1' else 'ge' + sign}heim@host:3306/")
+    assert refused.value.__cause__ is None
+    assert "heim" not in str(refused.value)
+    assert "'ge" not in str(refused.value)
+
+
+def test_a_password_is_sent_as_utf_8(mariadb: MySqlServer, rows: Connection) -> None:
+    with rows.cursor() as cursor:
+        cursor.execute("CREATE OR REPLACE USER schluessel IDENTIFIED BY 'schlüssel-ключ'")
+    MySqlServer(mariadb.host, mariadb.port, "schluessel", "schlüssel-ключ").connect().close()
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(1040, Retryable), (1205, Retryable), (1317, Retryable), (1095, InvalidInput), (1062, Fatal)],
+)
+def test_errors_say_what_to_do(mariadb: MySqlServer, code: int, kind: type[Exception]) -> None:
+    assert type(translated(pymysql.err.OperationalError(code, "why"), mariadb)) is kind
+
+
+def test_tls_that_is_asked_for_is_not_left_out(mariadb: MySqlServer, tmp_path: Path) -> None:
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    address = f"mysql://root@{mariadb.host}:{mariadb.port}/?ssl-ca="
+    with pytest.raises(InvalidInput, match="does not offer TLS"):
+        MySqlServer.from_uri(f"{address}{tmp_path}/ca.pem").connect()
+    with pytest.raises(InvalidInput, match="cannot be used"):
+        MySqlServer.from_uri(f"{address}{tmp_path}/other.pem").connect()
+    for wrong in ("?ssl-cert=x", "?ssl-ca=x&ssl-cert=y", "?tls=1", "#x"):
+        with pytest.raises(InvalidInput):
+            MySqlServer.from_uri(f"mysql://root@host/{wrong}")

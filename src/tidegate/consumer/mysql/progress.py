@@ -25,7 +25,7 @@ import contextlib
 import hashlib
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -89,8 +89,8 @@ class Progress:
         self._control: Connection | None = None
         self._taker = uuid.uuid4().hex
         """Tells our tokens from those of others, also where we do not know what was committed."""
-        self._control_id = 0
-        """The server's number of the connection that has the lock, or had it last."""
+        self._own: set[int] = set()
+        """The server's numbers of the connections that took the lock, or tried to."""
         self._token = self._batch = 0
         self._lanes = _Lanes()
         self._begun = False
@@ -102,26 +102,17 @@ class Progress:
 
         Who would simply take over anew would end the other, which would end us, and so on.
         """
-        lost = self._control_id
-        self.close()
-        self._control = self._server.connect()
-        with self._translating():
-            rows = self._rows(f"SELECT taker FROM `{SCHEMA}`.`progress` WHERE consumer=%s", self._consumer)
-            (holder,) = self._rows("SELECT IS_USED_LOCK(%s)", self._lock_name)[0]
-        if rows != [(self._taker,)] or holder not in (None, lost):
-            self.close()
-            raise self._fenced()
-        return self.take_over()
+        with self._taking():
+            self._take_lock(self._lock_name, self._own)
+            self._end_lanes()
+            return self._raise_token(again=True)
 
     def take_over(self) -> Held:
         """End whoever holds this consumer's name, ourselves in an earlier connection too, and read.
 
         Retryable when the server does not answer, InvalidInput when it is none that we can write.
         """
-        self.close()
-        self._control = self._server.connect()
-        self._control_id = self._control.thread_id()
-        with self._translating():
+        with self._taking():
             self._check_server()
             for statement in TABLES:
                 self._run(statement)
@@ -129,6 +120,19 @@ class Progress:
             self._take_lock(self._lock_name)
             self._end_lanes()
             return self._raise_token()
+
+    @contextmanager
+    def _taking(self) -> Iterator[None]:
+        """In a new control connection, which is closed if anything fails."""
+        self.close()
+        self._control = self._server.connect()
+        self._own.add(self._control.thread_id())
+        try:
+            with self._translating():
+                yield
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let go of the lock; undoes nothing."""
@@ -169,13 +173,19 @@ class Progress:
                 fix="convert them: without transactions no fence holds",
             )
 
-    def _take_lock(self, name: str) -> None:
+    def _take_lock(self, name: str, ours: Set[int] | None = None) -> None:
+        """End the connection that holds a lock, and hold it: what that one did has ended, or is undone.
+
+        `ours`: the only connections that may be ended; Fenced when another holds the lock.
+        """
         until = time.monotonic() + TAKE_S
         patience = 0
         while not self._rows("SELECT GET_LOCK(%s, %s)", name, patience)[0][0]:
             patience = 1
             (holder,) = self._rows("SELECT IS_USED_LOCK(%s)", name)[0]
             if holder is not None:
+                if ours is not None and holder not in ours:
+                    raise self._fenced()
                 self._kill(holder)
             if time.monotonic() > until:
                 raise Retryable(
@@ -186,12 +196,14 @@ class Progress:
                 )
 
     def _end_lanes(self) -> None:
-        """End the connections of earlier lanes: a process that stands still may have a transaction open."""
+        """End the connections of earlier lanes: a process that stands still may have a transaction open.
+
+        Undoing a large one takes longer than `innodb_lock_wait_timeout`, so the lock is waited for here.
+        """
         lanes = self._rows(f"SELECT lane FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", self._consumer)
         for (lane,) in lanes:
-            (holder,) = self._rows("SELECT IS_USED_LOCK(%s)", self._lane_lock(lane))[0]
-            if holder is not None:
-                self._kill(holder)
+            self._take_lock(self._lane_lock(lane))
+            self._rows("SELECT RELEASE_LOCK(%s)", self._lane_lock(lane))
 
     def _kill(self, connection: int) -> None:
         try:
@@ -200,17 +212,20 @@ class Progress:
             if error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD:
                 raise
 
-    def _raise_token(self) -> Held:
+    def _raise_token(self, *, again: bool = False) -> Held:
+        """`again`: only if we were the last to raise it; else Fenced."""
         mine = self._consumer
         with self._transaction():
             self._run(
                 f"INSERT IGNORE INTO `{SCHEMA}`.`progress` (consumer, token, batch) VALUES (%s, 0, 0)", mine
             )
-            token, batch, position, begun, ddl = self._rows(
-                f"SELECT token, batch, position, begun, ddl FROM `{SCHEMA}`.`progress`"
+            token, taker, batch, position, begun, ddl = self._rows(
+                f"SELECT token, taker, batch, position, begun, ddl FROM `{SCHEMA}`.`progress`"
                 " WHERE consumer=%s FOR UPDATE",
                 mine,
             )[0]
+            if again and taker != self._taker:
+                raise self._fenced()
             self._token, self._batch = token + 1, batch
             self._run(
                 f"UPDATE `{SCHEMA}`.`progress` SET token=%s, taker=%s WHERE consumer=%s",
@@ -292,13 +307,21 @@ class Progress:
                 (self._batch, self._consumer, lane, self._token, self._batch),
             )
         if not matched:
-            raise self._fenced()
+            raise self._unmatched(connection)
 
     def lane_connection(self, lane: int) -> Connection:
         """A connection for a lane, which a taker can find by its lock."""
         connection = self._server.connect()
-        with connection.cursor() as cursor:
+        with self._translating(), connection.cursor() as cursor:
             cursor.execute("SELECT GET_LOCK(%s, 10)", (self._lane_lock(lane),))
+            (taken,) = cursor.fetchone()
+        if not taken:
+            connection.close()
+            raise Retryable(
+                "an earlier connection of a lane does not end",
+                where=f"{self._server}, consumer {self._consumer}, lane {lane}",
+                why="it holds the lane's lock still; the next takeover ends it",
+            )
         return connection
 
     def end(self, position: str) -> None:
@@ -411,7 +434,23 @@ class Progress:
 
     def _guarded(self, statement: str, *values: Any) -> None:
         if not self._run(statement, *values):
-            raise self._fenced()
+            raise self._unmatched(self.control)
+
+    def _unmatched(self, connection: Connection) -> Fenced | Fatal:
+        """Why a guarded statement has found no row: Fenced only if the token is another's."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"SELECT token, batch FROM `{SCHEMA}`.`progress` WHERE consumer=%s", (self._consumer,)
+            )
+            rows = cursor.fetchall()
+        if rows and rows[0][0] != self._token:
+            return self._fenced()
+        return Fatal(
+            "the target's record of this consumer is not as it was left",
+            where=f"{self._server}, schema {SCHEMA}, consumer {self._consumer}",
+            why=f"batch {rows[0][1]}, and not {self._batch}, under our token" if rows else "it is gone",
+            fix=f"restore all tables of one moment, those of {SCHEMA} too, or start a new target",
+        )
 
     def _fenced(self) -> Fenced:
         return Fenced(

@@ -8,16 +8,19 @@ transaction, the lock and the guard of the old one.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 from pymysql.constants import CLIENT, CR, ER
 
+from tidegate.config import Secret, revealed
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
+from tidegate.tls import Tls
 
 Connection: TypeAlias = "pymysql.connections.Connection[Any]"
 SCHEMES: Final = ("mysql", "mariadb")
@@ -25,6 +28,8 @@ SCHEMA: Final = "tidegate"
 """Of our own tables at the target."""
 PASSWORD: Final = "TIDEGATE_TARGET_PASSWORD"
 """Environment variable of the target's password."""
+OPTIONS: Final = ("password-file", "ssl-ca", "ssl-cert", "ssl-key")
+"""Of a target's address: paths of files."""
 CONNECT_S: Final = 10
 ANSWER_S: Final = 3600
 """How long a statement may take: an ALTER of a large table is one."""
@@ -40,46 +45,54 @@ class MySqlServer:
     port: int
     user: str
     password: str = field(repr=False)
+    tls: Tls | None = None
+    """None: encrypted if the server offers it, which anyone between can prevent."""
 
     @classmethod
     def from_uri(cls, uri: str) -> MySqlServer:
         """`mysql://user:password@host:port/`; InvalidInput when it says something else.
 
         A password may also come from the environment variable `TIDEGATE_TARGET_PASSWORD`, or from the file
-        that `?password-file=` names.
+        that `?password-file=` names. With `ssl-ca=` the server must have a certificate of this CA for its
+        host; `ssl-cert=` and `ssl-key=` are our own.
         """
         try:
             parts = urlsplit(uri)
             port = parts.port or 3306
-        except ValueError as error:
-            raise _bad(uri, str(error)) from error
+        except ValueError:
+            # What it says may be a part of a password with a / or ? in it, and so may the cause's message.
+            raise _bad(
+                "its host or port cannot be read; in a password, / ? # [ ] @ : % are to be %-encoded"
+            ) from None
         if parts.scheme not in SCHEMES or not parts.hostname:
-            raise _bad(uri, "it names no host")
+            raise _bad("it names no host")
         if parts.path not in ("", "/"):
-            raise _bad(uri, "it names a schema; tables keep the schemas that they have upstream")
+            raise _bad("it names a schema; tables keep the schemas that they have upstream")
+        options = dict(parse_qsl(parts.query.replace("+", "%2B"), keep_blank_values=True))
+        if parts.fragment or any(name not in OPTIONS for name in options):
+            raise _bad(f"what follows the host is none of {', '.join(OPTIONS)}")
         password = unquote(parts.password or "")
-        if parts.query:
-            name, _, file = parts.query.partition("=")
-            if name != "password-file":
-                raise _bad(uri, f"option {name} is not known; password-file is")
+        if file := options.get("password-file"):
             try:
-                password = Path(unquote(file)).read_text().rstrip("\n")
+                password = Path(file).read_text().rstrip("\n")
             except OSError as error:
-                raise _bad(uri, f"password file {file}: {error.strerror}") from error
+                raise _bad(f"password file {file}: {error.strerror}") from error
         password = password or os.environ.get(PASSWORD, "")
-        return cls(parts.hostname, port, unquote(parts.username or "root"), password)
+        user = unquote(parts.username or "root")
+        return cls(parts.hostname, port, user, Secret(password), _tls(options))
 
     def __str__(self) -> str:
         return f"mysql://{self.user}@{self.host}:{self.port}/"
 
     def connect(self) -> Connection:
         """A session as every statement of ours needs it; Retryable, or InvalidInput when it is refused."""
+        tls = self.tls
         try:
             connection = pymysql.connect(
                 host=self.host,
                 port=self.port,
                 user=self.user,
-                password=self.password,
+                password=revealed(self.password).encode(),  # of a text, the driver would make Latin-1
                 charset="utf8mb4",
                 autocommit=True,
                 connect_timeout=CONNECT_S,
@@ -87,32 +100,81 @@ class MySqlServer:
                 write_timeout=ANSWER_S,
                 sql_mode=SQL_MODE,
                 client_flag=CLIENT.FOUND_ROWS,  # rows that match count, those it leaves as they are too
+                ssl_ca=tls and str(tls.ca),
+                ssl_cert=tls and tls.cert and str(tls.cert),
+                ssl_key=tls and tls.key and str(tls.key),
+                ssl_verify_cert=tls and True,
+                ssl_verify_identity=tls and True,
                 init_command="SET time_zone='+00:00', foreign_key_checks=0",
             )
             with connection.cursor() as cursor:
                 cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except pymysql.err.MySQLError as error:
             raise translated(error, self) from error
+        except RuntimeError as error:  # a way to log in that needs a package which is not there
+            raise InvalidInput(
+                "this target cannot be used",
+                where=str(self),
+                why=str(error),
+                fix="install `cryptography`, or use TLS (?ssl-ca=FILE)",
+            ) from error
+        except OSError as error:  # of the files of TLS; the network's errors are the driver's
+            raise InvalidInput(
+                "the files for TLS cannot be used",
+                where=str(self),
+                why=str(error),
+                fix="check the ssl- options",
+            ) from error
         return connection
 
 
-def _bad(uri: str, why: str) -> InvalidInput:
+def _tls(options: Mapping[str, str]) -> Tls | None:
+    if "ssl-ca" not in options:
+        if "ssl-cert" in options or "ssl-key" in options:
+            raise _bad("a certificate is given without the CA's: ssl-ca")
+        return None
+    cert, key = (Path(options[name]) if name in options else None for name in ("ssl-cert", "ssl-key"))
+    return Tls(Path(options["ssl-ca"]), cert, key)
+
+
+def _bad(why: str) -> InvalidInput:
     return InvalidInput(
         "this target cannot be used",
-        where=redact(uri),
+        where="--target",
         why=why,
         fix="write --target mysql://user@host:port/ and put the password into "
         f"{PASSWORD} or ?password-file=FILE",
     )
 
 
-REFUSED: Final = frozenset({ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
-LOST: Final = frozenset(
-    {CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_CONN_HOST_ERROR, ER.SERVER_SHUTDOWN, 1927}
+REFUSED: Final = frozenset(
+    {
+        *(
+            ER.ACCESS_DENIED_ERROR,
+            ER.DBACCESS_DENIED_ERROR,
+            ER.TABLEACCESS_DENIED_ERROR,
+            ER.HOST_NOT_PRIVILEGED,
+        ),
+        *(
+            ER.COLUMNACCESS_DENIED_ERROR,
+            ER.SPECIFIC_ACCESS_DENIED_ERROR,
+            ER.KILL_DENIED_ERROR,
+            1698,
+            3118,
+            4151,
+        ),
+    }
 )
-"""The connection is gone, or never was; 1927: it was killed."""
-BUSY: Final = frozenset({ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT})
-"""The transaction has not taken effect and may later."""
+"""1698: without a password; 3118, 4151: the account is locked."""
+LOST: Final = frozenset(
+    {
+        *(CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_CONN_HOST_ERROR, ER.SERVER_SHUTDOWN, 1927),
+        *(ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS, ER.USER_LIMIT_REACHED, ER.HOST_IS_BLOCKED),
+    }
+)
+"""The connection is gone, or never was, for there are too many. 1927: it was killed."""
+BUSY: Final = frozenset({ER.LOCK_DEADLOCK, ER.LOCK_WAIT_TIMEOUT, ER.QUERY_INTERRUPTED, ER.LOCK_TABLE_FULL})
+"""The transaction has not taken effect and may later. 1317: somebody has ended the statement (KILL QUERY)."""
 
 
 def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateError:
@@ -121,6 +183,13 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
     why = redact(f"error {code}: {error.args[-1] if error.args else error}")
     if isinstance(error, pymysql.err.InterfaceError) or code in LOST:
         return Retryable("the target database does not answer", where=str(server), why=why)
+    if code == CR.CR_SSL_CONNECTION_ERROR:
+        return InvalidInput(
+            "the target database does not offer TLS",
+            where=str(server),
+            why=why,
+            fix="set up TLS there, or leave out ?ssl-ca=",
+        )
     if code in BUSY:
         return Retryable("a transaction at the target was ended by another", where=str(server), why=why)
     if code in REFUSED:
