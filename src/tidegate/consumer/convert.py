@@ -230,7 +230,11 @@ def _key_texts(wire: pa.Array, kind: int, time_zone: str) -> pa.Array:
 
 def utc_texts(wire: pa.Array, time_zone: str) -> pa.Array:
     """Texts of moments in a zone as texts in UTC, with microseconds."""
-    return _by_distinct(wire, lambda text: _utc_text(text, time_zone), pa.string())
+    try:
+        naive = wire.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:  # at least one value is no day of the calendar: look at each distinct one
+        return _by_distinct(wire, lambda text: _utc_text(text, time_zone), pa.string())
+    return key_texts(_utc(naive, time_zone))
 
 
 def _utc_text(text: str, time_zone: str) -> str:

@@ -50,7 +50,6 @@ REFUSED = {
     "flashback database": "FLASHBACK DATABASE",
     "flashback table": "brings rows back",
     "recover table": "brings rows back",
-    "alter table x_rand": "conversion is not known to be TiDB's",
 }
 """How the recorded statements begin that a database cannot follow, and a part of the reason."""
 

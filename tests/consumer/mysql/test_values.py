@@ -49,13 +49,14 @@ from tidegate.consumer.mysql.literals import (
     Digest,
     MySqlValues,
     bag_deletes,
+    check_length,
     deletes,
     inserts,
     literals,
 )
 from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.target import _written
-from tidegate.errors import Undecodable
+from tidegate.errors import Fatal, Undecodable
 
 NUMBERS = itertools.count()
 CHAR, VARCHAR, BLOB = 254, 15, 252
@@ -616,3 +617,24 @@ def test_text_that_is_not_utf8_is_refused(server: Connection) -> None:
     rows = pa.table({"c": pa.array([b"\xff\xfe"], pa.binary())})
     with pytest.raises(pymysql.err.DataError, match="Incorrect string value"):
         write(server, inserts([column(VARCHAR)], rows, "t", Digest()))
+
+
+def test_the_longest_statement_that_passes_is_the_longest_the_server_takes(server: Connection) -> None:
+    ((packet,),) = ask(server, "SELECT @@max_allowed_packet")
+    ask(server, "CREATE TABLE t (c LONGBLOB) ENGINE=InnoDB")
+    of = [column(BLOB, binary=True)]
+
+    def insert(size: int) -> bytes:
+        rows = pa.table({"c": pa.array([b"x" * size], pa.binary())})
+        (text,) = inserts(of, rows, "t", Digest())
+        return text
+
+    frame = len(insert(0))
+    longest, longer = insert(packet - 2 - frame), insert(packet - 1 - frame)
+    check_length(longest, "s.t", packet)
+    assert _written(server, longest) == 1
+    with pytest.raises(Fatal, match=r"(?s)s\.t.*max_allowed_packet"):
+        check_length(longer, "s.t", packet)
+    with pytest.raises(pymysql.err.OperationalError):
+        _written(server, longer)
+    server.connect()  # the server has ended it

@@ -8,6 +8,7 @@ Definitions change when a DDL's last statement has run, in one transaction with 
 |---|---|
 | CREATE TABLE | the table is there; that it was not, was seen before |
 | ALTER TABLE | its columns and indexes, as an empty copy of it looks after the same statement |
+| filling a column with converted values (`recast`) | none: the old column is still there |
 | RENAME TABLE | the new name is there and the old one is not |
 | CREATE DATABASE IF NOT EXISTS, DROP TABLE IF EXISTS, TRUNCATE | none: run again, it changes nothing more |
 """
@@ -25,12 +26,14 @@ from tidegate.consumer import ddl_plan
 from tidegate.consumer.ddl_plan import REPEAT
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.flow import identity
+from tidegate.consumer.modify import Change
 from tidegate.consumer.mysql.described import difference
 from tidegate.consumer.mysql.literals import quoted
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.prune import prune
+from tidegate.consumer.mysql.recast import recast
 from tidegate.consumer.mysql.session import SCHEMA
-from tidegate.consumer.mysql.tables import alterations, create_table, qualified
+from tidegate.consumer.mysql.tables import alterations, beside, create_table, qualified, recasts
 from tidegate.consumer.partitioning import Members
 from tidegate.consumer.target import Name
 from tidegate.errors import Fatal
@@ -75,7 +78,17 @@ class DeleteRows:
     members: Members
 
 
-Statement = Again | CreateTable | AlterTable | RenameTable | DeleteRows
+@dataclass(frozen=True, slots=True)
+class Recast:
+    """Fill the column `new` with the values of `old` as TiDB converts them; may run twice."""
+
+    name: Name
+    old: str
+    new: str
+    change: Change
+
+
+Statement = Again | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
 
 
 def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Statement]:
@@ -100,9 +113,11 @@ def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[State
             return [*first, *(AlterTable(new, text) for text in changes)]
         case ddl_plan.Rewrite(made, sources, _):
             name = made.schema, made.table
-            texts = alterations(known[name], made, sources)
+            filled = recasts(sources)
+            texts = alterations(known[name], made, sources, filled)
             known[name] = made
-            return [AlterTable(name, text) for text in texts]
+            first = [AlterTable(name, beside(made, filled))] if filled else []
+            return [*first, *_recasts(name, sources, filled), *(AlterTable(name, text) for text in texts)]
         case ddl_plan.Redefine(made, _):
             name = made.schema, made.table
             texts = alterations(known[name], made, None)
@@ -121,6 +136,14 @@ def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[State
             raise _refused(made.name, "rows that a database has dropped do not come back")
         case ddl_plan.Refuse(why):
             raise AssertionError(f"refused before any step: {why}")
+
+
+def _recasts(name: Name, sources: tuple[ddl_plan.Source, ...], filled: dict[str, str]) -> list[Recast]:
+    return [
+        Recast(name, one.taken.name, filled[one.column.name], one.change)
+        for one in sources
+        if one.taken is not None and one.change is not None and one.column.name in filled
+    ]
 
 
 def _created(made: Definition, held: Definition | None) -> list[Statement]:
@@ -195,6 +218,12 @@ class DdlRun:
         if not steps:
             self._over()
 
+    def expect(self, step: ddl_plan.Step) -> None:
+        """Fatal for a step that was not intended: rows without a DDL ask for one."""
+        if self._step >= len(self._planned):
+            statements(step, dict(self._definitions))
+            raise _refused(ddl_plan.in_words(step), "no DDL on the topic tells of it")
+
     def execute(self) -> None:
         """The statements of the next step; after a connection was lost and `resume`, of the same one."""
         step = self._planned[self._step]
@@ -232,6 +261,8 @@ class DdlRun:
         self._progress.check_lock()
         if isinstance(statement, DeleteRows):
             prune(self._progress, statement.name, statement.members)
+        elif isinstance(statement, Recast):
+            recast(self._progress, statement.name, statement.old, statement.new, statement.change)
         else:
             self._progress.run_ddl(_text(statement))
 
@@ -252,7 +283,7 @@ class DdlRun:
     def _has_run(self, statement: Statement, evidence: Sequence[str]) -> bool:
         """Whether the statement that was begun took effect; Fatal when the target looks like neither."""
         match statement:
-            case Again(_) | DeleteRows(_, _):
+            case Again(_) | DeleteRows() | Recast():
                 return False
             case CreateTable(name, _):
                 return self._look(name) is not None

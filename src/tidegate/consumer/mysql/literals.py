@@ -35,7 +35,7 @@ from tidegate.consumer.convert import (
     TargetColumn,
     utc_texts,
 )
-from tidegate.errors import Undecodable
+from tidegate.errors import Fatal, Undecodable
 
 STATEMENT_BYTES: Final = 1 << 20
 """About how long a statement is at most. A row that is longer is one of its own; the server's
@@ -90,7 +90,9 @@ class MySqlValues:
 def literals(values: pa.Array, column: TargetColumn) -> pa.Array:
     """Each value as a literal, binary; NULL for null. Undecodable for a number that SQL has not."""
     kind = column.mysql_type
-    if kind in _NUMBERS:
+    if kind == SET:  # compared as a signed number, by an index too
+        made = values.view(pa.int64()).cast(pa.string()).cast(pa.binary())
+    elif kind in _NUMBERS:
         made = values.cast(pa.string()).cast(pa.binary())
     elif kind in (FLOAT, DOUBLE):
         if not pc.all(pc.is_finite(values), min_count=0).as_py():
@@ -119,6 +121,22 @@ def _escaped(values: pa.Array) -> pa.Array:
 
 def _in_quotes(values: pa.Array, opening: bytes) -> pa.Array:
     return pc.binary_join_element_wise(opening, values, b"'", b"")
+
+
+def check_length(statement: bytes, table: str, packet: int) -> None:
+    """Fatal when it is longer than the server takes; `packet`: its max_allowed_packet.
+
+    The server ends the connection then, which looks as if it were gone for a while. Two bytes of a packet are
+    not the statement's.
+    """
+    if len(statement) > packet - 2:
+        raise Fatal(
+            "a row is too large for the target",
+            where=f"table {table}",
+            why=f"its statement has {len(statement)} bytes, and the server's max_allowed_packet is {packet}",
+            fix="raise max_allowed_packet at the target, with SET GLOBAL and in its configuration (at most "
+            "1 GiB), and start the consumer again",
+        )
 
 
 class Digest:
@@ -157,7 +175,7 @@ def inserts(columns: Sequence[TargetColumn], rows: pa.Table, table: str, digest:
 def deletes(keys: Sequence[TargetColumn], rows: pa.Table, table: str, digest: Digest) -> Iterator[bytes]:
     """DELETE statements for the rows with these keys, of which none holds a null."""
     head = f"DELETE FROM {table} WHERE ".encode()
-    single = f"{_number_of(keys[0])} IN (".encode()
+    single = f"{quoted(keys[0].name)} IN (".encode()
     for part in _slices(rows):
         if len(keys) == 1:
             texts = literals(_flat(part[keys[0].name]), keys[0])
@@ -203,7 +221,7 @@ def bag_deletes(
 def _equations(columns: Sequence[TargetColumn], part: pa.Table, sign: bytes) -> pa.Array:
     equal = []
     for column, values in zip(columns, _literals(columns, part), strict=True):
-        left = (_compared(column) if sign == b"<=>" else _number_of(column)).encode() + sign
+        left = (_compared(column) if sign == b"<=>" else quoted(column.name)).encode() + sign
         equal.append(pc.binary_join_element_wise(left, values, b""))
     return pc.binary_join_element_wise(*equal, b" AND ")
 
@@ -215,13 +233,7 @@ def _compared(column: TargetColumn) -> str:
         return f"BINARY {name}"
     if column.mysql_type in STRINGS or column.mysql_type in _TEXTS:
         return f"BINARY CONVERT({name} USING utf8mb4)"
-    return _number_of(column)
-
-
-def _number_of(column: TargetColumn) -> str:
-    """A column as it is compared with numbers: a set is a signed one there, and 64 elements are not."""
-    name = quoted(column.name)
-    return f"({name}|0)" if len(column.elems) == 64 else name
+    return name
 
 
 def _literals(columns: Sequence[TargetColumn], part: pa.Table) -> list[pa.Array]:

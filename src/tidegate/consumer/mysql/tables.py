@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from tidegate.consumer.ddl_plan import REPEAT, Source
+from tidegate.consumer.ddl_plan import Source
 from tidegate.consumer.definition import Definition, target_column
 from tidegate.consumer.modify import WIRE_TYPES
 from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
@@ -41,11 +41,11 @@ CONVERSIONS: Final = frozenset(
         *((Kind.DATETIME, other) for other in (Kind.DATE, Kind.TIMESTAMP, Kind.STRING)),
         *((Kind.ENUM, other) for other in (Kind.STRING, Kind.SET)),
         *((Kind.INT, Kind.JSON), (Kind.JSON, Kind.STRING)),
-        *((Kind.STRING, other) for other in (Kind.STRING, *_WHOLE)),
+        (Kind.STRING, Kind.STRING),
     }
 )
 """Conversions by MODIFY COLUMN in which a strict MariaDB gives the values that TiDB gives, or refuses them;
-of the others, floats as text and text as JSON are known to differ."""
+the others are converted here (`recast`)."""
 _INTEGERS: Final = {1: "TINYINT", 2: "SMALLINT", 3: "INT", 8: "BIGINT", 9: "MEDIUMINT"}
 _TIMES: Final = {7: "TIMESTAMP", 11: "TIME", 12: "DATETIME"}
 _PLAIN: Final = {4: "FLOAT", 5: "DOUBLE", 10: "DATE", 13: "YEAR", 14: "DATE"}
@@ -69,7 +69,33 @@ def create_table(made: Definition) -> str:
     return head + ",\n  ".join(parts) + "\n) ENGINE=InnoDB DEFAULT CHARSET=utf8mb4"
 
 
-def alterations(held: Definition, made: Definition, sources: tuple[Source, ...] | None) -> list[str]:
+def recasts(sources: tuple[Source, ...]) -> dict[str, str]:
+    """By the names of the columns that the target would convert otherwise, those beside them that are filled.
+
+    A TIME that is only written with more digits keeps its id and its values: any server does that alike.
+    """
+    changes = [one.change for one in sources if one.change and one.change.before.id != one.change.after.id]
+    return {
+        change.after.name: f"_tidegate_new_{change.after.id}"
+        for change in changes
+        if not converts(change.before, change.after, change.time_zone)
+    }
+
+
+def beside(made: Definition, filled: Mapping[str, str]) -> str:
+    """What ALTER TABLE must be given to add the columns of `recasts`."""
+    columns = {column.name: column for column in _described(made).columns}
+    return ", ".join(
+        f"ADD COLUMN {quoted(new)} {type_text(columns[name])} NULL" for name, new in filled.items()
+    )
+
+
+def alterations(
+    held: Definition,
+    made: Definition,
+    sources: tuple[Source, ...] | None,
+    filled: Mapping[str, str] | None = None,
+) -> list[str]:
     """What ALTER TABLE must be given to make `held` into `made`, a text for each statement; often none.
 
     `sources`: where each column's values come from; None: the columns are as before. An added column takes
@@ -81,8 +107,11 @@ def alterations(held: Definition, made: Definition, sources: tuple[Source, ...] 
     if sources is None:
         taken: Mapping[str, str | None] = {name: name for name in was}
     else:
-        _refuse_conversions(made, sources)
         taken = {one.column.name: one.taken.name if one.taken is not None else None for one in sources}
+    for column in after.columns:
+        if filled and column.name in filled:
+            taken = {**taken, column.name: filled[column.name]}
+            was[filled[column.name]] = column
     old, new = _indexes(held, before), _indexes(made, after)
     changed = {name for name in old if not _same_index(old[name], new.get(name), held, made)}
     parts = [
@@ -115,14 +144,15 @@ def alterations(held: Definition, made: Definition, sources: tuple[Source, ...] 
 
 def column_text(column: Column, fill: bool = False) -> str:
     """Type and attributes. `fill`: the default is what rows older than the column hold in it."""
-    parts = [_type_text(column)]
+    parts = [type_text(column)]
     parts.append("NULL" if column.nullable else "NOT NULL")
     default = _fill_text(column) if fill else _default_text(column)
     parts += [f"DEFAULT {default}"] if default else []
     return " ".join(parts)
 
 
-def _type_text(column: Column) -> str:
+def type_text(column: Column) -> str:
+    """The type alone, with its charset."""
     kind = column.mysql_type
     if kind in _INTEGERS:
         width = "(1)" if kind == 1 and column.flen == 1 else ""
@@ -191,9 +221,10 @@ def _described(made: Definition) -> TableSchema:
         raise Fatal(
             "a table cannot be made from rows alone",
             where=f"table {made.name}",
-            why="the topic's DDL messages have no header of Tidegate's, so that lengths, precisions and keys "
-            "of its columns are not known",
-            fix="read the topic of a changefeed of Tidegate, or write to a Delta target",
+            why="no DDL message with a header of Tidegate's tells of it, so that lengths, precisions and "
+            "indexes are not known: it was made before the changefeed's start, or TiCDC wrote the topic",
+            fix="read the topic of a changefeed of Tidegate that began before the table was made, leave the "
+            "table out with a [filter] rule, or write to a Delta target",
         )
     return table_schema(made.schema, made.info, made.version)
 
@@ -236,22 +267,6 @@ def _index_text(index: Index, names: Mapping[int, str]) -> str:
     if index.primary:
         return f"PRIMARY KEY ({columns})"
     return f"{'UNIQUE ' if index.unique else ''}INDEX {quoted(index.name)} ({columns})"
-
-
-def _refuse_conversions(made: Definition, sources: tuple[Source, ...]) -> None:
-    """Fatal when TiDB has converted values in a way that the target's ALTER is not known to share."""
-    for one in sources:
-        if one.change is None:
-            continue
-        before, after = one.change.before, one.change.after
-        if not converts(before, after, one.change.time_zone):
-            raise Fatal(
-                "a DDL cannot be replayed at the target",
-                where=f"table {made.name}, column {one.column.name}",
-                why=f"its rows are converted from {_type_text(before)} to {_type_text(after)} without row "
-                "events, and the target's conversion is not known to be TiDB's",
-                fix=REPEAT,
-            )
 
 
 def converts(before: Column, after: Column, time_zone: tzinfo | None) -> bool:

@@ -30,7 +30,14 @@ from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.mysql.ddl import DdlRun
-from tidegate.consumer.mysql.literals import Digest, MySqlValues, bag_deletes, deletes, inserts
+from tidegate.consumer.mysql.literals import (
+    Digest,
+    MySqlValues,
+    bag_deletes,
+    check_length,
+    deletes,
+    inserts,
+)
 from tidegate.consumer.mysql.progress import Held, Progress
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.consumer.mysql.tables import qualified
@@ -68,6 +75,8 @@ class MySqlTarget:
         self._held = Held(None, None, None, {})
         """What the last taking over found."""
         self._begun: Position | None = None
+        self._packet = 0
+        """The server's max_allowed_packet, in bytes."""
         self._ddl: DdlRun | None = None
         self._connections: dict[int, Connection] = {}
         self._settlers = ThreadPoolExecutor(SETTLERS, thread_name_prefix="settle")
@@ -90,6 +99,7 @@ class MySqlTarget:
     def recover(self) -> Position | None:
         """Take the target over and read."""
         self._held = held = self._progress.take_over()
+        ((self._packet,),) = self._progress.rows("SELECT @@max_allowed_packet")
         self._definitions = {
             name: definition.from_json(text.encode()) for name, text in held.definitions.items()
         }
@@ -153,6 +163,7 @@ class MySqlTarget:
         table, effect = changes.definition, changes.effect
         name = qualified(table.schema, table.table)
         columns = {column.name: column for column in table.columns}
+        first_delete, first_insert = len(lane.deletes), len(lane.inserts)
         if isinstance(effect, Effect):
             keys = [columns[key] for key in table.keys]
             known = effect.upserts.filter(~effect.fresh).select(table.keys)
@@ -163,6 +174,8 @@ class MySqlTarget:
             lane.deletes += bag_deletes(table.columns, effect.deletes, name, lane.digest)
             fresh = effect.inserts
         lane.inserts += inserts(table.columns, fresh, name, lane.digest)
+        texts = [text for text, _ in lane.deletes[first_delete:]] + lane.inserts[first_insert:]
+        check_length(max(texts, key=len, default=b""), table.name, self._packet)
 
     def _write_lanes(self, lanes: Mapping[int, Lane], *, side_by_side: bool) -> None:
         """Raises the first failure, when no lane writes any more."""
@@ -211,7 +224,11 @@ class MySqlTarget:
         self._run.intend(message, steps)
 
     def execute(self, step: ddl_plan.Step) -> None:
-        """Do the next step of the DDL that was intended, which is this one."""
+        """Do the next step of the DDL that was intended, which is this one.
+
+        Fatal for one of which no DDL told: a table that only its rows make known is not made here.
+        """
+        self._run.expect(step)
 
         def attempt_of(attempt: int) -> None:
             if attempt:

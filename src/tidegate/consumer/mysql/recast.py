@@ -1,0 +1,121 @@
+"""The rows of a column that TiDB has given another type: converted here as TiDB does, not by ALTER TABLE.
+
+MODIFY COLUMN sends no row events, and the target's own conversion can be another one: MariaDB cuts the
+fraction of a second that TiDB rounds, keeps a text as it is that TiDB writes anew as JSON, and stops at `1.5`
+for an INT. So the new column is added beside the old one, filled here, and then takes the old one's place:
+
+    ALTER TABLE t ADD COLUMN new        evidence: what the table looks like
+    fill new by old                     may run twice: old is still there
+    ALTER TABLE t DROP old, CHANGE new  evidence again
+
+Each distinct value is converted once. A table of ours maps the digest of an old value to the new one, so
+that a column is filled by one statement that reads the table once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tidegate.consumer.definition import target_column
+from tidegate.consumer.modify import WIRE_TYPES, Change
+from tidegate.consumer.mysql.literals import MySqlValues, literals, quoted
+from tidegate.consumer.mysql.progress import Progress
+from tidegate.consumer.mysql.session import SCHEMA
+from tidegate.consumer.mysql.tables import qualified, type_text
+from tidegate.model.row import Value
+from tidegate.model.schema import Column, Kind
+from tidegate.tidb.cast import cast
+
+PAGE: Final = 10_000
+"""Distinct values that are in memory at once; shorter pages where they are long."""
+PAGE_BYTES: Final = 1 << 20
+_NUMBERS: Final = (Kind.INT, Kind.UINT, Kind.YEAR, Kind.ENUM, Kind.SET, Kind.BIT)
+
+
+def recast(progress: Progress, table: tuple[str, str], old: str, new: str, change: Change) -> None:
+    """Fill column `new` with the values of `old`. NULL becomes what TiDB makes of it.
+
+    Undecodable for a value that no rule converts; nothing that anybody sees has changed then.
+    """
+    place, known = qualified(*table), qualified(SCHEMA, progress.scratch)
+    before, after = change.before, change.after
+    digest = f"UNHEX(SHA2({_digested(before, quoted(old))}, 256))"
+    progress.run_ddl(f"DROP TABLE IF EXISTS {known}")
+    progress.run_ddl(
+        f"CREATE TABLE {known} (digest BINARY(32) PRIMARY KEY,"
+        f" old {type_text(before)} NULL, new {type_text(after)} NULL) ENGINE=InnoDB"
+    )
+    progress.run_ddl(
+        f"INSERT INTO {known} (digest, old) SELECT {digest}, {quoted(old)} FROM {place}"
+        f" WHERE {quoted(old)} IS NOT NULL ON DUPLICATE KEY UPDATE new=NULL"
+    )
+    last = b""
+    read = f"SELECT digest, {_read(before, 'old')} FROM {known}"
+    while rows := progress.rows(f"{read} WHERE digest>X'{last.hex()}' ORDER BY digest LIMIT {PAGE}"):
+        last = rows[-1][0]
+        _convert(progress, known, rows, change)
+    progress.run_ddl(f"UPDATE {place} t JOIN {known} k ON k.digest={digest} SET t.{quoted(new)}=k.new")
+    without = progress.rows(f"SELECT 1 FROM {place} WHERE {quoted(old)} IS NULL LIMIT 1")
+    nothing = cast(None, before, after, change.time_zone or UTC) if without else None
+    if nothing is not None:
+        (text,) = _literals([nothing], after)
+        progress.run_ddl(f"UPDATE {place} SET {quoted(new)}={text} WHERE {quoted(old)} IS NULL")
+    progress.run_ddl(f"DROP TABLE {known}")
+
+
+def _convert(progress: Progress, known: str, rows: Sequence[tuple[Any, ...]], change: Change) -> None:
+    plain, zone = _plain(change.before), change.time_zone or UTC
+    converted = [cast(plain(value), change.before, change.after, zone) for _, value in rows]
+    pairs = [
+        f"(X'{digest.hex()}',{text})"
+        for (digest, _), text in zip(rows, _literals(converted, change.after), strict=True)
+    ]
+    begun = 0
+    while begun < len(pairs):
+        end, size = begun, 0
+        while end < len(pairs) and (end == begun or size < PAGE_BYTES):
+            size += len(pairs[end])
+            end += 1
+        progress.run_ddl(
+            f"INSERT INTO {known} (digest, new) VALUES {','.join(pairs[begun:end])}"
+            " ON DUPLICATE KEY UPDATE new=VALUES(new)"
+        )
+        begun = end
+
+
+def _literals(values: Sequence[Value], column: Column) -> list[str]:
+    target, types = target_column(column), MySqlValues()
+    wire = pa.array(values, WIRE_TYPES.get(column.kind, pa.string()))
+    made = literals(types.convert(wire, target, "UTC"), target)
+    return [text.decode("utf-8", "surrogateescape") for text in made.to_pylist()]
+
+
+def _digested(column: Column, name: str) -> str:
+    """A column as bytes that are the same for the same values only; to a collation, others may be equal."""
+    if column.kind is Kind.BYTES:
+        return name
+    shown = f"{name}+0" if column.kind in (Kind.ENUM, Kind.SET, Kind.BIT) else name
+    if column.kind is Kind.FLOAT:  # shown with six digits, which several of them share
+        shown = f"CAST({name} AS DOUBLE)"
+    return f"CAST(CONVERT({shown} USING utf8mb4) AS BINARY)"
+
+
+def _read(column: Column, name: str) -> str:
+    if column.kind in (Kind.FLOAT, Kind.DOUBLE):
+        return f"CAST({name} AS DOUBLE)"
+    if column.kind in _NUMBERS:
+        return f"{name}+0"
+    return _digested(column, name)
+
+
+def _plain(column: Column) -> Callable[[Any], Value]:
+    """From what the driver brings to TiDB's plain value."""
+    if column.kind in _NUMBERS:
+        return int
+    if column.kind in (Kind.FLOAT, Kind.DOUBLE):
+        return float
+    return bytes if column.kind in (Kind.STRING, Kind.BYTES) else bytes.decode
