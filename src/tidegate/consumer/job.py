@@ -184,6 +184,13 @@ def run(
     topic = Topic(settings.source, settings.time_zone, settings.pd)
     check_timed(topic)
     address = address_of(settings.target, settings.upkeep, settings.database)
+    if settings.mode is Mode.ROW and not address.row_mode:
+        raise InvalidInput(
+            "--mode row cannot be had for this target",
+            where=str(address),
+            why="a unique value may be taken by a row of one partition before that of another has let it go",
+            fix="leave --mode out: whole transactions are applied then",
+        )
     with address.opened() as target, _staging(address.folder) as staging:
         consumer = Consumer(settings, topic, address, target, staging, stop, listener)
         if not consumer.done and not stop():

@@ -120,6 +120,10 @@ class Address(Protocol):
     def folder(self) -> Path:
         """A directory of this consumer's own, here: staged rows, Spark's log, rows set aside."""
 
+    @property
+    def row_mode(self) -> bool:
+        """Whether partitions may stand at different moments in it."""
+
     def opened(self) -> AbstractContextManager[Target]:
         """Take the target over until the end of the context; InvalidInput when it cannot be had."""
 

@@ -65,7 +65,7 @@ def test_a_recorded_log_is_at_every_snapshot_as_sql_saw_it(
         assert differences(mariadb, line) == {}
 
 
-@pytest.mark.parametrize(("log", "last"), [("bank", 8), ("onlineddl", 4)])
+@pytest.mark.parametrize(("log", "last"), [("bank", 8), ("onlineddl", 2)])
 def test_death_at_any_write_loses_and_doubles_nothing(
     mariadb: MySqlServer, tmp_path: Path, log: str, last: int
 ) -> None:

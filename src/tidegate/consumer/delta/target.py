@@ -73,6 +73,11 @@ class DeltaAddress:
         """Beside the tables."""
         return self.root / FOLDER
 
+    @property
+    def row_mode(self) -> bool:
+        """Until a snapshot is named nobody reads it."""
+        return True
+
     @contextmanager
     def opened(self) -> Iterator[DeltaTarget]:
         """Under the lock of the directory."""

@@ -297,6 +297,11 @@ class MySqlAddress:
     folder: Path
     lanes: int = LANES
 
+    @property
+    def row_mode(self) -> bool:
+        """A value of a unique key may be taken in one partition before it is free in another."""
+        return False
+
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
         """`recover` takes it over: whoever held the name is ended."""

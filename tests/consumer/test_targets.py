@@ -1,0 +1,42 @@
+"""What --target may say, and what it is refused for before anything is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.consumer.delta.maintenance import Upkeep
+from tidegate.consumer.delta.target import DeltaAddress
+from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.mysql.target import MySqlAddress
+from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.consumer.watermark import Mode
+from tidegate.errors import InvalidInput
+
+NAMED = DatabaseSettings("shop/1")
+
+
+def test_an_address_is_a_directory_or_a_server(tmp_path: Path) -> None:
+    assert address_of(tmp_path, Upkeep(), NAMED) == DeltaAddress(tmp_path, Upkeep())
+    assert address_of(f"delta://{tmp_path}", Upkeep(), NAMED) == DeltaAddress(tmp_path, Upkeep())
+    found = address_of("mysql://me:geheim@db:3307/", Upkeep(), NAMED)
+    assert isinstance(found, MySqlAddress)
+    assert str(found) == "mysql://me@db:3307/ as shop/1"
+    assert found.folder == Path("tidegate-consumer-shop_1").absolute()
+    with pytest.raises(InvalidInput, match="delta:///absolute/directory or --target mysql://"):
+        address_of("postgres://db/", Upkeep(), NAMED)
+
+
+def test_a_database_wants_a_name_and_whole_transactions(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="needs a name"):
+        address_of("mysql://me@db/", Upkeep(), DatabaseSettings())
+    settings = Settings(
+        "kafka://127.0.0.1:1/t?protocol=open-protocol",
+        "mysql://me@127.0.0.1:1/",
+        Mode.ROW,
+        database=DatabaseSettings("shop", tmp_path / "own"),
+    )
+    with pytest.raises(InvalidInput, match="--mode row cannot be had"):
+        run(settings, lambda: False, Listener())
+    assert not (tmp_path / "own").exists()
