@@ -9,6 +9,7 @@ import pytest
 from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.delta.target import DeltaAddress
 from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.watermark import Mode
@@ -40,3 +41,17 @@ def test_a_database_wants_a_name_and_whole_transactions(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="--mode row cannot be had"):
         run(settings, lambda: False, Listener())
     assert not (tmp_path / "own").exists()
+
+
+def test_a_folder_is_of_one_consumer(tmp_path: Path) -> None:
+    server = MySqlServer("127.0.0.1", 1, "me", "")
+    for _ in range(2):
+        with MySqlAddress(server, "one", tmp_path / "own").opened():
+            pass
+    other = MySqlAddress(server, "other", tmp_path / "own")
+    with pytest.raises(InvalidInput, match="the folder is another consumer's"), other.opened():
+        pass
+    (tmp_path / "file").touch()
+    blocked = MySqlAddress(server, "one", tmp_path / "file" / "own")
+    with pytest.raises(InvalidInput, match="cannot be used"), blocked.opened():
+        pass

@@ -45,7 +45,7 @@ from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Name, Settle, TableChanges
-from tidegate.errors import Fatal, Retryable
+from tidegate.errors import Fatal, InvalidInput, Retryable
 
 LANES: Final = 4
 SETTLERS: Final = 2
@@ -305,12 +305,35 @@ class MySqlAddress:
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
         """`recover` takes it over: whoever held the name is ended."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._mark_folder()
         target = MySqlTarget(self.server, self.consumer, self.lanes)
         try:
             yield target
         finally:
             target.close()
+
+    def _mark_folder(self) -> None:
+        """Make the folder this consumer's own: another would remove rows on their way to this."""
+        mark = self.folder / "consumer"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not mark.exists():
+                mark.write_text(str(self))
+            whose = mark.read_text()
+        except OSError as error:
+            raise InvalidInput(
+                "the consumer's folder cannot be used",
+                where=str(self.folder),
+                why=error.strerror or str(error),
+                fix="choose a --folder that can be made and written",
+            ) from error
+        if whose != str(self):
+            raise InvalidInput(
+                "the folder is another consumer's",
+                where=str(self.folder),
+                why=f"it is of {whose}, and this is {self}",
+                fix="choose another --folder",
+            )
 
     def __str__(self) -> str:
         return f"{self.server} as {self.consumer}"
