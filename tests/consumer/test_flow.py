@@ -157,3 +157,26 @@ def test_a_write_that_was_interrupted_comes_again_with_the_same_bounds_before_an
     assert flow.next_step(1) == Rows({0: 6, 1: 6}), "neither further nor in smaller parts"
     flow.assembler.take({0: 6, 1: 6})
     assert flow.next_step(100) == Rows({0: 7, 1: 7})
+
+
+def test_a_ddl_that_waited_where_all_rows_were_in_is_read_again_before_a_restart_stands_there() -> None:
+    """A database keeps its position after each write, also between rows up to a ts and DDLs of that ts."""
+    flow = Flow(FRESH, Mode.TRANSACTION, (), None)
+    for number in (0, 1):
+        ddls = (named(6, 1, "one"), named(6, 2, "two"))
+        flow.take([Fetched(number, 10, resolved=((6, 4),), ddls=ddls)])
+    step = flow.next_step(100)
+    assert step == Rows({0: 6, 1: 6})
+    flow.assembler.take(step.bounds)
+    position = flow.position(0)
+    assert position.partitions[0] == PartitionPosition(offset=1, applied=6, watermark=5)
+    again = Flow(Position.from_json(position.to_json()), Mode.TRANSACTION, (), 6)
+    assert again.reached(6)
+    assert again.watermarks.lowest < 6, "no snapshot at 6 before its DDLs are read"
+    again.take([Fetched(0, 2, ddls=(named(6, 1, "one"),))])
+    assert again.next_step(100) is None, "nor one of them without the other"
+    for number in (0, 1):
+        again.take([Fetched(number, 10, resolved=((6, 4),), ddls=(named(6, 2, "two"),))])
+    step = again.next_step(100)
+    assert isinstance(step, Ddls)
+    assert [message.query for message in step.messages] == ["one", "two"]

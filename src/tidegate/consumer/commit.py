@@ -58,6 +58,8 @@ class Committer:
         ts = self._flow.assembler.aligned
         if ts is None or ts <= self.position.ts or self._flow.ddl_waits_at(ts):
             return False
+        if self._flow.watermarks.lowest < ts:
+            return False  # after a restart: a DDL of ts may stand before a mark that is to be read again
         if not self.unpublished and self.age(now) < self._idle_s and ts != self._flow.until:
             return False
         position = self._applier.commit(self._flow.position(ts))

@@ -151,7 +151,8 @@ class Flow:
             capped = {p: min(ts, max(cut, self.assembler.applied(p))) for p, ts in allowed.items()}
             if any(ts > self.assembler.applied(p) for p, ts in capped.items()):
                 return Rows(capped)
-        if ddl_ts is not None and self.reached(ddl_ts):
+        # After a restart rows can be in of which the mark is still to be read again, with DDLs before it.
+        if ddl_ts is not None and self.reached(ddl_ts) and self.watermarks.lowest >= ddl_ts:
             return self._take_ddls(ddl_ts)
         return None
 
@@ -182,7 +183,11 @@ class Flow:
             offset = min([self.assembler.restart_offset(number, state.next_offset), *copies])
             passed = [mark for at, mark in state.marks if at < offset]
             state.marks = [(at, mark) for at, mark in state.marks if mark > applied]
-            partitions[number] = PartitionPosition(offset, applied, max([applied, *passed]))
+            watermark = max([applied, *passed])
+            waiting = [w.message.ts for w in self._ddls.values() if any(p == number for p, _ in w.copies)]
+            if waiting and min(waiting) <= applied:  # a restart must read that DDL before it stands there
+                watermark = min(waiting) - 1
+            partitions[number] = PartitionPosition(offset, applied, watermark)
         base, mode = self._base, self.mode.value
         done = tuple(self._ddls_done)
         return Position(ts, base.topic, base.protocol, mode, partitions, self._ddl_ts, done)

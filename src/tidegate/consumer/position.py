@@ -30,7 +30,9 @@ class PartitionPosition:
     applied: int
     """Every row with commit_ts <= applied is in the target."""
     watermark: int
-    """The largest Resolved ts that stands before `offset`, or `applied`: what needs not be read again."""
+    """The largest Resolved ts that stands before `offset`, or `applied`: what needs not be read again.
+
+    Below `applied` only where a DDL of that ts waits."""
 
 
 @dataclass(frozen=True, slots=True)

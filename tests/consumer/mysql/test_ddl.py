@@ -17,7 +17,7 @@ from tests.consumer.mysql.reading import forget
 from tests.consumer.test_ddl_at_target import message, recorded, renamed
 from tests.mounter.jobs import OURS
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.ddl_plan import Rewrite, plan
+from tidegate.consumer.ddl_plan import Drop, Rewrite, plan
 from tidegate.consumer.definition import Definition, target_column
 from tidegate.consumer.modify import WIRE_TYPES
 from tidegate.consumer.mysql.described import describe
@@ -577,3 +577,45 @@ def test_a_description_is_that_of_an_empty_copy_whatever_the_table_has(server_on
     assert describe(cursor, FRESH, "none") is None
     assert describe(cursor, "no_such_schema", "none") is None
     cursor.execute(f"DROP TABLE {place}, {copy}, {FRESH}.parent")
+
+
+def test_a_connection_that_is_lost_between_two_steps_leaves_the_first_ones_note_behind(
+    server: MySqlServer, connection: Connection, tmp_path: Path
+) -> None:
+    _, other = two_tables()
+    create, alter = followed_events("multi_schema_change")[1:3]
+    with Life(server, "ddl", tmp_path) as life:
+        life.ddl(create)
+        target, cursor = life.target, connection.cursor()
+        known = list(target.definitions.values())
+        first, second = plan(other, known), plan(alter, known)
+        assert isinstance(second[0], Rewrite)
+        target.intend(message(alter), [*first, *second])
+        target.execute(first[0])
+        cursor.execute("SELECT ddl FROM tidegate.progress WHERE consumer='ddl'")
+        ((noted,),) = cursor.fetchall()
+        target._run.resume(noted)  # as after a connection was lost: the note is of the step before
+        target.execute(second[0])
+        held = target.definitions[alter.schema, alter.table]
+        assert [name for name, _ in shown(cursor, alter.schema, alter.table)] == [
+            c.name for c in held.columns
+        ]
+
+
+def test_a_schema_is_dropped_in_an_order_that_a_restart_has_too(server: MySqlServer, tmp_path: Path) -> None:
+    a, b = two_tables()
+    drop = replace(a, action=2, after=None, before=None, table="", query="drop database d1")
+    with Life(server, "ddl", tmp_path) as life:
+        life.ddl(b, a)
+        known = list(life.target.definitions.values())
+    assert plan(drop, known) == plan(drop, reversed(known)) == [Drop("d1", "a"), Drop("d1", "b")]
+
+
+def test_a_snapshot_forgets_no_ddl_that_was_begun(server: MySqlServer, tmp_path: Path) -> None:
+    with Life(server, "ddl", tmp_path) as life:
+        progress = life.target._progress
+        progress.note_ddl("begun")
+        progress.move("position")
+        assert progress.take_again().ddl == "begun"
+        progress.move("position", ddl_over=True)
+        assert progress.take_again().ddl is None

@@ -238,7 +238,7 @@ class DdlRun:
 
     def over(self, position: str) -> None:
         """The position moves past all DDLs that were done."""
-        self._progress.move(position)
+        self._progress.move(position, ddl_over=True)
         self._done, self._begun = [], None
 
     def _over(self) -> None:
@@ -250,6 +250,8 @@ class DdlRun:
 
     def _execute(self, number: int, statement: Statement) -> None:
         begun, self._begun = self._begun, None
+        if begun is not None and number > begun["at"]:
+            begun = None  # of an earlier step, which is done
         if begun is not None and number < begun["at"]:
             self._begun = begun
             return

@@ -142,7 +142,9 @@ class Progress:
         self._control = None
 
     def _check_server(self) -> None:
-        version, format_of_log = self._rows("SELECT @@version, @@binlog_format")[0]
+        version, format_of_log, explicit = self._rows(
+            "SELECT @@version, @@binlog_format, @@explicit_defaults_for_timestamp"
+        )[0]
         if "TiDB" in version:
             raise InvalidInput(
                 "TiDB cannot be a target yet",
@@ -150,6 +152,13 @@ class Progress:
                 why="its locks and its DDL do not end with their connection, so that an earlier consumer "
                 "could still write",
                 fix="use MySQL or MariaDB, or a Delta target",
+            )
+        if not explicit:
+            raise InvalidInput(
+                "the target gives TIMESTAMP columns attributes that nobody asked for",
+                where=str(self._server),
+                why="@@explicit_defaults_for_timestamp is OFF: such a column would change with its row",
+                fix="set it to ON",
             )
         if format_of_log == "STATEMENT":
             raise InvalidInput(
@@ -337,11 +346,14 @@ class Progress:
 
     # --- the position, a DDL, definitions
 
-    def move(self, position: str) -> None:
-        """Move the position without rows; a DDL that was noted is over. Fenced as `end`."""
+    def move(self, position: str, *, ddl_over: bool = False) -> None:
+        """Move the position without rows. Fenced as `end`.
+
+        `ddl_over`: it moves past all DDLs that were noted, which are forgotten.
+        """
         with self._translating(), self._transaction():
             self._guarded(
-                f"UPDATE `{SCHEMA}`.`progress` SET position=%s, ddl=NULL"
+                f"UPDATE `{SCHEMA}`.`progress` SET position=%s{', ddl=NULL' if ddl_over else ''}"
                 " WHERE consumer=%s AND token=%s AND begun IS NULL",
                 *(position, self._consumer, self._token),
             )

@@ -31,8 +31,6 @@ PASSWORD: Final = "TIDEGATE_TARGET_PASSWORD"
 OPTIONS: Final = ("password-file", "ssl-ca", "ssl-cert", "ssl-key")
 """Of a target's address: paths of files."""
 CONNECT_S: Final = 10
-ANSWER_S: Final = 3600
-"""How long a statement may take: an ALTER of a large table is one."""
 SQL_MODE: Final = "STRICT_TRANS_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION,ALLOW_INVALID_DATES"
 """Strict, or values are clipped. An auto-increment key of 0 stays 0, dates of no calendar what they are."""
 
@@ -96,8 +94,8 @@ class MySqlServer:
                 charset="utf8mb4",
                 autocommit=True,
                 connect_timeout=CONNECT_S,
-                read_timeout=ANSWER_S,
-                write_timeout=ANSWER_S,
+                # No other limit: an ALTER of a large table takes hours. The driver has TCP ask whether the
+                # server is still there.
                 sql_mode=SQL_MODE,
                 client_flag=CLIENT.FOUND_ROWS,  # rows that match count, those it leaves as they are too
                 ssl_ca=tls and str(tls.ca),

@@ -114,8 +114,9 @@ class MySqlTarget:
         work = [self._settlers.submit(settle) for settle in tables]
         wait(work)
         lanes: dict[int, Lane] = {}
-        for done in work:
-            if (changes := done.result()) is not None:
+        work.reverse()
+        while work:  # a table's rows go when their statements are there
+            if (changes := work.pop().result()) is not None:
                 table = changes.definition
                 self._render(changes, lanes.setdefault(self._lane_of(table), Lane()))
         position = reached.to_json()
@@ -185,8 +186,10 @@ class MySqlTarget:
             if not side_by_side:
                 wait(work)
         wait(work)
-        for done in work:
-            self.stats.missing_deletes += done.result()
+        failures = [error for done in work if (error := done.exception()) is not None]
+        self.stats.missing_deletes += sum(done.result() for done in work if done.exception() is None)
+        if failures:
+            raise failures[0]
 
     def _write_lane(self, number: int, lane: Lane) -> int:
         """One transaction; how many rows were to be deleted and not found."""
