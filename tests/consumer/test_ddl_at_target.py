@@ -207,7 +207,7 @@ def refused(target: Target, event: DdlEvent, header: bool = True) -> Fatal:
     assert event.query[:200] in caught.value.where
     assert f"{event.schema}.{event.table} at ts {event.finished_ts}" in caught.value.where
     assert "leave the table out with a [filter] rule" in caught.value.fix
-    assert "new target directory" in caught.value.fix
+    assert "into a new target" in caught.value.fix
     return caught.value
 
 

@@ -3,6 +3,7 @@
 Reading order: `job` (the whole flow on one page), `source` (offset ranges to staged Arrow), `watermark` and
 `assembler` (what may be applied, and up to when), `net_effect` (many changes of a row to one), `definition`
 and `ddl_plan` (what a table looks like at the target), `apply` (rows and DDLs to a target's verbs), `target`
-(the verbs), `delta` (a target: Delta tables), `snapshots` (how to read them). Pure: watermark, assembler,
-net_effect, definition, convert, ddl_plan, position. Edges: source, bad_rows, delta, job, snapshots.
+(the verbs), `delta` and `mysql` (the two targets), `snapshots` (how to read Delta's). Pure: watermark,
+assembler, net_effect, definition, convert, ddl_plan, position. Edges: source, bad_rows, delta, mysql, job,
+snapshots.
 """

@@ -166,8 +166,7 @@ class Refuse:
 
 
 REPEAT: Final = (
-    "leave the table out with a [filter] rule of a new changefeed, "
-    "and read that one into a new target directory"
+    "leave the table out with a [filter] rule of a new changefeed, and read that one into a new target"
 )
 """What to do about rows that the target cannot be given."""
 Step = Create | Drop | Rename | Rewrite | Redefine | Prune | Exchange | Restore | Nothing | Refuse

@@ -43,28 +43,32 @@ class Life:
     def watch(self, connection: Connection) -> None:
         with self.lock:
             self.connections.append(connection)
-        for name in ("query", "commit"):
-            setattr(connection, name, self._mortal(getattr(connection, name)))
+        for name in ("begin", "query", "commit"):
+            setattr(connection, name, self._mortal(name, getattr(connection, name)))
 
-    def _mortal(self, whole: Callable[..., Any]) -> Callable[..., Any]:
-        def write(*arguments: Any) -> Any:
-            text = arguments[0] if arguments else "COMMIT"
-            if (text.encode() if isinstance(text, str) else text).lstrip().startswith((b"SELECT", b"SHOW")):
-                self._die_if(self.dead)
+    def _mortal(self, name: str, whole: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            try:
                 return whole(*arguments)
+            except Exception:
+                self._die_if(self.dead)  # another thread's death has closed the connection under this one
+                raise
+
+        def call(*arguments: Any) -> Any:
+            text = arguments[0] if arguments else b""
+            text = text.encode() if isinstance(text, str) else text
+            if name == "begin" or text.lstrip().startswith((b"SELECT", b"SHOW")):
+                self._die_if(self.dead)
+                return run(*arguments)
             with self.lock:
                 self.steps += 2
                 step = self.steps
             self._die_if(self.dead or step == self.dies_at)
-            try:
-                done = whole(*arguments)
-            except Exception:
-                self._die_if(self.dead)  # another thread's connection was closed in the midst of its answer
-                raise
+            done = run(*arguments)
             self._die_if(step + 1 == self.dies_at)
             return done
 
-        return write
+        return call
 
     def _die_if(self, due: bool) -> None:
         if not due:

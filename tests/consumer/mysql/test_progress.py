@@ -500,3 +500,20 @@ def test_tls_that_is_asked_for_is_not_left_out(mariadb: MySqlServer, tmp_path: P
     for wrong in ("?ssl-cert=x", "?ssl-ca=x&ssl-cert=y", "?tls=1", "#x"):
         with pytest.raises(InvalidInput):
             MySqlServer.from_uri(f"mysql://root@host/{wrong}")
+
+
+@pytest.mark.parametrize(
+    ("variable", "harmful", "usual"),
+    [("explicit_defaults_for_timestamp", "0", "1"), ("binlog_format", "'STATEMENT'", "'MIXED'")],
+)
+def test_a_server_that_would_change_what_is_written_is_refused(
+    mariadb: MySqlServer, rows: Connection, name: str, variable: str, harmful: str, usual: str
+) -> None:
+    with rows.cursor() as cursor:
+        cursor.execute(f"SET GLOBAL {variable}={harmful}")
+        try:
+            with pytest.raises(InvalidInput, match=variable):
+                Progress(mariadb, name).take_over()
+        finally:
+            cursor.execute(f"SET GLOBAL {variable}={usual}")
+    taken(mariadb, name)

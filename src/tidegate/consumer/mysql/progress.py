@@ -69,8 +69,11 @@ class Held:
 
 @dataclass(slots=True)
 class _Lanes:
+    """By lane, as the last taking over has found them and `begin` has left them."""
+
     batch: dict[int, int] = field(default_factory=dict)
     digest: dict[int, str] = field(default_factory=dict)
+    """Empty: the lane has no part in the batch that was begun."""
 
 
 class Progress:
@@ -81,7 +84,7 @@ class Progress:
             raise InvalidInput(
                 "a consumer's name cannot be used",
                 where=f"--name {consumer[:80]!r}",
-                why=f"it has {len(consumer)} signs, and may have 1 to {NAME_MAX}",
+                why=f"it has {len(consumer)} characters, and may have 1 to {NAME_MAX}",
                 fix="choose a shorter one, and keep it: it is how the consumer knows its place again",
             )
         self._server, self._consumer = server, consumer
@@ -291,10 +294,7 @@ class Progress:
         return list(digests)
 
     def _compare(self, digests: Mapping[int, str]) -> None:
-        rows = self._rows(
-            f"SELECT lane, digest FROM `{SCHEMA}`.`lanes` WHERE consumer=%s AND digest<>''", self._consumer
-        )
-        held = dict(rows)
+        held = {lane: digest for lane, digest in self._lanes.digest.items() if digest}
         differ = sorted(lane for lane in held.keys() | digests.keys() if held.get(lane) != digests.get(lane))
         if differ:
             first = differ[0]

@@ -180,7 +180,12 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
     code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     why = redact(f"error {code}: {error.args[-1] if error.args else error}")
     if isinstance(error, pymysql.err.InterfaceError) or code in LOST:
-        return Retryable("the target database does not answer", where=str(server), why=why)
+        return Retryable(
+            "the target database does not answer",
+            where=str(server),
+            why=why,
+            fix="check that it runs and that the address is right; the consumer goes on where it was",
+        )
     if code == CR.CR_SSL_CONNECTION_ERROR:
         return InvalidInput(
             "the target database does not offer TLS",
@@ -189,7 +194,12 @@ def translated(error: pymysql.err.MySQLError, server: MySqlServer) -> TidegateEr
             fix="set up TLS there, or leave out ?ssl-ca=",
         )
     if code in BUSY:
-        return Retryable("a transaction at the target was ended by another", where=str(server), why=why)
+        return Retryable(
+            "a transaction at the target was ended by another",
+            where=str(server),
+            why=why,
+            fix="let nobody else write these tables; the consumer goes on where it was",
+        )
     if code in REFUSED:
         return InvalidInput(
             "the target database refuses this user",

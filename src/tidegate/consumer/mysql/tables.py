@@ -99,8 +99,7 @@ def alterations(
     """What ALTER TABLE must be given to make `held` into `made`, a text for each statement; often none.
 
     `sources`: where each column's values come from; None: the columns are as before. An added column takes
-    two statements when its old rows hold another value than new rows get. Fatal when values would be
-    converted in a way that is not known to be TiDB's.
+    two statements when its old rows hold another value than new rows get. `filled`: see `recasts`.
     """
     before, after = _described(held), _described(made)
     was = {column.name: column for column in before.columns}
