@@ -18,7 +18,8 @@ from tidegate.codec.decode import decoder
 from tidegate.codec.opening import Opening
 from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
 from tidegate.consumer import source
-from tidegate.consumer.source import Offsets, Range, Topic, fetch, read_staged
+from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.source import Range, Topic, fetch, read_staged
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema

@@ -91,7 +91,7 @@ def test_a_topic_that_comes_into_being_holds_the_others_until_it_has_spoken() ->
     flow.take([Fetched(a, 10, resolved=((20, 9),))])
     assert flow.next_step(100) == Rows({a: 20})
     flow.assembler.take({a: 20})
-    flow.join([b], ((a,), (b,)))
+    flow.join([b], ((a,), (b,)), {"a": "1", "b": "2"})
     flow.take([Fetched(a, 20, resolved=((50, 19),))])
     assert flow.next_step(100) is None
     made = DdlMessage(40, "create table s.t(id int primary key)", None, "s", "t", None, 0)

@@ -62,12 +62,48 @@ def check_same(
     known = [topic.number(*place) for place in places]
     of_held = [number for number in partitions if topic.place(number)[0] in topic.names_of(known)]
     check_partitions(known, topic, of_held, target)
+    if held.time_zone and held.time_zone != topic.time_zone:
+        raise InvalidInput(
+            "the target was filled under another --time-zone",
+            where=target,
+            why=f"its TIMESTAMPs were read as {held.time_zone}, asked for {topic.time_zone}: rows of one "
+            "table would differ by hours",
+            fix=f"say --time-zone {held.time_zone}; if that was wrong, begin a new target",
+        )
     if until is not None and until < held.ts:
         raise InvalidInput(
             "the target is already past --until",
             where=target,
             why=f"its newest snapshot is at {held.ts}, --until is {until}",
             fix="read an older snapshot with open_snapshot(dir, at=TS), or use a new directory",
+        )
+
+
+def check_ids(known: Mapping[str, str], found: Mapping[str, str], target: str) -> None:
+    """Fatal when a topic is no longer the one that the target was filled from, though its name is the same.
+
+    Offsets of the old one mean other rows in the new one. Where an id is not known nothing can be said.
+    """
+    other = [name for name, id_ in known.items() if found.get(name, id_) != id_]
+    if other:
+        name = other[0]
+        raise Fatal(
+            "a topic is another one than the target was filled from",
+            where=f"topic {name}, target {target}",
+            why=f"it was deleted and created again: Kafka's id of it was {known[name]} and is {found[name]}",
+            fix="start a new target from the new topic's beginning",
+        )
+
+
+def check_uncompacted(topic: Topic, compacted: Sequence[str]) -> None:
+    """InvalidInput for topics of which the broker may remove single messages: rows, DDLs and marks."""
+    if compacted:
+        raise InvalidInput(
+            "a compacted topic cannot be consumed into tables",
+            where=f"topic {', '.join(compacted)} at {topic.uri.bootstrap}",
+            why="its cleanup.policy lets the broker remove a message when a later one has the same key, so "
+            "that changes and DDLs are missing without a trace",
+            fix="read the topic of a changefeed that found cleanup.policy=delete from its beginning on",
         )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import orjson
@@ -102,13 +102,16 @@ class Flow:
         self.assembler = Assembler({number: p.applied for number, p in position.partitions.items()})
         self._ddls: dict[tuple[int, str], _Waiting] = {}
 
-    def join(self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...]) -> None:
-        """Partitions of a topic that has come into being; `ddl_places` with them.
+    def join(
+        self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...], ids: Mapping[str, str]
+    ) -> None:
+        """Partitions of a topic that has come into being; `ddl_places` and the topics' `ids` with them.
 
         Call it before marks are taken that may be behind its first rows: the producer makes a topic before
         it sends a Resolved that covers any.
         """
         self._ddl_places = ddl_places
+        self._base = replace(self._base, ids=dict(ids))
         for number in numbers:
             self._at[number] = _Partition(0, [(-1, 0)])
             self._joining.add(number)
@@ -188,9 +191,8 @@ class Flow:
             if waiting and min(waiting) <= applied:  # a restart must read that DDL before it stands there
                 watermark = min(waiting) - 1
             partitions[number] = PartitionPosition(offset, applied, watermark)
-        base, mode = self._base, self.mode.value
-        done = tuple(self._ddls_done)
-        return Position(ts, base.topic, base.protocol, mode, partitions, self._ddl_ts, done)
+        made = replace(self._base, ts=ts, mode=self.mode.value, partitions=partitions, definitions=None)
+        return replace(made, ddl_ts=self._ddl_ts, ddls=tuple(self._ddls_done))
 
     def next_offsets(self) -> dict[int, int]:
         """Up to where each partition has been read; for showing lag only."""

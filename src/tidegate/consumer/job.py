@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -44,19 +44,22 @@ from tidegate.consumer.checks import (
     check_begun,
     check_complete,
     check_followed,
+    check_ids,
     check_joining,
     check_not_repartitioned,
     check_partitions,
     check_retained,
     check_same,
     check_timed,
+    check_uncompacted,
     check_whole,
 )
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.flow import Flow
+from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, Offsets, Range, Topic, fetch
+from tidegate.consumer.source import Fetched, Range, Topic, fetch
 from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.target import Address, Target
 from tidegate.consumer.targets import DatabaseSettings, address_of
@@ -167,6 +170,8 @@ class News:
     ends: Mapping[int, int]
     """Where each partition that was asked for ended when the round began."""
     fetched: list[Fetched]
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Kafka's ids of the topics, as they were after the fetch."""
     partitions: list[int] = field(default_factory=list)
     """All partitions to read, as the broker had them *after* the fetch: what was written to a new one before
     a watermark that came with this round is not missed. Empty when nothing was fetched."""
@@ -233,6 +238,8 @@ class Consumer:
         self._told_guesses: dict[str, tuple[str, ...]] = {}
         self._doubtful_since: float | None = None
         self._reported_at = math.inf  # nothing to report before the position is known
+        self._ids: dict[str, str] = {}
+        """By topic, Kafka's id of the one that is read."""
         position = self._start()
         ddl_places = places_of_ddl(topic, list(position.partitions), codec.ddl_to)
         begun = bounds_begun(target.begun, topic, address, settings.until)
@@ -301,13 +308,16 @@ class Consumer:
         partitions = self._patiently(self._offsets.partitions)
         first = self._patiently(lambda: self._offsets.first(partitions))
         there = self._topic.names_of(partitions)
+        self._ids = self._patiently(lambda: self._offsets.ids(there))
+        check_uncompacted(self._topic, self._patiently(lambda: self._offsets.compacted(there)))
         if missing := [name for name in self._topic.names if name not in there]:
             self._listener.note(f"not there yet, read as soon as they are: topic {', '.join(missing)}")
         if held is None:
             begin = {p: PartitionPosition(first[p], 0, 0) for p in partitions}
-            return Position(
-                0, self._topic.name, self._topic.options.protocol, self._settings.mode.value, begin
-            )
+            name, protocol = self._topic.name, self._topic.options.protocol
+            fresh = Position(0, name, protocol, self._settings.mode.value, begin)
+            return replace(fresh, ids=self._ids, time_zone=self._topic.time_zone)
+        check_ids(held.ids, self._ids, str(self._address))
         check_same(held, self._topic, partitions, str(self._address), self._settings.until)
         held = held.over(self._topic.names)
         known = self._topic.names_of(held.partitions)
@@ -315,7 +325,7 @@ class Consumer:
         check_joining(self._topic, {p: first[p] for p in joining}, str(self._address))
         held = held.over(self._topic.names, joining)
         check_retained(self._topic, {p: held.partitions[p].offset for p in partitions}, first)
-        return held
+        return replace(held, ids={**held.ids, **self._ids}, time_zone=self._topic.time_zone)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask the broker at the start: for `START_S`, then the error goes to the user.
@@ -355,7 +365,8 @@ class Consumer:
         fetched = list(spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect())
         if any(part.trouble for part in fetched):
             check_retained(topic, wanted, self._offsets.first(list(wanted)))
-        return News(ends, fetched, self._offsets.partitions())
+        partitions = self._offsets.partitions()
+        return News(ends, fetched, self._offsets.ids(topic.names_of(partitions)), partitions)
 
     def _arrived(self, coming: Future[News]) -> News | None:
         """What the round brought; None when it failed, after a pause, or when it is time to stop."""
@@ -425,6 +436,7 @@ class Consumer:
             self._failed(error)  # what came with this round is read again
             return
         now = time.monotonic()
+        check_ids(self._ids, news.ids, str(self._address))
         if news.partitions:
             check_partitions(
                 list(self._flow.next_offsets()), self._topic, news.partitions, str(self._address)
@@ -452,7 +464,8 @@ class Consumer:
             check_joining(self._topic, self._offsets.first(fresh), str(self._address))
             self._suspicion.join(fresh)
             ddl_to = reader_of(self._topic.options).ddl_to
-            self._flow.join(fresh, places_of_ddl(self._topic, [*known, *fresh], ddl_to))
+            self._ids = {**news.ids, **self._ids}
+            self._flow.join(fresh, places_of_ddl(self._topic, [*known, *fresh], ddl_to), self._ids)
             names = ", ".join(sorted(self._topic.names_of(fresh)))
             self._listener.note(f"read from now on: topic {names}")
         read |= self._topic.names_of(fresh)

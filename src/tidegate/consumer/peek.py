@@ -10,7 +10,8 @@ import numpy as np
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tidegate.codec.base import Batch, describe
-from tidegate.consumer.source import Offsets, Topic, TopicDecoder
+from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.source import Topic, TopicDecoder
 from tidegate.errors import Retryable
 from tidegate.sink.kafka.client import take
 

@@ -8,7 +8,7 @@ kill -9 before it leaves the previous snapshot in force, after it the new one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
@@ -53,6 +53,10 @@ class Position:
     """Which DDLs of ddl_ts are executed: their identities (`flow.identity`)."""
     definitions: Mapping[str, int] | None = None
     """By table path, the number of the definition that its rows have; None: an earlier release kept none."""
+    ids: Mapping[str, str] = field(default_factory=dict)
+    """Kafka's id of each topic that was read; those of which it is not known are missing."""
+    time_zone: str = ""
+    """Of the topics' TIMESTAMP texts, as they were read; empty: an earlier release did not keep it."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -81,6 +85,7 @@ class Position:
             "protocol": self.protocol,
         }
         body |= {"ddl_ts": self.ddl_ts, "ddls": list(self.ddls), "definitions": self.definitions}
+        body |= {"ids": dict(self.ids), "time_zone": self.time_zone}
         partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
@@ -103,7 +108,7 @@ class Position:
             done, definitions = tuple(body.get("ddls", ())), body.get("definitions")
             return cls(
                 *(body["ts"], body["topic"], body["protocol"], body["mode"], partitions),
-                *(ddl_ts, done, definitions),
+                *(ddl_ts, done, definitions, dict(body.get("ids", {})), body.get("time_zone", "")),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

@@ -24,8 +24,7 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from tidegate.claim_check import ClaimStorage
 from tidegate.codec import registry
@@ -48,18 +47,18 @@ from tidegate.consumer.assembler import Segment
 from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader
 from tidegate.consumer.places import number_of, place_of
-from tidegate.errors import InvalidInput, Retryable, TidegateError
+from tidegate.errors import InvalidInput, TidegateError
 from tidegate.kvclient.pd import PdClient
 from tidegate.schema_registry import ConfluentRegistry
 from tidegate.sink.kafka.client import client_settings, take
 
 MAX_BYTES: Final = 48 << 20
+ADMIN_TIMEOUT_S: Final = 4.0
+"""How long the broker may take for an answer: short, since whoever wants to end waits for it too."""
 CONSUME_MESSAGES: Final = 10_000
 LOOK_BACK_MESSAGES: Final = 20_000
 """The first window in which definitions are looked for: TiCDC repeats a table's after 10,000 of its rows."""
 STALL_S: Final = 5.0
-ADMIN_TIMEOUT_S: Final = 4.0
-"""How long the broker may take for an answer: short, since whoever wants to end waits for it too."""
 META: Final = ("_op", "_commit_ts", "_offset", "_seq")
 """First columns of a staged batch; then `n.NAME` of the after image and `o.NAME` of the before image."""
 
@@ -196,89 +195,6 @@ def check_zone(name: str) -> None:
             why="it is not in this machine's time zone database",
             fix="use a name such as UTC or Asia/Shanghai: the one the changefeed writes TIMESTAMPs in",
         ) from None
-
-
-class Offsets:
-    """The partitions of a source and their ends, asked of the broker by the driver."""
-
-    def __init__(self, topic: Topic) -> None:
-        self._topic = topic
-        self._admin = AdminClient(client_settings(topic.uri, topic.config.sink.kafka_config))
-
-    def partitions(self) -> list[int]:
-        """The partitions to read: all, or the first `partition-num` of the topic that is named first.
-
-        Others have their own numbers, as at the changefeed. With several topics those that exist count:
-        others may appear with their tables. Raises InvalidInput when none exists, or the first has fewer
-        partitions; Retryable when no broker answers.
-        """
-        names = self._topic.names
-        try:
-            one = names[0] if len(names) == 1 else None
-            found = self._admin.list_topics(one, timeout=ADMIN_TIMEOUT_S).topics
-        except KafkaException as error:
-            raise self.unreachable(error.args[0].str()) from error
-        numbers: list[int] = []
-        for name in names:
-            if name not in found or found[name].error is not None or not found[name].partitions:
-                continue
-            partitions = sorted(found[name].partitions)
-            own = name == self._topic.uri.topic
-            wanted = self._topic.config.sink.kafka_config.partition_num if own else 0
-            if len(partitions) < wanted:
-                raise InvalidInput(
-                    f"the topic has {len(partitions)} partitions, fewer than partition-num={wanted}",
-                    where=self._where(name),
-                    why="the source URI asks for more than there are",
-                    fix="leave partition-num out, or check that it is the topic the changefeed writes",
-                )
-            numbers += [self._topic.number(name, partition) for partition in partitions[: wanted or None]]
-        if not numbers:
-            raise self._missing(self._topic.name)
-        return numbers
-
-    def _where(self, name: str) -> str:
-        return f"topic {name} at {self._topic.uri.bootstrap}"
-
-    def first(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The oldest offset of each partition that is still there."""
-        return self._list(partitions, OffsetSpec.earliest())
-
-    def ends(self, partitions: Sequence[int]) -> dict[int, int]:
-        """The offset behind the last committed message of each partition."""
-        return self._list(partitions, OffsetSpec.latest())
-
-    def _list(self, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
-        topic = self._topic
-        wanted = {TopicPartition(*topic.place(partition)): spec for partition in partitions}
-        try:
-            asked = self._admin.list_offsets(
-                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ADMIN_TIMEOUT_S
-            )
-            return {
-                topic.number(at.topic, at.partition): future.result().offset for at, future in asked.items()
-            }
-        except KafkaException as error:
-            if error.args[0].code() in (KafkaError._NOENT, KafkaError.UNKNOWN_TOPIC_OR_PART):
-                self.partitions()  # raises when it is the topic that is gone
-            raise self.unreachable(error.args[0].str()) from error
-
-    def _missing(self, name: str) -> InvalidInput:
-        return InvalidInput(
-            "the topic does not exist",
-            where=self._where(name),
-            why="the broker knows no topic of this name",
-            fix="check the topic's name; a changefeed creates its topic when it starts",
-        )
-
-    def unreachable(self, why: str) -> Retryable:
-        """The broker does not answer, or does not give what it has."""
-        return Retryable(
-            "the Kafka broker does not answer",
-            where=self._topic.uri.bootstrap,
-            why=why,
-            fix="check that the broker runs and that the address is right",
-        )
 
 
 class TopicDecoder:

@@ -19,7 +19,8 @@ from tidegate.codec.base import Batch
 from tidegate.codec.entry import Loss
 from tidegate.consumer.contract import REMEMBER, Producer, TopicCheck, Verdict
 from tidegate.consumer.mark_headers import mark_headers
-from tidegate.consumer.source import Offsets, Topic, TopicDecoder
+from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.source import Topic, TopicDecoder
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.model.timestamp import compose

@@ -517,3 +517,22 @@ def test_a_server_that_would_change_what_is_written_is_refused(
         finally:
             cursor.execute(f"SET GLOBAL {variable}={usual}")
     taken(mariadb, name)
+
+
+def test_connections_that_come_to_two_servers_are_refused(
+    mariadb: MySqlServer, rows: Connection, name: str
+) -> None:
+    """A server that takes another number between two connections looks like two behind a proxy."""
+    progress, _ = taken(mariadb, name)
+    progress.lane_connection(0).close()
+    with rows.cursor() as cursor:
+        cursor.execute("SELECT @@server_id")
+        (usual,) = cursor.fetchone()
+        cursor.execute(f"SET GLOBAL server_id={usual + 1}")
+        try:
+            with pytest.raises(InvalidInput, match="come to several servers") as caught:
+                progress.lane_connection(1)
+        finally:
+            cursor.execute(f"SET GLOBAL server_id={usual}")
+    assert f"server_id {usual + 1}" in caught.value.why
+    progress.lane_connection(1).close()

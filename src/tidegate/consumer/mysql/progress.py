@@ -53,6 +53,20 @@ TABLES: Final = (
     " PRIMARY KEY (table_schema, table_name), KEY (consumer)) ENGINE=InnoDB",
 )
 
+WHICH_SERVER: Final = "SELECT @@server_id, @@hostname, @@port"
+
+
+def check_one_server(control: Sequence[Any], lane: Sequence[Any], target: str) -> None:
+    """InvalidInput when two connections to one address have come to two servers; both by `WHICH_SERVER`."""
+    if tuple(control) != tuple(lane):
+        names = (f"{host}:{port} (server_id {number})" for number, host, port in (control, lane))
+        raise InvalidInput(
+            "connections to the target come to several servers",
+            where=target,
+            why=f"{' and '.join(names)}: a lock that one of them has keeps nobody from writing to another",
+            fix="name the address of the one server that is written, not that of a proxy",
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -90,6 +104,8 @@ class Progress:
         self._server, self._consumer = server, consumer
         self._lock_name = f"tidegate.{hashlib.sha256(consumer.encode()).hexdigest()[:40]}"
         self._control: Connection | None = None
+        self._which: tuple[Any, ...] = ()
+        """What `WHICH_SERVER` said in it."""
         self._taker = uuid.uuid4().hex
         """Tells our tokens from those of others, also where we do not know what was committed."""
         self._own: set[int] = set()
@@ -132,6 +148,7 @@ class Progress:
         self._own.add(self._control.thread_id())
         try:
             with self._translating():
+                self._which = self._rows(WHICH_SERVER)[0]
                 yield
         except BaseException:
             self.close()
@@ -324,6 +341,8 @@ class Progress:
         with self._translating(), connection.cursor() as cursor:
             cursor.execute("SELECT GET_LOCK(%s, 10)", (self._lane_lock(lane),))
             (taken,) = cursor.fetchone()
+            cursor.execute(WHICH_SERVER)
+            server = cursor.fetchone()
         if not taken:
             connection.close()
             raise Retryable(
@@ -331,6 +350,11 @@ class Progress:
                 where=f"{self._server}, consumer {self._consumer}, lane {lane}",
                 why="it holds the lane's lock still; the next takeover ends it",
             )
+        try:
+            check_one_server(self._which, server, str(self._server))
+        except InvalidInput:
+            connection.close()
+            raise
         return connection
 
     def end(self, position: str) -> None:
