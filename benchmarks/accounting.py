@@ -24,9 +24,12 @@ ROLES: Final = (
     ("puller", ("benchmarks.puller_probe", "tidegate.server.puller_process")),
     ("driver", ("benchmarks.pipeline_probe", "tidegate.pipeline.application")),
     ("workers", ("tidegate.pipeline.daemon", "tidegate.consumer.daemon", "tidegate.verify.daemon")),
+    ("workers", ("benchmarks.consumer_probe pyspark",)),
     ("source", ("pyspark.sql.streaming.python_streaming_source_runner",)),
     ("planners", ("pyspark.sql.worker.",)),
-    ("consumer", ("tidegate consumer",)),
+    ("consumer", ("tidegate consumer", "benchmarks.consumer_probe run")),
+    ("MariaDB", ("mariadbd",)),
+    ("broker", ("kafka.Kafka",)),
     ("verify", ("tidegate verify",)),
     ("player", ("benchmarks.player",)),
     ("control", ("tidegate server", "benchmarks.control_probe")),
@@ -47,6 +50,13 @@ def cpu_seconds(pid: int) -> float | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return sum(int(fields[i]) for i in (11, 12, 13, 14)) / TICK
+
+
+def busy_seconds() -> float:
+    """CPU seconds that this machine has spent on anything since it was started."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[1:9])
+    return (user + nice + system + irq + softirq + steal) / TICK
 
 
 def anonymous_mb(pid: int) -> float:

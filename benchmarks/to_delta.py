@@ -98,7 +98,7 @@ def fill(bootstrap: str, topic: str, source: Source, rows: int, begin: int, upda
         assert not bad, bad[0].why
         for table in tables:
             partition = partition_block(table, RULE, PARTITIONS, "UTC")
-            for number, key, value in _messages(encode_block(table, partition, options, 0)):
+            for number, key, value in messages(encode_block(table, partition, options, 0)):
                 producer.produce(topic, value, key, partition=number)
         ts += 2 * (count // ROWS_A_TXN + 1)
         resolved = encode.encode_resolved(ts)
@@ -109,7 +109,7 @@ def fill(bootstrap: str, topic: str, source: Source, rows: int, begin: int, upda
     return ts
 
 
-def _messages(block: MessageBlock) -> Iterator[tuple[int, bytes | None, bytes]]:
+def messages(block: MessageBlock) -> Iterator[tuple[int, bytes | None, bytes]]:
     """(partition, key, value) of each message."""
     data = block.data.data
     for i in range(len(block)):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from benchmarks.rig import eventually
 from benchmarks.stage_clock import StageClock
+from benchmarks.topic_to_database import steady
 from tools.processes import Child, ChildError
 
 from tidegate.eventstore import span_store
@@ -33,6 +34,31 @@ def test_the_end_of_a_child_is_told_at_once_with_its_last_lines(tmp_path: Path) 
 def test_a_stage_that_is_gone_is_an_error() -> None:
     with pytest.raises(AttributeError, match="no_such_function"):
         StageClock().wrap(span_store, "no_such_function", "write")
+
+
+def test_a_steady_rate_leaves_the_first_write_and_its_rows_out() -> None:
+    calls = [
+        {"stage": stage, "at": at, "rows": rows}
+        for stage, at, rows in (
+            ("convert", 1.0, 70),
+            ("write", 2.0, 0),
+            ("convert", 2.5, 30),
+            ("convert", 2.6, 50),
+            ("write", 4.0, 0),
+        )
+    ]
+    assert steady(calls) == 40.0
+    assert steady(calls[:2]) == 0.0
+
+
+@pytest.mark.slow
+def test_a_topic_into_a_database_is_measured(tmp_path: Path) -> None:
+    """Probe, broker and MariaDB work together, and all rows arrive: the benchmark counts them."""
+    figures = tmp_path / "bench.json"
+    command = [sys.executable, "-m", "benchmarks.topic_to_database", "--smoke", "--json", str(figures)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=550, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert json.loads(figures.read_text())["figures"]["mixed"] > 0
 
 
 @pytest.mark.slow

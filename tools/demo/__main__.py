@@ -2,6 +2,7 @@
 
 Starts an embedded TiKV with a bank workload, a Kafka broker, a capture with its Spark pipeline and the Spark
 consumer, shows them at work, then lets them drain and compares source and target at one timestamp.
+The target is Delta tables, or with `make demo TARGET=mariadb` a MariaDB.
 Ctrl-C at any moment ends every process. Everything it makes lies under build/demo.
 """
 
@@ -18,8 +19,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 from tools.demo.path import MainPath
+from tools.demo.targets import target_of
 from tools.demo.view import Board, closing_table, write_page
 from tools.processes import ChildError
+
+from tidegate.errors import TidegateError
 
 ROOT = Path(__file__).parents[2]
 DRAIN_S = 60
@@ -32,14 +36,25 @@ def main() -> int:
         "--seconds", type=float, default=60, help="how long the workload runs once all is live"
     )
     parser.add_argument("--rate", type=float, default=600, help="row changes a second of the workload")
+    parser.add_argument("--target", default="delta", help="where the rows go: delta or mariadb")
     parser.add_argument("--dir", type=Path, default=ROOT / "build" / "demo", help="where everything goes")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
     options.dir = options.dir.absolute()
+    try:
+        target = target_of(options.target, options.dir)
+        target.prepare()
+    except TidegateError as error:
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    except subprocess.CalledProcessError as error:
+        return error.returncode
+    except KeyboardInterrupt:
+        return 130
     shutil.rmtree(options.dir, ignore_errors=True)
     options.dir.mkdir(parents=True)
     console = Console()
-    path = MainPath(options.dir, options.rate)
+    path = MainPath(options.dir, options.rate, target)
     board = Board(path)
     try:
         with Live(board, console=console, refresh_per_second=4, transient=False):
@@ -50,12 +65,12 @@ def main() -> int:
         proof = path.prove()
         console.print(closing_table(board, proof))
         console.print(f"[dim]plots of the run:[/] {write_page(options.dir / 'report.html', board, proof)}")
-        console.print(f"[dim]tables:[/] {path.lake}   [dim]capture:[/] {options.dir / 'capture'}")
+        console.print(f"[dim]{target.name}:[/] {target}   [dim]capture:[/] {options.dir / 'capture'}")
         return 0 if proof.equal else 1
     except KeyboardInterrupt:
         console.print("\nStopped; ending every process.")
         return 130
-    except (ChildError, subprocess.SubprocessError, TimeoutError) as error:
+    except (ChildError, subprocess.SubprocessError, TimeoutError, TidegateError) as error:
         console.print(str(error), getattr(error, "stderr", "") or "", style="red", markup=False)
         return 1
     finally:

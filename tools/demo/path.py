@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow.compute as pc
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from tools.demo.targets import SERVICES, DemoTarget
 from tools.processes import Child
 
 from tidegate.codec.base import Batch
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import options_of
 from tidegate.config import load_config, parse_sink_uri
-from tidegate.consumer.snapshots import open_snapshot
-from tidegate.errors import TidegateError
 from tidegate.model.timestamp import physical_ms
 
-ROOT = Path(__file__).parents[2]
 FEED = "bank"
 PARTITIONS = 3
 START_S = 120
@@ -66,9 +63,8 @@ class Lags:
 class MainPath:
     """Upstream, workload, broker, capture, consumer; started in parallel where nothing depends."""
 
-    def __init__(self, folder: Path, rate: float) -> None:
-        self.folder, self.rate = folder, rate
-        self.lake = folder / "lake"
+    def __init__(self, folder: Path, rate: float, target: DemoTarget) -> None:
+        self.folder, self.rate, self.target = folder, rate, target
         self.children: dict[str, Child] = {}
         self.stage = "starting"
         self.server = self.pd = self.uri = self._kafka_said = ""
@@ -93,13 +89,14 @@ class MainPath:
             "capture", "server", "--pd", self.pd, "--addr", "127.0.0.1:0", "--data-dir", folder
         )
         self.server = capture.wait_line(lambda line: "addr" in line)["addr"]
+        self.target.start()
         broker.join()
         if not self.uri:
             raise TimeoutError(f"The Kafka broker did not start.\n{self._kafka_said}")
         self.stage = "Spark starts, for the changefeed and for the consumer"
         self._run("changefeed", "create", "--server", self.server, "-c", FEED, "--sink-uri", self.uri)
-        target = f"delta://{self.lake}"
-        consumer = self._child("consumer", "consumer", "run", "--source", self.uri, "--target", target)
+        into = self.target.options()
+        consumer = self._child("consumer", "consumer", "run", "--source", self.uri, *into)
         consumer.wait_line(lambda line: line.get("event") == "ready", START_S)
         self._wait_started()
         self._thread(self._watch_kafka)
@@ -145,7 +142,7 @@ class MainPath:
             child.end()
         for thread in self._threads:
             thread.join(5)
-        subprocess.run([ROOT / "tools/services", "stop", "--dir", self.folder / "services"], check=False)
+        subprocess.run([SERVICES, "stop", "--dir", self.folder / "services"], check=False)
 
     # --- what the board shows -----------------------------------------------------------------------------
 
@@ -171,27 +168,12 @@ class MainPath:
     def prove(self) -> Proof:
         """Compare source and target at the newest snapshot, and sum the bank in every snapshot read."""
         self.stage = "comparing source and target"
-        command = [
-            sys.executable,
-            "-m",
-            "tidegate",
-            "compare",
-            "--pd",
-            self.pd,
-            "--target",
-            f"delta://{self.lake}",
-        ]
-        done = subprocess.run(
-            [*command, "--at", "latest", "--json"], capture_output=True, text=True, timeout=120
-        )
-        if done.returncode not in (0, 1) or not done.stdout:
-            raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-        outcome = json.loads(done.stdout)
+        found = self.target.compare(self.pd)
         total = str(self.workload_now().get("total", ""))
         # Before the last account is open the sum still grows.
-        sums = {ts: found for ts, found in self.snapshots.items() if ts >= self.opened_ts}
-        equal = done.returncode == 0 and all(found == total for found in sums.values())
-        return Proof(outcome["ts"], equal, outcome["tables"], sums, total)
+        sums = {ts: one for ts, one in self.snapshots.items() if ts >= self.opened_ts}
+        equal = found.equal and all(one == total for one in sums.values())
+        return Proof(found.ts, equal, found.tables, sums, total)
 
     # --- inside -------------------------------------------------------------------------------------------
 
@@ -209,7 +191,7 @@ class MainPath:
             raise subprocess.CalledProcessError(done.returncode, arguments, done.stdout, done.stderr)
 
     def _start_kafka(self) -> None:
-        services, folder = str(ROOT / "tools/services"), str(self.folder / "services")
+        services, folder = str(SERVICES), str(self.folder / "services")
         command = [services, "start", "kafka", "--dir", folder, "--json"]
         done = subprocess.run(command, capture_output=True, text=True)
         self._kafka_said = done.stderr
@@ -255,14 +237,9 @@ class MainPath:
     def _watch_tables(self) -> None:
         """Open each new snapshot, note its age, and sum the bank in it."""
         while not self._ended.wait(0.25):
-            try:
-                snapshot = open_snapshot(self.lake)
-                if snapshot.ts in self.snapshots or "bank.accounts" not in snapshot.tables:
-                    continue
-                if physical_ms(snapshot.ts) >= self.live_ms:
-                    self.table_lag.add([time.time() * 1000 - physical_ms(snapshot.ts)])
-                balances = snapshot.tables["bank.accounts"].to_arrow(["balance"]).column("balance")
-                self.snapshots[snapshot.ts] = str(pc.sum(balances).as_py())
-            except (TidegateError, OSError):
-                # The lake does not exist yet.
+            seen = self.target.newest(self.snapshots)
+            if seen is None:
                 continue
+            if physical_ms(seen.ts) >= self.live_ms:
+                self.table_lag.add([seen.at_ms - physical_ms(seen.ts)])
+            self.snapshots[seen.ts] = seen.total

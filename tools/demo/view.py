@@ -29,7 +29,7 @@ class Board:
         self.began = time.monotonic()
         self.first_change_s = 0.0
         self.rates: dict[str, list[tuple[float, float]]] = {name: [] for name in STAGES}
-        self.lags: dict[str, list[tuple[float, float]]] = {"Kafka": [], "tables": []}
+        self.lags: dict[str, list[tuple[float, float]]] = {"Kafka": [], path.target.name: []}
         self._last: tuple[float, dict[str, int]] = (0.0, dict.fromkeys(STAGES, 0))
         self._feed: dict[str, Any] = {}
         self._ended = threading.Event()
@@ -49,11 +49,12 @@ class Board:
     def drain(self, patience_s: float) -> None:
         """Stop the workload and wait until the tables hold its last commit."""
         last = self.path.end_workload()
-        self.path.stage = "draining: waiting for the last commit in the tables"
+        place = self.path.target.place
+        self.path.stage = f"draining: waiting for the last commit in {place}"
         for _ in self._ticks(patience_s):
             if max(self.path.snapshots, default=0) >= last:
                 return
-        raise TimeoutError(f"The tables did not reach the last commit {last} within {patience_s:.0f} s.")
+        raise TimeoutError(f"The last commit {last} did not reach {place} within {patience_s:.0f} s.")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Panel(self._grid(), title="[b]tidegate demo[/b]", subtitle=self.path.stage, padding=(0, 1))
@@ -84,7 +85,7 @@ class Board:
             self.first_change_s = now
         for name in STAGES:
             self.rates[name].append((now, max(0, found[name] - counts[name]) / (now - before)))
-        for name, lag in (("Kafka", self.path.kafka_lag), ("tables", self.path.table_lag)):
+        for name, lag in (("Kafka", self.path.kafka_lag), (self.path.target.name, self.path.table_lag)):
             if lag.values:
                 self.lags[name].append((now, lag.values[-1] / 1000))
         self._last = (now, found)
@@ -159,7 +160,7 @@ def figures(board: Board, proof: Proof) -> list[tuple[str, str]]:
             f"p50 {kafka.quantile(0.5):.0f} ms, p99 {kafka.quantile(0.99):.0f} ms",
         ),
         (
-            "commit to Delta snapshot",
+            board.path.target.lag,
             f"p50 {tables.quantile(0.5):.0f} ms, p99 {tables.quantile(0.99):.0f} ms",
         ),
         ("row changes", f"{board.path.kafka_rows:,}"),

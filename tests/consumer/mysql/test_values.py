@@ -244,6 +244,16 @@ def test_a_digest_depends_on_rows_and_table_and_not_on_the_order() -> None:
     assert len({whole, *others}) == 5
 
 
+def test_digests_of_parts_join_to_that_of_the_whole() -> None:
+    rows, of = pa.table({"a": [1, 2, 3]}), [column(LONGLONG, "a")]
+    whole, first, rest = Digest(), Digest(), Digest()
+    list(inserts(of, rows, "t", whole))
+    list(inserts(of, rows.slice(0, 1), "t", first))
+    list(inserts(of, rows.slice(1), "t", rest))
+    rest.join(first)
+    assert str(rest) == str(whole)
+
+
 def test_a_delete_and_an_insert_of_one_row_have_two_digests() -> None:
     put, gone, bag = Digest(), Digest(), Digest()
     rows, of = pa.table({"a": [1]}), [column(LONGLONG, "a")]

@@ -157,6 +157,11 @@ class Digest:
             self._sum += int.from_bytes(one.digest())
         self._count += len(texts)
 
+    def join(self, other: Digest) -> None:
+        """The rows of another, too."""
+        self._sum += other._sum
+        self._count += other._count
+
     def __str__(self) -> str:
         return f"{self._count}:{self._sum & ((1 << 128) - 1):032x}"
 

@@ -56,12 +56,18 @@ PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 @dataclass(slots=True)
 class Lane:
-    """What one lane writes in one batch, ready: nothing can fail any more but the target."""
+    """What one lane writes in one batch, or a part of it: nothing can fail any more but the target."""
 
     digest: Digest = field(default_factory=Digest)
     deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
     """With how many rows each must find, where that is known."""
     inserts: list[bytes] = field(default_factory=list)
+
+    def add(self, part: Lane) -> None:
+        """Write these, too."""
+        self.digest.join(part.digest)
+        self.deletes += part.deletes
+        self.inserts += part.inserts
 
 
 class MySqlTarget:
@@ -111,14 +117,12 @@ class MySqlTarget:
 
     def write(self, tables: Sequence[Settle], reached: Position) -> None:
         """Write by lanes, a transaction each, and move the position."""
-        work = [self._settlers.submit(settle) for settle in tables]
+        # Each table is rendered where it is settled: its rows go when its statements are there.
+        work = [self._settlers.submit(self._ready, settle) for settle in tables]
         wait(work)
         lanes: dict[int, Lane] = {}
-        work.reverse()
-        while work:  # a table's rows go when their statements are there
-            if (changes := work.pop().result()) is not None:
-                table = changes.definition
-                self._render(changes, lanes.setdefault(self._lane_of(table), Lane()))
+        for number, part in filter(None, (done.result() for done in work)):
+            lanes.setdefault(number, Lane()).add(part)
         position = reached.to_json()
         if not lanes and self._begun is None:
             self._patiently(lambda attempt: self._progress.move(position))
@@ -160,11 +164,15 @@ class MySqlTarget:
         hashed = hashlib.blake2b(f"{table.schema}\0{table.table}".encode(), digest_size=8).digest()
         return int.from_bytes(hashed) % self._lanes
 
-    def _render(self, changes: TableChanges, lane: Lane) -> None:
-        table, effect = changes.definition, changes.effect
+    def _ready(self, settle: Settle) -> tuple[int, Lane] | None:
+        """The statements of one table, and the number of its lane."""
+        changes = settle()
+        return (self._lane_of(changes.definition), self._render(changes)) if changes is not None else None
+
+    def _render(self, changes: TableChanges) -> Lane:
+        lane, table, effect = Lane(), changes.definition, changes.effect
         name = qualified(table.schema, table.table)
         columns = {column.name: column for column in table.columns}
-        first_delete, first_insert = len(lane.deletes), len(lane.inserts)
         if isinstance(effect, Effect):
             keys = [columns[key] for key in table.keys]
             known = effect.upserts.filter(~effect.fresh).select(table.keys)
@@ -175,8 +183,9 @@ class MySqlTarget:
             lane.deletes += bag_deletes(table.columns, effect.deletes, name, lane.digest)
             fresh = effect.inserts
         lane.inserts += inserts(table.columns, fresh, name, lane.digest)
-        texts = [text for text, _ in lane.deletes[first_delete:]] + lane.inserts[first_insert:]
+        texts = [text for text, _ in lane.deletes] + lane.inserts
         check_length(max(texts, key=len, default=b""), table.name, self._packet)
+        return lane
 
     def _write_lanes(self, lanes: Mapping[int, Lane], *, side_by_side: bool) -> None:
         """Raises the first failure, when no lane writes any more."""

@@ -1,0 +1,133 @@
+"""`tidegate consumer` with a clock around its stages: for each call a line of JSON, in a file a process.
+
+    TIDEGATE_CONSUMER_PROBE=DIR python -m benchmarks.consumer_probe run --source ... --target ...
+
+Only what handles whole batches is wrapped, so that the clocks cost nothing that can be measured. Spark starts
+this module as the daemon of its workers, too: there it wraps what they do. A stage's seconds are its own,
+without those of a stage inside it; `cpu` is the thread's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tidegate.spark.daemon import serve
+
+FOLDER: Final = "TIDEGATE_CONSUMER_PROBE"
+"""Environment variable: where the lines go."""
+
+
+class Clock:
+    """Writes {stage, at, wall, cpu, rows} of each call; `at`: its end by the wall clock."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._pid = 0
+
+    def wrap(self, owner: Any, name: str, stage: str, rows: Callable[[Any], int] = lambda result: 0) -> None:
+        """Replace `owner.name` by itself with the clock around it; `rows` are counted in its result."""
+        inner = getattr(owner, name)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            return self._run(stage, rows, inner, *arguments, **named)
+
+        setattr(owner, name, timed)
+
+    def wrap_iterator(self, owner: Any, name: str, stage: str) -> None:
+        """The same for a function that returns an iterator: its steps count, not what is between them."""
+        inner = getattr(owner, name)
+
+        def timed(*arguments: Any, **named: Any) -> Iterator[Any]:
+            steps, end = inner(*arguments, **named), object()
+            while (item := self._run(stage, lambda result: 0, next, steps, end)) is not end:
+                yield item
+
+        setattr(owner, name, timed)
+
+    def _run(
+        self, stage: str, rows: Callable[[Any], int], function: Callable[..., Any], *given: Any, **named: Any
+    ) -> Any:
+        inside: list[list[float]] = self._local.__dict__.setdefault("inside", [])
+        inside.append([0.0, 0.0])
+        wall, cpu = time.perf_counter(), time.thread_time()
+        result = None
+        try:
+            result = function(*given, **named)
+            return result
+        finally:
+            wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+            inner_wall, inner_cpu = inside.pop()
+            if inside:
+                inside[-1][0] += wall
+                inside[-1][1] += cpu
+            count = rows(result) if result is not None else 0
+            line = {"stage": stage, "at": time.time(), "wall": wall - inner_wall, "cpu": cpu - inner_cpu}
+            self._write(line | {"rows": count})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        with self._lock:
+            if self._pid != os.getpid():  # a forked worker has a file of its own
+                self._pid = os.getpid()
+                self._file = (Path(os.environ[FOLDER]) / f"{self._pid}.jsonl").open("a", buffering=1)
+            self._file.write(json.dumps(line) + "\n")
+
+
+def wrap_worker(clock: Clock) -> None:
+    """What a Spark task does with its range."""
+    from tidegate.consumer import source
+
+    clock.wrap(source, "_take", "read", lambda taken: len(taken.messages))
+    clock.wrap_iterator(source.TopicDecoder, "pieces", "decode")
+    clock.wrap(source, "stage", "stage")
+    clock.wrap(source, "batch_of", "unpack")
+
+
+def wrap_driver(clock: Clock) -> None:
+    """What the driver does; it fetches in one thread, settles in two, renders in its own, writes by lanes."""
+    from tidegate.consumer import apply, job
+    from tidegate.consumer.mysql import literals, progress, target
+
+    clock.wrap(job.Consumer, "_fetch", "fetch")
+    clock.wrap(job.Consumer, "_arrived", "wait for rows")
+    clock.wrap(apply, "staged_rows", "map")
+    clock.wrap(apply, "staged_changes", "convert", len)
+    clock.wrap(apply, "net_effect", "settle")
+    clock.wrap(target, "wait", "wait for threads")
+    clock.wrap(target.MySqlTarget, "_render", "render")
+    clock.wrap(literals.Digest, "add", "digest")
+    clock.wrap(progress.Progress, "begin", "note")
+    clock.wrap(progress.Progress, "end", "note")
+    clock.wrap(target.MySqlTarget, "_write_lanes", "write")
+    clock.wrap(target.MySqlTarget, "_write_lane", "lanes")
+
+
+def main() -> None:
+    """The command line of `tidegate consumer`."""
+    from tidegate.cli import consumer
+    from tidegate.consumer import job
+
+    job.DAEMON = "benchmarks.consumer_probe"  # type: ignore[misc]
+    wrap_driver(Clock())
+    consumer.app()
+
+
+def daemon() -> None:
+    """Spark's worker daemon: `tidegate.consumer.daemon` with clocks."""
+    wrap_worker(Clock())
+    serve(("tidegate.consumer.source",))
+
+
+if __name__ == "__main__":
+    if any(word.startswith("pyspark.") for word in sys.argv[1:]):
+        daemon()
+    else:
+        main()
