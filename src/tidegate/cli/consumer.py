@@ -65,6 +65,22 @@ def run(
             "1, whoever reads the database sees whole transactions over all tables.",
         ),
     ] = 4,
+    adopt: Annotated[
+        bool,
+        typer.Option(
+            "--adopt",
+            help="Of a database's consumer: write tables that are there already, too. They must hold the "
+            "source's rows as of the changefeed's start-ts or later.",
+        ),
+    ] = False,
+    skip_ddl: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Of a database's consumer: the ts of a DDL that you have run there in other words; may be "
+            "repeated.",
+        ),
+    ] = None,
     mode: Annotated[
         str,
         typer.Option(
@@ -118,7 +134,7 @@ def run(
         settings = Settings(
             source=source,
             target=target,
-            database=DatabaseSettings(name, folder, lanes),
+            database=DatabaseSettings(name, folder, lanes, adopt, frozenset(skip_ddl or ())),
             mode=Mode(mode),
             until=until,
             time_zone=time_zone,

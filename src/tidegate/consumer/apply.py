@@ -25,6 +25,7 @@ from tidegate.consumer.net_effect import net_bag, net_effect
 from tidegate.consumer.position import Position
 from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.errors import Fatal
+from tidegate.model.ddl import DdlEvent
 
 QUARANTINE: Final = "quarantine.jsonl"
 """In the consumer's folder."""
@@ -64,7 +65,10 @@ class Applier:
             if self.target.has_done(message):  # and cannot be planned: the tables are as it made them
                 continue
             held = self.target.definitions.values()
-            if event is not None:
+            if self.target.replays_sql and (event is None or self._found(event)):
+                zone = event.time_zone if event is not None else ""
+                steps = ddl_plan.plan_replay(message, zone or self._time_zone)
+            elif event is not None:
                 steps = ddl_plan.plan(event, held, self.target.dropped())
             else:
                 steps = ddl_plan.plan_without_header(message, held)
@@ -75,6 +79,11 @@ class Applier:
                 done.append(ddl_plan.in_words(step))
             self.stats.ddls += 1
         return done
+
+    def _found(self, event: DdlEvent) -> bool:
+        """Whether the table is known by what the target says of it: no TableInfo tells how it looks there."""
+        held = self.target.definition((event.old_schema, event.old_table))
+        return held is not None and held.info is None
 
     def commit(self, position: Position) -> Position:
         """Name the snapshot at position.ts; the position as it is kept."""
@@ -93,7 +102,9 @@ class Applier:
             return None
         with self._counting:
             self.stats.rows += len(changes)
-        effect = net_effect(changes, known.keys, self._trust) if known.keys else net_bag(changes)
+        # A row that the topic inserts may be at an adopted table already, and its delete may yet come.
+        trust = self._trust and not known.uniques
+        effect = net_effect(changes, known.keys, trust) if known.keys else net_bag(changes)
         return TableChanges(known, effect)
 
     def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
@@ -105,9 +116,9 @@ class Applier:
         """The table these rows belong to; made or changed by guess when no DDL header told of it."""
         for segment in (one.segment for one in staged):
             known = self.target.definition(name)
-            if known is None:
+            if known is None or (self.target.replays_sql and _other_key(known, segment)):
                 self.target.execute(ddl_plan.Create(definition.guess(*name, segment.columns, segment.min_ts)))
-            elif known.info is not None:
+            elif known.info is not None or self.target.replays_sql:
                 _check_columns(known, segment)
             elif (grown := definition.grown(known, segment.columns, segment.min_ts)) is not None:
                 self.target.execute(ddl_plan.regrown(known, grown))
@@ -118,14 +129,29 @@ class Applier:
 
 def _check_columns(known: Definition, segment: Segment) -> None:
     """Fatal when rows have a column that the DDLs do not tell of."""
-    unknown = [c.name for c in segment.columns if known.column(c.name) is None]
+    unknown = [
+        c.name for c in segment.columns if known.column(c.name) is None and c.name not in known.generated
+    ]
     if unknown:
+        if known.info is None:
+            raise Fatal(
+                "rows carry a column that the table at the target does not have",
+                where=f"table {known.name}, column {', '.join(unknown)}",
+                why="somebody has changed the table, or a DDL message is missing on the topic",
+                fix="give the table the column that the source has, and start again",
+            )
         raise Fatal(
             "rows carry a column that the table does not have",
             where=f"table {known.name}, column {', '.join(unknown)}",
             why="a DDL message is missing on the topic, or was written without its header",
             fix="start a new target from a new changefeed, and report this",
         )
+
+
+def _other_key(known: Definition, segment: Segment) -> bool:
+    """Whether the topic tells rows apart by other columns than a key that was read from the target."""
+    key = {column.name for column in segment.columns if column.key}
+    return known.info is None and bool(key) and key != set(known.keys)
 
 
 def _refuse_if_needed(message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:

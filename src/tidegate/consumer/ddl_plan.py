@@ -31,6 +31,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tidegate.codec.base import DdlMessage
+from tidegate.consumer import sql_replay
 from tidegate.consumer.convert import Losses, TargetColumn
 from tidegate.consumer.definition import Definition, fill_value, from_info
 from tidegate.consumer.modify import Change, change_of, known_zone
@@ -152,6 +153,18 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Replay:
+    """Run the topic's own SQL at a database; the target says what its tables look like then."""
+
+    statement: sql_replay.Replayed
+    query: str
+    """As the topic has it, for people."""
+    ts: int
+    time_zone: str
+    """Of the session that runs it: as `DdlEvent.time_zone`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Nothing:
     """No effect on rows or columns."""
 
@@ -169,7 +182,7 @@ REPEAT: Final = (
     "leave the table out with a [filter] rule of a new changefeed, and read that one into a new target"
 )
 """What to do about rows that the target cannot be given."""
-Step = Create | Drop | Rename | Rewrite | Redefine | Prune | Exchange | Restore | Nothing | Refuse
+Step = Create | Drop | Rename | Rewrite | Redefine | Prune | Exchange | Restore | Replay | Nothing | Refuse
 Known = dict[tuple[str, str], Definition]
 
 
@@ -192,6 +205,8 @@ def in_words(step: Step) -> str:
             return f"exchange partition {', '.join(rows.names)} of {schema}.{table} with {other.name}"
         case Restore(made, _):
             return f"restore {made.name}"
+        case Replay(_, query, _, _):
+            return f"run {query[:200]}"
         case Nothing(why):
             return f"nothing: {why}"
         case Refuse(why):
@@ -466,6 +481,17 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
         notes = dict.fromkeys([*held.guessed, KEPT])
         return [Redefine(replace(held, version=message.ts, guessed=tuple(notes)), KEPT)]
     return [Nothing("no header: columns are learnt from the rows that follow")]
+
+
+def plan_replay(message: DdlMessage, time_zone: str) -> list[Step]:
+    """The step of a DDL known only by its SQL text, at a target that runs SQL (`Target.replays_sql`)."""
+    match sql_replay.read(message.query, message.schema):
+        case sql_replay.Ignored(why):
+            return [Nothing(why)]
+        case sql_replay.Unknown(why):
+            return [Refuse(f"{why}, and the message has no header that tells of the table")]
+        case statement:
+            return [Replay(statement, message.query, message.ts, time_zone)]
 
 
 _COMMENTS: Final = re.compile(

@@ -57,6 +57,11 @@ class Definition:
     """TiDB's TableInfo; None: guessed."""
     guessed: tuple[str, ...] = ()
     """In words, what had to be guessed."""
+    uniques: tuple[tuple[str, ...], ...] = ()
+    """Of a table that was loaded before the consumer had it: the columns of each of its unique indexes. Its
+    rows may be newer than the topic's."""
+    generated: tuple[str, ...] = ()
+    """Columns that the target computes by itself, and whose values it is not given."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -87,6 +92,10 @@ class Definition:
             "table": self.table,
             "version": self.version,
         }
+        if self.uniques:
+            body["uniques"] = self.uniques
+        if self.generated:
+            body["generated"] = self.generated
         if self.info is not None:
             return orjson.dumps(body | {"info": self.info})
         columns = [[c.name, c.mysql_type, str(c.type), c.name in self.keys] for c in self.columns]
@@ -97,13 +106,17 @@ def from_json(text: bytes) -> Definition:
     """Read back what `to_json` wrote."""
     body = orjson.loads(text)
     schema, version = body["schema"], body["version"]
+    uniques = tuple(tuple(names) for names in body.get("uniques", ()))
+    generated = tuple(body.get("generated", ()))
     if body["info"] is not None:
-        return from_info(schema, body["info"], version, table=body["table"])
+        made = from_info(schema, body["info"], version, table=body["table"])
+        return replace(made, uniques=uniques, generated=generated)
     columns = tuple(
         TargetColumn(name, kind, _type_named(of_type)) for name, kind, of_type, _ in body["columns"]
     )
     keys = tuple(name for name, _, _, key in body["columns"] if key)
-    return Definition(schema, body["table"], 0, version, columns, keys, None, tuple(body["guessed"]))
+    guessed = tuple(body["guessed"])
+    return Definition(schema, body["table"], 0, version, columns, keys, None, guessed, uniques, generated)
 
 
 def from_info(schema: str, info: dict[str, Any], version: int, table: str = "") -> Definition:

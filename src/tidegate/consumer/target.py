@@ -68,6 +68,13 @@ class Target(Protocol):
     def definition(self, name: Name) -> Definition | None:
         """That of one table; None: it is not in the target."""
 
+    @property
+    def replays_sql(self) -> bool:
+        """Whether a DDL of which only its SQL is known is run as SQL (`ddl_plan.Replay`).
+
+        The target's tables then look as the target says, and do not grow with the rows.
+        """
+
     def recover(self) -> Position | None:
         """Take it back to its newest position; None: nothing was ever committed.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,10 @@ class DatabaseSettings:
     folder: Path | None = None
     """Of the consumer's own files; None: `tidegate-consumer-NAME` in the working directory."""
     lanes: int = LANES
+    adopt: bool = False
+    """Tables that are there already become the consumer's."""
+    skip_ddls: Set[int] = frozenset()
+    """The ts of DDLs that somebody has run at the target in other words."""
 
 
 def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -> Address:
@@ -32,6 +37,13 @@ def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -
     """
     text = str(target)
     if text.partition("://")[0] not in SCHEMES:
+        if database.adopt or database.skip_ddls:
+            raise InvalidInput(
+                f"{'--adopt' if database.adopt else '--skip-ddl'} is for databases",
+                where=text,
+                why="a Delta target makes its own tables, and nobody else writes them",
+                fix="leave it out, or write --target mysql://user@host:port/",
+            )
         return DeltaAddress(target_directory(target), upkeep)
     server = MySqlServer.from_uri(text)
     if not database.name:
@@ -42,4 +54,6 @@ def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -
             fix="add --name NAME, and keep it",
         )
     folder = database.folder or Path(f"tidegate-consumer-{database.name.replace('/', '_')}").absolute()
-    return MySqlAddress(server, database.name, folder, database.lanes)
+    return MySqlAddress(
+        server, database.name, folder, database.lanes, adopting=database.adopt, skipped=database.skip_ddls
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable
-from dataclasses import replace
 from decimal import Decimal
 from itertools import count
 from pathlib import Path
@@ -154,13 +153,3 @@ def test_connections_that_break_are_taken_over_and_the_rest_goes_on(
             thread.join()
     assert len(ended) > 3
     assert differences(mariadb, line) == {}
-
-
-def test_a_table_that_only_rows_make_known_is_refused_in_words(mariadb: MySqlServer, tmp_path: Path) -> None:
-    line = lines_of("bank")[0]
-    topic = topic_of("bank", line.ts)
-    for number, messages in topic.partitions.items():
-        topic.partitions[number] = [replace(message, headers=()) for message in messages]
-    forget(mariadb, "bank", "bank")
-    with pytest.raises(Fatal, match="cannot be made from rows alone"):
-        consume(mariadb, "bank", topic, tmp_path, line.ts)

@@ -127,6 +127,11 @@ class DeltaTarget:
         return {name: table.definition for name, table in self.tables.items()}
 
     @property
+    def replays_sql(self) -> bool:
+        """Tables are files; what no header tells is learnt from the rows."""
+        return False
+
+    @property
     def begun(self) -> None:
         """Nothing: `recover` undoes what was begun."""
 
@@ -288,6 +293,8 @@ class DeltaTarget:
                 self._restore(made, dropped)
             case ddl_plan.Nothing(_):
                 pass
+            case ddl_plan.Replay():
+                raise AssertionError("Delta runs no SQL")
             case ddl_plan.Refuse(why):
                 raise AssertionError(f"refused before any step: {why}")
 

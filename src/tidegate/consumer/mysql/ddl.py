@@ -15,8 +15,8 @@ Definitions change when a DDL's last statement has run, in one transaction with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -26,69 +26,29 @@ from tidegate.consumer import ddl_plan
 from tidegate.consumer.ddl_plan import REPEAT
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.flow import identity
-from tidegate.consumer.modify import Change
 from tidegate.consumer.mysql.described import difference
-from tidegate.consumer.mysql.literals import quoted
+from tidegate.consumer.mysql.found import check_columns
 from tidegate.consumer.mysql.progress import Progress
 from tidegate.consumer.mysql.prune import prune
 from tidegate.consumer.mysql.recast import recast
-from tidegate.consumer.mysql.session import SCHEMA
+from tidegate.consumer.mysql.replay import COPY, Tables, after_skipped, missing, replayed, session
+from tidegate.consumer.mysql.session import SCHEMA, USUAL
+from tidegate.consumer.mysql.statements import (
+    Again,
+    AlterTable,
+    CreateTable,
+    DeleteRows,
+    Recast,
+    RenameTable,
+    Statement,
+    create_schema,
+    text_of,
+)
 from tidegate.consumer.mysql.tables import alterations, beside, create_table, qualified, recasts
-from tidegate.consumer.partitioning import Members
+from tidegate.consumer.sql_replay import CreateTable as MakesTable
+from tidegate.consumer.sql_replay import Ignored, Unknown, read, tables
 from tidegate.consumer.target import Name
 from tidegate.errors import Fatal
-
-
-@dataclass(frozen=True, slots=True)
-class Again:
-    """A statement that may run twice."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTable:
-    """A table that must not be there."""
-
-    name: Name
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class AlterTable:
-    """`text` follows ALTER TABLE and the table's name."""
-
-    name: Name
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RenameTable:
-    """The same table under another name."""
-
-    old: Name
-    new: Name
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteRows:
-    """The rows of partitions that are gone upstream; may run twice, as no row comes in between."""
-
-    name: Name
-    members: Members
-
-
-@dataclass(frozen=True, slots=True)
-class Recast:
-    """Fill the column `new` with the values of `old` as TiDB converts them; may run twice."""
-
-    name: Name
-    old: str
-    new: str
-    change: Change
-
-
-Statement = Again | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
 
 
 def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Statement]:
@@ -109,7 +69,7 @@ def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[State
             moved = replace(held, schema=made.schema, table=made.table)
             known[new] = made if held.arrow_schema == made.arrow_schema else moved
             changes = alterations(moved, made, None) if known[new] is made else []
-            first: list[Statement] = [_schema(made.schema), RenameTable((schema, table), new)]
+            first: list[Statement] = [create_schema(made.schema), RenameTable((schema, table), new)]
             return [*first, *(AlterTable(new, text) for text in changes)]
         case ddl_plan.Rewrite(made, sources, _):
             name = made.schema, made.table
@@ -134,6 +94,8 @@ def statements(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[State
             )
         case ddl_plan.Restore(made, _):
             raise _refused(made.name, "rows that a database has dropped do not come back")
+        case ddl_plan.Replay(_, query, _, _):
+            raise AssertionError(f"see `replay`: {query}")
         case ddl_plan.Refuse(why):
             raise AssertionError(f"refused before any step: {why}")
 
@@ -153,13 +115,7 @@ def _created(made: Definition, held: Definition | None) -> list[Statement]:
     gone: list[Statement] = []
     if held is not None:
         gone = [Again(f"DROP TABLE IF EXISTS {qualified(held.schema, held.table)}")]
-    return [_schema(made.schema), *gone, CreateTable((made.schema, made.table), text)]
-
-
-def _schema(name: str) -> Again:
-    return Again(
-        f"CREATE DATABASE IF NOT EXISTS {quoted(name)} DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-    )
+    return [create_schema(made.schema), *gone, CreateTable((made.schema, made.table), text)]
 
 
 def _refused(where: str, why: str) -> Fatal:
@@ -173,18 +129,36 @@ class _Planned:
     first: int
     statements: list[Statement]
     known: dict[Name, Definition]
+    read: dict[Name, bool] = field(default_factory=dict)
+    """What only the server knows when all has run: see `replay.Rendered`."""
+    session: str = ""
+    """How the session must be for the statements, where it is another than usual."""
 
 
 class DdlRun:
     """The DDLs between two positions: which are done, and how far the one is that is not."""
 
-    def __init__(self, progress: Progress, definitions: dict[Name, Definition], noted: str | None) -> None:
-        """`noted`: what `Progress` held. `definitions` are kept as they are after each step."""
+    def __init__(
+        self,
+        progress: Progress,
+        definitions: dict[Name, Definition],
+        noted: str | None,
+        *,
+        adopting: bool = False,
+        skipped: Set[int] = frozenset(),
+    ) -> None:
+        """`noted`: what `Progress` held. `definitions` are kept as they are after each step.
+
+        `adopting`: tables that are there already become this consumer's. `skipped`: the ts of DDLs that
+        somebody has run in other words.
+        """
         self._progress, self._definitions = progress, definitions
+        self._tables, self._skipped = Tables(progress, adopting=adopting), skipped
         self._done: list[str] = []
         self._begun: dict[str, Any] | None = None
         self.resume(noted)
         self._now = self._query = ""
+        self._version = 0
         self._before: dict[Name, Definition] = {}
         self._planned: list[_Planned] = []
         self._step = 0
@@ -195,7 +169,13 @@ class DdlRun:
         self._done, self._begun = held.get("done", []), held.get("begun")
 
     def has_done(self, message: DdlMessage) -> bool:
-        """Whether all its statements have run and only the position has not moved past it."""
+        """Whether all its statements have run and only the position has not moved past it.
+
+        So it is with one that cannot be run here and of which its user says that it is done (`--skip-ddl`).
+        """
+        by_hand = message.ts in self._skipped and message.header is None
+        if by_hand and isinstance(read(message.query, message.schema), Unknown):
+            return True
         return identity(message) in self._done
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
@@ -211,30 +191,82 @@ class DdlRun:
         self._before, known, number = dict(self._definitions), dict(self._definitions), 0
         self._planned, self._step = [], 0
         for step in steps:
-            made = statements(step, known)
-            self._planned.append(_Planned(number, made, dict(known)))
-            number += len(made)
-        self._now, self._query = name, message.query
+            planned = self._plan(step, known, number, message)
+            self._planned.append(planned)
+            number += len(planned.statements)
+        self._now, self._query, self._version = name, message.query, message.ts
         if not steps:
             self._over()
 
-    def expect(self, step: ddl_plan.Step) -> None:
-        """Fatal for a step that was not intended: rows without a DDL ask for one."""
-        if self._step >= len(self._planned):
-            statements(step, dict(self._definitions))
+    def _plan(
+        self, step: ddl_plan.Step, known: dict[Name, Definition], number: int, message: DdlMessage
+    ) -> _Planned:
+        """`known` becomes what it is after the step."""
+        begun, skipped, was = self._begun is not None, message.ts in self._skipped, dict(known)
+        if isinstance(step, ddl_plan.Replay):
+            made = (
+                after_skipped(step, known, self._tables)
+                if skipped
+                else replayed(step, known, self._tables, begun=begun)
+            )
+            return _Planned(number, made.statements, dict(known), made.read, session(step))
+        if isinstance(step, ddl_plan.Create) and not begun:
+            name = step.definition.schema, step.definition.table
+            held = [one for one in _named(message, name) if one not in known and self._tables.there(one)]
+            if name in held and not (skipped or self._tables.adopting):
+                raise _there_already(name)
+            if held and self._tables.adopting and not (skipped or _only_makes(message)):
+                raise _changed_before(held[0], message)
+            if name in held:
+                known[name] = self._tables.described(step.definition)
+                return _Planned(number, [], dict(known))
+        rendered = statements(step, known)
+        adopted = dict.fromkeys(_adopted(step, was), True)
+        return _Planned(number, [] if skipped else rendered, dict(known), adopted)
+
+    @property
+    def intended(self) -> bool:
+        """Whether a step of a DDL is to come; else rows without a DDL ask for one."""
+        return self._step < len(self._planned)
+
+    def asked(self, step: ddl_plan.Step) -> None:
+        """Rows without a DDL ask for a table: one that is there already is taken for theirs.
+
+        Fatal when there is none, or none that they fit.
+        """
+        if not isinstance(step, ddl_plan.Create):
             raise _refused(ddl_plan.in_words(step), "no DDL on the topic tells of it")
+        asked = step.definition
+        name = asked.schema, asked.table
+        if (held := self._definitions.get(name)) is not None:
+            taken = self._tables.rekeyed(held, asked.keys)
+        elif self._tables.there(name):
+            taken = self._tables.adopt(name, asked.version, asked.keys)
+        else:
+            raise missing(name)
+        check_columns(taken, asked)
+        # No DDL is under way while rows are applied.
+        self._progress.note_ddl(_note(self._done, self._begun), {name: taken.to_json().decode()})
+        self._definitions[name] = taken
 
     def execute(self) -> None:
         """The statements of the next step; after a connection was lost and `resume`, of the same one."""
         step = self._planned[self._step]
         if self._now not in self._done:
             for number, statement in enumerate(step.statements, step.first):
-                self._execute(number, statement)
+                self._execute(number, statement, step.session)
+        known = dict(step.known)
+        for name, adopted in step.read.items():
+            known[name] = self._read(name, known[name], adopted=adopted)
         self._definitions.clear()
-        self._definitions.update(step.known)
+        self._definitions.update(known)
         if step is self._planned[-1] and self._now not in self._done:
             self._over()
         self._step += 1
+
+    def _read(self, name: Name, known: Definition, *, adopted: bool) -> Definition:
+        seen = self._tables.read(name, self._version, adopted=adopted)
+        return seen if known.info is None else replace(known, uniques=seen.uniques)
 
     def over(self, position: str) -> None:
         """The position moves past all DDLs that were done."""
@@ -248,14 +280,14 @@ class DdlRun:
         self._progress.note_ddl(_note(done, None), made, [name for name in was if name not in now])
         self._done, self._begun = done, None
 
-    def _execute(self, number: int, statement: Statement) -> None:
+    def _execute(self, number: int, statement: Statement, session: str) -> None:
         begun, self._begun = self._begun, None
         if begun is not None and number > begun["at"]:
             begun = None  # of an earlier step, which is done
         if begun is not None and number < begun["at"]:
             self._begun = begun
             return
-        evidence = begun["evidence"] if begun is not None else self._evidence(statement)
+        evidence = begun["evidence"] if begun is not None else self._evidence(statement, session)
         if begun is not None and self._has_run(statement, evidence):
             return
         note = {"name": self._now, "query": self._query[:2000], "at": number, "evidence": evidence}
@@ -266,19 +298,32 @@ class DdlRun:
         elif isinstance(statement, Recast):
             recast(self._progress, statement.name, statement.old, statement.new, statement.change)
         else:
-            self._progress.run_ddl(_text(statement))
+            self._run(text_of(statement), session)
 
-    def _evidence(self, statement: Statement) -> list[str]:
+    def _run(self, text: str, session: str) -> None:
+        """`session`: for SQL of the topic, which the server may refuse for its words."""
+        if not session:
+            self._progress.run_ddl(text)
+            return
+        self._progress.run_ddl(session)
+        try:
+            self._progress.run_ddl(text)
+        except Fatal as error:
+            raise Fatal(
+                "the target refuses a DDL of the topic",
+                where=f"ts {self._version}: {self._query[:1000]}",
+                why=error.why,
+                fix="run it at the target in words that it knows, and start again with --skip-ddl "
+                f"{self._version}; or leave the table out with a [filter] rule of a new changefeed",
+            ) from error
+        self._progress.run_ddl(USUAL)
+
+    def _evidence(self, statement: Statement, session: str) -> list[str]:
         match statement:
             case CreateTable(name, _) if self._look(name) is not None:
-                raise Fatal(
-                    "a table that is to be made is there already",
-                    where=".".join(name),
-                    why="it is none of this consumer's: it was there before, or somebody has made it since",
-                    fix="move it out of the way, or leave the table out with a [filter] rule",
-                )
+                raise _there_already(name)
             case AlterTable(name, text):
-                return [self._look(name) or "", self._foreseen(name, text)]
+                return [self._look(name) or "", self._foreseen(name, text, session)]
             case _:
                 return []
 
@@ -302,13 +347,13 @@ class DdlRun:
                     )
                 return found != evidence[0]
 
-    def _foreseen(self, name: Name, text: str) -> str:
+    def _foreseen(self, name: Name, text: str, session: str) -> str:
         """What the table will look like: an empty copy of it is altered."""
         scratch = (SCHEMA, self._progress.scratch)
         place = qualified(*scratch)
         self._progress.run_ddl(f"DROP TABLE IF EXISTS {place}")
         self._progress.run_ddl(f"CREATE TABLE {place} LIKE {qualified(*name)}")
-        self._progress.run_ddl(f"ALTER TABLE {place} {text}")
+        self._run(f"ALTER TABLE {place} {text}", session)
         found = self._look(scratch)
         self._progress.run_ddl(f"DROP TABLE IF EXISTS {place}")
         return found or ""
@@ -321,11 +366,44 @@ def _note(done: Sequence[str], begun: dict[str, Any] | None) -> str:
     return orjson.dumps({"done": done, "begun": begun}).decode()
 
 
-def _text(statement: Again | CreateTable | AlterTable | RenameTable) -> str:
-    match statement:
-        case Again(text) | CreateTable(_, text):
-            return text
-        case AlterTable(name, text):
-            return f"ALTER TABLE {qualified(*name)} {text}"
-        case RenameTable(old, new):
-            return f"RENAME TABLE {qualified(*old)} TO {qualified(*new)}"
+def _there_already(name: Name) -> Fatal:
+    return Fatal(
+        "a table that is to be made is there already",
+        where=".".join(name),
+        why="it is none of this consumer's: it was there before, or somebody has made it since",
+        fix=COPY,
+    )
+
+
+def _named(message: DdlMessage, name: Name) -> list[Name]:
+    """The tables that a DDL names: of a rename, the old name too."""
+    found = read(message.query, message.schema)
+    others = [] if isinstance(found, Ignored | Unknown) else tables(found)
+    return list(dict.fromkeys([name, *others]))
+
+
+def _changed_before(name: Name, message: DdlMessage) -> Fatal:
+    return Fatal(
+        "a table cannot be adopted by a DDL that changes it",
+        where=f"{'.'.join(name)} at ts {message.ts}: {message.query[:200]}",
+        why="it is the first that the topic tells of the table, and how it was before is not known",
+        fix="run the DDL at the target, unless the copy has it already, and start again with "
+        f"--skip-ddl {message.ts}",
+    )
+
+
+def _only_makes(message: DdlMessage) -> bool:
+    """Whether a table that a DDL makes was not there before, in any form; or the DDL only tells of it."""
+    return not message.query or isinstance(read(message.query, message.schema), MakesTable)
+
+
+def _adopted(step: ddl_plan.Step, known: dict[Name, Definition]) -> list[Name]:
+    """The name that an adopted table has after a step which a TableInfo tells; its indexes may be others."""
+    match step:
+        case ddl_plan.Rename(schema, table, made):
+            old = known.get((schema, table))
+        case ddl_plan.Rewrite(made, _, _) | ddl_plan.Redefine(made, _):
+            old = known.get((made.schema, made.table))
+        case _:
+            return []
+    return [(made.schema, made.table)] if old is not None and old.uniques else []

@@ -404,24 +404,46 @@ class Progress:
                     *(self._consumer, schema, table),
                 )
             for (schema, table), text in (known or {}).items():
-                self._check_owner(schema, table)
+                self._check_owner(schema, table, lock=True)
                 self._run(
                     f"REPLACE INTO `{SCHEMA}`.`definitions` (consumer, table_schema, table_name, definition)"
                     " VALUES (%s, %s, %s, %s)",
                     *(self._consumer, schema, table, text),
                 )
 
-    def _check_owner(self, schema: str, table: str) -> None:
+    def owner(self, schema: str, table: str) -> str:
+        """The consumer that has a table; empty: none has it."""
+        with self._translating():
+            return self._owner(schema, table)
+
+    def tables_of_others(self, schema: str) -> list[str]:
+        """The tables of a schema that other consumers have."""
+        found = self.rows(
+            f"SELECT table_name FROM `{SCHEMA}`.`definitions` WHERE table_schema=%s AND consumer<>%s",
+            *(schema, self._consumer),
+        )
+        return [table for (table,) in found]
+
+    def check_owner(self, schema: str, table: str) -> None:
+        """InvalidInput when a table is another consumer's."""
+        with self._translating():
+            self._check_owner(schema, table)
+
+    def _owner(self, schema: str, table: str, *, lock: bool = False) -> str:
         found = self._rows(
-            f"SELECT consumer FROM `{SCHEMA}`.`definitions`"
-            " WHERE table_schema=%s AND table_name=%s FOR UPDATE",
+            f"SELECT consumer FROM `{SCHEMA}`.`definitions` WHERE table_schema=%s AND table_name=%s"
+            + (" FOR UPDATE" if lock else ""),
             *(schema, table),
         )
-        if found and found[0][0] != self._consumer:
+        return str(found[0][0]) if found else ""
+
+    def _check_owner(self, schema: str, table: str, *, lock: bool = False) -> None:
+        found = self._owner(schema, table, lock=lock)
+        if found not in ("", self._consumer):
             raise InvalidInput(
                 "two consumers write one table",
                 where=f"{self._server}, table {schema}.{table}",
-                why=f"consumer {found[0][0]} has it, and {self._consumer} would",
+                why=f"consumer {found} has it, and {self._consumer} would",
                 fix="leave it out of one of the changefeeds with a [filter] rule",
             )
 

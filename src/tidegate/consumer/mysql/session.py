@@ -35,6 +35,10 @@ SQL_MODE: Final = "STRICT_TRANS_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUT
 """Strict, or values are clipped. An auto-increment key of 0 stays 0, dates of no calendar what they are."""
 
 
+USUAL: Final = "SET time_zone='+00:00', timestamp=DEFAULT"
+"""A session as it was before a statement that needed another moment and zone."""
+
+
 @dataclass(frozen=True, slots=True)
 class MySqlServer:
     """Where the database is, and as whom to enter it. Never prints its password."""

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -73,8 +74,18 @@ class Lane:
 class MySqlTarget:
     """One consumer's tables in one database server. Take it over by `recover`."""
 
-    def __init__(self, server: MySqlServer, consumer: str, lanes: int = LANES) -> None:
+    def __init__(
+        self,
+        server: MySqlServer,
+        consumer: str,
+        lanes: int = LANES,
+        *,
+        adopting: bool = False,
+        skipped: Set[int] = frozenset(),
+    ) -> None:
+        """`adopting`, `skipped`: see `DdlRun`."""
         self.stats, self.values = Stats(), MySqlValues()
+        self._adopting, self._skipped, self._asking = adopting, skipped, threading.Lock()
         self._server, self._lanes = server, lanes
         self._progress = Progress(server, consumer)
         self._definitions: dict[Name, Definition] = {}
@@ -98,6 +109,11 @@ class MySqlTarget:
         return self._definitions.get(name)
 
     @property
+    def replays_sql(self) -> bool:
+        """It is a database."""
+        return True
+
+    @property
     def begun(self) -> Position | None:
         """Where the write leads to that `recover` found begun."""
         return self._begun
@@ -110,7 +126,9 @@ class MySqlTarget:
             name: definition.from_json(text.encode()) for name, text in held.definitions.items()
         }
         self._begun = Position.from_json(held.begun) if held.begun is not None else None
-        self._ddl = DdlRun(self._progress, self._definitions, held.ddl)
+        self._ddl = DdlRun(
+            self._progress, self._definitions, held.ddl, adopting=self._adopting, skipped=self._skipped
+        )
         return Position.from_json(held.position) if held.position is not None else None
 
     # --- rows
@@ -173,16 +191,25 @@ class MySqlTarget:
         lane, table, effect = Lane(), changes.definition, changes.effect
         name = qualified(table.schema, table.table)
         columns = {column.name: column for column in table.columns}
+        own = [column for column in table.columns if column.name not in table.generated]
         if isinstance(effect, Effect):
             keys = [columns[key] for key in table.keys]
             known = effect.upserts.filter(~effect.fresh).select(table.keys)
             for gone in (effect.deletes, known):
                 lane.deletes += [(text, None) for text in deletes(keys, gone, name, lane.digest)]
             fresh = effect.upserts
+            # An adopted table may be newer than these rows: another row may have one of their values there.
+            # That row got it later, so its own change is still to come on the topic, with all its values.
+            for unique in table.uniques:
+                if set(unique) != set(table.keys):
+                    taken = [columns[one] for one in unique]
+                    lane.deletes += [
+                        (text, None) for text in deletes(taken, fresh.select(list(unique)), name, lane.digest)
+                    ]
         else:
-            lane.deletes += bag_deletes(table.columns, effect.deletes, name, lane.digest)
+            lane.deletes += bag_deletes(own, effect.deletes, name, lane.digest)
             fresh = effect.inserts
-        lane.inserts += inserts(table.columns, fresh, name, lane.digest)
+        lane.inserts += inserts(own, fresh, name, lane.digest)
         texts = [text for text, _ in lane.deletes] + lane.inserts
         check_length(max(texts, key=len, default=b""), table.name, self._packet)
         return lane
@@ -238,9 +265,12 @@ class MySqlTarget:
     def execute(self, step: ddl_plan.Step) -> None:
         """Do the next step of the DDL that was intended, which is this one.
 
-        Fatal for one of which no DDL told: a table that only its rows make known is not made here.
+        Rows ask by a step of their own for a table of which no DDL told. It is not made, but may be there.
         """
-        self._run.expect(step)
+        if not self._run.intended:
+            with self._asking:  # several tables are settled at once, and one connection asks
+                self._patiently(lambda attempt: self._run.asked(step))
+            return
 
         def attempt_of(attempt: int) -> None:
             if attempt:
@@ -308,6 +338,10 @@ class MySqlAddress:
     consumer: str
     folder: Path
     lanes: int = LANES
+    adopting: bool = False
+    """Whether tables that are there already become this consumer's."""
+    skipped: Set[int] = frozenset()
+    """The ts of DDLs that somebody has run there in other words."""
 
     @property
     def row_mode(self) -> bool:
@@ -318,7 +352,9 @@ class MySqlAddress:
     def opened(self) -> Iterator[MySqlTarget]:
         """`recover` takes it over: whoever held the name is ended."""
         self._mark_folder()
-        target = MySqlTarget(self.server, self.consumer, self.lanes)
+        target = MySqlTarget(
+            self.server, self.consumer, self.lanes, adopting=self.adopting, skipped=self.skipped
+        )
         try:
             yield target
         finally:

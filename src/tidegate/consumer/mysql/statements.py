@@ -1,0 +1,79 @@
+"""The statements of a DDL at the target: what each does, and whether it may run twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.consumer.modify import Change
+from tidegate.consumer.mysql.literals import quoted
+from tidegate.consumer.mysql.tables import qualified
+from tidegate.consumer.partitioning import Members
+from tidegate.consumer.target import Name
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A statement that may run twice."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTable:
+    """A table that must not be there."""
+
+    name: Name
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTable:
+    """`text` follows ALTER TABLE and the table's name."""
+
+    name: Name
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenameTable:
+    """The same table under another name."""
+
+    old: Name
+    new: Name
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRows:
+    """The rows of partitions that are gone upstream; may run twice, as no row comes in between."""
+
+    name: Name
+    members: Members
+
+
+@dataclass(frozen=True, slots=True)
+class Recast:
+    """Fill the column `new` with the values of `old` as TiDB converts them; may run twice."""
+
+    name: Name
+    old: str
+    new: str
+    change: Change
+
+
+Statement = Again | CreateTable | AlterTable | RenameTable | DeleteRows | Recast
+
+
+def create_schema(name: str, options: str = "DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin") -> Again:
+    """A schema that may be there already."""
+    return Again(f"CREATE DATABASE IF NOT EXISTS {quoted(name)} {options}")
+
+
+def text_of(statement: Again | CreateTable | AlterTable | RenameTable) -> str:
+    """The whole statement."""
+    match statement:
+        case Again(text) | CreateTable(_, text):
+            return text
+        case AlterTable(name, text):
+            return f"ALTER TABLE {qualified(*name)} {text}"
+        case RenameTable(old, new):
+            return f"RENAME TABLE {qualified(*old)} TO {qualified(*new)}"

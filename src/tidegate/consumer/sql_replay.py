@@ -1,0 +1,430 @@
+"""A DDL of which only its SQL is known, as statements for a database that is not TiDB. Pure.
+
+TiCDC writes a DDL as TiDB's parser restores it; `tidb.sql` restores what came otherwise. The restored text is
+cut into its kind, the tables it names and the rest, and loses what other databases do not know or do not do:
+
+| in TiDB's text | here |
+|---|---|
+| special comments: AUTO_RANDOM, CLUSTERED, TTL, placement, regions | removed |
+| CHECK constraints, which TiDB by default reads and does not enforce | removed |
+| foreign keys | removed: rows are the same without them, and they would refuse other DDLs |
+| CHARACTER SET without COLLATE | with the collation that TiDB takes |
+| ENGINE, which TiDB reads and forgets; VISIBLE, INVISIBLE, ALGORITHM, LOCK | removed |
+| vector and columnar indexes, TiFlash, CACHE, STATS_OPTIONS | removed |
+
+Nothing else is changed: the target decides about the rest, and what it refuses is shown to the user.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Final
+from zoneinfo import ZoneInfo
+
+from tidegate.tidb.sql import ParseError, outgoing, split
+from tidegate.tidb.sql.lexer import Kind, Token, tokens
+
+Name = tuple[str, str]
+"""Schema and table."""
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSchema:
+    """`options` follows the name."""
+
+    schema: str
+    options: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropSchema:
+    """All tables of a schema."""
+
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class CreateTable:
+    """`body` follows the name; `like`: the table whose columns it has instead of a body."""
+
+    name: Name
+    body: str
+    like: Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DropTables:
+    """TiCDC names one table in each message; a text may name several."""
+
+    names: tuple[Name, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """All rows of a table."""
+
+    name: Name
+
+
+@dataclass(frozen=True, slots=True)
+class RenameTables:
+    """(old, new) in the order of the statement: a later one may take a name that an earlier one has freed."""
+
+    pairs: tuple[tuple[Name, Name], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlterTable:
+    """`changes` follows ALTER TABLE and the table's name; empty: the table is only renamed."""
+
+    name: Name
+    changes: str
+    renamed: Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Rows and columns are the same without it."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """It cannot be run elsewhere."""
+
+    why: str
+
+
+Replayed = CreateSchema | DropSchema | CreateTable | DropTables | Truncate | RenameTables | AlterTable
+Statement = Replayed | Ignored | Unknown
+
+COLLATIONS: Final = {
+    "UTF8MB4": "utf8mb4_bin",
+    "UTF8": "utf8_bin",
+    "LATIN1": "latin1_bin",
+    "ASCII": "ascii_bin",
+    "GBK": "gbk_chinese_ci",
+}
+"""By charset, the collation that TiDB takes where a text names none; others take theirs."""
+_COMMENT: Final = re.compile(r"('(?:[^'\\]|\\.|'')*'|`(?:[^`]|``)*`)|/\*.*?\*/", re.DOTALL)
+_OF_TIDB: Final = frozenset({"ATTRIBUTES", "CACHE", "NOCACHE", "STATS_OPTIONS", "ALGORITHM", "LOCK", "WITH"})
+"""First words of changes of a table that other databases do not know, or that ask for nothing of theirs."""
+_NO_INDEX: Final = ("VECTOR", "COLUMNAR")
+
+
+def read(query: str, schema: str) -> Statement:
+    """The statement in a DDL's text; `schema`: of tables that are named without one."""
+    try:
+        said = [text for text in split(query) if text]
+        if not said:
+            return Ignored("it is about the placement of data in TiKV")
+        if len(said) > 1:
+            return Unknown("it holds several statements")
+        text = _COMMENT.sub(lambda found: found[1] or " ", outgoing(query).text).strip()
+        return _Reader(text, schema).statement() if text else Ignored("only TiDB knows what it is about")
+    except ParseError as error:
+        return Unknown(f"its text cannot be read: {error.why or error.what}")
+
+
+def tables(statement: Replayed) -> list[Name]:
+    """The names it touches, old ones and new ones; of DROP DATABASE none."""
+    match statement:
+        case CreateSchema() | DropSchema():
+            return []
+        case CreateTable(name) | Truncate(name):
+            return [name]
+        case DropTables(names):
+            return list(names)
+        case RenameTables(pairs):
+            return [name for pair in pairs for name in pair]
+        case AlterTable(name, _, renamed):
+            return [name] if renamed is None else [name, renamed]
+
+
+def offset(time_zone: str, ts: int) -> str:
+    """The zone of the session that runs a DDL of this ts, as `+08:00`: any server knows that form.
+
+    `time_zone`: UTC, an IANA name, or seconds east of UTC as `+28800`.
+    """
+    moment = datetime.fromtimestamp((ts >> 18) / 1000, UTC)
+    if time_zone[:1] in ("+", "-"):
+        east = timezone(timedelta(seconds=int(time_zone))).utcoffset(moment)
+    else:
+        east = ZoneInfo(time_zone).utcoffset(moment) or timedelta()
+    minutes = round(east.total_seconds() / 60)
+    return f"{'-' if minutes < 0 else '+'}{abs(minutes) // 60:02d}:{abs(minutes) % 60:02d}"
+
+
+class _Reader:
+    """One restored statement: words in upper case, every name in backquotes, no comment."""
+
+    def __init__(self, text: str, schema: str) -> None:
+        self._text, self._schema = text, schema
+        self._tokens = tokens(text)
+        self._ends = {one.at: after.at for one, after in itertools.pairwise(self._tokens)}
+        self._at = 0
+
+    def statement(self) -> Statement:
+        first, second = self._key(0), self._key(1)
+        match first, second:
+            case "CREATE", "DATABASE":
+                return self._create_schema()
+            case "DROP", "DATABASE":
+                self._skip("DROP", "DATABASE", "IF", "EXISTS")
+                return DropSchema(self._next().text)
+            case "CREATE", "TABLE":
+                return self._create_table()
+            case "DROP", "TABLE":
+                self._skip("DROP", "TABLE", "IF", "EXISTS")
+                return DropTables(tuple(self._names()))
+            case "TRUNCATE", "TABLE":
+                self._skip("TRUNCATE", "TABLE")
+                return Truncate(self._name())
+            case "RENAME", "TABLE":
+                return self._rename()
+            case "ALTER", "TABLE":
+                self._skip("ALTER", "TABLE")
+                return self._alter(self._name())
+            case "DROP", "INDEX":
+                self._skip("DROP", "INDEX", "IF", "EXISTS")
+                index = self._next()
+                self._skip("ON")
+                return AlterTable(self._name(), f"DROP INDEX {self._source(index)}")
+            case "CREATE", _ if "INDEX" in (second, self._key(2)):
+                return self._create_index()
+            case (("RECOVER" | "FLASHBACK"), _):
+                return Unknown("it brings rows back, or changes them, without row events")
+            case _:
+                return Ignored("it concerns no base table")
+
+    def _create_schema(self) -> CreateSchema:
+        self._skip("CREATE", "DATABASE", "IF", "NOT", "EXISTS")
+        schema, options = self._next().text, self._rest()
+        text = self._rendered(options)
+        if not any(token.key in ("CHARACTER", "COLLATE") for token in options):
+            text = f"{text} DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        return CreateSchema(schema, text.strip())
+
+    def _create_table(self) -> Statement:
+        self._skip("CREATE", "TABLE", "IF", "NOT", "EXISTS")
+        name = self._name()
+        if self._key(0) == "LIKE":
+            self._skip("LIKE")
+            return CreateTable(name, "", self._name())
+        if self._key(0) != "(":
+            return Unknown("the table has no columns of its own")
+        body = self._rest()
+        end = _closing(body, 0)
+        elements = [self._rendered(one) for one in _parts(body[1:end]) if not _is_foreign_key(one)]
+        kept = ", ".join(element for element in elements if element)
+        return CreateTable(name, f"({kept}) {self._rendered(body[end + 1 :])}".strip())
+
+    def _create_index(self) -> Statement:
+        self._skip("CREATE")
+        kind = "" if self._key(0) == "INDEX" else self._next().key
+        self._skip("INDEX", "IF", "NOT", "EXISTS")
+        index = self._source(self._next())
+        self._skip("ON")
+        name, rest = self._name(), self._rest()
+        if kind in _NO_INDEX:
+            return Ignored("an index that only TiFlash has")
+        stop = next((at for at, one in enumerate(rest) if one.key in ("ALGORITHM", "LOCK")), len(rest))
+        return AlterTable(
+            name, f"ADD {kind} INDEX {index} {self._rendered(rest[:stop])}".replace("  ", " ", 1)
+        )
+
+    def _rename(self) -> RenameTables:
+        self._skip("RENAME", "TABLE")
+        pairs = []
+        while True:
+            old = self._name()
+            self._skip("TO")
+            pairs.append((old, self._name()))
+            if self._key(0) != ",":
+                return RenameTables(tuple(pairs))
+            self._next()
+
+    def _alter(self, name: Name) -> Statement:
+        changes, renamed, dropped = [], None, False
+        for one in _parts(self._rest()):
+            keys = [token.key for token in one[:3]] + ["", "", ""]
+            if keys[:2] == ["RENAME", "AS"]:
+                renamed = _Reader(self._sliced(one[2:]), self._schema)._name()
+            elif keys[:2] == ["EXCHANGE", "PARTITION"]:
+                return Unknown("rows change places with another table without row events")
+            elif _is_left_out(one) or not (text := self._rendered(one, checks=keys[0] == "ADD")):
+                dropped = True
+            else:
+                changes.append(text)
+        if not changes and renamed is None:
+            return Ignored(
+                "rows and columns are the same without it" if dropped else "only TiDB knows what it is about"
+            )
+        return AlterTable(name, ", ".join(changes), renamed)
+
+    # --- parts
+
+    def _key(self, ahead: int) -> str:
+        at = min(self._at + ahead, len(self._tokens) - 1)
+        return self._tokens[at].key
+
+    def _next(self) -> Token:
+        token = self._tokens[self._at]
+        self._at = min(self._at + 1, len(self._tokens) - 1)
+        return token
+
+    def _skip(self, *keys: str) -> None:
+        """Those of these words that come next, in this order."""
+        for key in keys:
+            if self._key(0) == key:
+                self._next()
+
+    def _name(self) -> Name:
+        first = self._next()
+        if self._key(0) != ".":
+            return self._schema, first.text
+        self._next()
+        return first.text, self._next().text
+
+    def _names(self) -> Iterable[Name]:
+        yield self._name()
+        while self._key(0) == ",":
+            self._next()
+            yield self._name()
+
+    def _rest(self) -> list[Token]:
+        found = self._tokens[self._at : -1]
+        return found[:-1] if found and found[-1].key == ";" else found
+
+    # --- text
+
+    def _source(self, token: Token) -> str:
+        return self._sliced([token])
+
+    def _piece(self, token: Token) -> str:
+        """A token as it is written, with the space behind it."""
+        return self._text[token.at : self._ends[token.at]]
+
+    def _sliced(self, part: Sequence[Token]) -> str:
+        return "".join(map(self._piece, part)).strip()
+
+    def _rendered(self, part: Sequence[Token], *, checks: bool = True) -> str:
+        """Text without what is left out; `checks`: CHECK is the constraint, and not a name's kind."""
+        kept = [token for token in _without_engine(part) if token.key not in ("VISIBLE", "INVISIBLE")]
+        if checks:
+            kept = _without_checks(kept)
+        named = _collated(kept)
+        pieces = [
+            f"{self._piece(token).rstrip()} COLLATE {named[at]} " if at in named else self._piece(token)
+            for at, token in enumerate(kept)
+        ]
+        text = "".join(pieces).strip()
+        return "" if text in ("ADD", "ADD COLUMN") else text
+
+
+def _closing(part: Sequence[Token], opened: int) -> int:
+    """The place of the parenthesis that closes the one at `opened`."""
+    depth = 0
+    for at in range(opened, len(part)):
+        depth += {"(": 1, ")": -1}.get(part[at].key, 0)
+        if depth == 0:
+            return at
+    raise ParseError("a parenthesis does not end", why="")
+
+
+def _parts(part: Sequence[Token]) -> list[list[Token]]:
+    """Cut at the commas outside of parentheses."""
+    found: list[list[Token]] = [[]]
+    depth = 0
+    for token in part:
+        depth += {"(": 1, ")": -1}.get(token.key, 0)
+        if token.key == "," and depth == 0:
+            found.append([])
+        else:
+            found[-1].append(token)
+    return [one for one in found if one]
+
+
+def _constraint(part: Sequence[Token], at: int = 0) -> int:
+    """Where what is constrained begins, behind CONSTRAINT and a name."""
+    if at < len(part) and part[at].key == "CONSTRAINT":
+        at += 1
+        at += at < len(part) and part[at].kind is Kind.QUOTED
+    return at
+
+
+def _is_foreign_key(part: Sequence[Token]) -> bool:
+    at = _constraint(part)
+    return at < len(part) and part[at].key == "FOREIGN"
+
+
+def _is_left_out(change: Sequence[Token]) -> bool:
+    """Whether a change of a table is one that rows and columns are the same without."""
+    keys = [token.key for token in change[:3]]
+    if keys[0] == "ADD":
+        return _is_foreign_key(change[1:]) or (len(keys) > 1 and keys[1] in (*_NO_INDEX, "STATS_EXTENDED"))
+    if keys[0] == "DROP":
+        return keys[1:2] in (["CHECK"], ["FOREIGN"], ["STATS_EXTENDED"])
+    if keys[0] == "ALTER":
+        return keys[1:2] in (["CHECK"], ["INDEX"])
+    return keys[0] in _OF_TIDB or keys[0] == "WITHOUT" or keys[:2] == ["SET", "TIFLASH"]
+
+
+def _without_engine(part: Sequence[Token]) -> list[Token]:
+    """TiDB reads ENGINE = MyISAM and forgets it; at the target such a table would have no transactions."""
+    kept: list[Token] = []
+    at = 0
+    while at < len(part):
+        if part[at].key == "ENGINE" and part[at + 1 : at + 2] and part[at + 1].key == "=":
+            at += 3
+        else:
+            kept.append(part[at])
+            at += 1
+    return kept
+
+
+def _without_checks(part: Sequence[Token]) -> list[Token]:
+    kept: list[Token] = []
+    at = 0
+    while at < len(part):
+        check = _constraint(part, at)
+        if check + 1 < len(part) and part[check].key == "CHECK" and part[check + 1].key == "(":
+            at = _closing(part, check + 1) + 1
+            at += at < len(part) and part[at].key == "NOT" and part[at + 1 : at + 2] != []
+            at += at < len(part) and part[at].key == "ENFORCED"
+        else:
+            kept.append(part[at])
+            at += 1
+    return kept
+
+
+def _collated(part: Sequence[Token]) -> dict[int, str]:
+    """By the place of a charset's name without a COLLATE beside it, the collation that TiDB takes."""
+    found = {}
+    for at, token in enumerate(part):
+        if token.key != "SET" or at == 0 or part[at - 1].key != "CHARACTER":
+            continue
+        name = at + 2 if part[at + 1 : at + 2] and part[at + 1].key == "=" else at + 1
+        if name < len(part) and part[name].text.upper() in COLLATIONS and not _has_collation(part, at):
+            found[name] = COLLATIONS[part[name].text.upper()]
+    return found
+
+
+def _has_collation(part: Sequence[Token], at: int) -> bool:
+    """Whether a COLLATE stands beside a place: in the same parentheses, between the same commas."""
+    for step in (1, -1):
+        depth, place = 0, at
+        while 0 <= place < len(part):
+            key = part[place].key
+            depth += {"(": step, ")": -step}.get(key, 0)
+            if depth < 0 or (depth == 0 and key == ","):
+                break
+            if depth == 0 and key == "COLLATE":
+                return True
+            place += step
+    return False
