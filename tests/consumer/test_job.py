@@ -210,7 +210,7 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
     spark: SparkSession,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tidegate.consumer.source.ADMIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("tidegate.consumer.offsets.ADMIN_TIMEOUT_S", 1.0)
     monkeypatch.setattr("tidegate.consumer.job.BACK_OFF_S", (0.5,))
     topic, messages, line = new_topic(3), bank_messages(), snapshots()[LINE]
     middle = len(messages) // 2
@@ -240,7 +240,7 @@ def test_a_broker_that_goes_away_is_waited_for_and_nothing_is_lost(
 
 def test_a_broker_that_is_down_at_the_start_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidegate.consumer.job.START_S", 1.5)
-    monkeypatch.setattr("tidegate.consumer.source.ADMIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("tidegate.consumer.offsets.ADMIN_TIMEOUT_S", 1.0)
     settings = Settings("kafka://127.0.0.1:1/t?protocol=open-protocol", tmp_path / "target")
     warnings: list[TidegateError] = []
     with pytest.raises(Retryable, match="does not answer") as caught:
