@@ -16,6 +16,7 @@ import pytest
 from tests.consumer.mysql.reading import forget
 from tests.consumer.test_ddl_at_target import message, recorded, renamed
 from tests.mounter.jobs import OURS
+from tidegate.config import merge_config, parse_sink_uri
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.ddl_plan import Drop, Rewrite, plan
 from tidegate.consumer.definition import Definition, target_column
@@ -26,13 +27,18 @@ from tidegate.consumer.mysql.session import Connection, MySqlServer
 from tidegate.consumer.mysql.tables import column_text, converts, create_table, qualified
 from tidegate.consumer.mysql.target import MySqlTarget
 from tidegate.errors import Fatal, TidegateError
+from tidegate.filter.feed import FeedFilter
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import Value
 from tidegate.model.schema import Column, Kind
+from tidegate.mounter.table_version import Parsed, TableVersion
+from tidegate.server.initial_load import definitions
 from tidegate.tidb import table_info
 from tidegate.tidb.cast import cast, refusal
 from tidegate.tidb.table_info import table_schema
 from tidegate.tidb.value import missing, present
+from tidegate.workload.bank_model import ACCOUNTS
+from tidegate.workload.schema import table_info as workload_info
 
 FRESH = "fresh_copies"
 """Schema of tables that are made in one go, to compare with those that became what they are."""
@@ -280,6 +286,20 @@ def test_death_at_any_step_of_a_ddl_does_it_once(
     cursor = connection.cursor()
     for made in held.values():
         check_against_a_fresh_one(cursor, made, "at the end")
+
+
+def test_tables_that_were_there_before_the_changefeed_are_made_as_its_initial_load_tells(
+    server: MySqlServer, connection: Connection, tmp_path: Path
+) -> None:
+    config = merge_config({}, parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol"))
+    told = workload_info(100, "accounts", ACCOUNTS, ["id"])
+    table = TableVersion.of(2, "d_load", told, 5, Parsed())
+    with Life(server, "ddl", tmp_path) as life, connection.cursor() as cursor:
+        life.ddl(*definitions([table], FeedFilter.of(config), 1000))
+        made = life.target.definition(("d_load", "accounts"))
+        assert made is not None
+        assert made.info == told, "what follows is rendered from the TableInfo, not read from the server"
+        assert shown(cursor, "d_load", "accounts") == expected(made)
 
 
 def test_a_statement_that_ran_twice_would_be_noticed(server: MySqlServer, tmp_path: Path) -> None:
