@@ -113,9 +113,9 @@ def wrap_driver(clock: Clock) -> None:
 def main() -> None:
     """The command line of `tidegate consumer`."""
     from tidegate.cli import consumer
-    from tidegate.consumer import job
+    from tidegate.consumer import fetch_spark
 
-    job.DAEMON = "benchmarks.consumer_probe"  # type: ignore[misc]
+    fetch_spark.DAEMON = "benchmarks.consumer_probe"  # type: ignore[misc]
     wrap_driver(Clock())
     consumer.app()
 

@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,6 +105,7 @@ class Part:
     kind: str
     """insert, update or delete."""
     handles: Ints
+    rows_a_txn: int = ROWS_A_TXN
 
 
 class Tables:
@@ -142,7 +143,7 @@ class Tables:
     def block(self, number: int, part: Part, begin_ts: int) -> pa.RecordBatch:
         """Entries of one table with commit timestamps from `begin_ts` on."""
         handles, count = part.handles, len(part.handles)
-        ts = begin_ts + 2 * (np.arange(count) // ROWS_A_TXN).astype(np.uint64)
+        ts = begin_ts + 2 * (np.arange(count) // part.rows_a_txn).astype(np.uint64)
         at, nothing = handles % VALUES, pa.array([b""] * count, pa.binary())
         old = nothing if part.kind == "insert" else self._values.take(pa.array(at))
         new = (at + 1) % VALUES if part.kind == "update" else at
@@ -190,7 +191,7 @@ def _of_each_lane(lanes: int) -> list[str]:
     found: dict[int, str] = {}
     for at in range(10_000):
         name = f"t{at}"
-        found.setdefault(target._lane_of(from_info(SCHEMA, info_of(name), 1)), name)
+        found.setdefault(target._lane_of(SCHEMA, name), name)
         if len(found) == lanes:
             break
     target.close()
@@ -231,8 +232,17 @@ class Topic:
         for at in range(rounds):
             for part in parts:
                 cut = np.array_split(part.handles, rounds)[at]
-                self._rows(Part(part.kind, cut))
+                self.ts += self._rows(Part(part.kind, cut))
             self._resolved()
+        return self.ts
+
+    def fill_one(self, part: Part) -> int:
+        """All of it in one transaction; returns the mark behind it."""
+        for cut in np.array_split(part.handles, -(-len(part.handles) // BLOCK)):
+            self._rows(Part(part.kind, cut, rows_a_txn=len(part.handles)))
+            self._producer.flush(60)
+        self.ts += 2
+        self._resolved()
         return self.ts
 
     @contextmanager
@@ -257,15 +267,16 @@ class Topic:
         settings = {"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "linger.ms": 20}
         return Producer(settings | {"queue.buffering.max.messages": 1_000_000} | more)
 
-    def _rows(self, part: Part) -> None:
+    def _rows(self, part: Part) -> int:
+        """Write them with commit timestamps from here on; how many these are."""
         for number in range(len(self.tables.names)):
             handles = self.tables.of(number, part.handles)
-            for rows in self.tables.mounted(number, Part(part.kind, handles), self.ts + 1):
+            for rows in self.tables.mounted(number, replace(part, handles=handles), self.ts + 1):
                 placed = partition_block(rows, RULE, PARTITIONS, "UTC")
                 for partition, key, value in messages(encode_block(rows, placed, self.options, 0)):
                     self._producer.produce(self.name, value, key, partition)
                     self.messages, self.bytes = self.messages + 1, self.bytes + len(value)
-        self.ts += 2 * (len(part.handles) // ROWS_A_TXN + 1)
+        return 2 * (len(part.handles) // part.rows_a_txn + 1)
 
     def _resolved(self) -> None:
         self.ts += 2

@@ -25,7 +25,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from tidegate.codec import registry
-from tidegate.consumer.job import DAEMON, Listener, Settings, run
+from tidegate.consumer.fetch_spark import DAEMON
+from tidegate.consumer.job import Listener, Settings, run
 from tidegate.consumer.snapshots import open_snapshot, target_directory
 from tidegate.consumer.sql_text import sql_rows
 from tidegate.consumer.watermark import Mode

@@ -73,6 +73,15 @@ def run(
             "source's rows as of the changefeed's start-ts or later.",
         ),
     ] = False,
+    transaction_max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=1 << 20,
+            help="Of a database's consumer: a step of the topic with more row data than this is written in "
+            "several transactions, which readers see (default 1 GiB). With --lanes 1 it is refused instead, "
+            "and there is no limit by default.",
+        ),
+    ] = None,
     skip_ddl: Annotated[
         list[int] | None,
         typer.Option(
@@ -111,7 +120,9 @@ def run(
         bool, typer.Option(help="--no-old-values when the topic's updates carry no old values.")
     ] = True,
     retention_hours: Annotated[int, typer.Option(min=0, help="How long named snapshots stay readable.")] = 24,
-    master: Annotated[str, typer.Option(help="Spark master.")] = "local[2]",
+    master: Annotated[
+        str, typer.Option(help="Spark master; or workers[N]: N processes on this machine, without Spark.")
+    ] = "local[2]",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Apply a topic's rows and DDLs to a target, exactly once, until stopped or --until is reached.
@@ -134,7 +145,9 @@ def run(
         settings = Settings(
             source=source,
             target=target,
-            database=DatabaseSettings(name, folder, lanes, adopt, frozenset(skip_ddl or ())),
+            database=DatabaseSettings(
+                *(name, folder, lanes, adopt, frozenset(skip_ddl or ()), transaction_max_bytes)
+            ),
             mode=Mode(mode),
             until=until,
             time_zone=time_zone,

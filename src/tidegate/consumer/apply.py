@@ -8,7 +8,9 @@ changes become durable, and what a restart finds, is the target's part (`target`
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -16,12 +18,13 @@ from typing import Final
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
-from tidegate.consumer.assembler import Piece, Segment
+from tidegate.consumer.assembler import STEP_BYTES, Piece, Segment
 from tidegate.consumer.bad_rows import BadRows
-from tidegate.consumer.changes import BadRow, Staged, staged_changes, staged_rows
+from tidegate.consumer.changes import BadRow, staged_bytes, staged_changes, staged_rows
 from tidegate.consumer.ddl_plan import REPEAT
 from tidegate.consumer.definition import Definition
-from tidegate.consumer.net_effect import net_bag, net_effect
+from tidegate.consumer.net_effect import Changes, net_bag, net_effect
+from tidegate.consumer.parted import PARTS_MAX, PartedTable
 from tidegate.consumer.position import Position
 from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.errors import Fatal
@@ -29,6 +32,21 @@ from tidegate.model.ddl import DdlEvent
 
 QUARANTINE: Final = "quarantine.jsonl"
 """In the consumer's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What may be in memory at once, in bytes of staged rows: several times that when settled."""
+
+    step: int = 2 * STEP_BYTES
+    """Of a step that is settled whole."""
+    part: int = 8 << 20
+    """Of a part of a table, in a larger step."""
+
+
+def only_topic(number: int) -> tuple[str, int]:
+    """The topic and partition of a partition's number where there is one topic."""
+    return "", number
 
 
 class Applier:
@@ -40,7 +58,9 @@ class Applier:
         folder: Path,
         time_zone: str = "UTC",
         trust_inserts: bool = True,
-        place: Callable[[int], tuple[str, int]] = lambda number: ("", number),
+        place: Callable[[int], tuple[str, int]] = only_topic,
+        *,
+        sizes: Sizes | None = None,
     ) -> None:
         """`folder`: where rows are set aside that the target's tables cannot hold.
 
@@ -48,13 +68,70 @@ class Applier:
         topic and partition that a number means; by default there is one topic.
         """
         self.target, self.stats = target, target.stats
+        self._folder, self._sizes = folder, sizes or Sizes()
         self._time_zone, self._trust = time_zone, trust_inserts
         self._bad = BadRows(folder / QUARANTINE, place)
+        self._numbers = 0
+        """Of the files of parts."""
         self._counting = threading.Lock()
 
     def rows(self, pieces: Mapping[Name, Sequence[Piece]], reached: Position) -> None:
-        """Apply the net effect of each table's pieces; `reached`: what is in then."""
-        self.target.write([partial(self._settle, name, part) for name, part in pieces.items()], reached)
+        """Apply the net effect of each table's pieces; `reached`: what is in then.
+
+        Where they do not fit into memory, tables with a key are settled in parts. A table without a key is
+        settled whole, however large: equal rows can be counted only together.
+        """
+        parts = self._parts(pieces)
+        small = [partial(self._settle, name, part) for name, part in pieces.items() if name not in parts]
+        with ExitStack() as files:
+            parted = []
+            for name, count in parts.items():
+                parted.append(self._parted(name, pieces.get(name, ()), count))
+                files.callback(parted[-1].close)
+            reached = replace(reached, parts=tuple((*name, count) for name, count in parts.items()))
+            self.target.write(small, reached, parted)
+
+    def _parts(self, pieces: Mapping[Name, Sequence[Piece]]) -> dict[Name, int]:
+        """By table, into how many parts its rows are cut: as in the write that was interrupted, if any."""
+        if (begun := self.target.begun) is not None:
+            return {(schema, table): count for schema, table, count in begun.parts}
+        if sum(piece.segment.length for part in pieces.values() for piece in part) <= self._sizes.step:
+            return {}
+        sizes = {name: sum(map(staged_bytes, part)) for name, part in sorted(pieces.items())}
+        if sum(sizes.values()) <= self._sizes.step:
+            return {}
+        return {
+            name: min(1 + size // self._sizes.part, PARTS_MAX)
+            for name, size in sizes.items()
+            if self._has_key(name, pieces[name])
+        }
+
+    def _has_key(self, name: Name, pieces: Sequence[Piece]) -> bool:
+        known = self.target.definition(name)
+        columns = (column for piece in pieces for column in piece.segment.columns)
+        return bool(known.keys) if known is not None else any(column.key for column in columns)
+
+    def _parted(self, name: Name, pieces: Sequence[Piece], count: int) -> PartedTable:
+        pieces = sorted(pieces, key=lambda piece: piece.segment.first_offset)
+        # With the staged rows: what a killed process leaves there is removed.
+        folder = Path(pieces[0].segment.file).parent if pieces else self._folder
+        self._numbers += 1
+        file = folder / f"parts-{self._numbers}.arrow"
+        size = sum(map(staged_bytes, pieces))
+        return PartedTable(name, count, size, partial(self._pieces, name, pieces), file, self._trust)
+
+    def _pieces(self, name: Name, pieces: Sequence[Piece]) -> Iterator[tuple[Definition, Changes]]:
+        """The changes of one table, piece by piece."""
+        held = [piece for piece in pieces if staged_bytes(piece)]
+        if not held:
+            return
+        known = self._definition_for(name, [piece.segment for piece in held])
+        aside = partial(self._set_aside, name)
+        for piece in held:
+            changes = staged_changes(staged_rows([piece]), known, self._time_zone, self.target.values, aside)
+            with self._counting:
+                self.stats.rows += len(changes)
+            yield known, changes
 
     def ddl(self, messages: Sequence[DdlMessage]) -> list[str]:
         """Execute the DDLs of one FinishedTS, in order; what was done, in words."""
@@ -95,7 +172,7 @@ class Applier:
         staged = staged_rows(pieces)
         if not staged:
             return None
-        known = self._definition_for(name, staged)
+        known = self._definition_for(name, [one.segment for one in staged])
         aside = partial(self._set_aside, name)
         changes = staged_changes(staged, known, self._time_zone, self.target.values, aside)
         if len(changes) == 0:
@@ -112,9 +189,9 @@ class Applier:
         with self._counting:
             self.stats.bad_rows += fresh
 
-    def _definition_for(self, name: Name, staged: Sequence[Staged]) -> Definition:
+    def _definition_for(self, name: Name, segments: Sequence[Segment]) -> Definition:
         """The table these rows belong to; made or changed by guess when no DDL header told of it."""
-        for segment in (one.segment for one in staged):
+        for segment in segments:
             known = self.target.definition(name)
             if known is None or (self.target.replays_sql and _other_key(known, segment)):
                 self.target.execute(ddl_plan.Create(definition.guess(*name, segment.columns, segment.min_ts)))

@@ -14,8 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tidegate.codec.base import WireColumn
+
+STEP_BYTES: Final = 128 << 20
+"""About how many bytes of staged rows one step takes; settled and rendered they are several times that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,11 @@ class Assembler:
         """Rows waiting, duplicates included."""
         return sum(segment.rows for held in self._segments.values() for segment in held)
 
+    @property
+    def bytes(self) -> int:
+        """The size of the same on disk."""
+        return sum(segment.length for held in self._segments.values() for segment in held)
+
     def add(self, segments: Iterable[Segment]) -> None:
         """Take newly staged segments; those that hold only applied rows are dropped at once."""
         for segment in segments:
@@ -73,18 +82,18 @@ class Assembler:
         """About how many rows (an upper bound) lie within the bounds."""
         return sum(piece.segment.rows for piece in self._pieces(bounds))
 
-    def cut(self, upto: int, max_rows: int) -> int:
-        """The largest ts <= upto within which about max_rows wait; makes progress, never splits a ts."""
+    def cut(self, upto: int, max_rows: int, max_bytes: int = STEP_BYTES) -> int:
+        """The largest ts <= upto within which about as much waits; makes progress, never splits a ts."""
         edges = sorted(
-            (min(segment.max_ts, upto), segment.rows)
+            (min(segment.max_ts, upto), segment.rows, segment.length)
             for held in self._segments.values()
             for segment in held
             if segment.min_ts <= upto and segment.max_ts > self._applied[segment.partition]
         )
-        taken = 0
-        for ts, rows in edges:
-            taken += rows
-            if taken >= max_rows:
+        taken = size = 0
+        for ts, rows, length in edges:
+            taken, size = taken + rows, size + length
+            if taken >= max_rows or size >= max_bytes:
                 return ts
         return upto
 

@@ -61,6 +61,16 @@ def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
     return sorted(found, key=lambda one: one.segment.first_offset)
 
 
+def staged_bytes(piece: Piece) -> int:
+    """About how many bytes of its segment lie within a piece's bounds; 0: no row does."""
+    segment = piece.segment
+    if _holds_all(piece):
+        return segment.length
+    ts = read_staged(segment).column("_commit_ts").to_numpy()
+    within = int(np.count_nonzero((ts > piece.after) & (ts <= piece.upto)))
+    return -(-segment.length * within // segment.rows)
+
+
 def staged_changes(
     staged: Sequence[Staged],
     known: Definition,
@@ -107,8 +117,12 @@ def staged_changes(
     )
 
 
+def _holds_all(piece: Piece) -> bool:
+    return piece.after < piece.segment.min_ts and piece.segment.max_ts <= piece.upto
+
+
 def _within(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
-    if piece.after < piece.segment.min_ts and piece.segment.max_ts <= piece.upto:
+    if _holds_all(piece):
         return batch
     ts = batch.column("_commit_ts")
     after, upto = pa.scalar(piece.after, pa.uint64()), pa.scalar(piece.upto, pa.uint64())

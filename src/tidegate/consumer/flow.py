@@ -36,6 +36,8 @@ from tidegate.consumer.watermark import Limits, Mode, Watermarks, bounds
 
 MAX_WAITING_ROWS: Final = 20_000_000
 """Above this only the partitions that hold the watermark back are read on."""
+MAX_WAITING_BYTES: Final = 16 << 30
+"""Likewise, of their staging files. One transaction that is larger is read to its end all the same."""
 MAX_MARKS: Final = 4096
 """Resolved marks remembered per partition; every second one is forgotten when there are more."""
 
@@ -120,7 +122,8 @@ class Flow:
 
     def wanted(self) -> dict[int, int]:
         """Where to read on, by partition."""
-        crowded = self.assembler.rows > MAX_WAITING_ROWS
+        held = self.assembler
+        crowded = held.rows > MAX_WAITING_ROWS or held.bytes > MAX_WAITING_BYTES
         numbers = self.watermarks.laggards() if crowded else list(self._at)
         return {number: self._at[number].next_offset for number in numbers}
 
@@ -139,7 +142,10 @@ class Flow:
                 self._queue(part.partition, message)
 
     def next_step(self, max_rows: int) -> Rows | Ddls | None:
-        """What can be applied now: at most about max_rows rows at once; None when nothing moves."""
+        """What can be applied now: at most about max_rows rows and `STEP_BYTES`; None when nothing moves.
+
+        A ts is never split, however much it holds.
+        """
         if self._begun is not None:
             if any(self.watermarks.of(number) < ts for number, ts in self._begun.items()):
                 return None

@@ -1,4 +1,4 @@
-"""The consumer: Kafka topics to a consistent target, one Spark application, on one page.
+"""The consumer: Kafka topics to a consistent target, by Spark or without it, on one page.
 
     driver                                       Spark tasks (one per partition with news)
     ends of partitions -> ranges  ------------>  fetch read_committed, decode, stage as Arrow
@@ -10,7 +10,8 @@ Why a driver loop of Spark jobs and not Structured Streaming: the position must 
 the data, so Spark's own offset log would be a second truth to reconcile; a DDL has to stop all partitions at
 one ts in the middle of a batch; and a fetch must go on while rows wait for their watermark. What Spark gives
 here is the schedule and the cores: ranges of any number of partitions on any number of executors. The writer
-is the driver alone, under the target's lock: when it dies no task can write after it.
+is the driver alone, under the target's lock: when it dies no task can write after it. So whoever has no Spark
+loses nothing but the cluster: a few processes fetch instead (`fetch_workers`).
 
 While the driver writes, the next ranges are already being fetched (one job ahead, never more).
 
@@ -21,16 +22,13 @@ nowhere is `suspicion`'s part.
 
 from __future__ import annotations
 
-import logging
 import math
 import shutil
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -38,7 +36,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidegate.codec.entry import DdlTo
 from tidegate.codec.registry import reader_of
-from tidegate.consumer.apply import QUARANTINE, Applier
+from tidegate.consumer.apply import QUARANTINE, Applier, only_topic
 from tidegate.consumer.bad_rows import row_place
 from tidegate.consumer.checks import (
     check_begun,
@@ -56,25 +54,26 @@ from tidegate.consumer.checks import (
 )
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.delta.maintenance import Upkeep
+from tidegate.consumer.fetch_spark import JVM_LOG, SparkTasks, spark_tasks
+from tidegate.consumer.fetch_workers import LOG, workers
+from tidegate.consumer.fetcher import Fetcher, workers_of
 from tidegate.consumer.flow import Flow
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, Range, Topic, fetch
+from tidegate.consumer.source import Fetched, Range, Topic
 from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.target import Address, Target
 from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.watermark import Mode
-from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError, Undecodable
+from tidegate.errors import InvalidInput, Retryable, TidegateError, Undecodable
 from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
-from tidegate.spark.session import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 
-DAEMON: Final = "tidegate.consumer.daemon"
 POLL_S: Final = 0.05
 """Pause when no partition has news."""
 REPORT_S: Final = 1.0
@@ -88,10 +87,6 @@ START_S: Final = 30.0
 GUESSES_SHOWN: Final = 5
 """How many guessed tables a commit names; the others are counted."""
 STAGING_PREFIX: Final = "run-"
-STOP_S: Final = 1.0
-"""How much later than the JVM this process may get a signal that was sent to both."""
-JVM_LOG: Final = "spark.log"
-"""In the consumer's folder: what the JVM and its workers print."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +114,7 @@ class Settings:
     """Row mode: how long partitions may run apart before they wait for each other at a snapshot."""
     trust_inserts: bool = True
     master: str = "local[*]"
+    """Of Spark; or `workers[N]`: processes of this machine without Spark."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Of a Delta target."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
@@ -163,6 +159,9 @@ class Listener:
     """A trouble is over."""
 
 
+QUIET: Final = Listener()
+
+
 @dataclass(frozen=True, slots=True)
 class News:
     """One round of fetching."""
@@ -178,13 +177,17 @@ class News:
 
 
 def run(
-    settings: Settings, stop: Callable[[], bool], listener: Listener, spark: SparkSession | None = None
+    settings: Settings,
+    stop: Callable[[], bool] = lambda: False,
+    listener: Listener = QUIET,
+    spark: SparkSession | None = None,
 ) -> Progress:
     """Consume until `stop()` or `settings.until`.
 
-    `spark`: a session to use; None starts one and ends it. Raises InvalidInput for a wrong source or target,
-    and for a topic that can never bring the target to `settings.until`; Retryable when the broker does not
-    answer at the start, or Spark fails; Fatal when going on would make the target wrong.
+    `spark`: a session to use; None starts one and ends it, if `settings.master` is Spark's. Raises
+    InvalidInput for a wrong source or target, and for a topic that can never bring the target to
+    `settings.until`; Retryable when the broker does not answer at the start, or Spark fails; Fatal when going
+    on would make the target wrong.
     """
     topic = Topic(settings.source, settings.time_zone, settings.pd)
     check_timed(topic)
@@ -199,12 +202,10 @@ def run(
     with address.opened() as target, _staging(address.folder) as staging:
         consumer = Consumer(settings, topic, address, target, staging, stop, listener)
         if not consumer.done and not stop():
-            log = address.folder / JVM_LOG
-            given = nullcontext(spark) if spark is not None else _spark(topic, settings, staging, log, stop)
-            with given as session:
-                if session is not None:
+            with _fetching(topic, settings, staging, address.folder, stop, spark) as fetcher:
+                if fetcher is not None:
                     listener.ready(consumer.progress())
-                    consumer.loop(session)
+                    consumer.loop(fetcher)
         return consumer.progress()
 
 
@@ -226,8 +227,8 @@ class Consumer:
         self._stop, self._listener = stop, listener
         codec = reader_of(topic.options)
         trust = settings.trust_inserts and not codec.lacks_old(topic.options)
-        several = [topic.place] if len(topic.names) > 1 else []
-        self._applier = Applier(target, address.folder, topic.zone, trust, *several)
+        place = topic.place if len(topic.names) > 1 else only_topic
+        self._applier = Applier(target, address.folder, topic.zone, trust, place)
         self._offsets = Offsets(topic)
         file = address.folder / QUARANTINE
         self._quarantine, self._bad_file = Quarantine(file), file
@@ -251,18 +252,18 @@ class Consumer:
         known = {number: part.watermark for number, part in position.partitions.items()}
         self._suspicion = Suspicion(topic.name, position.protocol, known, settings.until, self._applied_at)
 
-    def loop(self, spark: SparkSession) -> None:
+    def loop(self, fetcher: Fetcher) -> None:
         """Fetch and apply until done or told to stop."""
         with ThreadPoolExecutor(1, thread_name_prefix="fetch") as ahead:
-            coming = ahead.submit(self._fetch, spark, self._flow.wanted())
+            coming = ahead.submit(self._fetch, fetcher, self._flow.wanted())
             try:
                 while not self.done and not self._stop():
-                    news = self._arrived(coming)
+                    news = self._arrived(coming, fetcher)
                     if news is not None:
                         self._take(news)
                     if self._stop():
                         break
-                    coming = ahead.submit(self._fetch, spark, self._flow.wanted())
+                    coming = ahead.submit(self._fetch, fetcher, self._flow.wanted())
                     if self._due():
                         self._applied_at = time.monotonic()
                         self._committer.commit(self._applied_at)
@@ -273,8 +274,7 @@ class Consumer:
                     self._report()
             finally:
                 coming.cancel()
-                with _jvm_may_be_gone(self._stop):
-                    spark.sparkContext.cancelAllJobs()
+                fetcher.cancel()
 
     @property
     def done(self) -> bool:
@@ -350,25 +350,21 @@ class Consumer:
                 self._recovered()
                 return answer
 
-    def _fetch(self, spark: SparkSession, wanted: Mapping[int, int]) -> News:
-        """One Spark job: every partition with news, one task each. Runs beside the writing driver."""
+    def _fetch(self, fetcher: Fetcher, wanted: Mapping[int, int]) -> News:
+        """One round: every partition with news, one task each. Runs beside the writing driver."""
         ends = self._offsets.ends(list(wanted))
         check_whole(self._topic, wanted, ends)
         ranges = [Range(p, start, ends[p]) for p, start in wanted.items() if start < ends[p]]
         if not ranges:
             return News(ends, [])
-        topic, staging = self._topic, self._staging
-
-        def task(wanted: Range) -> Fetched:
-            return fetch(topic, wanted, staging)
-
-        fetched = list(spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect())
+        topic = self._topic
+        fetched = fetcher.fetch(topic, ranges, self._staging)
         if any(part.trouble for part in fetched):
             check_retained(topic, wanted, self._offsets.first(list(wanted)))
         partitions = self._offsets.partitions()
         return News(ends, fetched, self._offsets.ids(topic.names_of(partitions)), partitions)
 
-    def _arrived(self, coming: Future[News]) -> News | None:
+    def _arrived(self, coming: Future[News], fetcher: Fetcher) -> News | None:
         """What the round brought; None when it failed, after a pause, or when it is time to stop."""
         while True:
             try:
@@ -379,7 +375,7 @@ class Consumer:
                     return None
                 self._report()
             except Exception as error:  # whatever a broker, a worker or the JVM died of
-                self._failed(_translated(error, self._address.folder / JVM_LOG))
+                self._failed(fetcher.translated(error))
                 self._suspicion.unreachable(time.monotonic())
                 return None
         silent = next((part.trouble for part in news.fetched if part.trouble), "")
@@ -570,19 +566,6 @@ def _no_schemas(what: str, where: str, why: str, fix: str) -> Retryable:
     return Retryable(what, where=where, why=why, fix=fix)
 
 
-def _translated(error: Exception, log: Path) -> TidegateError:
-    """Spark's and the JVM's errors as one of ours."""
-    if isinstance(error, TidegateError):
-        return error
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return Fatal(
-        "Spark cannot read the topic",
-        where=f"its log is {log}",
-        why=f"{type(error).__name__}: {' '.join(lines[:3])[:500]}",
-        fix="start the consumer again: it goes on where the target stands",
-    )
-
-
 @contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
     """A fresh directory for staged rows; what an earlier run left is read again from Kafka.
@@ -598,44 +581,22 @@ def _staging(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _spark(
-    topic: Topic, settings: Settings, staging: Path, log: Path, stop: Callable[[], bool]
-) -> Iterator[SparkSession | None]:
-    """A session of its own; None when it is told to stop before there is one."""
-    spark = None
-    logging.getLogger().addFilter(_not_py4js)
-    with _jvm_may_be_gone(stop):
-        spark = open_session(
-            f"tidegate consumer {topic.name}", settings.master, staging / "spark", DAEMON, log=log
-        )
-    try:
-        yield spark
-    finally:
-        if spark is not None:
-            with _jvm_may_be_gone(stop), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Unable to cleanly shutdown Spark JVM", RuntimeWarning)
-                spark.stop()
-        logging.getLogger().removeFilter(_not_py4js)
-        sys.stdout.flush()
-
-
-def _not_py4js(record: logging.LogRecord) -> bool:
-    """Py4J logs what it raises as well, with a traceback; that is shown once, where it is caught."""
-    return "py4j" not in Path(record.pathname).parts
-
-
-@contextmanager
-def _jvm_may_be_gone(stop: Callable[[], bool]) -> Iterator[None]:
-    """Around calls of the JVM that a stop may come before.
-
-    Service managers signal all processes of a service at once, and the JVM may be gone first. A failure
-    counts unless a stop has come, or comes within a moment.
-    """
-    try:
-        yield
-    except Exception:
-        until = time.monotonic() + STOP_S
-        while not stop():
-            if time.monotonic() > until:
-                raise
-            time.sleep(POLL_S)
+def _fetching(
+    topic: Topic,
+    settings: Settings,
+    staging: Path,
+    folder: Path,
+    stop: Callable[[], bool],
+    spark: SparkSession | None,
+) -> Iterator[Fetcher | None]:
+    """Who fetches; None when it is told to stop before there is anybody."""
+    count = workers_of(settings.master)
+    if spark is not None:
+        yield SparkTasks(spark, folder / JVM_LOG, stop)
+    elif count is not None:
+        with workers(count, folder / LOG) as found:
+            yield found
+    else:
+        name = f"tidegate consumer {topic.name}"
+        with spark_tasks(name, settings.master, staging / "spark", folder / JVM_LOG, stop) as tasks:
+            yield tasks

@@ -83,7 +83,7 @@ def net_effect(changes: Changes, keys: Sequence[str], trust_inserts: bool = True
     tell whether the row was there before.
     """
     puts = np.flatnonzero(changes.op != DELETE)
-    gone = np.flatnonzero((changes.op == DELETE) | _key_changed(changes, keys))
+    gone = np.flatnonzero((changes.op == DELETE) | key_changed(changes, keys))
     row = np.concatenate([puts, gone])
     kind = np.concatenate([_put_kind(changes, puts, keys), np.full(len(gone), REMOVE)])
     key_rows = pa.concat_tables([changes.new.select(keys).take(puts), changes.old.select(keys).take(gone)])
@@ -141,7 +141,8 @@ def factorize(rows: pa.Table) -> Ints:
     return np.unique(code, return_inverse=True)[1].astype(np.int64)
 
 
-def _key_changed(changes: Changes, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+def key_changed(changes: Changes, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Of each change, whether it is an update that gives its row another key."""
     changed = np.zeros(len(changes), bool)
     for name in keys:
         differs = pc.fill_null(pc.not_equal(changes.new.column(name), changes.old.column(name)), False)
@@ -150,7 +151,7 @@ def _key_changed(changes: Changes, keys: Sequence[str]) -> npt.NDArray[np.bool_]
 
 
 def _put_kind(changes: Changes, puts: Ints, keys: Sequence[str]) -> Ints:
-    plain_update = (changes.op == UPDATE) & ~_key_changed(changes, keys)
+    plain_update = (changes.op == UPDATE) & ~key_changed(changes, keys)
     return np.where(plain_update[puts], CHANGE, ADD)
 
 

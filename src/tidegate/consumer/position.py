@@ -57,6 +57,8 @@ class Position:
     """Kafka's id of each topic that was read; those of which it is not known are missing."""
     time_zone: str = ""
     """Of the topics' TIMESTAMP texts, as they were read; empty: an earlier release did not keep it."""
+    parts: tuple[tuple[str, str, int], ...] = ()
+    """Of a step that does not fit into memory: schema, table, and into how many parts its rows are cut."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ class Position:
         }
         body |= {"ddl_ts": self.ddl_ts, "ddls": list(self.ddls), "definitions": self.definitions}
         body |= {"ids": dict(self.ids), "time_zone": self.time_zone}
+        body |= {"parts": self.parts} if self.parts else {}
         partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
@@ -109,6 +112,7 @@ class Position:
             return cls(
                 *(body["ts"], body["topic"], body["protocol"], body["mode"], partitions),
                 *(ddl_ts, done, definitions, dict(body.get("ids", {})), body.get("time_zone", "")),
+                tuple((schema, table, int(count)) for schema, table, count in body.get("parts", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

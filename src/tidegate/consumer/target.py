@@ -50,6 +50,29 @@ from any thread; the settled rows are in memory until the target lets go of them
 """
 
 
+class Parted(Protocol):
+    """The changes of one table with a key, in a step that does not fit into memory: in parts by key."""
+
+    @property
+    def name(self) -> Name:
+        """The table's."""
+
+    @property
+    def parts(self) -> int:
+        """How many; the same when the step comes again after a crash, each with the same rows."""
+
+    @property
+    def size(self) -> int:
+        """Of all of it, about, in bytes."""
+
+    def settle(self, part: int) -> TableChanges | None:
+        """The net effect of one part; None when it changes nothing. May be asked again, and from any thread.
+
+        No key has changes in two parts. Rows of different parts may have one value of another unique key,
+        one after the other: what all parts delete must go before any part inserts.
+        """
+
+
 class Target(Protocol):
     """A target that this process has taken over: no earlier consumer can change anything in it any more."""
 
@@ -85,11 +108,11 @@ class Target(Protocol):
     def begun(self) -> Position | None:
         """What would be in, had the write not been interrupted that `recover` found; else None.
 
-        The next `write` must have exactly the rows up to there, and no DDL comes before it.
+        The next `write` must have exactly the rows up to there, in its `parts`, and no DDL comes before it.
         """
 
-    def write(self, tables: Sequence[Settle], reached: Position) -> None:
-        """Write the changes of these tables; `reached`: what is in then.
+    def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
+        """Write the changes of these tables; `reached`: what is in then, and how `parted` is cut.
 
         Raises the first failure, but only when nothing of ours is being written any more: who then recovers
         the target must not meet a write of ours.

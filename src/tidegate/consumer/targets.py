@@ -28,6 +28,8 @@ class DatabaseSettings:
     """Tables that are there already become the consumer's."""
     skip_ddls: Set[int] = frozenset()
     """The ts of DDLs that somebody has run at the target in other words."""
+    transaction_bytes: int | None = None
+    """The largest transaction of a lane, in bytes of staged rows (`mysql.parts.check_size`)."""
 
 
 def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -> Address:
@@ -55,5 +57,8 @@ def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -
         )
     folder = database.folder or Path(f"tidegate-consumer-{database.name.replace('/', '_')}").absolute()
     return MySqlAddress(
-        server, database.name, folder, database.lanes, adopting=database.adopt, skipped=database.skip_ddls
+        *(server, database.name, folder, database.lanes),
+        adopting=database.adopt,
+        skipped=database.skip_ddls,
+        transaction_bytes=database.transaction_bytes,
     )

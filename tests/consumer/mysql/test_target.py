@@ -19,13 +19,15 @@ from tests.consumer.mysql.reading import differences, forget, table_of
 from tests.consumer.test_apply import TOTAL
 from tests.consumer.topics import events_of, messages_of
 from tidegate.codec.registry import CODECS, codec_options
-from tidegate.consumer.apply import Applier
+from tidegate.consumer.apply import Applier, Sizes
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.position import Position
 from tidegate.errors import Fatal
 from tidegate.workload.changelog import SnapshotLine, read_log
 
+TINY = Sizes(step=1, part=2000)
+"""Every step is one that does not fit into memory."""
 LOGS = Path(__file__).parents[2] / "golden" / "changelog"
 
 
@@ -38,10 +40,12 @@ def schemas_of(lines: Iterable[SnapshotLine]) -> set[str]:
 
 
 def consume(
-    server: MySqlServer, log: str, topic: MemoryTopic, folder: Path, until: int, rows: int = 2000
-) -> Position:
-    with MySqlAddress(server, log, folder / "own", lanes=3).opened() as target:
-        applier = Applier(target, folder / "own")
+    server: MySqlServer, log: str, topic: MemoryTopic, folder: Path, until: int, rows: int = 2000,
+    sizes: Sizes | None = None, transaction: int | None = None,
+) -> Position:  # fmt: skip
+    address = MySqlAddress(server, log, folder / "own", lanes=3, transaction_bytes=transaction)
+    with address.opened() as target:
+        applier = Applier(target, folder / "own", sizes=sizes)
         return consume_into(topic, applier, folder / "staging", until=until, size=400, rows=rows)
 
 
@@ -52,21 +56,26 @@ def topic_of(log: str, until: int, protocol: str = "open-protocol") -> MemoryTop
     return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
 
 
-@pytest.mark.parametrize("log", ["bank", "keys", "onlineddl", "wide"])
+@pytest.mark.parametrize(
+    ("log", "sizes"),
+    [("bank", None), ("keys", None), ("onlineddl", None), ("wide", None), ("bank", TINY), ("keys", TINY)],
+)
 def test_a_recorded_log_is_at_every_snapshot_as_sql_saw_it(
-    mariadb: MySqlServer, tmp_path: Path, log: str
+    mariadb: MySqlServer, tmp_path: Path, log: str, sizes: Sizes | None
 ) -> None:
     lines = lines_of(log)
     topic = topic_of(log, lines[-1].ts)
     forget(mariadb, log, *schemas_of(lines))
     for line in (*lines[:-1:5], lines[-1]):
-        assert consume(mariadb, log, topic, tmp_path, line.ts).ts == line.ts
+        assert consume(mariadb, log, topic, tmp_path, line.ts, sizes=sizes).ts == line.ts
         assert differences(mariadb, line) == {}
 
 
-@pytest.mark.parametrize(("log", "last"), [("bank", 8), ("onlineddl", 2)])
+@pytest.mark.parametrize(
+    ("log", "last", "sizes"), [("bank", 8, None), ("onlineddl", 2, None), ("keys", 2, TINY)]
+)
 def test_death_at_any_write_loses_and_doubles_nothing(
-    mariadb: MySqlServer, tmp_path: Path, log: str, last: int
+    mariadb: MySqlServer, tmp_path: Path, log: str, last: int, sizes: Sizes | None
 ) -> None:
     """Rows, DDL, positions and takeovers: whatever is written, the process dies before and after it."""
     lines = lines_of(log)[: last + 1]
@@ -77,7 +86,8 @@ def test_death_at_any_write_loses_and_doubles_nothing(
         try:
             mortal = MortalServer.at(mariadb, dies_at + 7 * (dies_at % 13))
             # What a life reads at once is chance: what the one before it began must be told, not met again.
-            consume(mortal, log, topic, tmp_path, lines[-1].ts, rows=200 + 170 * (dies_at % 4))
+            rows, split = 200 + 170 * (dies_at % 4), 1 if dies_at % 3 else None
+            consume(mortal, log, topic, tmp_path, lines[-1].ts, rows, sizes, transaction=split)
             break
         except Killed:
             deaths += 1

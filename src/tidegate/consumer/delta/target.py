@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Final
@@ -40,7 +41,7 @@ from tidegate.consumer.net_effect import BagEffect, Effect, factorize
 from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, Settle
+from tidegate.consumer.target import Name, Parted, Settle
 from tidegate.errors import Fatal
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
 
@@ -177,15 +178,21 @@ class DeltaTarget:
 
     # --- rows
 
-    def write(self, tables: Sequence[Settle], reached: Position) -> None:
+    def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
         """Settle and write tables side by side, a commit each; nothing is told of `reached` yet.
 
+        A table that comes in parts has a commit for each: readers see them when a snapshot names the last.
         Raises the first failure, but only when no writer runs any more.
         """
         work = [self._pool.submit(self._write_table, settle) for settle in tables]
+        work += [self._pool.submit(self._write_parts, table) for table in parted]
         wait(work)
         for done in work:
             done.result()
+
+    def _write_parts(self, table: Parted) -> None:
+        for part in range(table.parts):
+            self._write_table(partial(table.settle, part))
 
     def _write_table(self, settle: Settle) -> None:
         changes = settle()

@@ -8,7 +8,7 @@ memory already; no value is looked at by itself.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -123,17 +123,18 @@ def _in_quotes(values: pa.Array, opening: bytes) -> pa.Array:
     return pc.binary_join_element_wise(opening, values, b"'", b"")
 
 
-def check_length(statement: bytes, table: str, packet: int) -> None:
-    """Fatal when it is longer than the server takes; `packet`: its max_allowed_packet.
+def check_lengths(statements: Iterable[bytes], table: str, packet: int) -> None:
+    """Fatal when one is longer than the server takes; `packet`: its max_allowed_packet.
 
     The server ends the connection then, which looks as if it were gone for a while. Two bytes of a packet are
     not the statement's.
     """
-    if len(statement) > packet - 2:
+    longest = max(map(len, statements), default=0)
+    if longest > packet - 2:
         raise Fatal(
             "a row is too large for the target",
             where=f"table {table}",
-            why=f"its statement has {len(statement)} bytes, and the server's max_allowed_packet is {packet}",
+            why=f"its statement has {longest} bytes, and the server's max_allowed_packet is {packet}",
             fix="raise max_allowed_packet at the target, with SET GLOBAL and in its configuration (at most "
             "1 GiB), and start the consumer again",
         )

@@ -2,7 +2,8 @@
 
     progress     a row for each consumer: token, position, and the batch that was begun
     lanes        a row for each of its lanes: token, the last batch that the lane has committed, the digest
-                 of its rows in the batch that was begun
+                 of its rows in the batch that was begun; of a lane that writes it in parts (`parts`), how
+                 many of them it has committed, and the digest of these
     definitions  what each of its tables looks like; a table belongs to one consumer
 
     begin   progress: batch n-1 -> n, what it holds; lanes: their digests
@@ -79,6 +80,25 @@ class Held:
     ddl: str | None
     """The DDL that was begun and did not end."""
     definitions: Mapping[tuple[str, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far a lane is that writes a batch in parts: as `lanes.digest` has it."""
+
+    parts: int
+    """So many of its parts are committed."""
+    digest: str
+    """Of their rows."""
+
+    def __str__(self) -> str:
+        return f"{self.parts}/{self.digest}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Reached:
+        """Read it back."""
+        parts, _, digest = text.partition("/")
+        return cls(int(parts), digest)
 
 
 @dataclass(slots=True)
@@ -310,19 +330,56 @@ class Progress:
         )
         return list(digests)
 
+    def begin_parts(self, reached: str, lanes: Sequence[int]) -> dict[int, Reached]:
+        """As `begin` where lanes write in parts: how far each one is, in the order of its parts.
+
+        Whether what is written is still what would be written is for the caller to compare: it alone can
+        tell, by making it again. Fatal when other lanes had rows in the write that was interrupted.
+        """
+        fresh = str(Reached(0, ""))
+        if not self._begun:
+            self.begin(reached, dict.fromkeys(lanes, fresh))
+        held = {lane: text for lane, text in self._lanes.digest.items() if text}
+        if held.keys() != set(lanes) or not all("/" in text for text in held.values()):
+            self._compare(dict.fromkeys(lanes, fresh))
+        return {lane: Reached.from_text(held[lane]) for lane in lanes}
+
+    def part_begins(self, lane: int, connection: Connection, at: Reached) -> None:
+        """The first statement of a transaction with some of a lane's parts. Fenced when it may not write."""
+        with connection.cursor() as cursor:
+            matched = cursor.execute(
+                f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s"
+                " WHERE consumer=%s AND lane=%s AND token=%s AND batch<%s AND digest=%s",
+                (str(at), self._consumer, lane, self._token, self._batch, str(at)),
+            )
+        if not matched:
+            raise self._unmatched(connection)
+
+    def part_ends(self, lane: int, connection: Connection, at: Reached, *, last: bool) -> None:
+        """The last statement of that transaction: the lane is further, and through if it was its `last`."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                f"UPDATE `{SCHEMA}`.`lanes` SET digest=%s, batch=%s WHERE consumer=%s AND lane=%s",
+                (str(at), self._batch if last else self._batch - 1, self._consumer, lane),
+            )
+
     def _compare(self, digests: Mapping[int, str]) -> None:
         held = {lane: digest for lane, digest in self._lanes.digest.items() if digest}
         differ = sorted(lane for lane in held.keys() | digests.keys() if held.get(lane) != digests.get(lane))
         if differ:
             first = differ[0]
-            raise Fatal(
-                "a write that was interrupted cannot be completed: its rows are others now",
-                where=f"{self._server}, consumer {self._consumer}, lane {', '.join(map(str, differ))}",
-                why=f"lane {first} had {held.get(first) or 'nothing'}, and has "
-                f"{digests.get(first) or 'nothing'}: a setting or the release has changed, the topic was "
-                "compacted, or a row is gone upstream that its message only names",
-                fix="start again as it was, or begin a new target",
-            )
+            raise self.differs(differ, held.get(first, ""), digests.get(first, ""))
+
+    def differs(self, lanes: Sequence[int], had: str, has: str) -> Fatal:
+        """Rows of an interrupted write are not what they were; `had`, `has`: digests of the first lane."""
+        return Fatal(
+            "a write that was interrupted cannot be completed: its rows are others now",
+            where=f"{self._server}, consumer {self._consumer}, lane {', '.join(map(str, lanes))}",
+            why=f"lane {lanes[0]} had {had or 'nothing'}, and has {has or 'nothing'}: a setting or the "
+            "release has changed, the topic was compacted, or a row is gone upstream that its message only "
+            "names",
+            fix="start again as it was, or begin a new target",
+        )
 
     def lane(self, lane: int, connection: Connection) -> None:
         """The first statement of a lane's transaction, in its connection. Fenced when it may not write."""

@@ -18,9 +18,10 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -31,21 +32,15 @@ from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.mysql.ddl import DdlRun
-from tidegate.consumer.mysql.literals import (
-    Digest,
-    MySqlValues,
-    bag_deletes,
-    check_length,
-    deletes,
-    inserts,
-)
+from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, check_lengths, deletes, inserts
+from tidegate.consumer.mysql.parts import PartedLane, Statements, check_size, order
 from tidegate.consumer.mysql.progress import Held, Progress
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, Settle, TableChanges
+from tidegate.consumer.target import Name, Parted, Settle, TableChanges
 from tidegate.errors import Fatal, InvalidInput, Retryable
 
 LANES: Final = 4
@@ -53,22 +48,6 @@ SETTLERS: Final = 2
 """Threads that read, convert and render rows."""
 PAUSES_S: Final = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Before each further attempt of a write that failed in a way that may pass; the last one ends the run."""
-
-
-@dataclass(slots=True)
-class Lane:
-    """What one lane writes in one batch, or a part of it: nothing can fail any more but the target."""
-
-    digest: Digest = field(default_factory=Digest)
-    deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
-    """With how many rows each must find, where that is known."""
-    inserts: list[bytes] = field(default_factory=list)
-
-    def add(self, part: Lane) -> None:
-        """Write these, too."""
-        self.digest.join(part.digest)
-        self.deletes += part.deletes
-        self.inserts += part.inserts
 
 
 class MySqlTarget:
@@ -82,11 +61,12 @@ class MySqlTarget:
         *,
         adopting: bool = False,
         skipped: Set[int] = frozenset(),
+        transaction_bytes: int | None = None,
     ) -> None:
-        """`adopting`, `skipped`: see `DdlRun`."""
+        """`adopting`, `skipped`: see `DdlRun`; `transaction_bytes`: see `parts.check_size`."""
         self.stats, self.values = Stats(), MySqlValues()
         self._adopting, self._skipped, self._asking = adopting, skipped, threading.Lock()
-        self._server, self._lanes = server, lanes
+        self._server, self._lanes, self._transaction_bytes = server, lanes, transaction_bytes
         self._progress = Progress(server, consumer)
         self._definitions: dict[Name, Definition] = {}
         self._held = Held(None, None, None, {})
@@ -133,32 +113,65 @@ class MySqlTarget:
 
     # --- rows
 
-    def write(self, tables: Sequence[Settle], reached: Position) -> None:
-        """Write by lanes, a transaction each, and move the position."""
+    def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
+        """Write by lanes, a transaction each, and move the position; `parted`: see `parts`."""
         # Each table is rendered where it is settled: its rows go when its statements are there.
         work = [self._settlers.submit(self._ready, settle) for settle in tables]
         wait(work)
-        lanes: dict[int, Lane] = {}
+        lanes: dict[int, Statements] = {}
         for number, part in filter(None, (done.result() for done in work)):
-            lanes.setdefault(number, Lane()).add(part)
+            lanes.setdefault(number, Statements()).add(part)
         position = reached.to_json()
-        if not lanes and self._begun is None:
+        if not lanes and not parted and self._begun is None:
             self._patiently(lambda attempt: self._progress.move(position))
             return
-        digests = {number: str(lane.digest) for number, lane in lanes.items()}
-
         number = self._progress.number
+        write = self._writing_parts(lanes, parted, position) if parted else self._writing(lanes, position)
 
         def attempt_of(attempt: int) -> None:
-            if self._progress.has_ended(number):
-                return  # the last attempt did it, and its answer was lost
-            missing = self._progress.begin(position, digests)
-            self._write_lanes({number: lanes[number] for number in missing}, side_by_side=attempt == 0)
-            self._progress.end(position)
+            if not self._progress.has_ended(number):  # else the last attempt did it, and its answer was lost
+                write(attempt)
+                self._progress.end(position)
 
         self._patiently(attempt_of)
         self._begun = None
         self.stats.commits += 1
+
+    def _writing(self, lanes: Mapping[int, Statements], position: str) -> Callable[[int], None]:
+        digests = {number: str(lane.digest) for number, lane in lanes.items()}
+
+        def write(attempt: int) -> None:
+            missing = self._progress.begin(position, digests)
+            work = {number: partial(self._write_lane, number, lanes[number]) for number in missing}
+            self._write_lanes(work, side_by_side=attempt == 0)
+
+        return write
+
+    def _writing_parts(
+        self, lanes: Mapping[int, Statements], parted: Sequence[Parted], position: str
+    ) -> Callable[[int], None]:
+        split = check_size(parted, self._transaction_bytes, self._lanes, str(self._server))
+        of_lanes: dict[int, list[Parted]] = {number: [] for number in lanes}
+        for table in parted:
+            of_lanes.setdefault(self._lane_of(*table.name), []).append(table)
+        made = {
+            number: order(lanes.get(number, Statements()), tables, self._part)
+            for number, tables in of_lanes.items()
+        }
+
+        def write(attempt: int) -> None:
+            held = self._progress.begin_parts(position, list(made))
+            work = [PartedLane(number, made[number], held[number]) for number in made]
+            for lane in work:
+                lane.compare(self._progress)
+            left = {
+                lane.number: partial(self._write_parts, lane, split=split)
+                for lane in work
+                if not lane.through
+            }
+            self._write_lanes(left, side_by_side=attempt == 0)
+
+        return write
 
     def _patiently(self, attempt_of: Callable[[int], None]) -> None:
         """Try something that may be done twice, until no error that may pass comes; see `PAUSES_S`.
@@ -177,48 +190,59 @@ class MySqlTarget:
                     raise
                 time.sleep(PAUSES_S[attempt])
 
-    def _lane_of(self, table: Definition) -> int:
+    def _lane_of(self, schema: str, table: str) -> int:
         """The same in every process and release: a restart must deal the same rows to the same lanes."""
-        hashed = hashlib.blake2b(f"{table.schema}\0{table.table}".encode(), digest_size=8).digest()
+        hashed = hashlib.blake2b(f"{schema}\0{table}".encode(), digest_size=8).digest()
         return int.from_bytes(hashed) % self._lanes
 
-    def _ready(self, settle: Settle) -> tuple[int, Lane] | None:
+    def _ready(self, settle: Settle) -> tuple[int, Statements] | None:
         """The statements of one table, and the number of its lane."""
         changes = settle()
-        return (self._lane_of(changes.definition), self._render(changes)) if changes is not None else None
+        if changes is None:
+            return None
+        made, table = Statements(), changes.definition
+        self._render_deletes(changes, made)
+        self._render_inserts(changes, made)
+        return self._lane_of(table.schema, table.table), made
 
-    def _render(self, changes: TableChanges) -> Lane:
-        lane, table, effect = Lane(), changes.definition, changes.effect
+    def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
+        made, changes = Statements(), table.settle(part)
+        if changes is not None:
+            (self._render_inserts if inserting else self._render_deletes)(changes, made)
+        return made
+
+    def _render_deletes(self, changes: TableChanges, made: Statements) -> None:
+        table, effect = changes.definition, changes.effect
         name = qualified(table.schema, table.table)
         columns = {column.name: column for column in table.columns}
-        own = [column for column in table.columns if column.name not in table.generated]
         if isinstance(effect, Effect):
             keys = [columns[key] for key in table.keys]
             known = effect.upserts.filter(~effect.fresh).select(table.keys)
             for gone in (effect.deletes, known):
-                lane.deletes += [(text, None) for text in deletes(keys, gone, name, lane.digest)]
-            fresh = effect.upserts
+                made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
             # An adopted table may be newer than these rows: another row may have one of their values there.
             # That row got it later, so its own change is still to come on the topic, with all its values.
             for unique in table.uniques:
                 if set(unique) != set(table.keys):
-                    taken = [columns[one] for one in unique]
-                    lane.deletes += [
-                        (text, None) for text in deletes(taken, fresh.select(list(unique)), name, lane.digest)
-                    ]
+                    taken, rows = [columns[one] for one in unique], effect.upserts.select(list(unique))
+                    made.deletes += [(text, None) for text in deletes(taken, rows, name, made.digest)]
         else:
-            lane.deletes += bag_deletes(own, effect.deletes, name, lane.digest)
-            fresh = effect.inserts
-        lane.inserts += inserts(own, fresh, name, lane.digest)
-        texts = [text for text, _ in lane.deletes] + lane.inserts
-        check_length(max(texts, key=len, default=b""), table.name, self._packet)
-        return lane
+            own = [column for column in table.columns if column.name not in table.generated]
+            made.deletes += bag_deletes(own, effect.deletes, name, made.digest)
+        check_lengths((text for text, _ in made.deletes), table.name, self._packet)
 
-    def _write_lanes(self, lanes: Mapping[int, Lane], *, side_by_side: bool) -> None:
-        """Raises the first failure, when no lane writes any more."""
-        work = []
-        for number, lane in lanes.items():
-            work.append(self._writers.submit(self._write_lane, number, lane))
+    def _render_inserts(self, changes: TableChanges, made: Statements) -> None:
+        table, effect = changes.definition, changes.effect
+        fresh = effect.upserts if isinstance(effect, Effect) else effect.inserts
+        own = [column for column in table.columns if column.name not in table.generated]
+        made.inserts += inserts(own, fresh, qualified(table.schema, table.table), made.digest)
+        check_lengths(made.inserts, table.name, self._packet)
+
+    def _write_lanes(self, lanes: Mapping[int, Callable[[], int]], *, side_by_side: bool) -> None:
+        """Run the writer of each lane. Raises the first failure, when no lane writes any more."""
+        work: list[Future[int]] = []
+        for write in lanes.values():
+            work.append(self._writers.submit(write))
             if not side_by_side:
                 wait(work)
         wait(work)
@@ -227,21 +251,27 @@ class MySqlTarget:
         if failures:
             raise failures[0]
 
-    def _write_lane(self, number: int, lane: Lane) -> int:
+    def _write_lane(self, number: int, made: Statements) -> int:
         """One transaction; how many rows were to be deleted and not found."""
-        missing = 0
+        with self._lane_connection(number) as connection:
+            connection.begin()
+            self._progress.lane(number, connection)
+            missing = _run(connection, made)
+            connection.commit()
+        return missing
+
+    def _write_parts(self, lane: PartedLane, *, split: bool) -> int:
+        with self._lane_connection(lane.number) as connection:
+            return lane.write(connection, self._progress, self._settlers, _run, split=split)
+
+    @contextmanager
+    def _lane_connection(self, number: int) -> Iterator[Connection]:
+        """After an error it is not used again: its transaction ends with it."""
         try:
             connection = self._connections.get(number)
             if connection is None:
                 connection = self._connections[number] = self._progress.lane_connection(number)
-            connection.begin()
-            self._progress.lane(number, connection)
-            for text, wanted in lane.deletes:
-                found = _written(connection, text)
-                missing += 0 if wanted is None else wanted - found
-            for text in lane.inserts:
-                _written(connection, text)
-            connection.commit()
+            yield connection
         except BaseException as error:
             if (broken := self._connections.pop(number, None)) is not None:
                 with contextlib.suppress(pymysql.err.MySQLError):
@@ -249,7 +279,6 @@ class MySqlTarget:
             if isinstance(error, pymysql.err.MySQLError):
                 raise translated(error, self._server) from error
             raise
-        return missing
 
     # --- DDL
 
@@ -316,6 +345,17 @@ class MySqlTarget:
         self._connections.clear()
 
 
+def _run(connection: Connection, made: Statements) -> int:
+    """Run them all; how many rows were to be deleted and not found."""
+    missing = 0
+    for text, wanted in made.deletes:
+        found = _written(connection, text)
+        missing += 0 if wanted is None else wanted - found
+    for text in made.inserts:
+        _written(connection, text)
+    return missing
+
+
 def _written(connection: Connection, text: bytes) -> int:
     """Run a statement that writes; how many rows it found. A warning is an error: a value is another."""
     found = int(connection.query(text))
@@ -342,6 +382,8 @@ class MySqlAddress:
     """Whether tables that are there already become this consumer's."""
     skipped: Set[int] = frozenset()
     """The ts of DDLs that somebody has run there in other words."""
+    transaction_bytes: int | None = None
+    """See `parts.check_size`."""
 
     @property
     def row_mode(self) -> bool:
@@ -353,7 +395,10 @@ class MySqlAddress:
         """`recover` takes it over: whoever held the name is ended."""
         self._mark_folder()
         target = MySqlTarget(
-            self.server, self.consumer, self.lanes, adopting=self.adopting, skipped=self.skipped
+            *(self.server, self.consumer, self.lanes),
+            adopting=self.adopting,
+            skipped=self.skipped,
+            transaction_bytes=self.transaction_bytes,
         )
         try:
             yield target

@@ -1,0 +1,163 @@
+"""A batch that does not fit into memory, by lanes: first all deletes, then all inserts, part by part.
+
+A lane's parts have an order, which is the same after a restart:
+
+    deletes   of the tables that are in memory | of a table's part 1, 2, ... | of the next table's
+    inserts   likewise
+
+So a value of a unique key is free before any part takes it. A part is made while the one before it is
+written, and its memory is free once it is written itself. All parts of a lane are one transaction. If the
+batch is larger than a transaction may be, each part is one of its own, and the lane's row counts those that
+are in, with a digest of their rows. After a restart these are made again and compared, in all lanes, before
+any lane goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, TypeAlias
+
+from tidegate.consumer.mysql.literals import Digest
+from tidegate.consumer.mysql.progress import Progress, Reached
+from tidegate.consumer.mysql.session import Connection
+from tidegate.consumer.target import Parted
+from tidegate.errors import Fatal
+
+TRANSACTION_BYTES: Final = 1 << 30
+"""Of staged rows, in one transaction of a lane: what the server keeps to undo it is several times that."""
+
+
+@dataclass(slots=True)
+class Statements:
+    """What is written: nothing can fail any more but the target."""
+
+    digest: Digest = field(default_factory=Digest)
+    deletes: list[tuple[bytes, int | None]] = field(default_factory=list)
+    """With how many rows each must find, where that is known."""
+    inserts: list[bytes] = field(default_factory=list)
+
+    def add(self, other: Statements) -> None:
+        """Write these, too."""
+        self.digest.join(other.digest)
+        self.deletes += other.deletes
+        self.inserts += other.inserts
+
+
+Make: TypeAlias = Callable[[], Statements]
+"""Makes one part of a lane: only deletes, or only inserts."""
+
+
+def order(
+    small: Statements, tables: Sequence[Parted], make: Callable[[Parted, int, bool], Statements]
+) -> list[Make]:
+    """The parts of one lane. `small`: of the tables that are in memory, with one digest for both halves.
+
+    `make`: the statements of a table's part, its deletes (False) or its inserts (True).
+    """
+    tables = sorted(tables, key=lambda table: table.name)
+    halves = [Statements(small.digest, deletes=small.deletes), Statements(inserts=small.inserts)]
+    made: list[Make] = []
+    for inserting, half in zip((False, True), halves, strict=True):
+        made.append(partial(_itself, half))
+        made += [partial(make, table, part, inserting) for table in tables for part in range(table.parts)]
+    return made
+
+
+def _itself(made: Statements) -> Statements:
+    return made
+
+
+@dataclass(slots=True)
+class PartedLane:
+    """One lane in one attempt of a batch."""
+
+    number: int
+    parts: Sequence[Make]
+    reached: Reached
+    digest: Digest = field(default_factory=Digest)
+
+    def compare(self, progress: Progress) -> None:
+        """Make again what is written; Fatal when it is not what was written."""
+        for make in self.parts[: self.reached.parts]:
+            self.digest.join(make().digest)
+        if self.reached.parts and str(self.digest) != self.reached.digest:
+            raise progress.differs([self.number], self.reached.digest, str(self.digest))
+
+    @property
+    def through(self) -> bool:
+        """Whether all of it is written."""
+        return self.reached.parts == len(self.parts)
+
+    def write(
+        self,
+        connection: Connection,
+        progress: Progress,
+        makers: Executor,
+        run: Callable[[Connection, Statements], int],
+        *,
+        split: bool,
+    ) -> int:
+        """Write what is left; `run` writes statements and says how many rows it has not found, as this does.
+
+        `split`: a transaction for each part. In an error of the connection its transaction ends.
+        """
+        missing, open_ = 0, False
+        for at, statements in self._made(makers):
+            if not open_:
+                connection.begin()
+                progress.part_begins(self.number, connection, self.reached)
+                open_ = True
+            missing += run(connection, statements)
+            self.digest.join(statements.digest)
+            last = at + 1 == len(self.parts)
+            if split or last:
+                reached = Reached(at + 1, str(self.digest))
+                progress.part_ends(self.number, connection, reached, last=last)
+                connection.commit()
+                self.reached, open_ = reached, False
+        return missing
+
+    def _made(self, makers: Executor) -> Iterator[tuple[int, Statements]]:
+        """Each part that is left; while one is written the next one is made."""
+        left = range(self.reached.parts, len(self.parts))
+        coming: list[Future[Statements]] = [makers.submit(self.parts[at]) for at in left[:1]]
+        with _waited_for(coming):
+            for at in left:
+                made = coming.pop().result()
+                coming += [makers.submit(self.parts[at + 1])] if at + 1 < len(self.parts) else []
+                yield at, made
+
+
+@contextmanager
+def _waited_for(coming: Sequence[Future[Statements]]) -> Iterator[None]:
+    """Nothing is being made any more afterwards: its file may go."""
+    try:
+        yield
+    finally:
+        wait(coming)
+
+
+def check_size(tables: Sequence[Parted], most: int | None, lanes: int, target: str) -> bool:
+    """Whether lanes write each part in a transaction of its own. Fatal where one lane may not.
+
+    `most`: the bytes of a transaction; None: `TRANSACTION_BYTES` with several lanes, no limit with one.
+    """
+    size = sum(table.size for table in tables)
+    limit = most if most is not None else TRANSACTION_BYTES if lanes > 1 else None
+    if limit is None or size <= limit:
+        return False
+    if lanes == 1:
+        names = ", ".join(".".join(table.name) for table in tables[:3])
+        raise Fatal(
+            "a transaction is larger than one of the target may be",
+            where=f"{target}, table {names}",
+            why=f"its rows have {size:,} bytes, and --transaction-max-bytes is {limit:,}; "
+            "with one lane a batch is one transaction, so that readers see only consistent snapshots",
+            fix="raise --transaction-max-bytes, or begin a new target with more --lanes: then it is written "
+            "in parts, which readers see",
+        )
+    return True

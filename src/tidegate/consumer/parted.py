@@ -1,0 +1,176 @@
+"""Changes of one table that do not fit into memory: cut into parts by key, on disk, settled one by one.
+
+    staged rows, converted        one piece after the other, in memory for a moment
+        |  split by a hash of the key
+        v
+    a file with all parts         as large as the rows
+        |  one part at a time, as often as it is asked for
+        v
+    net effect of a part
+
+All changes of a key fall into one part, so the parts' effects together are the effect of the whole. An update
+that changes the key becomes a delete in the part of the old key and an insert in that of the new one, as
+`net_effect` takes it anyway. Parts must be the same after a restart, in every process and release: a target
+that has written some of them goes on behind these.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.consumer.definition import Definition
+from tidegate.consumer.net_effect import Changes, key_changed, net_effect
+from tidegate.consumer.target import Name, TableChanges
+from tidegate.model.slots import DELETE, INSERT
+
+PARTS_MAX: Final = 1024
+"""A table is cut into no more parts than this: above it the parts grow."""
+_META: Final = ("op", "commit_ts", "partition", "offset", "seq")
+_MIX: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+
+Hashes = npt.NDArray[np.uint64]
+
+
+class PartedTable:
+    """One table's changes of one step: what targets know as `Parted`. Any thread may call its methods."""
+
+    def __init__(
+        self,
+        name: Name,
+        parts: int,
+        size: int,
+        read: Callable[[], Iterable[tuple[Definition, Changes]]],
+        file: Path,
+        trust_inserts: bool,
+    ) -> None:
+        """`read`: the converted changes, piece by piece; called once. `size`: of the staged rows, in bytes.
+
+        `file`: where the parts lie, until `close`. `trust_inserts`: as `net_effect` says.
+        """
+        self.name, self.parts, self.size = name, parts, size
+        self._read, self._file, self._trust = read, file, trust_inserts
+        self._lock = threading.Lock()
+        self._known: Definition | None = None
+        self._at: list[list[tuple[int, int]]] | None = None
+        """By part, (start, length) of its batches in the file."""
+
+    def settle(self, part: int) -> TableChanges | None:
+        """The net effect of one part; None when it changes nothing. The first call cuts the parts."""
+        with self._lock:
+            if self._at is None:
+                self._at = self._cut()
+        if not self._at[part]:
+            return None
+        assert self._known is not None
+        changes = _joined([self._batch(*place) for place in self._at[part]])
+        trust = self._trust and not self._known.uniques
+        return TableChanges(self._known, net_effect(changes, self._known.keys, trust))
+
+    def close(self) -> None:
+        """Remove the file."""
+        self._file.unlink(missing_ok=True)
+
+    def _cut(self) -> list[list[tuple[int, int]]]:
+        places: list[list[tuple[int, int]]] = [[] for _ in range(self.parts)]
+        with self._file.open("wb") as sink:
+            for known, changes in self._read():
+                self._known = known
+                for part, cut in enumerate(split(changes, known.keys, self.parts)):
+                    if len(cut):
+                        batch, start = _batch_of(cut), sink.tell()
+                        with pa.ipc.new_stream(sink, batch.schema) as writer:
+                            writer.write_batch(batch)
+                        places[part].append((start, sink.tell() - start))
+        return places
+
+    def _batch(self, start: int, length: int) -> pa.RecordBatch:
+        with self._file.open("rb") as file:
+            file.seek(start)
+            return pa.ipc.open_stream(pa.py_buffer(file.read(length))).read_next_batch()
+
+
+def split(changes: Changes, keys: Sequence[str], parts: int) -> Iterator[Changes]:
+    """The changes of each part."""
+    new = parts_of(changes.new.select(keys), parts)
+    old = parts_of(changes.old.select(keys), parts)
+    moves = key_changed(changes, keys) & (new != old)
+    where = np.where(changes.op == DELETE, old, new)
+    order = np.argsort(where, kind="stable")
+    ends = np.searchsorted(where[order], np.arange(parts + 1))
+    moved = np.flatnonzero(moves)
+    for part in range(parts):
+        rows = order[ends[part] : ends[part + 1]]
+        come, left = moves[rows], moved[old[moved] == part]
+        op = np.concatenate([np.where(come, INSERT, changes.op[rows]), np.full(len(left), DELETE)])
+        taken = np.concatenate([rows, left])
+        yield Changes(
+            op=op.astype(np.uint8),
+            commit_ts=changes.commit_ts[taken],
+            partition=changes.partition[taken],
+            offset=changes.offset[taken],
+            seq=changes.seq[taken],
+            new=changes.new.take(taken),
+            old=changes.old.take(taken),
+        )
+
+
+def parts_of(keys: pa.Table, parts: int) -> npt.NDArray[np.int64]:
+    """The part of each key, 0 to parts - 1: the same for equal keys, in every process and release."""
+    code: Hashes = np.zeros(keys.num_rows, np.uint64)
+    for column in keys.columns:
+        array = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+        code = _mixed(code + _STEP + _numbers(array))
+    return (code % np.uint64(parts)).astype(np.int64)
+
+
+def _numbers(values: pa.Array) -> Hashes:
+    """A number for each value, equal for equal values: an integer is its own, another has one of its text."""
+    if pa.types.is_integer(values.type):
+        filled = values.fill_null(0).to_numpy(zero_copy_only=False)
+        wide: Hashes = filled.astype(np.uint64)  # a negative one by its two's complement
+        return wide
+    if not pa.types.is_binary(values.type):
+        values = values.cast(pa.string()).cast(pa.binary())
+    return np.fromiter((zlib.crc32(value or b"") for value in values.to_pylist()), np.uint64, len(values))
+
+
+def _mixed(code: Hashes) -> Hashes:
+    """Spread over all 64 bits, as splitmix64 does at its end.
+
+    Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014.
+    """
+    code = (code ^ (code >> np.uint64(30))) * _MIX[0]
+    code = (code ^ (code >> np.uint64(27))) * _MIX[1]
+    mixed: Hashes = code ^ (code >> np.uint64(31))
+    return mixed
+
+
+def _batch_of(changes: Changes) -> pa.RecordBatch:
+    numbers = (changes.op, changes.commit_ts, changes.partition, changes.offset, changes.seq)
+    arrays = [pa.array(column) for column in numbers]
+    names = list(_META)
+    for prefix, table in (("n.", changes.new), ("o.", changes.old)):
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            arrays.append(pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type))
+            names.append(prefix + name)
+    return pa.RecordBatch.from_arrays(arrays, names=names)
+
+
+def _joined(batches: Sequence[pa.RecordBatch]) -> Changes:
+    table = pa.Table.from_batches(batches).combine_chunks()
+    op, commit_ts, partition, offset, seq = (table[name].to_numpy() for name in _META)
+    return Changes(op, commit_ts, partition, offset, seq, new=_image(table, "n."), old=_image(table, "o."))
+
+
+def _image(table: pa.Table, prefix: str) -> pa.Table:
+    names = [name for name in table.column_names if name.startswith(prefix)]
+    return table.select(names).rename_columns([name[len(prefix) :] for name in names])

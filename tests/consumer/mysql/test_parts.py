@@ -1,0 +1,286 @@
+"""Transactions that do not fit into memory, at a real MariaDB: in parts, each of them once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.consumer.memory_topic import MemoryTopic, consume_into
+from tests.consumer.mysql.mortal import Killed, MortalServer
+from tests.consumer.mysql.reading import forget
+from tests.consumer.one_table import CREATED, KEY_FLAGS, Mark, OneTable, Row, topic
+from tidegate.consumer.apply import Applier, Sizes
+from tidegate.consumer.mysql.session import Connection, MySqlServer
+from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
+from tidegate.consumer.position import Position
+from tidegate.errors import Fatal, Fenced
+from tidegate.workload.schema import NOT_NULL, ColumnSpec
+
+NAME, ROWS = "parts", 3000
+SIZES = Sizes(step=20_000, part=8_000)
+
+
+def shape() -> OneTable:
+    """shop.items with a primary key and a unique index over another column."""
+    made = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("u", 3, 11, flag=NOT_NULL)])
+    index = {
+        "id": 1, "idx_name": {"O": "u", "L": "u"}, "tbl_name": {"O": "", "L": ""}, "state": 5,
+        "idx_cols": [{"name": {"O": "u", "L": "u"}, "offset": 1, "length": -1}],
+        "backfill_state": 0, "comment": "", "index_type": 1, "is_unique": True, "is_primary": False,
+        "is_invisible": False, "is_global": False, "mv_index": False, "vector_index": None,
+        "inverted_index": None, "full_text_index": None, "condition_expr_string": "",
+    }  # fmt: skip
+    made.info.update(index_info=[index], max_idx_id=1)
+    return made
+
+
+ITEMS = shape()
+
+
+def before() -> list[Row]:
+    return [(at, at) for at in range(ROWS)]
+
+
+def after(seed: int = 1) -> list[Row]:
+    """Every unique value is another row's."""
+    values = list(range(ROWS))
+    random.Random(seed).shuffle(values)
+    return list(zip(range(ROWS), values, strict=True))
+
+
+def swaps(seed: int = 1, ts: int = 300) -> MemoryTopic:
+    """All rows come in one transaction, and all change places in another."""
+    events: list[Any] = [ITEMS.created(), Mark(CREATED)]
+    events += [ITEMS.change(200, None, row) for row in before()]
+    events += [Mark(200)]
+    events += [ITEMS.change(ts, old, new) for old, new in zip(before(), after(seed), strict=True)]
+    return topic([*events, Mark(ts)], partitions=2)
+
+
+def address(
+    server: MySqlServer, folder: Path, lanes: int = 2, transaction: int | None = None
+) -> MySqlAddress:
+    return MySqlAddress(server, NAME, folder / "own", lanes, transaction_bytes=transaction)
+
+
+def consume(
+    where: MySqlAddress,
+    told: MemoryTopic,
+    until: int,
+    prepare: Callable[[MySqlTarget], None] = lambda target: None,
+    sizes: Sizes = SIZES,
+) -> Position:
+    with where.opened() as target:
+        prepare(target)
+        applier = Applier(target, where.folder, sizes=sizes)
+        return consume_into(told, applier, where.folder / "staging", until=until, size=500, rows=10_000)
+
+
+def held(server: MySqlServer) -> list[Row]:
+    connection = server.connect()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT id, u FROM shop.items ORDER BY id")
+        found = list(cursor.fetchall())
+    connection.close()
+    return found
+
+
+@pytest.fixture
+def server(mariadb: MySqlServer) -> MySqlServer:
+    forget(mariadb, NAME, "shop")
+    return mariadb
+
+
+def committed(server: MySqlServer) -> list[int]:
+    """By lane that writes in parts, how many are in."""
+    connection = server.connect()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT digest FROM tidegate.lanes WHERE consumer=%s AND digest LIKE '%%/%%'", (NAME,))
+        found = [int(text.partition("/")[0]) for (text,) in cursor.fetchall()]
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize(("lanes", "transaction"), [(1, None), (2, None), (2, 1)])
+def test_unique_values_that_change_places_over_parts_never_meet(
+    server: MySqlServer, tmp_path: Path, lanes: int, transaction: int | None
+) -> None:
+    consume(address(server, tmp_path, lanes), swaps(), 200)
+    assert consume(address(server, tmp_path, lanes, transaction), swaps(), 300).ts == 300
+    assert held(server) == after()
+
+
+@pytest.mark.parametrize("transaction", [None, 1])
+def test_readers_see_parts_only_where_a_transaction_may_not_be_so_large(
+    server: MySqlServer, tmp_path: Path, transaction: int | None
+) -> None:
+    consume(address(server, tmp_path), swaps(), 200)
+    seen = set[int]()
+
+    def watch(target: MySqlTarget) -> None:
+        ends = target._progress.part_ends
+
+        def look_and_end(*arguments: Any, **named: Any) -> None:
+            seen.add(len(held(server)))
+            ends(*arguments, **named)
+
+        target._progress.part_ends = look_and_end  # type: ignore[method-assign]
+
+    consume(address(server, tmp_path, transaction=transaction), swaps(), 300, watch)
+    assert held(server) == after()
+    if transaction is None:
+        assert seen == {ROWS}
+    else:
+        assert min(seen) == 0, "all that is deleted goes before anything is inserted"
+        assert len(seen) > 5
+
+
+def test_death_between_parts_and_in_them(server: MySqlServer, tmp_path: Path) -> None:
+    consume(address(server, tmp_path), swaps(), 200)
+    deaths, reached = 0, set[int]()
+    for dies_at in count(40, 17):
+        try:
+            consume(address(MortalServer.at(server, dies_at), tmp_path, transaction=1), swaps(), 300)
+            break
+        except Killed:
+            deaths += 1
+            reached.update(committed(server))
+    assert deaths > 3
+    assert len(reached) > 2, "some of them were in the midst of the parts"
+    assert held(server) == after()
+
+
+def test_parts_that_are_in_are_not_written_again(server: MySqlServer, tmp_path: Path) -> None:
+    consume(address(server, tmp_path), swaps(), 200)
+    with pytest.raises(Killed):
+        consume(address(MortalServer.at(server, 60), tmp_path, transaction=1), swaps(), 300)
+    (done,) = committed(server)
+    assert done > 1
+    written: list[int] = []
+
+    def watch(target: MySqlTarget) -> None:
+        ends = target._progress.part_ends
+
+        def note_and_end(lane: int, connection: Connection, at: Any, *, last: bool) -> None:
+            written.append(at.parts)
+            ends(lane, connection, at, last=last)
+
+        target._progress.part_ends = note_and_end  # type: ignore[method-assign]
+
+    other = Sizes(SIZES.step // 2, SIZES.part // 3)  # the parts are those that were begun
+    consume(address(server, tmp_path, transaction=1), swaps(), 300, watch, other)
+    assert written == list(range(done + 1, done + 1 + len(written)))
+    assert held(server) == after()
+
+
+def test_other_rows_than_those_of_the_parts_that_are_in_stop_the_consumer(
+    server: MySqlServer, tmp_path: Path
+) -> None:
+    consume(address(server, tmp_path), swaps(), 200)
+    with pytest.raises(Killed):
+        consume(address(MortalServer.at(server, 90), tmp_path, transaction=1), swaps(), 300)
+    (done,), left = committed(server), held(server)
+    assert done > 1
+    with pytest.raises(Fatal, match="its rows are others now"):
+        consume(address(server, tmp_path, transaction=1), _fewer(), 300)
+    assert committed(server) == [done]
+    assert held(server) == left
+    consume(address(server, tmp_path, transaction=1), swaps(), 300)
+    assert held(server) == after()
+
+
+def _fewer() -> MemoryTopic:
+    """The same without some rows of the second transaction, marks and offsets as they were."""
+    told = swaps()
+    other = topic([Mark(1)], partitions=1).partitions[0][0]
+    for messages in told.partitions.values():
+        # Its place is taken by a mark far below, which says nothing.
+        at = max(at for at, message in enumerate(messages) if message.key != messages[-1].key)
+        messages[at] = other
+    return told
+
+
+def test_a_zombie_between_two_parts_is_fenced(server: MySqlServer, tmp_path: Path) -> None:
+    consume(address(server, tmp_path), swaps(), 200)
+    taken = []
+
+    def take_over(target: MySqlTarget) -> None:
+        ends = target._progress.part_ends
+
+        def take_and_end(lane: int, connection: Connection, at: Any, *, last: bool) -> None:
+            ends(lane, connection, at, last=last)
+            if at.parts == 3:
+                connection.commit()
+                with address(server, tmp_path / "other").opened() as other:
+                    other.recover()
+                    taken.extend(held(server))
+
+        target._progress.part_ends = take_and_end  # type: ignore[method-assign]
+
+    with pytest.raises(Fenced):
+        consume(address(server, tmp_path, transaction=1), swaps(), 300, take_over)
+    assert taken
+    assert held(server) == taken, "nothing was written after the takeover"
+    consume(address(server, tmp_path, transaction=1), swaps(), 300)
+    assert held(server) == after()
+
+
+def test_a_zombie_whose_connection_lives_matches_no_row(server: MySqlServer, tmp_path: Path) -> None:
+    """The token alone keeps it out: its lane's connection was not ended."""
+    consume(address(server, tmp_path), swaps(), 200)
+    raised = []
+
+    def raise_token(target: MySqlTarget) -> None:
+        begins = target._progress.part_begins
+
+        def raise_and_begin(lane: int, connection: Connection, at: Any) -> None:
+            if at.parts == 3:
+                connection.commit()
+                other = server.connect()
+                other.query(b"UPDATE tidegate.progress SET token=token+1, taker='x' WHERE consumer='parts'")
+                other.query(b"UPDATE tidegate.lanes SET token=token+1 WHERE consumer='parts'")
+                other.close()
+                raised.extend(held(server))
+                connection.begin()
+            begins(lane, connection, at)
+
+        target._progress.part_begins = raise_and_begin  # type: ignore[method-assign]
+
+    with pytest.raises(Fenced):
+        consume(address(server, tmp_path, transaction=1), swaps(), 300, raise_token)
+    assert held(server) == raised
+
+
+def test_one_lane_refuses_what_is_larger_than_a_transaction_may_be(
+    server: MySqlServer, tmp_path: Path
+) -> None:
+    consume(address(server, tmp_path, lanes=1), swaps(), 200)
+    with pytest.raises(Fatal, match="larger than one of the target may be") as refused:
+        consume(address(server, tmp_path, lanes=1, transaction=1), swaps(), 300)
+    assert "--transaction-max-bytes" in refused.value.fix
+    assert held(server) == before()
+    consume(address(server, tmp_path, lanes=1), swaps(), 300)
+    assert held(server) == after()
+
+
+def test_connections_that_break_between_parts_are_taken_over(server: MySqlServer, tmp_path: Path) -> None:
+    broken: Sequence[int] = (2, 5, 7)
+
+    def break_some(target: MySqlTarget) -> None:
+        ends, left = target._progress.part_ends, set(broken)
+
+        def end_and_break(lane: int, connection: Connection, at: Any, *, last: bool) -> None:
+            ends(lane, connection, at, last=last)
+            if at.parts in left:
+                left.discard(at.parts)
+                connection._force_close()
+
+        target._progress.part_ends = end_and_break  # type: ignore[method-assign]
+
+    consume(address(server, tmp_path, transaction=1), swaps(), 300, break_some)
+    assert held(server) == after()

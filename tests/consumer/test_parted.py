@@ -1,0 +1,102 @@
+"""Steps that do not fit into memory: tables in parts by key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.consumer.at_delta import applier_of
+from tests.consumer.logs import bank_topic, differences, snapshots
+from tests.consumer.memory_topic import consume
+from tests.consumer.test_net_effect import NAMES, changes_of, histories, without_old_values
+from tidegate.consumer.apply import Sizes
+from tidegate.consumer.assembler import STEP_BYTES, Assembler, Segment
+from tidegate.consumer.definition import guess
+from tidegate.consumer.net_effect import Effect
+from tidegate.consumer.parted import PartedTable, parts_of
+from tidegate.consumer.position import PartitionPosition, Position
+
+KNOWN = replace(guess("s", "t", (), 1), keys=("a", "b"))
+FRESH = Position(0, "memory", "open-protocol", "transaction", {0: PartitionPosition(0, 0, 0)})
+
+
+@given(histories(), st.booleans(), st.integers(1, 5), st.integers(1, 4))
+@settings(max_examples=100, deadline=None)
+def test_parts_together_take_the_start_to_the_end(history, old_values, parts, pieces) -> None:  # type: ignore[no-untyped-def]
+    start, events = history
+    end = dict(start)
+    for _, _, old, new in events:
+        if old is not None:
+            del end[old[:2]]
+        if new is not None:
+            end[new[:2]] = new
+    sent = events if old_values else without_old_values(events)
+    cut = [changes_of(sent[at::pieces], ["a", "b"]) for at in range(pieces)]
+    got, fresh = dict(start), dict[tuple[int, str], tuple[object, ...]]()
+    with TemporaryDirectory() as folder:
+        table = PartedTable(
+            ("s", "t"), parts, 1, lambda: [(KNOWN, one) for one in cut], Path(folder) / "parts", old_values
+        )
+        for part in range(parts):
+            changes = table.settle(part)
+            if changes is None:
+                continue
+            assert isinstance(changes.effect, Effect)
+            for row in changes.effect.deletes.to_pylist():
+                got.pop((row["a"], row["b"]), None)
+            for row in changes.effect.upserts.to_pylist():
+                assert (row["a"], row["b"]) not in fresh, "a key is in one part"
+                fresh[row["a"], row["b"]] = tuple(row[name] for name in NAMES)
+        table.close()
+        assert list(Path(folder).iterdir()) == []
+    assert got | fresh == end
+
+
+def test_a_key_stays_in_its_part_in_every_release() -> None:
+    """A write that was interrupted is completed by parts: they are part of what is kept."""
+    keys = pa.table(
+        {
+            "n": pa.array([-1, 1, None, 2**40], pa.int64()),
+            "t": pa.array([b"x", None, b"y", b"x"], pa.binary()),
+            "d": pa.array(["1.50", "0.00", None, "-7.25"]).cast(pa.decimal128(9, 2)),
+        }
+    )
+    assert parts_of(keys, 7).tolist() == [4, 5, 5, 6]
+    assert parts_of(pa.table({"u": pa.array([2**63, 1], pa.uint64())}), 7).tolist() == [6, 2]
+
+
+def test_a_delta_target_takes_parts_and_shows_only_snapshots(tmp_path: Path) -> None:
+    line, target = snapshots()[2], tmp_path / "target"
+    applier = applier_of(target, sizes=Sizes(step=1, part=4000))
+    cuts = []
+    write = applier.target.write
+    applier.target.write = lambda small, reached, parted: (
+        cuts.append(reached.parts),
+        write(small, reached, parted),
+    )  # type: ignore[method-assign,assignment,misc]
+    assert (
+        consume(bank_topic("open-protocol", 2), target, until=line.ts, applier=applier, rows=2000).ts
+        == line.ts
+    )
+    assert differences(target, line) == {}
+    assert max(count for parts in cuts for _, _, count in parts) > 3
+    assert list(tmp_path.rglob("parts-*")) == []
+
+
+def test_a_position_keeps_how_a_step_is_cut() -> None:
+    assert "parts" not in FRESH.to_json(), "as earlier releases wrote it"
+    cut = replace(FRESH, parts=(("s", "t", 12), ("s.x", "t", 3)))
+    assert Position.from_json(cut.to_json()) == cut
+
+
+def test_a_step_is_bounded_in_bytes() -> None:
+    held = Assembler({0: 0})
+    half = STEP_BYTES // 2
+    held.add(Segment(0, "s", "t", (), "f", 0, half, 10, ts, ts, ts) for ts in range(1, 7))
+    assert held.cut(6, 10_000) == 2
+    assert held.bytes == 6 * half

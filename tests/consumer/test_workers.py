@@ -1,0 +1,123 @@
+"""The consumer without Spark: processes of our own fetch, on a real broker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from tools.processes import descendants
+
+from tests.consumer.logs import differences, snapshots
+from tests.consumer.test_apply import TOTAL, bank_sums
+from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages
+from tests.consumer.topics import publish
+from tidegate.consumer.fetch_workers import _Raised, workers
+from tidegate.consumer.fetcher import workers_of
+from tidegate.consumer.job import Listener, Settings, run
+from tidegate.consumer.source import Range, Topic
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def source(kafka: str, new_topic: Callable[..., str]) -> str:
+    topic = new_topic(3)
+    publish(kafka, topic, bank_messages())
+    return f"kafka://{kafka}/{topic}?protocol=open-protocol"
+
+
+def workers_below(pid: int) -> list[int]:
+    return [child for child, command in descendants(pid) if "fetch_workers import serve" in command]
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(source: str, tmp_path: Path) -> None:
+    line, target = snapshots()[LINE], tmp_path / "target"
+    warnings: list[TidegateError] = []
+
+    def kill_the_first() -> None:
+        until(lambda: workers_below(os.getpid()))
+        os.kill(workers_below(os.getpid())[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_the_first)
+    killer.start()
+    settings = Settings(source, target, until=line.ts, commit_s=0.05, commit_rows=200, master="workers[2]")
+    end = run(settings, lambda: False, Listener(warn=warnings.append))
+    killer.join()
+    assert [warning.what for warning in warnings] == ["a process that fetches has ended"]
+    assert end.ts == line.ts
+    assert differences(target, line) == {}
+    assert set(bank_sums(target)) == {TOTAL}
+    assert workers_below(os.getpid()) == []
+
+
+def test_a_killed_worker_fails_one_round_and_another_takes_its_place(source: str, tmp_path: Path) -> None:
+    topic, wanted = Topic(source), [Range(0, 0, 20)]
+    with workers(1, tmp_path / "log") as one, ThreadPoolExecutor(1) as beside:
+        whole = one.fetch(topic, wanted, tmp_path)[0].messages
+        assert whole >= 20
+        for cancelled in (False, True):
+            (worker,) = workers_below(os.getpid())
+            os.kill(worker, signal.SIGSTOP)
+            asked = beside.submit(one.fetch, topic, wanted, tmp_path)
+            until(lambda: not one._idle.qsize())
+            if cancelled:
+                one.cancel()
+            else:
+                os.kill(worker, signal.SIGKILL)
+            with pytest.raises(Retryable, match="has ended") as raised:
+                asked.result(PATIENCE_S)
+            assert raised.value.why == "signal 9"
+            assert one.fetch(topic, wanted, tmp_path)[0].messages == whole
+
+
+def test_workers_end_with_a_consumer_that_is_killed(source: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidegate", "consumer", "run", "--source", source, "--master", "workers"]
+    command += ["--target", f"delta://{tmp_path / 'target'}", "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    until(lambda: workers_below(process.pid))
+    found = workers_below(process.pid)
+    process.kill()
+    process.wait()
+    until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() for pid in found))
+
+
+def test_what_a_worker_raises_comes_back_whole() -> None:
+    error = InvalidInput("no", where="here", why="so", fix="that")
+    again = _Raised.of(error).error()
+    assert type(again) is InvalidInput
+    assert str(again) == str(error)
+    assert "ValueError: bad" in str(_Raised.of(ValueError("bad")).error())
+
+
+@pytest.mark.parametrize(
+    ("master", "count"),
+    [("workers", 2), ("workers[7]", 7), ("local[2]", None), ("spark://workers:7077", None)],
+)
+def test_which_masters_are_no_spark(master: str, count: int | None) -> None:
+    assert workers_of(master) == count
+
+
+def test_the_library_does_not_import_spark() -> None:
+    code = "import sys, tidegate.consumer.job; assert not {'pyspark', 'py4j'} & sys.modules.keys()"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_no_workers_at_all_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="a process that fetches"):
+        workers_of("workers[0]")
