@@ -25,6 +25,13 @@ def test_an_event_comes_back_whole() -> None:
     assert ddl_header.decode(ddl_header.encode(EVENT)) == EVENT
 
 
+def test_the_zone_of_timestamps_travels_with_it_and_may_be_missing() -> None:
+    told = ddl_header.encode(EVENT, "Asia/Shanghai")
+    assert ddl_header.timestamp_zone(told) == "Asia/Shanghai"
+    assert ddl_header.decode(told) == EVENT
+    assert ddl_header.timestamp_zone(ddl_header.encode(EVENT)) == ""
+
+
 def test_both_protocols_attach_it_and_the_decoder_hands_it_on() -> None:
     message = OpenProtocolEncoder(OpenOptions()).encode_ddl(EVENT)
     assert CanalJsonEncoder(CanalOptions()).encode_ddl(EVENT).headers == message.headers

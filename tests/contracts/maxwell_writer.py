@@ -39,7 +39,7 @@ class MaxwellWriter:
         key = b'{"ts":%d,"scm":%s,"tbl":%s,"t":2}' % (event.finished_ts, schema, table)
         value = b'{"type":"table-create","database":%s,"table":%s,"ts":%d,"sql":%s}'
         return Message(
-            key, value % (schema, table, event.finished_ts, query), headers=ddl_header.headers(event)
+            key, value % (schema, table, event.finished_ts, query), headers=ddl_header.headers(event, "UTC")
         )
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> None:

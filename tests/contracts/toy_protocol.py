@@ -87,7 +87,7 @@ class ToyEncoder:
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message:
         names = tuple(easy_string(text.encode()) for text in (event.schema, event.table, event.query))
         value = b'{"ts":%d,"at":%s,"of":%s,"sql":%s}' % (event.finished_ts, *names)
-        return Message(None, value, headers=ddl_header.headers(event))
+        return Message(None, value, headers=ddl_header.headers(event, "UTC"))
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message:
         return Message(None, b'{"ts":%d}' % ts)

@@ -109,7 +109,14 @@ def run(
     commit_rows: Annotated[
         int, typer.Option(min=1, help="Row changes one commit takes at most, about.")
     ] = 500_000,
-    time_zone: Annotated[str, typer.Option(help="Zone of the topic's TIMESTAMP texts: the feed's.")] = "UTC",
+    time_zone: Annotated[
+        str,
+        typer.Option(
+            help="Zone of the topic's TIMESTAMP texts: the changefeed's. Needed for TIMESTAMPs if neither "
+            "messages nor DDL headers name it: on topics of TiCDC.",
+            show_default=False,
+        ),
+    ] = "",
     pd: Annotated[
         str,
         typer.Option(

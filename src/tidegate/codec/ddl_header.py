@@ -1,8 +1,9 @@
 """The header `tidegate-ddl`: a whole DdlEvent as JSON, beside the protocol's own DDL message.
 
 A consumer renders DDL for its target from the TableInfo in it, instead of trusting SQL text
-(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1. `time_zone` and
-`moved_to` may be missing: topics that an earlier release began have headers without them.
+(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1. `timestamp_zone` is
+the changefeed's: the zone of the TIMESTAMP texts on its topics, which most protocols do not tell. It,
+`time_zone` and `moved_to` may be missing: topics that an earlier release began have headers without them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tidegate.errors import Undecodable
 from tidegate.model.ddl import DdlEvent
 
 FORMAT: Final = 1
+ZONE: Final = "timestamp_zone"
 _NAMES: Final = tuple(field.name for field in fields(DdlEvent))
 _LATER: Final = {"time_zone": "", "moved_to": ""}
 """Members that not every header of this format has, and what a header without them says."""
@@ -25,14 +27,21 @@ _INFOS: Final = ("before", "after")
 _IDS: Final = ("added_ids", "removed_ids")
 
 
-def encode(event: DdlEvent) -> bytes:
-    """The header's bytes."""
-    return orjson.dumps({"format": FORMAT} | {name: getattr(event, name) for name in _NAMES})
+def encode(event: DdlEvent, timestamp_zone: str = "") -> bytes:
+    """The header's bytes; `timestamp_zone`: that of the topic's TIMESTAMP texts, empty to leave it out."""
+    zone = {ZONE: timestamp_zone} if timestamp_zone else {}
+    return orjson.dumps({"format": FORMAT} | {name: getattr(event, name) for name in _NAMES} | zone)
 
 
-def headers(event: DdlEvent) -> tuple[tuple[str, bytes], ...]:
+def headers(event: DdlEvent, timestamp_zone: str) -> tuple[tuple[str, bytes], ...]:
     """The headers of a DDL message."""
-    return ((DDL_HEADER, encode(event)),)
+    return ((DDL_HEADER, encode(event, timestamp_zone)),)
+
+
+def timestamp_zone(header: bytes) -> str:
+    """The zone of the topic's TIMESTAMP texts; empty: the header does not tell it. `decode` can read it."""
+    found = orjson.loads(header).get(ZONE, "")
+    return found if isinstance(found, str) else ""
 
 
 def decode(header: bytes) -> DdlEvent:

@@ -145,6 +145,8 @@ class ReadCodec(Codec):
     """How messages name a schema, table or column of that name."""
     utc: bool = False
     """TIMESTAMPs are in UTC, whatever the feed's time zone."""
+    tells_zone: bool = False
+    """Messages tell the zone of their TIMESTAMPs, and are bad ones in another zone than the options say."""
     unread: Callable[[Any], str] = lambda options: ""
     """The setting that keeps messages from being read back, as the user would name it; empty: they can be."""
     lacks_old: Callable[[Any], str] = lambda options: ""

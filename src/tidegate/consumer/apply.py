@@ -21,6 +21,7 @@ from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.assembler import STEP_BYTES, Piece, Segment
 from tidegate.consumer.bad_rows import BadRows
 from tidegate.consumer.changes import BadRow, staged_bytes, staged_changes, staged_rows
+from tidegate.consumer.convert import TIMESTAMP
 from tidegate.consumer.ddl_plan import REPEAT
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
@@ -61,15 +62,18 @@ class Applier:
         place: Callable[[int], tuple[str, int]] = only_topic,
         *,
         sizes: Sizes | None = None,
+        learns_zone: bool = False,
     ) -> None:
         """`folder`: where rows are set aside that the target's tables cannot hold.
 
         `trust_inserts`: an insert on the wire is one; False when updates carry no old values. `place`: the
-        topic and partition that a number means; by default there is one topic.
+        topic and partition that a number means; by default there is one topic. `learns_zone`: DDL headers
+        tell the zone of TIMESTAMP texts, if `time_zone` is empty; else they must tell the same.
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
-        self._time_zone, self._trust = time_zone, trust_inserts
+        self.zone, self._learns_zone, self._trust = time_zone, learns_zone, trust_inserts
+        """Of TIMESTAMP texts; empty: nobody has told it."""
         self._bad = BadRows(folder / QUARANTINE, place)
         self._numbers = 0
         """Of the files of parts."""
@@ -126,9 +130,9 @@ class Applier:
         if not held:
             return
         known = self._definition_for(name, [piece.segment for piece in held])
-        aside = partial(self._set_aside, name)
+        aside, zone = partial(self._set_aside, name), self._zone_for(known)
         for piece in held:
-            changes = staged_changes(staged_rows([piece]), known, self._time_zone, self.target.values, aside)
+            changes = staged_changes(staged_rows([piece]), known, zone, self.target.values, aside)
             with self._counting:
                 self.stats.rows += len(changes)
             yield known, changes
@@ -137,6 +141,8 @@ class Applier:
         """Execute the DDLs of one FinishedTS, in order; what was done, in words."""
         events = [(ddl_header.decode(m.header), m) if m.header is not None else (None, m) for m in messages]
         events.sort(key=lambda pair: pair[0].seq if pair[0] is not None else 0)
+        for _, message in events:
+            self._learn_zone(message)
         done: list[str] = []
         for event, message in events:
             if self.target.has_done(message):  # and cannot be planned: the tables are as it made them
@@ -144,7 +150,7 @@ class Applier:
             held = self.target.definitions.values()
             if self.target.replays_sql and (event is None or self._found(event)):
                 zone = event.time_zone if event is not None else ""
-                steps = ddl_plan.plan_replay(message, zone or self._time_zone)
+                steps = ddl_plan.plan_replay(message, zone or self._zone_of_sql(message))
             elif event is not None:
                 steps = ddl_plan.plan(event, held, self.target.dropped())
             else:
@@ -156,6 +162,33 @@ class Applier:
                 done.append(ddl_plan.in_words(step))
             self.stats.ddls += 1
         return done
+
+    def _learn_zone(self, message: DdlMessage) -> None:
+        """Take the zone of TIMESTAMP texts from a DDL's header; Fatal when it is another than was known."""
+        told = ddl_header.timestamp_zone(message.header) if message.header is not None else ""
+        if not self._learns_zone or told in ("", self.zone):
+            return
+        if self.zone:
+            raise Fatal(
+                "the topic's TIMESTAMPs are in another zone than they are read in",
+                where=f"{message.schema}.{message.table} at ts {message.ts}",
+                why=f"its changefeed has the zone {told}, and they are read in {self.zone}",
+                fix="leave --time-zone out and begin a new target, or give the changefeed its zone back",
+            )
+        self.zone = told
+
+    def _zone_for(self, known: Definition) -> str:
+        """The zone for a table's rows; Fatal when it needs one and nobody has told it."""
+        if not self.zone:
+            needs = [column.name for column in known.columns if column.mysql_type == TIMESTAMP]
+            if needs:
+                raise _no_zone(f"table {known.name}, column {needs[0]}")
+        return self.zone or "UTC"
+
+    def _zone_of_sql(self, message: DdlMessage) -> str:
+        if not self.zone and "timestamp" in message.query.lower():
+            raise _no_zone(f"{message.query[:200]} at ts {message.ts}")
+        return self.zone or "UTC"
 
     def _found(self, event: DdlEvent) -> bool:
         """Whether the table is known by what the target says of it: no TableInfo tells how it looks there."""
@@ -174,7 +207,7 @@ class Applier:
             return None
         known = self._definition_for(name, [one.segment for one in staged])
         aside = partial(self._set_aside, name)
-        changes = staged_changes(staged, known, self._time_zone, self.target.values, aside)
+        changes = staged_changes(staged, known, self._zone_for(known), self.target.values, aside)
         if len(changes) == 0:
             return None
         with self._counting:
@@ -202,6 +235,16 @@ class Applier:
         known = self.target.definition(name)
         assert known is not None
         return known
+
+
+def _no_zone(where: str) -> Fatal:
+    return Fatal(
+        "the zone of the topic's TIMESTAMPs is not known",
+        where=where,
+        why="its messages have them as texts of a zone that they do not name, and no DDL header names it",
+        fix="restart the consumer with --time-zone and the changefeed's zone; TiCDC's default is that of "
+        "its server",
+    )
 
 
 def _check_columns(known: Definition, segment: Segment) -> None:

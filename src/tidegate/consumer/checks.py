@@ -62,11 +62,11 @@ def check_same(
     known = [topic.number(*place) for place in places]
     of_held = [number for number in partitions if topic.place(number)[0] in topic.names_of(known)]
     check_partitions(known, topic, of_held, target)
-    if held.time_zone and held.time_zone != topic.time_zone:
+    if held.time_zone and topic.given_zone not in ("", held.time_zone) and not reader_of(topic.options).utc:
         raise InvalidInput(
             "the target was filled under another --time-zone",
             where=target,
-            why=f"its TIMESTAMPs were read as {held.time_zone}, asked for {topic.time_zone}: rows of one "
+            why=f"its TIMESTAMPs were read as {held.time_zone}, asked for {topic.given_zone}: rows of one "
             "table would differ by hours",
             fix=f"say --time-zone {held.time_zone}; if that was wrong, begin a new target",
         )

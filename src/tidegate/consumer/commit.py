@@ -7,6 +7,7 @@ that ts waits; in row mode that may be some calls later.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tidegate.consumer.apply import Applier
@@ -52,7 +53,10 @@ class Committer:
 
     def _reached(self) -> Position:
         """What is in when the step that was taken last is; no snapshot is named by it."""
-        return self._flow.position(self.position.ts)
+        return self._at(self.position.ts)
+
+    def _at(self, ts: int) -> Position:
+        return replace(self._flow.position(ts), time_zone=self._applier.zone)
 
     def _publish(self, now: float) -> bool:
         ts = self._flow.assembler.aligned
@@ -62,7 +66,7 @@ class Committer:
             return False  # after a restart: a DDL of ts may stand before a mark that is to be read again
         if not self.unpublished and self.age(now) < self._idle_s and ts != self._flow.until:
             return False
-        position = self._applier.commit(self._flow.position(ts))
+        position = self._applier.commit(self._at(ts))
         self.position, self.unpublished, self._flow.align = position, False, None
         self._published_at = now
         return True

@@ -99,9 +99,10 @@ class Settings:
     """delta:///directory, the directory, or mysql://user@host:port/."""
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
-    time_zone: str = "UTC"
-    """Zone of TIMESTAMP texts on the topic: the producer's. Only simple sends it, and rows in another zone
-    are set aside."""
+    time_zone: str = ""
+    """Zone of TIMESTAMP texts on the topic: the producer's. Empty: what DDL headers say; if there are none, a
+    TIMESTAMP column stops the consumer. Simple says it itself, and rows in another zone are set aside (empty
+    is UTC there); debezium's are in UTC."""
     pd: str = ""
     """Address of upstream's PD, to read rows from of which only the handle key is on the topic."""
     commit_s: float = 2.0
@@ -228,7 +229,9 @@ class Consumer:
         codec = reader_of(topic.options)
         trust = settings.trust_inserts and not codec.lacks_old(topic.options)
         place = topic.place if len(topic.names) > 1 else only_topic
-        self._applier = Applier(target, address.folder, topic.zone, trust, place)
+        self._applier = Applier(
+            *(target, address.folder, topic.zone, trust, place), learns_zone=topic.learns_zone
+        )
         self._offsets = Offsets(topic)
         file = address.folder / QUARANTINE
         self._quarantine, self._bad_file = Quarantine(file), file
@@ -242,6 +245,7 @@ class Consumer:
         self._ids: dict[str, str] = {}
         """By topic, Kafka's id of the one that is read."""
         position = self._start()
+        self._applier.zone = self._applier.zone or position.time_zone
         ddl_places = places_of_ddl(topic, list(position.partitions), codec.ddl_to)
         begun = bounds_begun(target.begun, topic, address, settings.until)
         self._flow = Flow(position, settings.mode, ddl_places, settings.until, begun)
@@ -316,7 +320,7 @@ class Consumer:
             begin = {p: PartitionPosition(first[p], 0, 0) for p in partitions}
             name, protocol = self._topic.name, self._topic.options.protocol
             fresh = Position(0, name, protocol, self._settings.mode.value, begin)
-            return replace(fresh, ids=self._ids, time_zone=self._topic.time_zone)
+            return replace(fresh, ids=self._ids, time_zone=self._topic.given_zone)
         check_ids(held.ids, self._ids, str(self._address))
         check_same(held, self._topic, partitions, str(self._address), self._settings.until)
         held = held.over(self._topic.names)
@@ -325,7 +329,8 @@ class Consumer:
         check_joining(self._topic, {p: first[p] for p in joining}, str(self._address))
         held = held.over(self._topic.names, joining)
         check_retained(self._topic, {p: held.partitions[p].offset for p in partitions}, first)
-        return replace(held, ids={**held.ids, **self._ids}, time_zone=self._topic.time_zone)
+        zone = self._topic.given_zone or held.time_zone or "UTC"  # earlier releases did not keep it
+        return replace(held, ids={**held.ids, **self._ids}, time_zone=zone)
 
     def _patiently(self, ask: Callable[[], T]) -> T:
         """Ask the broker at the start: for `START_S`, then the error goes to the user.

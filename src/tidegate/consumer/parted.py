@@ -62,18 +62,32 @@ class PartedTable:
         self._known: Definition | None = None
         self._at: list[list[tuple[int, int]]] | None = None
         """By part, (start, length) of its batches in the file."""
+        self._takes: list[bool] = []
 
     def settle(self, part: int) -> TableChanges | None:
         """The net effect of one part; None when it changes nothing. The first call cuts the parts."""
+        at = self._cut_once()
+        if not at[part]:
+            return None
+        assert self._known is not None
+        changes = _joined([self._batch(*place) for place in at[part]])
+        return TableChanges(self._known, net_effect(changes, self._known.keys, self._trusts))
+
+    @property
+    def _trusts(self) -> bool:
+        # A row that the topic inserts may be at an adopted table already.
+        return self._trust and self._known is not None and not self._known.uniques
+
+    def _cut_once(self) -> list[list[tuple[int, int]]]:
         with self._lock:
             if self._at is None:
                 self._at = self._cut()
-        if not self._at[part]:
-            return None
-        assert self._known is not None
-        changes = _joined([self._batch(*place) for place in self._at[part]])
-        trust = self._trust and not self._known.uniques
-        return TableChanges(self._known, net_effect(changes, self._known.keys, trust))
+            return self._at
+
+    def may_delete(self, part: int) -> bool:
+        """Whether the part can take a row away: not if it only brings rows that were not there."""
+        self._cut_once()
+        return self._takes[part]
 
     def close(self) -> None:
         """Remove the file."""
@@ -81,6 +95,7 @@ class PartedTable:
 
     def _cut(self) -> list[list[tuple[int, int]]]:
         places: list[list[tuple[int, int]]] = [[] for _ in range(self.parts)]
+        self._takes = [False] * self.parts
         with self._file.open("wb") as sink:
             for known, changes in self._read():
                 self._known = known
@@ -90,6 +105,7 @@ class PartedTable:
                         with pa.ipc.new_stream(sink, batch.schema) as writer:
                             writer.write_batch(batch)
                         places[part].append((start, sink.tell() - start))
+                        self._takes[part] |= not self._trusts or bool((cut.op != INSERT).any())
         return places
 
     def _batch(self, start: int, length: int) -> pa.RecordBatch:

@@ -101,25 +101,28 @@ class Topic:
     Cheap, picklable by its URI.
     """
 
-    def __init__(self, text: str, time_zone: str = "UTC", pd: str = "") -> None:
-        """`pd`: the address of upstream's PD, for rows of which only the handle key is on the topic.
+    def __init__(self, text: str, time_zone: str = "", pd: str = "") -> None:
+        """`time_zone`: what the user says of TIMESTAMP texts; empty: nothing.
 
-        Raises InvalidInput for a wrong URI, protocol or option.
+        `pd`: the address of upstream's PD, for rows of which only the handle key is on the topic. Raises
+        InvalidInput for a wrong URI, protocol or option.
         """
-        self.text, self.time_zone, self.pd = text, time_zone, pd
-        check_zone(time_zone)
+        self.text, self.given_zone, self.pd = text, time_zone, pd
+        self.time_zone = time_zone or "UTC"
+        """For what must be read before anybody has told the zone."""
+        check_zone(self.time_zone)
         with _about_the_source():
             uri, names = parse_source_uri(text)
             self.uri: SinkUri = uri
             self.names: tuple[str, ...] = names
             """Sorted: a partition's number is the same, in whatever order they are named."""
             self.config: ReplicaConfig = registry.settled(load_config(None, self.uri), reading=True)
-            settings = self.config.codec_settings() | {"time-zone": time_zone}
+            settings = self.config.codec_settings() | {"time-zone": self.time_zone}
             self.options: CodecOptions = registry.codec_options(settings)
             _check_readable(self.options)
 
     def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str]]:
-        return Topic, (self.text, self.time_zone, self.pd)
+        return Topic, (self.text, self.given_zone, self.pd)
 
     @property
     def name(self) -> str:
@@ -145,8 +148,18 @@ class Topic:
 
     @property
     def zone(self) -> str:
-        """Zone of the TIMESTAMP texts that its messages decode to: UTC where the protocol has it so."""
-        return "UTC" if registry.reader_of(self.options).utc else self.time_zone
+        """Zone of the TIMESTAMP texts that its messages decode to; empty: its messages do not say it.
+
+        A DDL header may, see `ddl_header.timestamp_zone`.
+        """
+        reader = registry.reader_of(self.options)
+        return "UTC" if reader.utc else self.time_zone if reader.tells_zone else self.given_zone
+
+    @property
+    def learns_zone(self) -> bool:
+        """Whether the zone is what the user or a DDL header says."""
+        reader = registry.reader_of(self.options)
+        return not (reader.utc or reader.tells_zone)
 
     def settings(self) -> dict[str, Any]:
         """Settings of a reader for librdkafka. Holds secrets: never log it."""

@@ -72,6 +72,9 @@ class Parted(Protocol):
         one after the other: what all parts delete must go before any part inserts.
         """
 
+    def may_delete(self, part: int) -> bool:
+        """Whether the part can take a row away: where not, `settle` need not be asked for its deletes."""
+
 
 class Target(Protocol):
     """A target that this process has taken over: no earlier consumer can change anything in it any more."""

@@ -206,7 +206,8 @@ class MySqlTarget:
         return self._lane_of(table.schema, table.table), made
 
     def _part(self, table: Parted, part: int, inserting: bool) -> Statements:
-        made, changes = Statements(), table.settle(part)
+        made = Statements()
+        changes = table.settle(part) if inserting or table.may_delete(part) else None
         if changes is not None:
             (self._render_inserts if inserting else self._render_deletes)(changes, made)
         return made

@@ -205,7 +205,7 @@ class AvroEncoder:
         value = b'\x01{"query":%s,"type":%d,"schema":%s,"table":%s,"commitTs":%d}' % (
             query, event.action, schema, table, event.finished_ts,
         )  # fmt: skip
-        return Message(None, value, headers=ddl_header.headers(event))
+        return Message(None, value, headers=ddl_header.headers(event, self._options.time_zone))
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
         """A watermark; None where the options leave it out."""

@@ -203,7 +203,9 @@ class CanalJsonEncoder:
         tail = b',"_tidb":{"commitTs":%d}' % event.finished_ts if self._options.enable_tidb_extension else b""
         ms = physical_ms(event.finished_ts)
         value = _plain(event.schema, event.table, b"true", kind, ms, build_ms, event.query, tail)
-        return Message(None, self._compressed(value), headers=ddl_header.headers(event))
+        return Message(
+            None, self._compressed(value), headers=ddl_header.headers(event, self._options.time_zone)
+        )
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
         """A watermark; None without the TiDB extension, whose member it is."""

@@ -262,7 +262,7 @@ class DebeziumEncoder:
             table_changes.of_event(event),
             b"" if disabled else schema.of_ddl(self._options.told_ids),
         )
-        return Message(key, value, headers=ddl_header.headers(event))
+        return Message(key, value, headers=ddl_header.headers(event, self._options.time_zone))
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
         """A watermark; None without the TiDB extension."""

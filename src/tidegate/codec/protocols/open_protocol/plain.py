@@ -227,7 +227,9 @@ class OpenProtocolEncoder:
         key += b',"tbl":' + self._string(event.table.encode()) if event.table or self._new else b""
         value = b'{"q":%s,"t":%d}' % (self._string(event.query.encode()), event.action)
         value = compressed(self._options.large_message_handle_compression, value)
-        return Message(*frame(key + b',"t":2}', value), headers=ddl_header.headers(event))
+        return Message(
+            *frame(key + b',"t":2}', value), headers=ddl_header.headers(event, self._options.time_zone)
+        )
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message:
         """A resolved mark: its value is a length of zero."""

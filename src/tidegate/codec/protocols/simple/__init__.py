@@ -45,5 +45,6 @@ CODEC: Final = RowCodec(
     ),
     checksums=lambda options: bool(options.has_checksums),
     large=LARGE,
+    tells_zone=True,
     losses=lambda options: frozenset({Loss.BAD_TEXT}),
 )

@@ -250,7 +250,11 @@ class SimpleEncoder:
         for name, (schema, info) in zip(_SCHEMA_MEMBERS, sides, strict=True):
             if info is not None and is_told(info):
                 body[name] = table_schema(schema, info, event.finished_ts)
-        return Message(None, self._compressed(self._written(body)), headers=ddl_header.headers(event))
+        return Message(
+            None,
+            self._compressed(self._written(body)),
+            headers=ddl_header.headers(event, self._options.time_zone),
+        )
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message:
         """A watermark."""

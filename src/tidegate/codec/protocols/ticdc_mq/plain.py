@@ -123,7 +123,7 @@ class TicdcMqEncoder:
         """A DDL message; the owner sends it to every partition."""
         key = b'{"ts":%d%s' % (event.finished_ts, key_tail(DDL, event.schema, event.table))
         value = b'{"query":%s}' % std_string(event.query.encode())
-        return Message(key, value, headers=ddl_header.headers(event))
+        return Message(key, value, headers=ddl_header.headers(event, self._options.time_zone))
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message:
         """A resolved mark, without a value."""
