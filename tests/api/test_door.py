@@ -22,7 +22,8 @@ from tidegate.access import Token
 from tidegate.api import door
 from tidegate.api.app import _refused
 from tidegate.api.door import MAX_BODY, Door, Patient, Rules
-from tidegate.api.serve import check_door, listen
+from tidegate.api.listening import listen
+from tidegate.api.serve import check_door
 from tidegate.cli.main import app as command_line
 from tidegate.errors import InvalidInput, TidegateError
 

@@ -23,7 +23,8 @@ from tests.server.stand_in_pipeline import lines_of, opener
 from tests.small_tables import ID, SmallTables, number, text
 from typer.testing import CliRunner
 
-from tidegate.api.serve import address_of, listen, run
+from tidegate.api.listening import address_of, listen
+from tidegate.api.serve import run
 from tidegate.cli.main import app as command_line
 from tidegate.clock import Clock, SystemClock
 from tidegate.control.metadata import FeedId

@@ -19,6 +19,7 @@ import uvicorn
 
 from tidegate.api.app import create_app
 from tidegate.api.door import CONNECTIONS_MAX, Door, Patient, Rules
+from tidegate.api.listening import address_of
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.server.capture import Capture, Options
 
@@ -26,37 +27,6 @@ CLOSE_S: Final = 1
 """Grace for open HTTP requests at the end."""
 
 Ready = Callable[[Capture], None]
-
-
-def listen(address: str) -> socket.socket:
-    """A listening socket on `host:port`; port 0 takes a free one. Raises InvalidInput."""
-    host, colon, port = address.rpartition(":")
-    host = host.strip("[]")
-    if not colon or not host or not port.isdigit():
-        raise InvalidInput(
-            f"'{address}' is not an address.", fix="write HOST:PORT, for example 127.0.0.1:8300"
-        )
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, int(port)))
-        listener.listen(128)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        raise InvalidInput(
-            "Cannot listen on the address.",
-            where=address,
-            why=str(error),
-            fix="choose another --addr; port 0 takes a free one",
-        ) from error
-    return listener
-
-
-def address_of(listener: socket.socket) -> str:
-    """`host:port` of a listening socket."""
-    host, port = listener.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Server(uvicorn.Server):

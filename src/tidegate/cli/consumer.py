@@ -1,4 +1,4 @@
-"""`tidegate consumer run`: a topic into Delta tables, or into a database.
+"""`tidegate consumer`: a topic into Delta tables, or into a database; `status` is in `consumer_status`.
 
 Thin: reads the options, calls `tidegate.consumer.job.run`, prints. Heavy imports happen in the command.
 """
@@ -11,11 +11,14 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli import consumer_status
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ app = typer.Typer(help="Read a topic back into a transactionally consistent targ
 @app.callback()
 def group() -> None:
     """Read a topic back into a transactionally consistent target."""
+
+
+app.command("status")(consumer_status.show_status)
 
 
 @app.command()
@@ -130,6 +136,19 @@ def run(
     master: Annotated[
         str, typer.Option(help="Spark master; or workers[N]: N processes on this machine, without Spark.")
     ] = "local[2]",
+    group: Annotated[
+        str,
+        typer.Option(
+            help="A Kafka consumer group that gets the offsets up to which all is applied, for tools that "
+            "show lag. Nothing reads them back."
+        ),
+    ] = "",
+    metrics: Annotated[
+        str,
+        typer.Option(
+            help="HOST:PORT that serves metrics for Prometheus at /metrics; port 0 takes a free one."
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines.")] = False,
 ) -> None:
     """Apply a topic's rows and DDLs to a target, exactly once, until stopped or --until is reached.
@@ -162,12 +181,23 @@ def run(
             commit_s=commit_interval,
             commit_rows=commit_rows,
             trust_inserts=old_values,
+            group=group,
             master=master,
             upkeep=Upkeep(retention_hours=retention_hours),
         )
         show.place = str(address_of(target, settings.upkeep, settings.database))
-        listener = Listener(ready=show.ready, report=show.report, warn=show.warn, note=show.note)
-        end = run(settings, lambda: bool(stopping), listener)
+        with _measured(metrics) as (show.metrics, measure):
+
+            def ready(progress: Progress) -> None:
+                measure(progress)
+                show.ready(progress)
+
+            def report(progress: Progress) -> None:
+                measure(progress)
+                show.report(progress)
+
+            listener = Listener(ready=ready, report=report, warn=show.warn, note=show.note)
+            end = run(settings, lambda: bool(stopping), listener)
         show.stopped(end)
     except TidegateError as error:
         show.clear()
@@ -175,22 +205,40 @@ def run(
         raise typer.Exit(error.exit_code) from error
 
 
+@contextmanager
+def _measured(address: str) -> Iterator[tuple[str, Callable[[Progress], None]]]:
+    """Where metrics are served, and what takes each report for them; without an address there are none."""
+    if not address:
+        yield "", lambda progress: None
+        return
+    from tidegate.access import Token
+    from tidegate.api.listening import address_of, listen
+    from tidegate.api.metrics_page import serving
+    from tidegate.consumer.gauges import Gauges
+
+    gauges = Gauges(_now_ms)
+    listener = listen(address, "--metrics")
+    with serving(listener, gauges.render, Token.from_environment()):
+        yield f"http://{address_of(listener)}/metrics", gauges.update
+
+
 class _Lines:
     """For people: a line at the start and the end, a live one in between, warnings as they come."""
 
     def __init__(self) -> None:
-        self.place = ""
+        self.place = self.metrics = ""
         self._live = sys.stderr.isatty()
 
     def ready(self, progress: Progress) -> None:
         at = f"goes on at snapshot {_moment(progress.ts)}" if progress.ts else "the target is new"
-        print(f"consumer ready: {self.place}, {at}", flush=True)
+        metrics = f", metrics at {self.metrics}" if self.metrics else ""
+        print(f"consumer ready: {self.place}, {at}{metrics}", flush=True)
 
     def report(self, progress: Progress) -> None:
         if self._live:
             width = os.get_terminal_size(sys.stderr.fileno()).columns
             print(
-                f"\r{status(progress, time.time_ns() // 1_000_000)[: width - 1]}\033[K",
+                f"\r{status(progress, _now_ms())[: width - 1]}\033[K",
                 end="",
                 file=sys.stderr,
             )
@@ -222,7 +270,7 @@ class _JsonLines(_Lines):
         self._live = False
 
     def ready(self, progress: Progress) -> None:
-        self._say("ready", progress)
+        self._say("ready", progress, **({"metrics": self.metrics} if self.metrics else {}))
 
     def report(self, progress: Progress) -> None:
         self._say("progress", progress)
@@ -230,18 +278,23 @@ class _JsonLines(_Lines):
     def stopped(self, progress: Progress) -> None:
         self._say("stopped", progress)
 
-    def _say(self, event: str, progress: Progress) -> None:
-        print(json.dumps({"event": event, **dataclasses.asdict(progress)}), flush=True)
+    def _say(self, event: str, progress: Progress, **more: str) -> None:
+        # Thousands of partitions would make a long line every second: `consumer status --json` has them.
+        counts = dataclasses.asdict(dataclasses.replace(progress, partitions=()))
+        del counts["partitions"]
+        print(json.dumps({"event": event, **counts, **more}), flush=True)
 
 
 def status(progress: Progress, now_ms: int) -> str:
     """The live line."""
+    from tidegate.consumer.lag import held_back_briefly
     from tidegate.model.timestamp import physical_ms
 
     parts = ["no snapshot yet"]
     if progress.ts:
         behind = max(0, now_ms - physical_ms(progress.ts)) / 1000
         parts = [f"snapshot {progress.ts}", f"{behind:.1f} s behind"]
+    parts += [held] if (held := held_back_briefly(progress.partitions, now_ms)) else []
     parts.append(_counts(progress))
     parts += [f"{progress.waiting_rows:,} rows wait"] if progress.waiting_rows else []
     return (f"{progress.trouble} | " if progress.trouble else "") + ", ".join(parts)
@@ -261,6 +314,10 @@ def _inexact(progress: Progress) -> list[tuple[int, str]]:
         (progress.missing_deletes, "deletes that found no row"),
         (progress.guessed, "tables guessed from their rows"),
     ]
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _moment(ts: int) -> str:

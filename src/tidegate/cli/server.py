@@ -95,7 +95,7 @@ def server(
     from tidegate import log
     from tidegate.access import Token
     from tidegate.api.door import Rules
-    from tidegate.api.serve import listen
+    from tidegate.api.listening import listen
     from tidegate.server.capture import Options, application_command
 
     log.setup(json_lines=as_json, level=LEVELS[log_level.lower()])

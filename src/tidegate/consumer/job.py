@@ -58,9 +58,12 @@ from tidegate.consumer.fetch_spark import JVM_LOG, SparkTasks, spark_tasks
 from tidegate.consumer.fetch_workers import LOG, workers
 from tidegate.consumer.fetcher import Fetcher, workers_of
 from tidegate.consumer.flow import Flow
+from tidegate.consumer.group_offsets import GroupOffsets
+from tidegate.consumer.lag import Partition, partitions_of
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Range, Topic
+from tidegate.consumer.status import Diary
 from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.target import Address, Target
 from tidegate.consumer.targets import DatabaseSettings, address_of
@@ -114,6 +117,8 @@ class Settings:
     align_s: float = 10.0
     """Row mode: how long partitions may run apart before they wait for each other at a snapshot."""
     trust_inserts: bool = True
+    group: str = ""
+    """A Kafka consumer group that gets the position's offsets, for tools that show lag; empty: none."""
     master: str = "local[*]"
     """Of Spark; or `workers[N]`: processes of this machine without Spark."""
     upkeep: Upkeep = field(default_factory=Upkeep)
@@ -144,6 +149,8 @@ class Progress:
     """Tables whose columns are guessed from their rows: the topic has no header for them."""
     trouble: str
     """Why nothing moves, in words; empty when nothing is known to be wrong."""
+    partitions: tuple[Partition, ...] = ()
+    """How far each is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +209,12 @@ def run(
         )
     with address.opened() as target, _staging(address.folder) as staging:
         consumer = Consumer(settings, topic, address, target, staging, stop, listener)
-        if not consumer.done and not stop():
-            with _fetching(topic, settings, staging, address.folder, stop, spark) as fetcher:
-                if fetcher is not None:
-                    listener.ready(consumer.progress())
-                    consumer.loop(fetcher)
+        with consumer.recorded():
+            if not consumer.done and not stop():
+                with _fetching(topic, settings, staging, address.folder, stop, spark) as fetcher:
+                    if fetcher is not None:
+                        listener.ready(consumer.progress())
+                        consumer.loop(fetcher)
         return consumer.progress()
 
 
@@ -244,6 +252,10 @@ class Consumer:
         self._reported_at = math.inf  # nothing to report before the position is known
         self._ids: dict[str, str] = {}
         """By topic, Kafka's id of the one that is read."""
+        self._ends: dict[int, int] = {}
+        """Where each partition ended, as the last round has found it."""
+        self._diary = Diary(address.folder, listener.warn)
+        self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
         position = self._start()
         self._applier.zone = self._applier.zone or position.time_zone
         ddl_places = places_of_ddl(topic, list(position.partitions), codec.ddl_to)
@@ -302,7 +314,31 @@ class Consumer:
             missing_deletes=stats.missing_deletes,
             guessed=sum(1 for table in self._target.definitions.values() if table.guessed),
             trouble=self._trouble or signs,
+            partitions=self._partitions(),
         )
+
+    def _partitions(self) -> tuple[Partition, ...]:
+        kept, unnamed = self._committer.position, self._committer.unpublished
+        return partitions_of(self._topic.names, self._flow, kept if unnamed else None, self._ends)
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Around the run: the folder has its status from the beginning on, and then how it ended."""
+        self._record(self.progress())
+        try:
+            yield
+        except TidegateError as error:
+            self._diary.write(_now_ms(), False, error.what, self._partitions())
+            raise
+        self._diary.write(_now_ms(), False, "", self._partitions())
+        if self._group is not None:
+            self._group.close(self._committer.position)
+
+    def _record(self, progress: Progress) -> None:
+        """For those who look from outside: the status file, and offsets for lag tools."""
+        self._diary.write(_now_ms(), True, progress.trouble, progress.partitions)
+        if self._group is not None:
+            self._group.keep(self._committer.position, time.monotonic())
 
     # --- steps
 
@@ -428,7 +464,9 @@ class Consumer:
     def _report(self) -> None:
         if time.monotonic() - self._reported_at >= REPORT_S:
             self._reported_at = time.monotonic()
-            self._listener.report(self.progress())
+            progress = self.progress()
+            self._record(progress)
+            self._listener.report(progress)
 
     def _take(self, news: News) -> None:
         try:
@@ -437,6 +475,7 @@ class Consumer:
             self._failed(error)  # what came with this round is read again
             return
         now = time.monotonic()
+        self._ends |= news.ends
         check_ids(self._ids, news.ids, str(self._address))
         if news.partitions:
             check_partitions(
@@ -543,6 +582,10 @@ class Consumer:
         ):
             self._target.tidy(self._committer.position)
             self._tidied_at = time.monotonic()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def bounds_begun(

@@ -146,6 +146,18 @@ class Target(Protocol):
         """Let go of threads and connections; undoes nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a target keeps of its consumer, seen from outside."""
+
+    position: Position | None
+    """None: nothing was ever committed."""
+    holder: str = ""
+    """Who writes it, in words; empty: nobody, as far as can be seen from here."""
+    doing: str = ""
+    """What was begun and has not ended, in words; empty: nothing, or the target can undo it."""
+
+
 class Address(Protocol):
     """Where a target is, before it is taken over."""
 
@@ -159,6 +171,9 @@ class Address(Protocol):
 
     def opened(self) -> AbstractContextManager[Target]:
         """Take the target over until the end of the context; InvalidInput when it cannot be had."""
+
+    def look(self) -> Looked:
+        """What is kept there, without taking it over; InvalidInput or Retryable when it cannot be read."""
 
     def __str__(self) -> str:
         """For people; without a password."""

@@ -7,9 +7,13 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 from tidegate.errors import InvalidInput
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse import OWN, Lakehouse
+
+LOCKS: Final = Path("/proc/locks")
+"""See proc_locks(5)."""
 
 
 @contextmanager
@@ -20,8 +24,8 @@ def target_lock(root: Path) -> Iterator[None]:
     """
     try:
         Lakehouse(root).check()
-        (root / "_tidegate").mkdir(parents=True, exist_ok=True)
-        handle = os.open(root / "_tidegate" / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        (root / OWN).mkdir(parents=True, exist_ok=True)
+        handle = os.open(root / OWN / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise InvalidInput(
             "the target directory cannot be used",
@@ -45,3 +49,22 @@ def target_lock(root: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def lock_holder(root: Path) -> int | None:
+    """The process that holds the target; None: none that can be seen from here. Takes no lock.
+
+    A lock for a moment, only to try, would turn away a consumer that starts in that moment. So the kernel's
+    list of locks is read. It does not show locks of other machines and of other containers.
+    """
+    path = root / OWN / "lock"
+    try:
+        holder, inode = path.read_text().strip(), path.stat().st_ino
+        locks = LOCKS.read_text().splitlines()
+    except OSError:
+        return None
+    for line in locks:  # 1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF
+        words = line.split()
+        if words[1:2] == ["FLOCK"] and words[4] == holder and words[5].rpartition(":")[2] == str(inode):
+            return int(holder)
+    return None

@@ -34,14 +34,14 @@ from tidegate.consumer.ddl_plan import REPEAT, Dropped
 from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.delta.definitions import DefinitionFiles
 from tidegate.consumer.delta.journal import DdlJournal, Going
-from tidegate.consumer.delta.lock import target_lock
+from tidegate.consumer.delta.lock import lock_holder, target_lock
 from tidegate.consumer.delta.maintenance import Upkeep, tidy
 from tidegate.consumer.delta.rewrite import Rewriter
 from tidegate.consumer.net_effect import BagEffect, Effect, factorize
 from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, Parted, Settle
+from tidegate.consumer.target import Looked, Name, Parted, Settle
 from tidegate.errors import Fatal
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
 
@@ -88,6 +88,14 @@ class DeltaAddress:
                 yield target
             finally:
                 target.close()
+
+    def look(self) -> Looked:
+        """What the newest snapshot says, and which process has the directory's lock."""
+        lake = Lakehouse(self.root)
+        lake.check()
+        text, pid = lake.position(), lock_holder(self.root)
+        holder = f"process {pid} on this machine" if pid is not None else ""
+        return Looked(Position.from_json(text) if text is not None else None, holder)
 
     def __str__(self) -> str:
         return str(self.root)

@@ -362,6 +362,12 @@ class DdlRun:
         return self._progress.look(*name)
 
 
+def begun_in(noted: str | None) -> str | None:
+    """The SQL of the DDL of which a note says that a statement was begun; None: none was."""
+    begun = orjson.loads(noted).get("begun") if noted else None
+    return str(begun["query"]) if begun is not None else None
+
+
 def _note(done: Sequence[str], begun: dict[str, Any] | None) -> str:
     return orjson.dumps({"done": done, "begun": begun}).decode()
 

@@ -160,6 +160,37 @@ class Progress:
             self._end_lanes()
             return self._raise_token()
 
+    def look_on(self) -> tuple[Held, str]:
+        """What is kept, without definitions, and in words whose connection has the lock; takes nothing over.
+
+        In a connection for this alone. Empty words: nobody has the lock.
+        """
+        self._control = self._server.connect()
+        try:
+            with self._translating():
+                position, begun, ddl = self._kept() or (None, None, None)
+                return Held(position, begun, ddl, {}), self._holder()
+        finally:
+            self.close()
+
+    def _kept(self) -> tuple[Any, ...] | None:
+        """The position, the write and the DDL that were begun; None: there was no such consumer yet."""
+        if not self._rows(
+            "SELECT 1 FROM information_schema.tables WHERE table_schema=%s AND table_name='progress'", SCHEMA
+        ):
+            return None
+        found = self._rows(
+            f"SELECT position, begun, ddl FROM `{SCHEMA}`.`progress` WHERE consumer=%s", self._consumer
+        )
+        return found[0] if found else None
+
+    def _holder(self) -> str:
+        ((holder,),) = self._rows("SELECT IS_USED_LOCK(%s)", self._lock_name)
+        if holder is None:
+            return ""
+        hosts = self._rows("SELECT host FROM information_schema.processlist WHERE id=%s", holder)
+        return f"connection {holder} of {self._server}" + (f" from {hosts[0][0]}" if hosts else "")
+
     @contextmanager
     def _taking(self) -> Iterator[None]:
         """In a new control connection, which is closed if anything fails."""

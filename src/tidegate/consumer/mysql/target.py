@@ -31,7 +31,7 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import Definition
-from tidegate.consumer.mysql.ddl import DdlRun
+from tidegate.consumer.mysql.ddl import DdlRun, begun_in
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.parts import PartedLane, Statements, check_size, order
 from tidegate.consumer.mysql.progress import Held, Progress
@@ -40,7 +40,7 @@ from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Name, Parted, Settle, TableChanges
+from tidegate.consumer.target import Looked, Name, Parted, Settle, TableChanges
 from tidegate.errors import Fatal, InvalidInput, Retryable
 
 LANES: Final = 4
@@ -405,6 +405,17 @@ class MySqlAddress:
             yield target
         finally:
             target.close()
+
+    def look(self) -> Looked:
+        """What the row of this consumer says, and whose connection has its lock."""
+        held, holder = Progress(self.server, self.consumer).look_on()
+        doing = ""
+        if held.begun is not None:
+            upto = max(part.applied for part in Position.from_json(held.begun).partitions.values())
+            doing = f"a write up to ts {upto}"
+        elif (query := begun_in(held.ddl)) is not None:
+            doing = f"a DDL, {' '.join(query.split())[:80]}"
+        return Looked(Position.from_json(held.position) if held.position else None, holder, doing)
 
     def _mark_folder(self) -> None:
         """Make the folder this consumer's own: another would remove rows on their way to this."""

@@ -1,0 +1,281 @@
+"""How far a consumer is, seen from outside: what its target keeps, what its topics hold, what it said last.
+
+    status.json  written by a running consumer every second, in its folder
+    target       the position, and who writes it; asked without taking it over
+    broker       the ends of the partitions
+
+A target may be elsewhere, and a consumer may be dead: then its position alone says how far it is. Nothing
+here changes a target or a topic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from tidegate.consumer.lag import (
+    UNKNOWN,
+    Partition,
+    applied_lag_s,
+    held_back_by,
+    messages_behind,
+    span,
+)
+from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.source import Topic
+from tidegate.consumer.target import Address, Looked
+from tidegate.errors import InvalidInput, Retryable, TidegateError
+
+STATUS: Final = "status.json"
+"""In the consumer's folder."""
+FORMAT: Final = 1
+FRESH_S: Final = 5.0
+"""What was said longer ago is not how things are now."""
+STUCK_S: Final = 60.0
+"""A consumer that lives and has said nothing for longer may stand still; one write may take as long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a consumer said of itself last."""
+
+    at_ms: int
+    host: str
+    pid: int
+    running: bool
+    trouble: str
+    """While it runs: why nothing moves. Afterwards: the error that ended it. Empty: nothing is wrong."""
+    partitions: tuple[Partition, ...]
+
+    def to_bytes(self) -> bytes:
+        """The file."""
+        return orjson.dumps({"format": FORMAT, **dataclasses.asdict(self)})
+
+    def silent_s(self, now_ms: int) -> float:
+        """Seconds since it was said."""
+        return max(0.0, (now_ms - self.at_ms) / 1000)
+
+    def lives(self) -> bool | None:
+        """Whether its process is there; None: it is another machine's."""
+        return Path(f"/proc/{self.pid}").exists() if self.host == socket.gethostname() else None
+
+
+class Diary:
+    """Keeps `status.json` of a running consumer. A disk that takes nothing never stops the consumer."""
+
+    def __init__(self, folder: Path, warn: Callable[[TidegateError], None]) -> None:
+        """`warn` gets an error when the file cannot be written, once until it can be again."""
+        self._path, self._warn, self._failing = folder / STATUS, warn, False
+
+    def write(self, at_ms: int, running: bool, trouble: str, partitions: tuple[Partition, ...]) -> None:
+        """Replace the file: a reader finds the old one or the new one."""
+        said = Said(at_ms, socket.gethostname(), os.getpid(), running, trouble, partitions)
+        part = self._path.with_suffix(".part")
+        try:
+            part.write_bytes(said.to_bytes())
+            part.replace(self._path)
+        except OSError as error:
+            if not self._failing:
+                self._warn(_unwritten(self._path, error))
+            self._failing = True
+        else:
+            self._failing = False
+
+
+def heard(folder: Path) -> Said | None:
+    """What the consumer of this folder said last; None: nothing that can be read."""
+    try:
+        body: dict[str, Any] = orjson.loads((folder / STATUS).read_bytes())
+        if body.pop("format") != FORMAT:
+            return None
+        partitions = tuple(Partition(**one) for one in body.pop("partitions"))
+        return Said(**body, partitions=partitions)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # it is for people: a file that is torn or of another release is as good as none
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A consumer at one moment."""
+
+    target: str
+    running: bool
+    stuck: bool
+    """It runs, and something that does not pass by itself keeps it from moving, or may do so."""
+    verdict: str
+    """What it waits for, in one line."""
+    ts: int
+    """Of the newest snapshot; 0: there is none."""
+    lag_s: float | None
+    """Seconds since the moment up to which all is at the target; None: there is no such moment yet."""
+    messages: int | None
+    """Messages that are not applied yet; None: the broker does not say."""
+    partitions: tuple[Partition, ...]
+    broker: str
+    """Why the broker does not say how long its partitions are; empty: it does."""
+
+    @property
+    def fine(self) -> bool:
+        """Whether nobody has to do anything."""
+        return self.running and not self.stuck
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the target, the consumer's folder and the broker say of one consumer."""
+
+    target: str
+    found: Looked
+    said: Said | None
+    lives: bool | None
+    """Whether the process that said it is there; None: nobody knows."""
+    ends: Mapping[int, int] | None
+    """By partition; None: the broker does not answer."""
+    broker: str = ""
+    """Why it does not."""
+
+    def fresh(self, now_ms: int) -> Said | None:
+        """What was said a moment ago by a process that is not known to be dead."""
+        said = self.said
+        if said is None or not said.running or self.lives is False:
+            return None
+        return said if said.silent_s(now_ms) <= FRESH_S else None
+
+    def silent(self, now_ms: int) -> float | None:
+        """Seconds for which a process that lives has said nothing; None: it speaks, or there is none."""
+        if self.said is None or not self.said.running or not self.lives or self.fresh(now_ms):
+            return None
+        return self.said.silent_s(now_ms)
+
+
+def look(topic: Topic, address: Address, now_ms: int) -> Status:
+    """Ask the target and the broker.
+
+    Raises InvalidInput and Retryable as the target does. A broker that does not answer is part of the
+    status.
+    """
+    found = address.look()
+    _check_topics(topic, found, address)
+    said = heard(address.folder)
+    offsets, ends, broker = Offsets(topic), None, ""
+    try:
+        ends = offsets.ends(offsets.partitions())
+    except Retryable as error:
+        broker = f"{error.what}: {error.why}"
+    lives = said.lives() if said is not None else None
+    return status_of(topic, Seen(str(address), found, said, lives, ends, broker), now_ms)
+
+
+def status_of(topic: Topic, seen: Seen, now_ms: int) -> Status:
+    """Put together what was found. Pure."""
+    held = seen.found.position
+    position = held.over(topic.names) if held is not None else None
+    fresh, silent_s = seen.fresh(now_ms), seen.silent(now_ms)
+    partitions = _partitions(topic, seen, position, fresh)
+    running = bool(seen.found.holder) or fresh is not None or silent_s is not None
+    if running:
+        stuck, waits_for = _waits_for(seen, position, partitions, now_ms)
+        verdict = f"running ({_who(seen, now_ms)}), waits for {waits_for}"
+    else:
+        stuck, verdict = False, _not_running(seen, position, now_ms)
+    return Status(
+        target=seen.target,
+        running=running,
+        stuck=stuck,
+        verdict=verdict,
+        ts=position.ts if position is not None else 0,
+        lag_s=applied_lag_s(partitions, now_ms),
+        messages=messages_behind(partitions) if seen.ends is not None else None,
+        partitions=partitions,
+        broker=seen.broker,
+    )
+
+
+def _partitions(
+    topic: Topic, seen: Seen, position: Position | None, fresh: Said | None
+) -> tuple[Partition, ...]:
+    """What a running consumer says of its partitions, else what the target's position says."""
+    kept = position.partitions if position is not None else {}
+    told = {one.name: one for one in fresh.partitions} if fresh is not None else {}
+    found = []
+    for number in sorted(seen.ends if seen.ends is not None else kept):
+        name = "/".join(map(str, topic.place(number)))
+        end = seen.ends[number] if seen.ends is not None else UNKNOWN
+        if name in told:
+            found.append(dataclasses.replace(told[name], end=end))
+        else:
+            at = kept.get(number, PartitionPosition(0, 0, 0))
+            found.append(
+                Partition(name, max(at.watermark, at.applied), at.applied, at.offset, at.offset, end)
+            )
+    return tuple(found)
+
+
+def _who(seen: Seen, now_ms: int) -> str:
+    if seen.said is None or (seen.fresh(now_ms) is None and seen.silent(now_ms) is None):
+        return seen.found.holder
+    return f"process {seen.said.pid} on {seen.said.host}"
+
+
+def _waits_for(
+    seen: Seen, position: Position | None, partitions: tuple[Partition, ...], now_ms: int
+) -> tuple[bool, str]:
+    """Whether a running consumer is stuck, and what it waits for."""
+    fresh, silent_s, doing = seen.fresh(now_ms), seen.silent(now_ms), seen.found.doing
+    behind = held_back_by(partitions, now_ms)
+    if fresh is not None and fresh.trouble:
+        more = f"; it needs {behind}" if behind else ""
+        return True, f"the end of a trouble: {fresh.trouble}{more}"
+    if seen.broker:
+        return True, f"the broker: {seen.broker}"
+    if silent_s is not None:
+        what = doing or "the end of a long step"
+        return silent_s > STUCK_S, f"{what}; it has said nothing for {span(silent_s)}"
+    if behind:
+        return False, behind
+    if doing:
+        return False, doing
+    return False, "its first snapshot" if position is None else "nothing: it keeps up"
+
+
+def _not_running(seen: Seen, position: Position | None, now_ms: int) -> str:
+    said = seen.said
+    if said is None:
+        text = "nobody runs it" if position is not None else "nobody runs it, and nothing was ever committed"
+    elif said.running:
+        ago = span(said.silent_s(now_ms))
+        text = f"process {said.pid} on {said.host} died; it said its last word {ago} ago"
+    else:
+        ago = span(said.silent_s(now_ms))
+        how = f"with an error: {said.trouble}" if said.trouble else "in order"
+        text = f"process {said.pid} on {said.host} ended {ago} ago {how}"
+    text += f"; {seen.found.doing} is to be completed" if seen.found.doing else ""
+    return f"not running: {text}"
+
+
+def _check_topics(topic: Topic, found: Looked, address: Address) -> None:
+    others = set(found.position.topics) - set(topic.names) if found.position is not None else set()
+    if others:
+        raise InvalidInput(
+            "the target is filled from topics that --source does not name",
+            where=str(address),
+            why=f"its position is in topic {', '.join(sorted(others))}",
+            fix="give the --source that the consumer runs with",
+        )
+
+
+def _unwritten(path: Path, error: OSError) -> Retryable:
+    return Retryable(
+        "the consumer's status cannot be written",
+        where=str(path),
+        why=error.strerror or str(error),
+        fix="make room in its folder; meanwhile the consumer goes on, and `consumer status` shows less",
+    )
