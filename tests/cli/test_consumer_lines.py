@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from tidegate.cli import consumer
 from tidegate.cli.consumer import _JsonLines, _Lines, status
+from tidegate.consumer import job
+from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.job import Progress
+from tidegate.errors import Fatal
 
 QUIET = Progress(
     ts=1 << 40, watermark=0, waiting_rows=0, rows=5, snapshots=1, ddls=0, quarantined=0, bad_dates=0,
@@ -34,3 +41,20 @@ def test_what_is_not_as_at_the_source_is_shown_everywhere(
     assert INEXACT[count] in capsys.readouterr().out
     _JsonLines().report(progress)
     assert json.loads(capsys.readouterr().out)[count] == 7
+
+
+def test_how_long_snapshots_stay_is_what_the_options_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[job.Settings] = []
+
+    def run(settings: job.Settings, *_: object) -> job.Progress:
+        given.append(settings)
+        raise Fatal("enough")
+
+    monkeypatch.setattr(job, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    command = ["run", "--source", "kafka://k/t?protocol=open-protocol", "--target", str(tmp_path)]
+    options = ["--retention-hours", "48", "--keep-all-hours", "2", "--keep-minutes-hours", "12.5"]
+    assert CliRunner().invoke(consumer.app, [*command, *options]).exit_code == 1
+    assert given[0].upkeep == Upkeep(retention_hours=48, all_hours=2, minute_hours=12.5)

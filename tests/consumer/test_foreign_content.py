@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,7 +103,7 @@ def test_a_name_that_somebody_else_uses_stops_the_consumer(tmp_path: Path, delta
             lambda: lake.merge("sales/orders", ORDERS, ORDERS.slice(0, 0), ["id"]),
             lambda: lake.rewrite("sales/orders", schema, lambda batch: batch),
             lambda: lake.restore("sales/orders", 0),
-            lambda: lake.vacuum("sales/orders", 0, []),
+            lambda: list(lake.slot_files("sales/orders").clean([0], time.time() + 9, time.time() + 9)),
         ]
     for write in writes:
         with pytest.raises(Fatal, match=r"not the target's") as caught:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, write_deltalake
 
 from tidegate.errors import Fatal, InvalidInput
-from tidegate.sink.lakehouse import COMPACT_FILES, Lakehouse, SnapshotRow, slot_path
+from tidegate.sink.lakehouse import COMPACT_FILES, SLICE, SNAPSHOTS, Lakehouse, SnapshotRow, slot_path
 
 SCHEMA = pa.schema([("id", pa.int64()), ("we`ird a.b", pa.decimal128(20, 0)), ("v", pa.list_(pa.float32()))])
 PATH = slot_path("b`a k", "_a/é%.1")
@@ -109,17 +112,23 @@ def test_rename_carries_the_rows_and_leaves_the_old_versions(lake: Lakehouse) ->
     assert lake.read("x/y", 1).num_rows == 1
 
 
-def test_compaction_and_vacuum_keep_named_versions_readable(lake: Lakehouse) -> None:
+def test_compaction_and_cleaning_keep_needed_versions_readable(lake: Lakehouse) -> None:
     for i in range(COMPACT_FILES + 1):
         lake.append(PATH, rows((i, i, None)))
     named = lake.version(PATH)
     assert lake.compact(PATH)
     assert not lake.compact(PATH)
-    lake.vacuum(PATH, 0, [named])
+    clean(lake, [named])
     assert lake.read(PATH, named).num_rows == lake.read(PATH).num_rows == COMPACT_FILES + 1
-    assert lake.vacuum(PATH, 0, []) > 0
+    assert clean(lake, [lake.version(PATH)]) > 0
     with pytest.raises((Fatal, FileNotFoundError, OSError)):
         lake.read(PATH, named)
+
+
+def clean(lake: Lakehouse, needed: list[int], log_age: float = 3600.0) -> int:
+    """Delete what `needed` and later versions do not have, data files of any age."""
+    now = time.time()
+    return sum(lake.slot_files(PATH).clean(needed, now, now - log_age))
 
 
 def test_a_named_version_outlives_the_age_of_its_log(lake: Lakehouse) -> None:
@@ -132,18 +141,16 @@ def test_a_named_version_outlives_the_age_of_its_log(lake: Lakehouse) -> None:
     named = 50
     for i in range(130, 230):
         lake.append(PATH, rows((i, i, None)))
-    lake.vacuum(PATH, 24 * 31, [named])
-    assert lake.trim_log(PATH, named) == 0
+    assert clean(lake, [named]) == 0
     assert lake.read(PATH, named).num_rows == named
     for file in log.iterdir():
         os.utime(file)
-    assert lake.trim_log(PATH, 150) == 0, "a reader may be about to open what is young"
+    assert clean(lake, [150]) == 0, "a reader may be about to open what is young"
     for file in log.iterdir():
         os.utime(file, (days_ago, days_ago))
-    assert lake.trim_log(PATH, 150) >= 99, "what no version from 150 on is read from"
+    assert clean(lake, [150]) >= 99, "what no version from 150 on is read from"
     assert min(int(file.name[:20]) for file in log.iterdir() if file.name[:20].isdigit()) == 99
     assert lake.read(PATH, 150).num_rows == 150
-    lake.vacuum(PATH, 0, [150])
     assert lake.read(PATH).num_rows == 230
 
 
@@ -154,9 +161,142 @@ def test_a_snapshot_carries_its_position_even_without_tables(lake: Lakehouse) ->
     assert lake.position() == "two"
     assert lake.snapshot_rows() == []
     assert [row.path for row in lake.snapshot_rows(6)] == [PATH]
-    lake.trim_snapshots(9)
-    assert lake.position() == "two", "the newest snapshot is never trimmed"
-    assert lake.snapshot_ts() == 7
+    assert lake.snapshots() == [5, 7]
+    list(lake.forget([5]))
+    assert lake.snapshots() == [7]
+    assert lake.position() == "two"
+
+
+def test_the_snapshot_at_a_moment_is_found_in_any_number_of_files(lake: Lakehouse) -> None:
+    for ts in (10, 30, 20, 50, 40):  # files whose bounds overlap, once two of them are one
+        lake.publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, ts)], f"at {ts}")
+    DeltaTable(lake.root / SNAPSHOTS).optimize.compact()
+    for ts in (60, 70):
+        Lakehouse(lake.root).publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, ts)], f"at {ts}")
+    for at in range(5, 80, 5):
+        found = [row.version for row in lake.snapshot_rows(at)]
+        assert found == ([at // 10 * 10] if at >= 10 else [])
+    assert lake.position() == "at 70"
+
+
+def test_snapshots_are_forgotten_in_pieces_of_ten_minutes(tmp_path: Path) -> None:
+    lake = Lakehouse(tmp_path)
+    stamps = [SLICE * 100 + SLICE // 5 * number for number in range(30)]
+    for ts in stamps:
+        lake.publish(ts, [SnapshotRow(ts, "a", "b", 1, PATH, 7)], f"at {ts}")
+    forgotten = [*stamps[:5], stamps[12]]
+    pieces = list(lake.forget(forgotten))
+    assert len(pieces) == 5, "the newest ten minutes have few files"
+    left = [ts for ts in stamps if ts not in forgotten]
+    assert lake.snapshots() == left
+    assert lake.position() == f"at {stamps[-1]}"
+    assert [[row.ts for row in lake.snapshot_rows(ts)] for ts in left] == [[ts] for ts in left]
+    assert lake.file_count(SNAPSHOTS) == 4 + 5
+    assert list(lake.forget([])) == []
+    assert len(list(lake.forget([stamps[6], stamps[13]]))) == 2
+    left = [ts for ts in left if ts not in (stamps[6], stamps[13])]
+    assert lake.snapshots() == left
+    DeltaTable(tmp_path / SNAPSHOTS).optimize.compact()  # somebody's: one file of all the time
+    assert len(list(lake.forget([left[0]]))) == 1
+    assert lake.snapshots() == left[1:]
+
+
+def test_snapshots_in_files_without_bounds_are_found_and_forgotten(tmp_path: Path) -> None:
+    """As another tool may write them."""
+    lake = Lakehouse(tmp_path)
+    for number in (1, 2, 3):
+        lake.publish(number * SLICE, [SnapshotRow(number * SLICE, "a", "b", 1, PATH, number)], f"{number}")
+    nothing = {"delta.dataSkippingStatsColumns": "path"}
+    DeltaTable(tmp_path / SNAPSHOTS).alter.set_table_properties(nothing)
+    DeltaTable(tmp_path / SNAPSHOTS).optimize.compact()
+    assert lake.snapshot_ts(2 * SLICE + 5) == 2 * SLICE
+    assert lake.position() == "3"
+    list(lake.forget([SLICE]))
+    assert lake.snapshots() == [2 * SLICE, 3 * SLICE]
+    assert [row.version for row in lake.snapshot_rows(2 * SLICE)] == [2]
+
+
+def two_writers(root: Path) -> tuple[Lakehouse, Lakehouse]:
+    """Two processes that both take themselves for the only one."""
+    first = Lakehouse(root)
+    first.create(PATH, SCHEMA)
+    first.publish(5, [], "one")
+    second = Lakehouse(root)
+    assert second.position() == "one"
+    return first, second
+
+
+def test_a_consumer_that_was_replaced_names_no_snapshot(tmp_path: Path) -> None:
+    old, new = two_writers(tmp_path)
+    new.publish(7, [], "of the new")
+    with pytest.raises(Fatal, match="another consumer has named a snapshot") as caught:
+        old.publish(6, [], "of the old")
+    assert "7" in caught.value.why
+    assert Lakehouse(tmp_path).snapshots() == [5, 7]
+
+
+class Slow(Lakehouse):
+    """Looks at a table, and then is so slow that somebody else writes it first."""
+
+    between: Callable[[], None]
+
+    def _writable(self, path: str) -> DeltaTable:
+        table = super()._writable(path)
+        self.between()
+        return table
+
+
+def test_a_commit_that_somebody_else_was_faster_than_fails(tmp_path: Path) -> None:
+    """By default an append does not conflict with another append: both would stay."""
+    _, new = two_writers(tmp_path)
+    old = Slow(tmp_path)
+    old.between = lambda: None
+    assert old.position() == "one"
+    old.between = lambda: new.publish(7, [], "of the new")
+    with pytest.raises(Fatal, match="at the same time"):
+        old.publish(6, [], "of the old")
+    assert Lakehouse(tmp_path).snapshots() == [5, 7]
+    values = rows((1, 1, None))
+    writes: list[Callable[[], object]] = [
+        lambda: old.append(PATH, values),
+        lambda: old.merge(PATH, values, values.slice(0, 0).select(["id"]), ["id"]),
+        lambda: old.create(PATH, SCHEMA),
+        lambda: old.restore(PATH, 0),
+        lambda: old.add_null_columns(PATH, pa.schema([*SCHEMA, pa.field("z", pa.string())])),
+    ]
+    for write in writes:
+        other = Lakehouse(tmp_path)
+        old.between = lambda other=other: other.append(PATH, values)  # type: ignore[misc]
+        before = other.version(PATH)
+        with pytest.raises(Fatal, match="at the same time"):
+            write()
+        assert other.version(PATH) > before
+        assert DeltaTable(tmp_path / PATH).history(1)[0]["operation"] == "WRITE"
+
+
+def test_what_others_do_to_the_table_of_snapshots_does_not_stop_the_consumer(tmp_path: Path) -> None:
+    lake, _ = two_writers(tmp_path)
+    lake.publish(7, [], "two")
+    DeltaTable(tmp_path / SNAPSHOTS).optimize.compact()
+    lake.publish(9, [], "three")
+    assert lake.snapshots() == [5, 7, 9]
+
+
+def test_a_table_that_is_kept_open_is_seen_as_it_lies_on_the_disk(tmp_path: Path) -> None:
+    ours = Lakehouse(tmp_path / "ours")
+    ours.create(PATH, SCHEMA)
+    ours.append(PATH, rows((1, 1, None)))
+    write_deltalake(tmp_path / "ours" / PATH, rows((2, 2, None)), mode="append")
+    assert ours.read(PATH).num_rows == 2, "somebody else's commit"
+    other = Lakehouse(tmp_path / "other")
+    other.create(PATH, SCHEMA)
+    for number in range(2):  # the same number of commits
+        other.append(PATH, rows((number, 1, None)))
+    (tmp_path / "ours" / PATH).rename(tmp_path / "away")
+    shutil.copytree(tmp_path / "other" / PATH, tmp_path / "ours" / PATH)
+    with pytest.raises(Fatal, match=r"not the target's"):
+        ours.append(PATH, rows((9, 9, None)))
+    assert other.version(PATH) == DeltaTable(tmp_path / "ours" / PATH).version() == 2
 
 
 def test_the_first_tables_of_a_new_target_may_come_side_by_side(tmp_path: Path) -> None:

@@ -132,7 +132,17 @@ def run(
     old_values: Annotated[
         bool, typer.Option(help="--no-old-values when the topic's updates carry no old values.")
     ] = True,
-    retention_hours: Annotated[int, typer.Option(min=0, help="How long named snapshots stay readable.")] = 24,
+    retention_hours: Annotated[
+        int,
+        typer.Option(min=0, help="Delta: how long snapshots stay readable, thinned out as they grow older."),
+    ] = 24,
+    keep_all_hours: Annotated[
+        float, typer.Option(min=0.0, help="Delta: every snapshot of so many hours stays.")
+    ] = 1.0,
+    keep_minutes_hours: Annotated[
+        float,
+        typer.Option(min=0.0, help="Delta: up to this age one snapshot a minute stays, then one an hour."),
+    ] = 6.0,
     master: Annotated[
         str, typer.Option(help="Spark master; or workers[N]: N processes on this machine, without Spark.")
     ] = "local[2]",
@@ -183,7 +193,7 @@ def run(
             trust_inserts=old_values,
             group=group,
             master=master,
-            upkeep=Upkeep(retention_hours=retention_hours),
+            upkeep=Upkeep(retention_hours, all_hours=keep_all_hours, minute_hours=keep_minutes_hours),
         )
         show.place = str(address_of(target, settings.upkeep, settings.database))
         with _measured(metrics) as (show.metrics, measure):

@@ -579,8 +579,8 @@ class Consumer:
         if (
             time.monotonic() - self._tidied_at >= self._settings.upkeep.every_s
             and not self._committer.unpublished
+            and self._target.tidy(self._committer.position)  # False: the next piece of it after this commit
         ):
-            self._target.tidy(self._committer.position)
             self._tidied_at = time.monotonic()
 
 

@@ -139,8 +139,12 @@ class Target(Protocol):
     def commit(self, position: Position) -> Position:
         """All tables stand at position.ts: readers and a restart may see it. It comes back as it is kept."""
 
-    def tidy(self, position: Position) -> None:
-        """Remove what no reader and no restart needs; between two commits, with everything committed."""
+    def tidy(self, position: Position) -> bool:
+        """Remove what no reader and no restart needs; between two commits, with everything committed.
+
+        A short piece of that work, so that commits do not wait; whether all of it is done. If not, it is to
+        be called again, after other commits if there are any.
+        """
 
     def close(self) -> None:
         """Let go of threads and connections; undoes nothing."""

@@ -28,11 +28,12 @@ import os
 import re
 import shutil
 import threading
-import time
 import unicodedata
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -41,11 +42,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, write_deltalake
-from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.path_part import path_part
+from tidegate.model.timestamp import LOGICAL_BITS
+from tidegate.sink.open_tables import OpenTables
+from tidegate.sink.slot_files import SlotFiles
 
 SNAPSHOT_SCHEMA: Final = pa.schema(
     [
@@ -64,17 +68,20 @@ TRASH: Final = f"{OWN}/trash"
 """Where a table's directory goes before its files are removed: half of it would carry no mark any more."""
 MARK: Final = "tidegate.target"
 """The table property that says to which target a table belongs."""
-LOG_GRACE_S: Final = 3600.0
-"""How old a file of a table's log must be before it is removed: readers may be about to open it."""
+SLICE: Final = 600_000 << LOGICAL_BITS
+"""Ten minutes: snapshots of so much time are kept in one file."""
+TRASH_A_PIECE: Final = 200
+"""Files of discarded slots that are removed at once."""
 COMPACT_FILES: Final = 24
 """A table with more data files than this is compacted before the next snapshot names it."""
 _NO_COLUMNS: Final = pa.schema([pa.field("_tidegate_none", pa.int8())])
 """A Delta table has at least one."""
 _STATS_SAFE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.date32())
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_LOG_FILE: Final = re.compile(r"(\d{20})\..*")
 _HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=False)
-"""The log's own cleanup goes by age alone; named versions need theirs longer (see `trim_log`)."""
+"""The log's own cleanup goes by age alone; named versions need theirs longer (see `clean`)."""
+_ONCE: Final = CommitProperties(max_commit_retries=0)
+"""A commit fails when somebody else was first. By default an append goes on behind any other commit."""
 _SHOWN: Final = 5
 """How many names of a directory's content an error lists."""
 
@@ -113,6 +120,9 @@ class Lakehouse:
                 fix="choose another directory",
             )
 
+        self._tables = OpenTables(self.root)
+        self._published: int | None = None
+        """The newest snapshot's ts as this process has read or named it."""
         self._id: str | None = None
         self._beginning = threading.Lock()
         """Held to learn or give the identity: on a new target the first tables come side by side."""
@@ -166,7 +176,7 @@ class Lakehouse:
     def _mark_of(self, path: str) -> str | None:
         """The identity of the target that a slot's table belongs to; None for anything else there."""
         try:
-            found: str | None = DeltaTable(self._uri(path)).metadata().configuration.get(MARK)
+            found: str | None = self._tables.newest(path).metadata().configuration.get(MARK)
         except (DeltaError, OSError, ValueError):
             return None  # nothing that can be read as a Delta table, so no table of ours
         return found
@@ -203,10 +213,28 @@ class Lakehouse:
             )
         return table
 
+    @contextmanager
+    def _writing(self, path: str) -> Iterator[DeltaTable]:
+        """The table for one commit, which must be the next after what `_writable` has seen."""
+        table = self._writable(path)
+        self._tables.drop(path)  # what a commit that failed has left in memory is not used again
+        try:
+            yield table
+        except CommitFailedError as error:
+            raise Fatal(
+                "somebody else has written a table of the target at the same time",
+                where=f"{self.root / path}",
+                why=f"version {table.version() + 1} is not this consumer's ({error})",
+                fix="end what else writes there, and start the consumer again at its newest snapshot",
+            ) from error
+        self._tables.keep(path, table)
+
     # --- tables
 
     def exists(self, path: str) -> bool:
         """Whether a slot holds a Delta table."""
+        if self._tables.held(path) is not None:
+            return True
         return (self.root / path / "_delta_log").is_dir() and DeltaTable.is_deltatable(self._uri(path))
 
     def version(self, path: str) -> int:
@@ -244,7 +272,10 @@ class Lakehouse:
 
     def append(self, path: str, rows: pa.Table) -> None:
         """Add rows."""
-        write_deltalake(self._writable(path), rows, mode="append", post_commithook_properties=_HOOKS)
+        with self._writing(path) as table:
+            write_deltalake(
+                table, rows, mode="append", commit_properties=_ONCE, post_commithook_properties=_HOOKS
+            )
 
     def merge(self, path: str, upserts: pa.Table, deletes: pa.Table, keys: Sequence[str]) -> None:
         """Replace or insert rows and delete keys, in one commit. Keys are not null and distinct over both."""
@@ -255,27 +286,31 @@ class Lakehouse:
         gone = pa.array([False] * upserts.num_rows + [True] * deletes.num_rows, pa.bool_())
         rows = rows.append_column("_tidegate_gone", gone)
         values = {_quoted(name): f"s.{_quoted(name)}" for name in upserts.column_names}
-        merger = self._writable(path).merge(
-            rows,
-            " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
-            source_alias="s",
-            target_alias="t",
-            streamed_exec=False,
-            post_commithook_properties=_HOOKS,
-        )
-        merger = merger.when_matched_delete("s._tidegate_gone")
-        merger = merger.when_matched_update(values, predicate="NOT s._tidegate_gone")
-        merger.when_not_matched_insert(values, predicate="NOT s._tidegate_gone").execute()
+        with self._writing(path) as table:
+            merger = table.merge(
+                rows,
+                " AND ".join(f"t.{_quoted(key)} = s.{_quoted(key)}" for key in keys),
+                source_alias="s",
+                target_alias="t",
+                streamed_exec=False,
+                commit_properties=_ONCE,
+                post_commithook_properties=_HOOKS,
+            )
+            merger = merger.when_matched_delete("s._tidegate_gone")
+            merger = merger.when_matched_update(values, predicate="NOT s._tidegate_gone")
+            merger.when_not_matched_insert(values, predicate="NOT s._tidegate_gone").execute()
 
     def add_null_columns(self, path: str, schema: pa.Schema) -> None:
         """Append the columns of `schema` that are missing, null in all rows, without touching data files."""
-        write_deltalake(
-            self._writable(path),
-            schema.empty_table(),
-            mode="append",
-            schema_mode="merge",
-            post_commithook_properties=_HOOKS,
-        )
+        with self._writing(path) as table:
+            write_deltalake(
+                table,
+                schema.empty_table(),
+                mode="append",
+                schema_mode="merge",
+                commit_properties=_ONCE,
+                post_commithook_properties=_HOOKS,
+            )
 
     def rewrite(
         self, path: str, schema: pa.Schema, change: Callable[[pa.RecordBatch], pa.RecordBatch]
@@ -306,11 +341,15 @@ class Lakehouse:
         self.create(target, schema)
         for name in _files(held):
             _link(self.root / source / name, self.root / target / name)
-        table = self._writable(target)
         actions = _add_actions(held)
-        table.create_write_transaction(
-            actions, mode="append", schema=schema, post_commithook_properties=_HOOKS
-        )
+        with self._writing(target) as table:
+            table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=schema,
+                commit_properties=_ONCE,
+                post_commithook_properties=_HOOKS,
+            )
 
     def restore(self, path: str, version: int) -> bool:
         """Undo everything after `version`; False when there is nothing to undo."""
@@ -320,15 +359,16 @@ class Lakehouse:
         newest = table.history(1)[0]
         if newest.get("operation") == "RESTORE" and newest.get("tidegate.restored") == str(version):
             return False
-        properties = CommitProperties(custom_metadata={"tidegate.restored": str(version)})
-        table.restore(version, commit_properties=properties, post_commithook_properties=_HOOKS)
+        note = {"tidegate.restored": str(version)}
+        properties = CommitProperties(custom_metadata=note, max_commit_retries=0)
+        with self._writing(path) as table:
+            table.restore(version, commit_properties=properties, post_commithook_properties=_HOOKS)
         return True
 
     def dataset(self, path: str, version: int | None = None) -> ds.Dataset:
         """A slot's rows at a version, as a pyarrow dataset over its data files."""
         table = self._open(path, version)
-        names = [str(self.root / path / name) for name in _files(table)]
-        return ds.dataset(names, schema=pa.schema(table.schema()), format="parquet")
+        return self._rows_of(path, table, _files(table))
 
     def files(self, path: str, version: int | None = None) -> list[Path]:
         """The data files of a slot at a version."""
@@ -340,64 +380,68 @@ class Lakehouse:
 
     def compact(self, path: str) -> bool:
         """Merge small data files when there are more than `COMPACT_FILES`; the rows stay the same."""
-        table = self._writable(path)
-        if len(_files(table)) <= COMPACT_FILES:
+        if self.file_count(path) <= COMPACT_FILES:
             return False
-        table.optimize.compact(post_commithook_properties=_HOOKS)
+        with self._writing(path) as table:
+            table.optimize.compact(commit_properties=_ONCE, post_commithook_properties=_HOOKS)
         return True
 
-    def vacuum(self, path: str, retention_hours: int, keep_versions: list[int]) -> int:
-        """Delete files that no version within the retention and none of `keep_versions` needs."""
-        deleted = self._writable(path).vacuum(
-            retention_hours=retention_hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            keep_versions=keep_versions,
-        )
-        return len(deleted)
+    def file_count(self, path: str) -> int:
+        """How many data files the newest version of a slot has."""
+        return len(_files(self._open(path)))
 
-    def trim_log(self, path: str, needed: int) -> int:
-        """Remove the part of a slot's log that no version from `needed` on is read from; how many files.
+    def slot_files(self, path: str) -> SlotFiles:
+        """What deletes files of a slot that no needed version has."""
 
-        Delta's own cleanup goes by age and would make named versions unreadable whenever they grow older than
-        its period: by a longer retention, or because the consumer stood still.
-        """
-        folder = self.root / path / "_delta_log"
-        found = sorted(
-            (int(name.group(1)), file)
-            for file in folder.iterdir()
-            if (name := _LOG_FILE.fullmatch(file.name)) is not None
-        )
-        bases = [at for at, file in found if at <= needed and file.name == f"{at:020d}.checkpoint.parquet"]
-        before = time.time() - LOG_GRACE_S
-        old = [file for at, file in found if bases and at < bases[-1] and file.stat().st_mtime < before]
-        if old:
-            self._writable(path)  # raises unless it is ours
-        for file in old:
-            file.unlink(missing_ok=True)
-        return len(old)
+        def files_at(version: int) -> list[str]:
+            return _files(self._open(path, version))
+
+        return SlotFiles(self.root / path, files_at, lambda: self._writable(path))
 
     # --- snapshots
 
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
-        """Name a snapshot: the commit point. `position` travels in the same commit."""
+        """Name a snapshot: the commit point. `position` travels in the same commit.
+
+        Fatal when somebody else has named one since this process has read or named the newest: two consumers
+        write the target then. What others do to the table without naming a snapshot does not matter.
+        """
         self._identity()
-        write_deltalake(
-            self._writable(SNAPSHOTS),
-            _snapshot_table(ts, rows, position),
-            mode="append",
-            post_commithook_properties=_HOOKS,
-        )
+        held = self._tables.held(SNAPSHOTS)
+        with self._writing(SNAPSHOTS) as table:
+            if table is not held:
+                self._refuse_others(table)
+            write_deltalake(
+                table,
+                _snapshot_table(ts, rows, position),
+                mode="append",
+                commit_properties=_ONCE,
+                post_commithook_properties=_HOOKS,
+            )
+        self._published = ts
+
+    def _refuse_others(self, table: DeltaTable) -> None:
+        newest = self._newest_ts(table)
+        if self._published is not None and newest != self._published:
+            raise Fatal(
+                "another consumer has named a snapshot of this target",
+                where=f"{self.root / SNAPSHOTS}",
+                why=f"the newest snapshot there is {newest}, and this consumer's is {self._published}",
+                fix="end one of the two, and start the other again: it goes on at the newest snapshot",
+            )
 
     def republish(self, ts: int, rows: Sequence[SnapshotRow]) -> None:
         """Put `rows` in the place of those that name the snapshot at `ts`, in one commit."""
-        write_deltalake(
-            self._writable(SNAPSHOTS),
-            _snapshot_table(ts, rows, self.position()),
-            mode="overwrite",
-            predicate=f"ts = {ts}",
-            post_commithook_properties=_HOOKS,
-        )
+        position = self.position()
+        with self._writing(SNAPSHOTS) as table:
+            write_deltalake(
+                table,
+                _snapshot_table(ts, rows, position),
+                mode="overwrite",
+                predicate=f"ts = {ts}",
+                commit_properties=_ONCE,
+                post_commithook_properties=_HOOKS,
+            )
 
     def position(self) -> str | None:
         """What `publish` committed with the newest snapshot; None for a fresh target.
@@ -406,13 +450,15 @@ class Lakehouse:
         """
         if not self.exists(SNAPSHOTS):
             return None
-        rows = self.dataset(SNAPSHOTS).to_table(
-            columns=["ts", "position"], filter=pc.field("position").is_valid()
-        )
-        if rows.num_rows:
-            newest = pc.index(rows["ts"], pc.max(rows["ts"])).as_py()
-            return str(rows["position"][newest])
-        if self.version(SNAPSHOTS):
+        table = self._open(SNAPSHOTS)
+        newest = self._newest_ts(table)
+        for low in (newest, None):  # in the newest snapshot; all of them if somebody has taken that row out
+            held = self._snapshots(table, ["ts", "position"], low)
+            held = held.filter(pc.is_valid(held["position"]))
+            if held.num_rows:
+                self._published = newest
+                return str(held["position"][pc.index(held["ts"], pc.max(held["ts"])).as_py()])
+        if table.version():
             raise Fatal(
                 "the target's position is gone",
                 where=f"{self.root / SNAPSHOTS}",
@@ -423,62 +469,129 @@ class Lakehouse:
 
     def snapshot_ts(self, at: int | None = None) -> int | None:
         """The ts of the newest snapshot with ts <= `at` (None: the newest of all)."""
-        if not self.exists(SNAPSHOTS):
-            return None
-        wanted = None if at is None else pc.field("ts") <= at
-        found: int | None = pc.max(
-            self.dataset(SNAPSHOTS).to_table(columns=["ts"], filter=wanted)["ts"]
-        ).as_py()
-        return found
+        return self._newest_ts(self._open(SNAPSHOTS), at) if self.exists(SNAPSHOTS) else None
 
     def snapshot_rows(self, at: int | None = None) -> list[SnapshotRow]:
         """The tables of the newest snapshot with ts <= `at` (None: the newest of all)."""
         ts = self.snapshot_ts(at)
         if ts is None:
             return []
-        wanted = (pc.field("ts") == ts) & pc.field("path").is_valid()
-        found = self.dataset(SNAPSHOTS).to_table(filter=wanted).to_pylist()
-        return [
-            SnapshotRow(
-                row["ts"], row["schema_name"], row["table_name"], row["table_id"], row["path"], row["version"]
-            )
-            for row in found
-        ]
+        found = self._snapshots(self._open(SNAPSHOTS), SNAPSHOT_SCHEMA.names[:-1], ts, ts)
+        return [SnapshotRow(*row.values()) for row in found.to_pylist() if row["path"] is not None]
 
-    def trim_snapshots(self, below_ts: int) -> None:
-        """Forget snapshots with ts < below_ts, the newest excepted, and compact the table of snapshots."""
-        newest = self.snapshot_ts()
-        if newest is None:
+    def snapshots(self) -> list[int]:
+        """The ts of all snapshots, ascending."""
+        if not self.exists(SNAPSHOTS):
+            return []
+        return sorted(pc.unique(self._snapshots(self._open(SNAPSHOTS), ["ts"])["ts"]).to_pylist())
+
+    def forget(self, snapshots: Collection[int]) -> Iterator[None]:
+        """Forget these snapshots, and put those of each ten minutes into one file: a commit a piece.
+
+        So a round rewrites what is young and what it forgets, and no piece holds more than the rows of ten
+        minutes, unless an earlier release has left larger files.
+        """
+        if not self.exists(SNAPSHOTS):
             return
-        table = self._writable(SNAPSHOTS)
-        table.delete(f"ts < {min(below_ts, newest)}", post_commithook_properties=_HOOKS)
-        table.optimize.compact(post_commithook_properties=_HOOKS)
+        gone = pa.array(sorted(snapshots), pa.int64())
+        for low, high, crowded in _slices(_bounds(self._open(SNAPSHOTS))):
+            within = pc.and_(pc.greater_equal(gone, low), pc.less(gone, high))
+            if crowded or pc.any(within, min_count=0).as_py():
+                self._rewrite_slice(low, high, gone)
+                yield
+
+    def _rewrite_slice(self, low: int, high: int, gone: pa.Array) -> None:
+        where = f"ts >= {low} AND ts < {high}"
+        with self._writing(SNAPSHOTS) as table:
+            rows = self._snapshots(table, SNAPSHOT_SCHEMA.names, low, high - 1)
+            kept = rows.filter(pc.invert(pc.is_in(rows["ts"], gone)))
+            if kept.num_rows == 0:
+                table.delete(where, commit_properties=_ONCE, post_commithook_properties=_HOOKS)
+            else:
+                write_deltalake(
+                    table,
+                    kept,
+                    mode="overwrite",
+                    predicate=where,
+                    commit_properties=_ONCE,
+                    post_commithook_properties=_HOOKS,
+                )
 
     def named_versions(self) -> dict[str, list[int]]:
         """Every path and the versions of it that some snapshot names."""
         if not self.exists(SNAPSHOTS):
             return {}
-        rows = self.dataset(SNAPSHOTS).to_table(
-            columns=["path", "version"], filter=pc.field("path").is_valid()
-        )
+        rows = self._snapshots(self._open(SNAPSHOTS), ["path", "version"])
+        distinct = rows.group_by(["path", "version"]).aggregate([])
         found: dict[str, list[int]] = {}
-        for row in rows.to_pylist():
-            found.setdefault(row["path"], []).append(row["version"])
+        for path, version in zip(distinct["path"].to_pylist(), distinct["version"].to_pylist(), strict=True):
+            if path is not None:
+                found.setdefault(path, []).append(version)
         return found
+
+    def _newest_ts(self, table: DeltaTable, at: int | None = None) -> int | None:
+        """See `snapshot_ts`; reads only files that may hold it."""
+        files = [one for one in _bounds(table) if at is None or one.low is None or one.low <= at]
+        least = max((one.low for one in files if one.low is not None), default=None)
+        if least is not None:
+            files = [one for one in files if one.high is None or one.high >= least]
+        wanted = None if at is None else pc.field("ts") <= at
+        rows = self._rows_of(SNAPSHOTS, table, [one.name for one in files])
+        found: int | None = pc.max(rows.to_table(columns=["ts"], filter=wanted)["ts"]).as_py()
+        return found
+
+    def _snapshots(
+        self, table: DeltaTable, columns: list[str], low: int | None = None, high: int | None = None
+    ) -> pa.Table:
+        """Rows of the table of snapshots with low <= ts <= high; reads only files that may hold such rows."""
+        names = [
+            one.name
+            for one in _bounds(table)
+            if not (low is not None and one.high is not None and one.high < low)
+            and not (high is not None and one.low is not None and one.low > high)
+        ]
+        wanted = pc.scalar(True)
+        if low is not None:
+            wanted = wanted & (pc.field("ts") >= low)
+        if high is not None:
+            wanted = wanted & (pc.field("ts") <= high)
+        return self._rows_of(SNAPSHOTS, table, names).to_table(columns=columns, filter=wanted)
+
+    def _rows_of(self, path: str, table: DeltaTable, files: Sequence[str]) -> ds.Dataset:
+        names = [str(self.root / path / name) for name in files]
+        return ds.dataset(names, schema=pa.schema(table.schema()), format="parquet")
 
     def discard(self, path: str) -> bool:
         """Remove a slot with its files: only for slots that no snapshot names. False when it is not ours."""
+        if not self.set_aside(path):
+            return False
+        self.empty_trash()
+        return True
+
+    def set_aside(self, path: str) -> bool:
+        """Put a slot that no snapshot names into the trash. False when it is not ours."""
         if self._mark_of(path) != self._identity():
             return False
         trash = self.root / TRASH
         trash.mkdir(parents=True, exist_ok=True)
+        self._tables.drop(path)
         (self.root / path).rename(trash / uuid.uuid4().hex)
-        self.empty_trash()
         return True
 
     def empty_trash(self) -> None:
         """Remove the files of discarded slots, those of a killed writer too."""
-        shutil.rmtree(self.root / TRASH, ignore_errors=True)
+        for _ in self.emptying_trash():
+            pass
+
+    def emptying_trash(self) -> Iterator[None]:
+        """The same a piece at a time: some hundred files each."""
+        trash = self.root / TRASH
+        files = (Path(folder) / name for folder, _, names in os.walk(trash) for name in names)
+        while piece := list(islice(files, TRASH_A_PIECE)):
+            for file in piece:
+                file.unlink(missing_ok=True)
+            yield
+        shutil.rmtree(trash, ignore_errors=True)
 
     def slots(self) -> list[str]:
         """All Delta tables where slots may be, other people's included; links are never followed."""
@@ -494,32 +607,40 @@ class Lakehouse:
     def _overwrite(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         told: list[Exception] = []
         reader = pa.RecordBatchReader.from_batches(schema, _telling(batches, told))
-        table = self._writable(path)
-        held = pa.schema(table.schema()).names
+        held = pa.schema(self._writable(path).schema()).names
         if held != schema.names and set(held) == set(schema.names):
             # delta-rs takes the same columns in another order for no change; so all of them go first.
             self._overwrite(path, _NO_COLUMNS, iter(()))
-            table = self._writable(path)
         try:
-            write_deltalake(
-                table,
-                reader,
-                mode="overwrite",
-                schema_mode="overwrite",
-                configuration=_configuration(schema),
-                post_commithook_properties=_HOOKS,
-            )
+            with self._writing(path) as table:
+                write_deltalake(
+                    table,
+                    reader,
+                    mode="overwrite",
+                    schema_mode="overwrite",
+                    configuration=_configuration(schema),
+                    commit_properties=_ONCE,
+                    post_commithook_properties=_HOOKS,
+                )
         except DeltaError as error:
             if told:
                 raise told[0] from error
             raise
-        self._open(path).alter.set_table_properties(_configuration(schema), post_commithook_properties=_HOOKS)
+        with self._writing(path) as table:
+            table.alter.set_table_properties(
+                _configuration(schema), commit_properties=_ONCE, post_commithook_properties=_HOOKS
+            )
 
     def _uri(self, path: str) -> str:
         return str(self.root / path)
 
     def _open(self, path: str, version: int | None = None) -> DeltaTable:
         try:
+            if version is None:
+                return self._tables.newest(path)
+            held = self._tables.held(path)
+            if held is not None and held.version() == version:
+                return held
             return DeltaTable(self._uri(path), version=version)
         except TableNotFoundError as error:
             raise Fatal(
@@ -558,6 +679,43 @@ def _snapshot_table(ts: int, rows: Sequence[SnapshotRow], position: str | None) 
         [*(None for _ in rows), position],
     ]
     return pa.table(columns, schema=SNAPSHOT_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    """A file of the table of snapshots and the ts in it; None: its bounds are not known."""
+
+    name: str
+    low: int | None
+    high: int | None
+
+
+def _slices(files: Sequence[_Bounded]) -> list[tuple[int, int, bool]]:
+    """The ts that the files are about, in slices low <= ts < high, each of whole `SLICE`s and of whole files.
+
+    With each whether it has more files than it should: one, or `COMPACT_FILES` in the newest slice.
+    """
+    found: list[tuple[int, int, int]] = []
+    ends = [(one.low, one.high) for one in files if one.low is not None and one.high is not None]
+    if len(ends) < len(files):  # somebody has written files without bounds
+        ends = [(0, 2**63 - 1 - SLICE)] * len(files)
+    for first, last in sorted(ends):
+        low, high, count = first // SLICE * SLICE, (last // SLICE + 1) * SLICE, 1
+        if found and low < found[-1][1]:
+            before = found.pop()
+            low, high, count = before[0], max(high, before[1]), before[2] + 1
+        found.append((low, high, count))
+    at_most = [1] * (len(found) - 1) + [COMPACT_FILES]
+    return [(low, high, count > most) for (low, high, count), most in zip(found, at_most, strict=True)]
+
+
+def _bounds(table: DeltaTable) -> list[_Bounded]:
+    held = pa.table(table.get_add_actions(flatten=True))
+    unknown = [None] * held.num_rows
+    low, high = (
+        held[name].to_pylist() if name in held.column_names else unknown for name in ("min.ts", "max.ts")
+    )
+    return [_Bounded(*one) for one in zip(map(unquote, held["path"].to_pylist()), low, high, strict=True)]
 
 
 def _folders(parent: Path) -> list[Path]:

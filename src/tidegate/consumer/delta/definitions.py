@@ -31,7 +31,11 @@ class DefinitionFiles:
     def __init__(self, root: Path) -> None:
         self._folder = root / DEFINITIONS
         self._lock = threading.Lock()
-        self._number = max(map(_number_of, self._folder.glob("*@*.json")), default=0)
+        self._files: dict[str, dict[int, Path]] = {}
+        """By the stem of their names and by their numbers. The folder is listed once."""
+        for file in self._folder.glob("*@*.json"):
+            self._files.setdefault(_stem_of(file), {})[_number_of(file)] = file
+        self._number = max((number for files in self._files.values() for number in files), default=0)
         """Of the newest; those of a crashed run count too, so that none is ever overwritten."""
 
     def keep(self, path: str, made: Definition) -> int:
@@ -40,13 +44,17 @@ class DefinitionFiles:
             self._number += 1
             number = self._number
         self._folder.mkdir(parents=True, exist_ok=True)
-        write_durably(self._folder / f"{file_stem(path)}{number:020d}.json", made.to_json())
+        stem = file_stem(path)
+        file = self._folder / f"{stem}{number:020d}.json"
+        write_durably(file, made.to_json())
+        with self._lock:
+            self._files.setdefault(stem, {})[number] = file
         return number
 
     def find(self, path: str, held: pa.Schema, position: Position) -> tuple[Definition, int]:
         """That of a table with the columns `held` in the snapshot of `position`; its number."""
-        stem = file_stem(path)
-        files = {_number_of(file): file for file in self._folder.glob("*.json") if file.name.startswith(stem)}
+        with self._lock:
+            files = dict(self._files.get(file_stem(path), {}))
         if position.definitions is not None:
             numbers = [position.definitions.get(path, 0)]
         else:  # an earlier release numbered them by the ts of their DDL
@@ -66,6 +74,10 @@ class DefinitionFiles:
 def file_stem(path: str) -> str:
     """How the names of a table's definition files begin; two long folder names do not fit into one."""
     return shortened(path.replace("/", "+"), path, STEM_MAX) + "@"
+
+
+def _stem_of(file: Path) -> str:
+    return file.name.rpartition("@")[0] + "@"
 
 
 def _number_of(file: Path) -> int:

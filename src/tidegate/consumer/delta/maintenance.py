@@ -1,22 +1,36 @@
 """Keeping a target small without breaking what snapshots promise. Called between commits by the driver.
 
-Within `retention` every named snapshot stays readable, and what was dropped can come back. Older ones are
-forgotten; then files that no version within the retention and no named version needs are deleted, the log's
-among them, and tables that no snapshot names any more (dropped, or renamed away) with their directories. The
-newest snapshot is always kept. What does not carry the target's mark is left alone, whatever its name.
+Snapshots are thinned (`thinning`): all of the last hour stay readable, then one a minute, then one an hour,
+until `retention_hours`; within that time what was dropped can come back. The newest snapshot always stays.
+Then files go that no named version needs, the log's among them, and tables that no snapshot names any more
+(dropped, or renamed away) with their directories. What does not carry the target's mark is left alone,
+whatever its name.
+
+A round is made of short pieces, and commits go on between two of them. Snapshots are forgotten first, and
+then one piece decides which versions and which tables stay. Later pieces only delete files, and never
+one of a version after those that were seen then. Tables that have no new version, and none that was
+forgotten, since the last round of this process are not touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tidegate.consumer.delta.thinning import HOUR_MS, forgotten
 from tidegate.consumer.position import Position
 from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.slot_files import SlotFiles
 
-MINUTE_MS: Final = 60_000
+GRACE_S: Final = 3600.0
+"""How long ago a data file must have left the newest version, and how old a file of a log must be, before it
+is deleted: somebody may just have opened a snapshot that is thinned now."""
+REMEMBERED_MAX: Final = 1_000
+"""Tables whose log is not read again by the next round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +38,95 @@ class Upkeep:
     """When and how much."""
 
     retention_hours: int = 24
+    """How long snapshots stay, and how long a dropped table can come back."""
     every_s: float = 600.0
+    """Seconds between two rounds."""
+    all_hours: float = 1.0
+    """Every snapshot of this time stays."""
+    minute_hours: float = 6.0
+    """After `all_hours` and up to this age one a minute stays; after it one an hour."""
+    piece_s: float = 0.1
+    """After this time a round lets commits go on."""
 
 
-def tidy(
-    lake: Lakehouse,
-    position: Position,
-    upkeep: Upkeep,
-    kept: Callable[[int], Mapping[str, Sequence[int]]] = lambda since: {},
-) -> int:
-    """One round; returns how many files were deleted. Safe to be killed at any step.
+Kept = Callable[[int], Mapping[str, Sequence[int]]]
+"""Further versions to keep, by path, given the oldest ts within the retention."""
 
-    `kept`: further versions to keep, by path, given the oldest ts within the retention.
-    """
-    oldest = max(0, position.ts - (upkeep.retention_hours * 60 * MINUTE_MS << LOGICAL_BITS))
-    lake.trim_snapshots(oldest)
-    named = lake.named_versions()
-    for path, versions in kept(oldest).items():
-        named.setdefault(path, []).extend(versions)
-    deleted = 0
-    for path in lake.slots():
-        if path in named:
-            deleted += lake.vacuum(path, upkeep.retention_hours, sorted(set(named[path])))
-            deleted += lake.trim_log(path, min(named[path]))
-        else:
-            lake.discard(path)
-    deleted += lake.vacuum(SNAPSHOTS, upkeep.retention_hours, [])
-    return deleted + lake.trim_log(SNAPSHOTS, lake.version(SNAPSHOTS))
+
+class Tidying:
+    """The upkeep of one target, by the process that writes it."""
+
+    def __init__(self, lake: Lakehouse, upkeep: Upkeep, kept: Kept = lambda since: {}) -> None:
+        self._lake, self._upkeep, self._kept = lake, upkeep, kept
+        self._round: Iterator[int] | None = None
+        self._remembered: OrderedDict[str, SlotFiles] = OrderedDict()
+        self._clean: dict[str, tuple[int, ...]] = {}
+        """By path, the needed versions when a round left nothing to do; the last is the newest version."""
+
+    def work(self, position: Position) -> bool:
+        """Work for about `piece_s`; whether the round is over. Begins one if none is under way.
+
+        To be called when a snapshot names the newest version of each table. Safe to be killed at any step.
+        """
+        until = time.monotonic() + self._upkeep.piece_s
+        if self._round is None:
+            self._round = self.round(position)
+        for _ in self._round:
+            if time.monotonic() >= until:
+                return False
+        self._round = None
+        return True
+
+    def round(self, position: Position) -> Iterator[int]:
+        """One round, by pieces; how many files each has deleted."""
+        for _ in self._lake.forget(self._forgotten()):
+            yield 0
+        versions = self._decide(position)
+        yield 0
+        for _ in self._lake.emptying_trash():
+            yield 0
+        for path, needed in versions.items():
+            yield from self._tidy(path, needed)
+            yield 0  # also where nothing was to be done: there may be thousands of tables
+
+    def _forgotten(self) -> list[int]:
+        upkeep = self._upkeep
+        return forgotten(
+            self._lake.snapshots(),
+            all_hours=min(upkeep.all_hours, upkeep.retention_hours),
+            minute_hours=upkeep.minute_hours,
+            hours=upkeep.retention_hours,
+        )
+
+    def _decide(self, position: Position) -> dict[str, list[int]]:
+        """By path, the versions that stay needed, ascending. Tables that none names go into the trash."""
+        lake = self._lake
+        named = lake.named_versions()
+        oldest = max(0, position.ts - (self._upkeep.retention_hours * HOUR_MS << LOGICAL_BITS))
+        for path, versions in self._kept(oldest).items():
+            named.setdefault(path, []).extend(versions)
+        slots = lake.slots()
+        for path in slots:
+            if path not in named:
+                lake.set_aside(path)
+        self._clean = {path: self._clean[path] for path in slots if path in self._clean and path in named}
+        found = {path: sorted(set(named[path])) for path in slots if path in named}
+        return found | {SNAPSHOTS: [lake.version(SNAPSHOTS)]}
+
+    def _tidy(self, path: str, needed: list[int]) -> Iterator[int]:
+        if self._clean.get(path) == tuple(needed):
+            return
+        files = self._remembered.pop(path, None) or self._lake.slot_files(path)
+        now = time.time()
+        grace = min(GRACE_S, self._upkeep.retention_hours * 3600)
+        yield from files.clean(needed, now - grace, now - GRACE_S)
+        self._remembered[path] = files
+        while len(self._remembered) > REMEMBERED_MAX:
+            self._remembered.popitem(last=False)
+        if not files.left:
+            self._clean[path] = tuple(needed)
+
+
+def tidy(lake: Lakehouse, position: Position, upkeep: Upkeep, kept: Kept = lambda since: {}) -> int:
+    """One whole round at once; how many files were deleted."""
+    return sum(Tidying(lake, upkeep, kept).round(position))

@@ -35,7 +35,7 @@ from tidegate.consumer.definition import ROWID, Definition
 from tidegate.consumer.delta.definitions import DefinitionFiles
 from tidegate.consumer.delta.journal import DdlJournal, Going
 from tidegate.consumer.delta.lock import lock_holder, target_lock
-from tidegate.consumer.delta.maintenance import Upkeep, tidy
+from tidegate.consumer.delta.maintenance import Tidying, Upkeep
 from tidegate.consumer.delta.rewrite import Rewriter
 from tidegate.consumer.net_effect import BagEffect, Effect, factorize
 from tidegate.consumer.partitioning import Members
@@ -60,6 +60,8 @@ class Table:
     version: int
     number: int = 0
     """Of its definition, as it is kept beside the data; 0: not kept yet."""
+    grown: bool = False
+    """Whether rows were written since it was last compacted, or looked at for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,11 @@ class DeltaTarget:
         self.stats = Stats()
         self.values = DeltaValues(self.stats.losses)
         self.tables: dict[Name, Table] = {}
-        self._upkeep = upkeep
         self._journal = DdlJournal(root / INTENTS)
         self._files = DefinitionFiles(root)
         self._counting = threading.Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="delta")
+        self._tidying = Tidying(self.lake, upkeep, self.dropped_versions)
 
     @property
     def definitions(self) -> Mapping[Name, Definition]:
@@ -169,20 +171,22 @@ class DeltaTarget:
                 self.lake.discard(path)
             return None
         position = Position.from_json(text)
-        named = self.lake.named_versions()
         for row in self.lake.snapshot_rows(position.ts):
             self.lake.restore(row.path, row.version)
             held = self.lake.dataset(row.path).schema
             known, number = self._files.find(row.path, held, position)
             version = self.lake.version(row.path)
             self.tables[row.schema, row.table] = Table(known, row.path, version, number)
-        needed = (
-            {table.path for table in self.tables.values()} | named.keys() | self.dropped_versions().keys()
-        )
-        for path in self.lake.slots():
-            if path not in needed:
-                self.lake.discard(path)
+        self._discard_unnamed()
         return position
+
+    def _discard_unnamed(self) -> None:
+        """Remove tables that no snapshot has ever named, and that no DDL has dropped."""
+        unknown = set(self.lake.slots()) - {table.path for table in self.tables.values()}
+        if unknown:
+            unknown -= self.lake.named_versions().keys() | self.dropped_versions().keys()
+        for path in sorted(unknown):
+            self.lake.discard(path)
 
     # --- rows
 
@@ -211,7 +215,7 @@ class DeltaTarget:
             self._write_keyed(table, changes.effect)
         else:
             self._write_bag(table, changes.effect)
-        table.version = self.lake.version(table.path)
+        table.version, table.grown = self.lake.version(table.path), True
         with self._counting:
             self.stats.commits += 1
 
@@ -398,8 +402,9 @@ class DeltaTarget:
     def commit(self, position: Position) -> Position:
         """Name the snapshot at position.ts; the position with the numbers of the tables' definitions."""
         for table in self.tables.values():
-            if self.lake.compact(table.path):
+            if table.grown and self.lake.compact(table.path):
                 table.version = self.lake.version(table.path)
+            table.grown = False
         rows = [
             SnapshotRow(position.ts, schema, name, table.definition.table_id, table.path, table.version)
             for (schema, name), table in sorted(self.tables.items())
@@ -409,6 +414,6 @@ class DeltaTarget:
         self.lake.publish(position.ts, rows, position.to_json())
         return position
 
-    def tidy(self, position: Position) -> None:
-        """See `maintenance.tidy`."""
-        tidy(self.lake, position, self._upkeep, self.dropped_versions)
+    def tidy(self, position: Position) -> bool:
+        """See `maintenance.Tidying.work`."""
+        return self._tidying.work(position)

@@ -1,0 +1,188 @@
+"""What a Delta target costs as it ages: commits, a restart and upkeep, by tables and by snapshots.
+
+    python -m benchmarks.delta_age [--tables 10,100,400] [--snapshots 300,1000,3000] [--json FILE]
+
+The target alone, without a topic and without Spark. Each commit changes one table of the target by ten rows
+(two inserts and then eight updates of rows that are there) and names a snapshot; snapshots are two seconds
+of the source's time apart. `commit` is the median of the last 30, `recover` what a restart takes until the
+position is known, `upkeep` one whole round of tidying and `longest` the longest time that it keeps the loop
+waiting. Every 300 snapshots, which is ten minutes, there is a round, too. Before the last round all files
+are dated two hours back, because young ones are never deleted. `log` is the number of files in the log of
+the table that changed most, before and after the round, and `open` the time to open it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+from benchmarks.show import machine, short, table
+from deltalake import DeltaTable
+
+from tidegate.consumer.ddl_plan import Create
+from tidegate.consumer.definition import Definition, from_info
+from tidegate.consumer.delta.target import DeltaTarget
+from tidegate.consumer.net_effect import Effect
+from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.target import TableChanges
+from tidegate.model.timestamp import compose
+from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, table_info
+
+SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
+BIGINT: Final = 8
+VARCHAR: Final = 15
+STEP_MS: Final = 2_000
+BEGIN_MS: Final = 1_700_000_000_000
+SAMPLE: Final = 30
+"""Commits that are timed."""
+ROUND: Final = 300
+"""Snapshots between two rounds of upkeep: ten minutes."""
+FEW_TABLES: Final = 4
+FEW_SNAPSHOTS: Final = 60
+AGED_S: Final = 7_200.0
+
+
+class Aging:
+    """One target that grows older."""
+
+    def __init__(self, root: Path, tables: int) -> None:
+        self.root, self.snapshots = root, 0
+        self.target = DeltaTarget(root)
+        self.target.recover()
+        self.made = [definition_of(f"t{number:05d}") for number in range(tables)]
+        for made in self.made:
+            self.target.execute(Create(made))
+        self.position = position_of(0)
+
+    def commit(self) -> float:
+        """Change one table and name a snapshot; its seconds. The first table changes every second time."""
+        self.snapshots += 1
+        at = 0 if self.snapshots % 2 else self.snapshots // 2 % len(self.made)
+        rows, fresh = rows_of(self.snapshots)
+        changes = TableChanges(self.made[at], Effect(rows, rows.select(["id"]).slice(0, 0), fresh))
+        began = time.perf_counter()
+        position = position_of(self.snapshots)
+        self.target.write([partial(TableChanges, changes.definition, changes.effect)], position)
+        self.position = self.target.commit(position)
+        return time.perf_counter() - began
+
+    def measure(self, snapshots: int) -> dict[str, Any]:
+        """Grow to `snapshots` snapshots, then time what a reader of the table above sees."""
+        commits: list[float] = []
+        while self.snapshots < snapshots:
+            commits.append(self.commit())
+            if self.snapshots % ROUND == 0 and self.snapshots < snapshots:
+                self._upkeep()
+        commits = commits[-SAMPLE:]
+        began = time.perf_counter()
+        self.target.close()
+        self.target = DeltaTarget(self.root)
+        self.target.recover()
+        recover = time.perf_counter() - began
+        found = {
+            "tables": len(self.made),
+            "snapshots": snapshots,
+            "commit_ms": ms(statistics.median(commits)),
+        }
+        found |= {"recover_ms": ms(recover), **self._opened("before")}
+        pieces = self._tidied()
+        found |= {"upkeep_ms": ms(sum(pieces)), "longest_ms": ms(max(pieces)), **self._opened("after")}
+        again = self._tidied()
+        return found | {"again_ms": ms(sum(again))}
+
+    def _tidied(self) -> list[float]:
+        """The seconds of each piece of one round of upkeep."""
+        for folder, _, names in os.walk(self.root):
+            for name in names:
+                then = time.time() - AGED_S
+                os.utime(Path(folder) / name, (then, then))
+        return self._upkeep()
+
+    def _upkeep(self) -> list[float]:
+        pieces = []
+        done = False
+        while not done:
+            began = time.perf_counter()
+            done = self.target.tidy(self.position)
+            pieces.append(time.perf_counter() - began)
+        return pieces
+
+    def _opened(self, when: str) -> dict[str, Any]:
+        path = self.root / "bench" / "t00000"
+        began = time.perf_counter()
+        DeltaTable(path)
+        spent = time.perf_counter() - began
+        return {f"log_{when}": len(list((path / "_delta_log").iterdir())), f"open_{when}_ms": ms(spent)}
+
+
+def definition_of(name: str) -> Definition:
+    """A table of two columns."""
+    columns = [
+        ColumnSpec("id", BIGINT, 20, flag=NOT_NULL | PRIMARY),
+        ColumnSpec("name", VARCHAR, 40, text=True),
+    ]
+    return from_info("bench", table_info(1 + int(name[1:]), name, columns, ["id"]), 1)
+
+
+def rows_of(number: int) -> tuple[pa.Table, np.ndarray[Any, Any]]:
+    """Ten rows, and which of them are new."""
+    fresh = np.arange(10) < 2
+    ids = np.where(fresh, 1_000 + 2 * number + np.arange(10), (number * 8 + np.arange(10)) % 1_000)
+    return pa.table([ids, [f"value {number}"] * 10], schema=SCHEMA), fresh
+
+
+def position_of(number: int) -> Position:
+    """After `number` snapshots."""
+    part = {0: PartitionPosition(number, number, number)}
+    return Position(compose(BEGIN_MS + STEP_MS * number), "t", "open-protocol", "transaction", part)
+
+
+def ms(seconds: float) -> float:
+    """Milliseconds with one decimal."""
+    return round(seconds * 1000, 1)
+
+
+def measure(tables: Sequence[int], snapshots: Sequence[int]) -> list[dict[str, Any]]:
+    """First by the number of tables, each in a target of its own; then by the number of snapshots."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
+        for count in tables:
+            print(f"  {count} tables", file=sys.stderr)
+            found.append(Aging(Path(folder) / f"of-{count}", count).measure(FEW_SNAPSHOTS))
+        for count in snapshots:
+            print(f"  {count} snapshots", file=sys.stderr)
+            found.append(Aging(Path(folder) / f"aged-{count}", FEW_TABLES).measure(count))
+    return found
+
+
+def numbers(text: str) -> list[int]:
+    """Of a list with commas."""
+    return [int(one) for one in text.split(",") if one]
+
+
+def main() -> None:
+    """Parse, measure, show."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--tables", type=numbers, default=[10, 100, 400])
+    parser.add_argument("--snapshots", type=numbers, default=[300, 1_000, 3_000])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    found = measure(arguments.tables, arguments.snapshots)
+    print(table([tuple(found[0]), *(tuple(short(value) for value in one.values()) for one in found)]))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"machine": machine(), "rounds": found}))
+
+
+if __name__ == "__main__":
+    main()

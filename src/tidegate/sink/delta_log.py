@@ -1,0 +1,150 @@
+"""Which files a Delta table still needs, when only some of its versions do. Pure.
+
+A version is read from a checkpoint and the commits after it, so of a log are needed, for each needed
+version, its last checkpoint before it and the commits between. Logs may have gaps: what stands before a gap
+is read from an earlier checkpoint, what stands behind it from a later one. A data file is needed when it is
+part of a needed version. It is part of all versions from the commit that adds it to the one before the
+commit that removes it, so one pass over the log decides about all versions at once; loading each of them
+would cost as much again for every one. `tests/sink/test_slot_files.py` compares both ways.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+import orjson
+
+LOG_FILE: Final = re.compile(r"(\d{20})\..*")
+"""A file of the log that belongs to a version."""
+
+_ALL_LATER: Final = 10**20
+"""More than any version in the name of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A data file was part of the versions `since` <= v < `until`."""
+
+    since: int
+    until: int
+    removed_at: float
+    """Unix time in seconds of the commit that removed it, or of a later one."""
+
+
+class FileHistory:
+    """The lives of a table's data files, as far as its log is read. Grows with the files on the disk."""
+
+    def __init__(self) -> None:
+        self.version = -1
+        """Up to which the log is read; -1: not at all."""
+        self._since: dict[str, int] = {}
+        self._past: dict[str, list[Life]] = {}
+
+    def begin(self, version: int, files: Iterable[str], at: float) -> None:
+        """The files of a version that a checkpoint gives: the first one read, or the one behind a gap.
+
+        No version in a gap is needed, so it does not matter where in it a file came or went.
+        """
+        now = set(files)
+        for name in self._since.keys() - now:
+            self._end(name, version, at)
+        for name in now - self._since.keys():
+            self._since[name] = self.version + 1
+        self.version = version
+
+    def commit(self, version: int, actions: Sequence[tuple[str, bool]], at: float) -> None:
+        """The next version: names with whether they are added, in the log's order."""
+        assert version == self.version + 1, "a commit was left out"
+        for name, added in actions:
+            if not added:
+                self._end(name, version, at)
+        for name, added in actions:
+            if added:
+                self._since.setdefault(name, version)
+        self.version = version
+
+    def _end(self, name: str, version: int, at: float) -> None:
+        since = self._since.pop(name, None)
+        if since is not None:
+            self._past.setdefault(name, []).append(Life(since, version, at))
+
+    def unneeded(self, needed: Sequence[int], before: float) -> tuple[list[str], bool]:
+        """Files that may be deleted; and whether there will be others when they are older.
+
+        Those of none of `needed` (ascending) and of no version after them, removed at `before` or earlier.
+        """
+        found, young = [], False
+        for name, lives in self._past.items():
+            if name in self._since or any(_holds(life, needed) for life in lives):
+                continue
+            if all(life.removed_at <= before for life in lives):
+                found.append(name)
+            else:
+                young = True
+        return found, young
+
+    def knows(self, name: str) -> bool:
+        """Whether a version that was read has, or had, this file."""
+        return name in self._since or name in self._past
+
+    def forget(self, names: Iterable[str]) -> None:
+        """These are deleted."""
+        for name in names:
+            self._past.pop(name, None)
+
+
+def _holds(life: Life, needed: Sequence[int]) -> bool:
+    """Whether a needed version, or one after the last of them, falls into this life."""
+    at = bisect_left(needed, life.since)
+    return life.until > needed[-1] + 1 if at == len(needed) else needed[at] < life.until
+
+
+def actions_of(commit: bytes) -> list[tuple[str, bool]]:
+    """The data files that a commit's lines name, with whether it adds them."""
+    found = []
+    for line in commit.splitlines():
+        if line.startswith((b'{"add"', b'{"remove"')):
+            action = orjson.loads(line)
+            added = "add" in action
+            found.append((unquote(action["add" if added else "remove"]["path"]), added))
+    return found
+
+
+def checkpoints(names: Iterable[str]) -> list[int]:
+    """The versions of which a log has a checkpoint in one file, ascending."""
+    found = []
+    for name in names:
+        match = LOG_FILE.fullmatch(name)
+        if match is not None and name == f"{match.group(1)}.checkpoint.parquet":
+            found.append(int(match.group(1)))
+    return sorted(found)
+
+
+def needless(names: Sequence[str], needed: Sequence[int]) -> list[str]:
+    """The files of a log from which none of `needed` (ascending) and no version after them is read.
+
+    A version before the first checkpoint is read from the log's beginning. Checkpoints of an unknown form are
+    no base here: that keeps more than is needed, never less.
+    """
+    bases = checkpoints(names)
+    spans: list[tuple[int, int]] = []
+    for version in needed:
+        at = bisect_right(bases, version)
+        spans.append((bases[at - 1] if at else 0, version))
+    spans[-1] = (spans[-1][0], _ALL_LATER)
+    return [
+        name
+        for name in names
+        if (match := LOG_FILE.fullmatch(name)) is not None and not _within(int(match.group(1)), spans)
+    ]
+
+
+def _within(version: int, spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether one of the spans, which ascend in both bounds, holds the version."""
+    at = bisect_left(spans, version, key=lambda span: span[1])
+    return at < len(spans) and spans[at][0] <= version

@@ -1,0 +1,116 @@
+"""Deleting the files of a slot that no needed version has: data files, and the part of the log.
+
+Nothing here writes to a Delta table, so that its versions do not move. Files go one by one, and each of
+them is needed by nothing: a kill at any step leaves more than is needed, never less. The work comes in
+pieces (the functions are generators), and between two pieces the table may be written: versions after the
+needed ones are never touched. `delta_log` decides.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from tidegate.sink.delta_log import FileHistory, actions_of, checkpoints, needless
+
+COMMITS_A_PIECE: Final = 100
+FILES_A_PIECE: Final = 200
+
+
+class SlotFiles:
+    """Those of one slot. It remembers what it has read of the log: the next round reads on from there."""
+
+    def __init__(
+        self, folder: Path, files_at: Callable[[int], list[str]], check: Callable[[], object]
+    ) -> None:
+        """`files_at`: the data files of a version; `check` raises unless the slot is ours."""
+        self._folder, self._log = folder, folder / "_delta_log"
+        self._files_at, self._check = files_at, check
+        self._history = FileHistory()
+        self._swept = False
+        """Whether files were looked for that no commit names."""
+        self.left = False
+        """Whether the last round has left files that only have to grow older."""
+
+    def clean(self, needed: Sequence[int], data_before: float, log_before: float) -> Iterator[int]:
+        """Delete what neither `needed` (ascending) nor any later version has; how many files, by pieces.
+
+        Only what went before `data_before`, and files of the log that are older than `log_before`.
+        """
+        self._check()
+        self.left = False
+        yield from self._read(needed[0])
+        names, self.left = self._history.unneeded(needed, data_before)
+        here = set(_names(self._folder))  # an earlier process may have deleted them
+        yield from self._delete(self._folder, [name for name in names if name in here])
+        self._history.forget(names)
+        if not self._swept:
+            yield from self._delete(self._folder, self._strays(needed[0], data_before))
+        yield from self._delete(self._log, self._old_log(needed, log_before))
+
+    def _old_log(self, needed: Sequence[int], before: float) -> list[str]:
+        names = needless(_names(self._log), needed)
+        old = [name for name in names if (self._log / name).stat().st_mtime <= before]
+        self.left = self.left or len(old) < len(names)
+        return sorted(old)
+
+    def _read(self, oldest: int) -> Iterator[int]:
+        """Take in the log from where the last round ended, at first from `oldest` on."""
+        history = self._history
+        if history.version < 0:
+            history.begin(oldest, self._files_at(oldest), self._time_of(oldest))
+        while True:
+            for _ in range(COMMITS_A_PIECE):
+                file = self._log / f"{history.version + 1:020d}.json"
+                try:
+                    text = file.read_bytes()
+                except FileNotFoundError:
+                    break
+                history.commit(history.version + 1, actions_of(text), file.stat().st_mtime)
+            else:
+                yield 0
+                continue
+            behind = [at for at in checkpoints(_names(self._log)) if at > history.version]
+            if not behind:
+                return
+            history.begin(behind[0], self._files_at(behind[0]), self._time_of(behind[0]))
+
+    def _time_of(self, version: int) -> float:
+        """When a version was committed, or later; Unix time in seconds."""
+        times = [
+            file.stat().st_mtime
+            for end in ("json", "checkpoint.parquet")
+            if (file := self._log / f"{version:020d}.{end}").exists()
+        ]
+        return min(times, default=self._log.stat().st_mtime)
+
+    def _strays(self, oldest: int, before: float) -> list[str]:
+        """Files of no version from `oldest` on: of older ones, or of writes that were killed."""
+        if self._time_of(oldest) > before:
+            self.left = True  # somebody may still read the version before
+            return []
+        with os.scandir(self._folder) as entries:
+            times = {
+                entry.name: entry.stat(follow_symlinks=False).st_mtime
+                for entry in entries
+                if entry.name.endswith(".parquet") and not self._history.knows(entry.name)
+            }
+        found = [name for name, changed in times.items() if changed <= before]
+        self._swept = len(found) == len(times)
+        self.left = self.left or not self._swept
+        return found
+
+    def _delete(self, folder: Path, names: Sequence[str]) -> Iterator[int]:
+        for at in range(0, len(names), FILES_A_PIECE):
+            self._check()
+            piece = names[at : at + FILES_A_PIECE]
+            for name in piece:
+                (folder / name).unlink(missing_ok=True)
+            yield len(piece)
+
+
+def _names(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
