@@ -38,6 +38,9 @@ fuzz: setup ## a million damaged rows, definitions and messages of each protocol
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
+bank: setup ## a bank into Delta and MariaDB, consumer and producer killed 50 times: make bank N=20
+	@$(PY) -m pytest -s tests/consumer/test_bank.py --bank $(or $(N),50) $(PYTEST_ARGS)
+
 recuts: setup ## spans and rules of a changefeed changed under load, 50 times, with kills: make recuts N=10
 	@$(PY) -m pytest -s tests/integration/test_recuts.py --recuts $(or $(N),50) $(PYTEST_ARGS)
 
@@ -76,4 +79,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills hangs giant auto-cdc cluster chaos isolation cuts disks bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills bank hangs giant auto-cdc cluster chaos isolation cuts disks bench lock clean

@@ -27,6 +27,7 @@ pytest_plugins = [
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=6, help="processes the kill test kills (default 6)")
+    parser.addoption("--bank", type=int, default=6, help="processes the bank test kills (default 6)")
     parser.addoption(
         "--hangs",
         type=int,

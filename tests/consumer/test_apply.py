@@ -1,70 +1,19 @@
-"""The bank log through the consumer in memory: every mode and protocol, and death at every step."""
+"""The bank log through the consumer in memory: every mode and protocol, replays, and unfinished runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow.compute as pc
 import pytest
 
-from tests.consumer.at_delta import applier_of
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
-from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.watermark import Mode
-from tidegate.errors import InvalidInput
 from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
 
 TOTAL = 3_000_000
-
-
-class Killed(BaseException):
-    """Stands for kill -9: nothing below the raising call goes on."""
-
-
-class MortalLake(Lakehouse):
-    """Dies at its n-th write: before it takes effect when n is even, right after it when odd.
-
-    The dead begin no further write; one that another thread had begun ends, as a kill may find it done.
-    """
-
-    def __init__(self, root: Path, dies_at: int) -> None:
-        super().__init__(root)
-        self.steps, self.dies_at, self.dead = 0, dies_at, False
-
-
-def _mortal(name: str) -> Any:
-    whole = getattr(Lakehouse, name)
-
-    def write(self: MortalLake, *arguments: Any, **named: Any) -> Any:
-        self.steps += 2
-        step = self.steps
-        self.dead = self.dead or step == self.dies_at
-        if self.dead:
-            raise Killed
-        done = whole(self, *arguments, **named)
-        if step + 1 == self.dies_at:
-            self.dead = True
-            raise Killed
-        return done
-
-    return write
-
-
-for _name in (
-    "create",
-    "append",
-    "merge",
-    "rewrite",
-    "add_null_columns",
-    "rename",
-    "restore",
-    "compact",
-    "publish",
-):
-    setattr(MortalLake, _name, _mortal(_name))
 
 
 def bank_sums(target: Path) -> list[object]:
@@ -111,25 +60,6 @@ def test_until_makes_exactly_that_ts_a_snapshot_and_a_later_run_goes_on(tmp_path
         assert differences(target, snapshots()[at]) == {}, "older snapshots stay readable"
 
 
-@pytest.mark.slow
-def test_death_at_any_write_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    topic, line = bank_topic("open-protocol", 8), snapshots()[8]
-    target, dies_at, deaths = tmp_path / "target", 3, 0
-    while True:
-        applier = applier_of(target)
-        applier.target.lake = MortalLake(target, dies_at)
-        try:
-            consume(topic, target, until=line.ts, applier=applier, rows=500)
-            break
-        except Killed:
-            deaths += 1
-            # Sometimes die early again, during recovery; sometimes after some progress.
-            dies_at = (2, 7, 15, 40, 3, 22, 61)[deaths % 7] + deaths % 5
-    assert deaths > 10
-    assert differences(target, line) == {}
-    assert set(bank_sums(target)) == {TOTAL}
-
-
 def test_what_no_snapshot_names_is_undone(tmp_path: Path) -> None:
     topic, target = bank_topic("open-protocol", 3), tmp_path / "target"
     consume(topic, target, until=snapshots()[1].ts)
@@ -151,15 +81,6 @@ def test_a_replayed_topic_changes_nothing(tmp_path: Path) -> None:
         held += [*messages[: half + 30], *messages[half - 30 : half + 60], *messages[half:]]
     consume(doubled, tmp_path / "target", until=line.ts)
     assert differences(tmp_path / "target", line) == {}
-
-
-def test_the_target_belongs_to_one_process(tmp_path: Path) -> None:
-    with (
-        target_lock(tmp_path),
-        pytest.raises(InvalidInput, match="another consumer"),
-        target_lock(tmp_path),
-    ):
-        pass
 
 
 def test_the_position_is_in_the_commit_of_the_snapshot(tmp_path: Path) -> None:

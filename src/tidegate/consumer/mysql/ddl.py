@@ -214,6 +214,7 @@ class DdlRun:
             name = step.definition.schema, step.definition.table
             held = [one for one in _named(message, name) if one not in known and self._tables.there(one)]
             if name in held and not (skipped or self._tables.adopting):
+                self._progress.check_owner(*name)
                 raise _there_already(name)
             if held and self._tables.adopting and not (skipped or _only_makes(message)):
                 raise _changed_before(held[0], message)

@@ -1,0 +1,242 @@
+"""What a reader of a target sees of the bank (`bank`) while a consumer writes it, and is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import pymysql
+from pymysql.constants import ER
+
+from tests.consumer.bank import MONEY, SCHEMA, TABLES, Bank, Row, Rows
+from tests.consumer.mysql.reading import forget
+from tests.consumer.topics import Event
+from tidegate.consumer.mysql.session import MySqlServer
+from tidegate.consumer.mysql.target import MySqlTarget
+from tidegate.consumer.position import Position
+from tidegate.consumer.snapshots import open_snapshot
+from tidegate.errors import InvalidInput
+from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+
+CHANGED_MEANWHILE = 1412
+"""MariaDB: a table was altered after this transaction's snapshot."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look at a target."""
+
+    moments: Mapping[str, int]
+    """By table, the ts at which the target says that it stands."""
+    tables: Mapping[str, Rows]
+
+
+class Truth:
+    """The bank as it was at any ts, drawn as far as it is asked for."""
+
+    def __init__(self, seed: int) -> None:
+        self._bank = Bank(seed)
+        self._groups: Iterator[list[Event]] = self._bank.groups()
+
+    def at(self, ts: int) -> Mapping[str, Rows]:
+        while self._bank.ts < ts:
+            next(self._groups)
+        return self._bank.at(ts)
+
+    def faults(self, seen: Seen, *, columns: bool = False) -> list[str]:
+        """Which tables differ from what they were at their moments. Added columns count if both have them,
+        because a reader's moment is that of the rows; with `columns` they must be there."""
+        found = []
+        for name, rows in seen.tables.items():
+            expected = self.at(seen.moments[name])[name]
+            if not _equal(rows, expected, columns=columns):
+                found.append(f"{name} at {seen.moments[name]}: {_difference(rows, expected)}")
+        return found
+
+
+def _equal(rows: Rows, expected: Rows, *, columns: bool) -> bool:
+    if columns:
+        return rows == expected
+    return rows.keys() == expected.keys() and all(
+        all(a == b for a, b in zip(row, expected[one], strict=False)) for one, row in rows.items()
+    )
+
+
+def _difference(rows: Rows, expected: Rows) -> str:
+    keys = [one for one in rows.keys() | expected.keys() if rows.get(one) != expected.get(one)]
+    return "; ".join(f"{rows.get(one)} and not {expected.get(one)}" for one in sorted(keys)[:4])
+
+
+def total(seen: Seen) -> int:
+    """The sum of all money."""
+    return sum(row[1] for name in MONEY for row in seen.tables.get(name, {}).values())
+
+
+class BankTarget(Protocol):
+    """One target, from outside."""
+
+    options: Sequence[str]
+    """What the consumer's command takes."""
+
+    def look(self) -> Seen | None:
+        """What a reader sees now; None: nothing yet, or the reader must ask again."""
+
+    def history(self) -> Iterator[Seen]:
+        """What a reader can still see of earlier moments."""
+
+    def held(self, name: str) -> Any:
+        """A context in which a table's rows cannot be written, if the target can be stopped there."""
+
+    def stuck(self) -> bool:
+        """Whether the consumer stands in the midst of a write, before such rows."""
+
+    def close(self) -> None: ...
+
+
+class AtDelta:
+    """Named snapshots of a directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.options = ["--target", f"delta://{root}"]
+        self._root = root
+
+    def look(self) -> Seen | None:
+        try:
+            return self._at(None)
+        except InvalidInput:
+            return None
+
+    def history(self) -> Iterator[Seen]:
+        named = Lakehouse(self._root).read(SNAPSHOTS).column("ts").to_pylist()
+        yield from (self._at(ts) for ts in sorted(set(named)))
+
+    def _at(self, ts: int | None) -> Seen:
+        snapshot = open_snapshot(self._root, at=ts)
+        tables: dict[str, Rows] = {name: {} for name in TABLES}
+        for name, table in snapshot.tables.items():
+            rows = table.to_arrow().to_pylist()
+            tables[name.partition(".")[2]] = {row["id"]: tuple(row.values()) for row in rows}
+        return Seen(dict.fromkeys(TABLES, snapshot.ts), tables)
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """Nobody can stop a writer of files from outside."""
+        yield
+
+    def stuck(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class AtMariaDb:
+    """Tables of a database, and what the consumer notes there, read in one transaction."""
+
+    def __init__(self, server: MySqlServer, lanes: int, folder: Path) -> None:
+        self._name, self._lanes = f"bank-{lanes}", lanes
+        self.options = ["--target", f"mysql://root@127.0.0.1:{server.port}/", "--name", self._name]
+        self.options += ["--folder", str(folder), "--lanes", str(lanes)]
+        connection = server.connect()
+        forget(server, self._name, SCHEMA)
+        self._reader, self._holder = connection, server.connect()
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            # An ALTER that waits for the bystander lets no reader pass, and we are both.
+            cursor.execute("SET SESSION lock_wait_timeout=0")
+        self._asked_at = 0.0
+        self._lane_of = {name: lane_of(name, lanes) for name in TABLES}
+
+    def look(self) -> Seen | None:
+        try:
+            with self._reader.cursor() as cursor:
+                cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+                moments = self._moments(cursor)
+                tables = {name: _rows(cursor, name) for name in TABLES} if moments else {}
+        except pymysql.err.MySQLError as error:
+            if error.args[0] in (CHANGED_MEANWHILE, ER.NO_SUCH_TABLE, ER.LOCK_WAIT_TIMEOUT):
+                return None
+            raise
+        finally:
+            self._reader.rollback()
+        return Seen(moments, tables) if moments else None
+
+    def _moments(self, cursor: Any) -> dict[str, int]:
+        """By table: the position, or what the batch that was begun leads to if the lane is through."""
+        cursor.execute(
+            "SELECT batch, position, begun FROM tidegate.progress WHERE consumer=%s", (self._name,)
+        )
+        found = cursor.fetchone()
+        if found is None:
+            return {}
+        batch, position, begun = found
+        cursor.execute("SELECT lane, batch FROM tidegate.lanes WHERE consumer=%s", (self._name,))
+        through = {lane for lane, last in cursor.fetchall() if last == batch}
+        before, after = moment(position), moment(begun or position)
+        return {name: after if lane in through else before for name, lane in self._lane_of.items()}
+
+    def history(self) -> Iterator[Seen]:
+        """A database has none."""
+        return iter(())
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[None]:
+        """A bystander's locks on all rows of a table, and on its definition."""
+        with self._holder.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute(f"SELECT * FROM `{SCHEMA}`.`{name}` FOR UPDATE")
+            try:
+                yield
+            finally:
+                self._holder.rollback()
+
+    def stuck(self) -> bool:
+        """Whether a transaction, or a DDL, waits for the bystander. InnoDB looks anew only when nobody has
+        asked for a tenth of a second."""
+        if time.monotonic() - self._asked_at < 0.15:
+            return False
+        self._asked_at = time.monotonic()
+        with self._holder.cursor() as cursor:
+            cursor.execute(
+                "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state='LOCK WAIT'"
+                " UNION ALL SELECT COUNT(*) FROM information_schema.processlist"
+                " WHERE state='Waiting for table metadata lock'"
+            )
+            return any(count for (count,) in cursor.fetchall())
+
+    def close(self) -> None:
+        self._reader.close()
+        self._holder.close()
+
+
+def _rows(cursor: Any, name: str) -> Rows:
+    cursor.execute(f"SELECT * FROM `{SCHEMA}`.`{name}`")
+    found: list[Row] = cursor.fetchall()
+    return {row[0]: row for row in found}
+
+
+def lane_of(name: str, lanes: int) -> int:
+    """The lane of one of the bank's tables."""
+    target = MySqlTarget(MySqlServer("127.0.0.1", 1, "nobody", ""), "nobody", lanes)
+    return target._lane_of(SCHEMA, name)
+
+
+def moment(position: str | None) -> int:
+    """The one ts at which all partitions of a position stand."""
+    if position is None:
+        return 0
+    applied = {part.applied for part in Position.from_json(position).partitions.values()}
+    assert len(applied) == 1, "in transaction mode all partitions stand at one ts"
+    return applied.pop()
+
+
+def wait_until(what: str, true: Callable[[], Any], patience_s: float, meanwhile: Callable[[], None]) -> None:
+    """Fails naming `what` when it does not come true."""
+    deadline = time.monotonic() + patience_s
+    while not true():
+        meanwhile()
+        assert time.monotonic() < deadline, f"within {patience_s:.0f} s not seen: {what}"

@@ -1,0 +1,197 @@
+"""Each kind of target, for what all of them promise: how to open one, to kill it, and to see what is in."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from tests.consumer.mysql.mortal import Killed, MortalServer
+from tests.consumer.mysql.reading import forget
+from tidegate.consumer.definition import ROWID
+from tidegate.consumer.delta.target import DeltaAddress, DeltaTarget
+from tidegate.consumer.mysql.session import MySqlServer
+from tidegate.consumer.mysql.target import MySqlAddress
+from tidegate.consumer.target import Address
+from tidegate.sink.lakehouse import Lakehouse
+
+SCHEMA = "contract"
+Rows = list[tuple[Any, ...]]
+WRITES = (
+    "create", "append", "merge", "rewrite", "replace", "add_null_columns", "rename", "restore", "compact",
+    "publish", "discard",
+)  # fmt: skip
+"""Of a Lakehouse: each changes what lies on the disk."""
+
+
+class Place(Protocol):
+    """One kind of target, and a consumer's place in it."""
+
+    undoes: bool
+    """Whether a restart takes back what was not committed; otherwise it goes on from there."""
+
+    exclusive: bool
+    """Whether nobody can take it over while a process has it; otherwise that process is fenced."""
+
+    def address(self) -> Address: ...
+
+    def other(self) -> Address:
+        """Of a second consumer that would write the same tables."""
+
+    def mortal(self, dies_at: int) -> tuple[Any, Any]:
+        """A context of a target that dies at its n-th write, before it if n is even, after it if odd; and
+        what counts its writes (`steps`)."""
+
+    def seen(self) -> dict[str, Rows]:
+        """What each table holds, sorted, whatever a position says of it."""
+
+    def state(self) -> Hashable:
+        """What a death leaves behind that a restart does not undo."""
+
+    def put_foreign(self, table: str) -> None:
+        """Somebody else's table, where a table of the consumer's would be."""
+
+    def foreign(self, table: str) -> object:
+        """What it holds."""
+
+    def remove_foreign(self, table: str) -> None: ...
+
+
+class AtDelta:
+    undoes = exclusive = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def address(self) -> DeltaAddress:
+        return DeltaAddress(self.root)
+
+    def other(self) -> DeltaAddress:
+        return DeltaAddress(self.root)
+
+    def mortal(self, dies_at: int) -> tuple[Any, DeltaLife]:
+        life = DeltaLife(dies_at)
+        return self._mortal(life), life
+
+    @contextmanager
+    def _mortal(self, life: DeltaLife) -> Iterator[DeltaTarget]:
+        with self.address().opened() as target:
+            for owner, names in (
+                (target.lake, WRITES),
+                (target._files, ("keep",)),
+                (target._journal, ("intend",)),
+            ):
+                for name in names:
+                    setattr(owner, name, life.watched(getattr(owner, name)))
+            yield target
+
+    def seen(self) -> dict[str, Rows]:
+        lake, found = Lakehouse(self.root), {}
+        named = {row.path: row.table for row in lake.snapshot_rows()} if lake.position() else {}
+        for path, table in named.items():
+            rows = lake.read(path)  # its newest version: what a restart has not undone shows here
+            kept = rows.drop_columns(ROWID) if ROWID in rows.column_names else rows
+            found[table] = _sorted(zip(*kept.to_pydict().values(), strict=True))
+        return found
+
+    def state(self) -> Hashable:
+        return Lakehouse(self.root).position()
+
+    def put_foreign(self, table: str) -> None:
+        folder = self.root / SCHEMA / table
+        folder.mkdir(parents=True)
+        (folder / "photo.jpg").write_bytes(b"not to be lost")
+
+    def foreign(self, table: str) -> object:
+        folder = self.root / SCHEMA / table
+        return {file.name: file.read_bytes() for file in folder.rglob("*")}
+
+    def remove_foreign(self, table: str) -> None:
+        shutil.rmtree(self.root / SCHEMA / table)
+        if not any((self.root / SCHEMA).iterdir()):
+            (self.root / SCHEMA).rmdir()
+
+
+class DeltaLife:
+    """Dies at the n-th write; the dead begin no further write."""
+
+    def __init__(self, dies_at: int) -> None:
+        self.steps, self._dies_at, self._dead, self._lock = 0, dies_at, False, threading.Lock()
+
+    def watched(self, whole: Callable[..., Any]) -> Callable[..., Any]:
+        def write(*arguments: Any, **named: Any) -> Any:
+            with self._lock:
+                self.steps += 2
+                step = self.steps
+            self._die_if(self._dead or step == self._dies_at)
+            done = whole(*arguments, **named)
+            self._die_if(step + 1 == self._dies_at)
+            return done
+
+        return write
+
+    def _die_if(self, due: bool) -> None:
+        if due:
+            self._dead = True
+            raise Killed
+
+
+class AtMariaDb:
+    undoes = exclusive = False
+
+    def __init__(self, server: MySqlServer, folder: Path) -> None:
+        self._server, self._folder, self._bystander = server, folder, server.connect()
+        forget(server, "contract", SCHEMA)
+        forget(server, "contract-other", SCHEMA)
+
+    def address(self) -> MySqlAddress:
+        return MySqlAddress(self._server, "contract", self._folder / "own", lanes=3)
+
+    def other(self) -> MySqlAddress:
+        return MySqlAddress(self._server, "contract-other", self._folder / "other", lanes=3)
+
+    def mortal(self, dies_at: int) -> tuple[Any, Any]:
+        server = MortalServer.at(self._server, dies_at)
+        return MySqlAddress(server, "contract", self._folder / "own", lanes=3).opened(), server.life
+
+    def seen(self) -> dict[str, Rows]:
+        return {table: _sorted(self._rows(f"SELECT * FROM `{SCHEMA}`.`{table}`")) for table in self._tables()}
+
+    def state(self) -> Hashable:
+        columns = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema=%s"
+        noted = {
+            "progress": "SELECT batch, position, begun, ddl FROM tidegate.progress WHERE consumer='contract'",
+            "lanes": "SELECT lane, batch, digest FROM tidegate.lanes WHERE consumer='contract'",
+            "definitions": "SELECT * FROM tidegate.definitions WHERE consumer='contract'",
+        }
+        own = "SELECT table_name FROM information_schema.tables WHERE table_schema='tidegate'"
+        there = [noted[table] for (table,) in self._rows(own) if table in noted]
+        found = [self._rows(columns, SCHEMA), *map(self._rows, sorted(there))]
+        return repr([_sorted(rows) for rows in found] + [sorted(self.seen().items())])
+
+    def put_foreign(self, table: str) -> None:
+        self._rows(f"CREATE DATABASE IF NOT EXISTS `{SCHEMA}`")
+        self._rows(f"CREATE TABLE `{SCHEMA}`.`{table}` (photo VARBINARY(40)) ENGINE=InnoDB")
+        self._rows(f"INSERT INTO `{SCHEMA}`.`{table}` VALUES ('not to be lost')")
+
+    def foreign(self, table: str) -> object:
+        return self._rows(f"SHOW CREATE TABLE `{SCHEMA}`.`{table}`"), self.seen()[table]
+
+    def remove_foreign(self, table: str) -> None:
+        self._rows(f"DROP TABLE `{SCHEMA}`.`{table}`")
+
+    def _tables(self) -> list[str]:
+        found = self._rows("SELECT table_name FROM information_schema.tables WHERE table_schema=%s", SCHEMA)
+        return [table for (table,) in found]
+
+    def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._bystander.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return list(cursor.fetchall())
+
+
+def _sorted(rows: Any) -> Rows:
+    return sorted((tuple(row) for row in rows), key=repr)

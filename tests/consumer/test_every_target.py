@@ -1,0 +1,169 @@
+"""What every target promises, through the verbs of `Target` alone: see `story` and `each_target`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.consumer.each_target import SCHEMA, AtDelta, AtMariaDb, Killed, Place
+from tests.consumer.story import STORY, do, done_at, go_on, position, settled, state_at
+from tidegate.consumer.target import Settle, TableChanges, Target
+from tidegate.errors import Fatal, Fenced, InvalidInput, TidegateError
+
+FIRST_COMMIT = 3
+"""Steps of the story up to its first snapshot."""
+THIRD_COMMIT = 13
+ROWS = 5
+"""The number of the step that writes into all tables; a commit follows."""
+ALTER = 9
+"""That of the DDL that changes a table."""
+LIVES = 1000
+"""Of the test that dies at every write, at most."""
+
+
+@pytest.fixture(params=["delta", "mariadb"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "delta":
+        return AtDelta(tmp_path / "target")
+    return AtMariaDb(request.getfixturevalue("mariadb"), tmp_path)
+
+
+def check(place: Place, target: Target, done: int) -> None:
+    """The target holds what its position says. A database may hold a part of what was begun, too."""
+    if target.begun is not None:
+        assert not place.undoes
+        return
+    may = [state_at(done)]
+    if not place.undoes and done < len(STORY) and STORY[done].ddl is not None:
+        may.append(state_at(done + 1))  # its statement has run, and its position is still to move
+    assert place.seen() in [{name: sorted(rows, key=repr) for name, rows in one.items()} for one in may]
+    if len(may) == 1:
+        assert target.definitions.keys() == {(SCHEMA, name) for name in may[0]}
+
+
+def finish(place: Place) -> None:
+    """Do what is left; everything is in, once, and a further restart finds it so."""
+    with place.address().opened() as target:
+        go_on(target)
+    with place.address().opened() as target:
+        assert done_at(target.recover()) == len(STORY)
+        assert target.begun is None
+        check(place, target, len(STORY))
+
+
+def test_a_restart_after_any_step_finds_the_position_and_what_it_says(place: Place) -> None:
+    """One that cannot undo has each step; one that can is back at its newest snapshot."""
+    committed, kept = 0, None
+    for number in range(len(STORY)):
+        with place.address().opened() as target:
+            held = target.recover()
+            done = done_at(held)
+            assert done == (committed if place.undoes else number)
+            assert target.begun is None
+            if committed == number:
+                assert held == kept, "as `commit` said that it is kept"
+            check(place, target, done)
+            for again in range(done, number + 1):
+                if (told := do(target, again)) is not None:
+                    assert told.ts == position(again + 1).ts
+                    committed, kept = number + 1, told
+    finish(place)
+
+
+@pytest.mark.slow
+def test_death_at_every_write_loses_and_doubles_nothing(place: Place) -> None:
+    """After each write there is, which is before the next. A life dies one write later than the last one did,
+    until a death leaves something behind; then the count begins again. Each takeover writes the same, so only
+    some lives die in one."""
+    # `mysql/test_ddl` dies at each step of the DDLs that rename, empty and drop.
+    until = len(STORY) if place.undoes else THIRD_COMMIT
+    dies_at, takeover, state, lives, moves = 3, 0, place.state(), 0, 0
+    while lives < LIVES:
+        context, life = place.mortal(dies_at)
+        try:
+            with context as target:
+                done = done_at(target.recover())
+                check(place, target, done)
+                takeover = 0 if place.undoes else life.steps
+                go_on_from(target, done, until)
+            break
+        except Killed:
+            lives += 1
+        left = place.state()
+        moves += left != state
+        dies_at = dies_at + 2 if left == state else 3 + (takeover if moves % 8 else 0)
+        state = left
+    assert 40 < lives < LIVES
+    finish(place)
+
+
+def go_on_from(target: Target, done: int, until: int = len(STORY)) -> None:
+    for number in range(done, until):
+        do(target, number)
+
+
+def test_an_older_target_that_is_still_open_writes_nothing_after_a_takeover(place: Place) -> None:
+    """A target fences it, or cannot be taken over before the process that has it ends."""
+    with place.address().opened() as old:
+        go_on(old, ROWS)
+        if place.exclusive:
+            with pytest.raises(InvalidInput, match="another consumer"), place.address().opened():
+                pass
+            go_on_from(old, ROWS)
+        else:
+            with place.address().opened() as new:
+                go_on(new, ROWS + 2)
+                before = place.state()
+                for number in (ROWS, ROWS + 1, ALTER):
+                    with pytest.raises(Fenced):
+                        do(old, number)
+                    assert place.state() == before
+                go_on_from(new, ROWS + 2)
+    finish(place)
+
+
+def test_a_second_consumer_of_the_same_tables_is_refused(place: Place) -> None:
+    with place.address().opened() as first:
+        go_on(first, ROWS)
+        before = place.seen()
+        with pytest.raises(InvalidInput, match="consumer") as refused, place.other().opened() as second:
+            go_on(second, ROWS)
+        assert refused.value.where
+        assert refused.value.fix
+        assert place.seen() == before
+        go_on_from(first, ROWS)
+    finish(place)
+
+
+@pytest.mark.parametrize(("done", "table"), [(0, "log"), (FIRST_COMMIT, "seats")], ids=["new", "in use"])
+def test_what_is_somebody_elses_is_refused_and_left_as_it_was(place: Place, done: int, table: str) -> None:
+    if done:
+        with place.address().opened() as target:
+            go_on(target, done)
+    place.put_foreign(table)
+    before = place.foreign(table)
+    for _ in range(2):
+        with pytest.raises(TidegateError) as refused, place.address().opened() as target:
+            go_on(target)
+        assert isinstance(refused.value, Fatal | InvalidInput)
+        assert SCHEMA in refused.value.where + refused.value.why
+        assert refused.value.fix
+        assert place.foreign(table) == before
+    place.remove_foreign(table)
+    finish(place)
+
+
+def test_a_table_that_cannot_be_settled_stops_the_write_and_leaves_no_writer_behind(place: Place) -> None:
+    """The others of the same write may be in or not: the next life brings all of it."""
+
+    def broken() -> TableChanges | None:
+        raise Fatal("a value cannot be converted")
+
+    with place.address().opened() as target:
+        go_on(target, ROWS)
+        rows = STORY[ROWS].after["seats"]
+        good: Settle = lambda: settled(target, "seats", [], rows)  # noqa: E731
+        with pytest.raises(Fatal, match="cannot be converted"):
+            target.write([good, broken], position(ROWS + 1))
+    finish(place)
