@@ -49,7 +49,7 @@ from tidegate.consumer.mysql.literals import (
     Digest,
     MySqlValues,
     bag_deletes,
-    check_length,
+    check_lengths,
     deletes,
     inserts,
     literals,
@@ -641,10 +641,10 @@ def test_the_longest_statement_that_passes_is_the_longest_the_server_takes(serve
 
     frame = len(insert(0))
     longest, longer = insert(packet - 2 - frame), insert(packet - 1 - frame)
-    check_length(longest, "s.t", packet)
+    check_lengths([longest], "s.t", packet)
     assert _written(server, longest) == 1
     with pytest.raises(Fatal, match=r"(?s)s\.t.*max_allowed_packet"):
-        check_length(longer, "s.t", packet)
+        check_lengths([longer], "s.t", packet)
     with pytest.raises(pymysql.err.OperationalError):
         _written(server, longer)
     server.connect()  # the server has ended it
