@@ -126,6 +126,32 @@ def aged(tmp_path_factory: pytest.TempPathFactory) -> Lakehouse:
     return lake
 
 
+@pytest.mark.parametrize("stray", [True, False])
+def test_a_rename_between_two_pieces_loses_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stray: bool
+) -> None:
+    """It links the files of another slot, whose names may be just those that are about to be deleted."""
+    monkeypatch.setattr(slot_files, "FILES_A_PIECE", 1)
+    lake, other = Lakehouse(tmp_path / "lake"), "a/c"
+    lake.create(other, SCHEMA)
+    for number in range(4):
+        lake.append(other, pa.table([[number]], schema=SCHEMA))
+    if stray:  # of a rename that was killed before its commit
+        lake.create(PATH, SCHEMA)
+        for file in lake.files(other):
+            os.link(file, tmp_path / "lake" / PATH / file.name)
+    else:  # the table was here before, and left
+        lake.rename(other, PATH)
+        lake.create(PATH, SCHEMA)
+    dated(tmp_path, 7200)
+    files = lake.slot_files(PATH)
+    pieces = files.clean([lake.version(PATH)], time.time() - 3600, time.time() - 3600)
+    assert next(piece for piece in pieces if piece) == 1
+    lake.rename(other, PATH)
+    assert sum(pieces) == 0
+    assert lake.read(PATH).sort_by("id")["id"].to_pylist() == [0, 1, 2, 3]
+
+
 def test_named_versions_stay_readable_across_the_gaps_of_a_trimmed_log(aged: Lakehouse) -> None:
     """As delta-rs reads them: also the newest, with and without the hint where the last checkpoint is."""
     lake, folder = aged, aged.root / PATH

@@ -92,6 +92,10 @@ class FileHistory:
         """Whether a version that was read has, or had, this file."""
         return name in self._since or name in self._past
 
+    def has(self, name: str) -> bool:
+        """Whether the newest version that was read has this file."""
+        return name in self._since
+
     def forget(self, names: Iterable[str]) -> None:
         """These are deleted."""
         for name in names:

@@ -44,10 +44,11 @@ class SlotFiles:
         yield from self._read(needed[0])
         names, self.left = self._history.unneeded(needed, data_before)
         here = set(_names(self._folder))  # an earlier process may have deleted them
-        yield from self._delete(self._folder, [name for name in names if name in here])
-        self._history.forget(names)
+        self._history.forget(name for name in names if name not in here)
+        yield from self._delete_data([name for name in names if name in here], needed[0])
         if not self._swept:
-            yield from self._delete(self._folder, self._strays(needed[0], data_before))
+            self._catch_up(needed[0])
+            yield from self._delete_data(self._strays(needed[0], data_before), needed[0])
         yield from self._delete(self._log, self._old_log(needed, log_before))
 
     def _old_log(self, needed: Sequence[int], before: float) -> list[str]:
@@ -101,6 +102,22 @@ class SlotFiles:
         self._swept = len(found) == len(times)
         self.left = self.left or not self._swept
         return found
+
+    def _catch_up(self, oldest: int) -> None:
+        """Read the log to its end, at once."""
+        for _ in self._read(oldest):
+            pass
+
+    def _delete_data(self, names: Sequence[str], oldest: int) -> Iterator[int]:
+        """Delete data files, but for those that have come back meanwhile.
+
+        A rename between two pieces links files of another slot, old as they are, and under their old names.
+        """
+        for at in range(0, len(names), FILES_A_PIECE):
+            self._catch_up(oldest)
+            piece = [name for name in names[at : at + FILES_A_PIECE] if not self._history.has(name)]
+            yield from self._delete(self._folder, piece)
+            self._history.forget(piece)
 
     def _delete(self, folder: Path, names: Sequence[str]) -> Iterator[int]:
         for at in range(0, len(names), FILES_A_PIECE):
