@@ -70,16 +70,22 @@ def without_old_values(events: list[Event]) -> list[Event]:
     return found
 
 
-@given(histories(), st.booleans(), st.randoms(use_true_random=False))
-@settings(max_examples=200, deadline=None)
-def test_the_net_effect_takes_the_start_to_the_end(history, old_values, random) -> None:  # type: ignore[no-untyped-def]
-    start, events = history
+def end_of(start: dict[tuple[int, str], Row], events: list[Event]) -> dict[tuple[int, str], Row]:
+    """The rows after the history."""
     end = dict(start)
     for _, _, old, new in events:
         if old is not None:
             del end[old[:2]]
         if new is not None:
             end[new[:2]] = new
+    return end
+
+
+@given(histories(), st.booleans(), st.randoms(use_true_random=False))
+@settings(max_examples=200, deadline=None)
+def test_the_net_effect_takes_the_start_to_the_end(history, old_values, random) -> None:  # type: ignore[no-untyped-def]
+    start, events = history
+    end = end_of(start, events)
     sent = events if old_values else without_old_values(events)
     doubled = sent + [event for event in sent if random.random() < 0.4]
     effect = net_effect(changes_of(doubled, ["a", "b"]), ["a", "b"], trust_inserts=old_values)

@@ -13,13 +13,16 @@ from hypothesis import strategies as st
 from tests.consumer.at_delta import applier_of
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
-from tests.consumer.test_net_effect import NAMES, changes_of, histories, without_old_values
+from tests.consumer.test_net_effect import NAMES, changes_of, end_of, histories, without_old_values
 from tidegate.consumer.apply import Sizes
 from tidegate.consumer.assembler import STEP_BYTES, Assembler, Segment
 from tidegate.consumer.definition import guess
+from tidegate.consumer.flow import MAX_WAITING_BYTES, Flow
 from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.parted import PartedTable, parts_of
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.source import Fetched
+from tidegate.consumer.watermark import Mode
 
 KNOWN = replace(guess("s", "t", (), 1), keys=("a", "b"))
 FRESH = Position(0, "memory", "open-protocol", "transaction", {0: PartitionPosition(0, 0, 0)})
@@ -29,12 +32,7 @@ FRESH = Position(0, "memory", "open-protocol", "transaction", {0: PartitionPosit
 @settings(max_examples=100, deadline=None)
 def test_parts_together_take_the_start_to_the_end(history, old_values, parts, pieces) -> None:  # type: ignore[no-untyped-def]
     start, events = history
-    end = dict(start)
-    for _, _, old, new in events:
-        if old is not None:
-            del end[old[:2]]
-        if new is not None:
-            end[new[:2]] = new
+    end = end_of(start, events)
     sent = events if old_values else without_old_values(events)
     cut = [changes_of(sent[at::pieces], ["a", "b"]) for at in range(pieces)]
     got, fresh = dict(start), dict[tuple[int, str], tuple[object, ...]]()
@@ -47,6 +45,8 @@ def test_parts_together_take_the_start_to_the_end(history, old_values, parts, pi
             if changes is None:
                 continue
             assert isinstance(changes.effect, Effect)
+            if not table.may_delete(part):
+                assert changes.effect.only_inserts
             for row in changes.effect.deletes.to_pylist():
                 got.pop((row["a"], row["b"]), None)
             for row in changes.effect.upserts.to_pylist():
@@ -92,6 +92,16 @@ def test_a_position_keeps_how_a_step_is_cut() -> None:
     assert "parts" not in FRESH.to_json(), "as earlier releases wrote it"
     cut = replace(FRESH, parts=(("s", "t", 12), ("s.x", "t", 3)))
     assert Position.from_json(cut.to_json()) == cut
+
+
+def test_what_waits_on_disk_is_bounded_in_bytes() -> None:
+    """Above it only the partition is read that holds the watermark back."""
+    begin = {number: PartitionPosition(0, 0, 0) for number in (0, 1)}
+    flow = Flow(replace(FRESH, partitions=begin), Mode.TRANSACTION, (), None)
+    for size, wanted in ((MAX_WAITING_BYTES, {0, 1}), (1, {1})):
+        held = Segment(0, "s", "t", (), "f", 0, size, 1, 5, 5, 0)
+        flow.take([Fetched(0, 1, segments=(held,), resolved=((9, 1),))])
+        assert flow.wanted().keys() == wanted
 
 
 def test_a_step_is_bounded_in_bytes() -> None:

@@ -59,7 +59,7 @@ def test_a_consumer_without_spark_ends_equal_though_a_worker_dies(source: str, t
     settings = Settings(source, target, until=line.ts, commit_s=0.05, commit_rows=200, master="workers[2]")
     end = run(settings, lambda: False, Listener(warn=warnings.append))
     killer.join()
-    assert [warning.what for warning in warnings] == ["a process that fetches has ended"]
+    assert [warning.what for warning in warnings] == ["a process that fetches from Kafka has died"]
     assert end.ts == line.ts
     assert differences(target, line) == {}
     assert set(bank_sums(target)) == {TOTAL}
@@ -80,7 +80,7 @@ def test_a_killed_worker_fails_one_round_and_another_takes_its_place(source: str
                 one.cancel()
             else:
                 os.kill(worker, signal.SIGKILL)
-            with pytest.raises(Retryable, match="has ended") as raised:
+            with pytest.raises(Retryable, match="has died") as raised:
                 asked.result(PATIENCE_S)
             assert raised.value.why == "signal 9"
             assert one.fetch(topic, wanted, tmp_path)[0].messages == whole
@@ -118,6 +118,7 @@ def test_the_library_does_not_import_spark() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_no_workers_at_all_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="a process that fetches"):
-        workers_of("workers[0]")
+@pytest.mark.parametrize("master", ["workers[0]", "workers[x]", "workers[100]", "workers(2)"])
+def test_a_master_that_is_almost_workers_is_refused(master: str) -> None:
+    with pytest.raises(InvalidInput, match="how many processes fetch"):
+        workers_of(master)

@@ -1,9 +1,12 @@
-"""Listening sockets for HTTP, as a command line names them."""
+"""Listening sockets for HTTP, as a command line names them, and how servers on them are run."""
 
 from __future__ import annotations
 
 import socket
 
+import uvicorn
+
+from tidegate.api.door import App, Patient
 from tidegate.errors import InvalidInput
 
 
@@ -30,6 +33,23 @@ def listen(address: str, option: str = "--addr") -> socket.socket:
             fix=f"choose another {option}; port 0 takes a free one",
         ) from error
     return listener
+
+
+def server_config(app: App, connections: int, close_s: int) -> uvicorn.Config:
+    """How both servers are run: HTTP/1 with patience for slow clients only as `Patient` has it, and silent.
+
+    `connections`: above it clients get 503; `close_s`: grace for open requests at the end.
+    """
+    return uvicorn.Config(
+        app,
+        http=Patient,
+        ws="none",
+        limit_concurrency=connections,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=close_s,
+    )
 
 
 def address_of(listener: socket.socket) -> str:

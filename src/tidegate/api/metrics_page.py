@@ -17,7 +17,8 @@ import uvicorn
 from starlette.responses import PlainTextResponse, Response
 
 from tidegate.access import Token
-from tidegate.api.door import App, Patient, Receive, Scope, Send
+from tidegate.api.door import App, Receive, Scope, Send
+from tidegate.api.listening import server_config
 
 PATH: Final = "/metrics"
 CONNECTIONS_MAX: Final = 16
@@ -29,17 +30,8 @@ FORM: Final = "text/plain; version=0.0.4"
 @contextmanager
 def serving(listener: socket.socket, render: Callable[[], bytes], token: Token | None) -> Iterator[None]:
     """Serve on a listening socket until the end of the context, which closes it."""
-    config = uvicorn.Config(
-        page(render, token),
-        http=Patient,
-        ws="none",
-        limit_concurrency=CONNECTIONS_MAX,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=CLOSE_S,
-    )
-    server = uvicorn.Server(config)  # it handles signals only in the main thread
+    # It handles signals only in the main thread.
+    server = uvicorn.Server(server_config(page(render, token), CONNECTIONS_MAX, CLOSE_S))
     thread = threading.Thread(target=server.run, args=([listener],), name="metrics", daemon=True)
     thread.start()
     try:

@@ -18,8 +18,8 @@ from typing import Final
 import uvicorn
 
 from tidegate.api.app import create_app
-from tidegate.api.door import CONNECTIONS_MAX, Door, Patient, Rules
-from tidegate.api.listening import address_of
+from tidegate.api.door import CONNECTIONS_MAX, Door, Rules
+from tidegate.api.listening import address_of, server_config
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.server.capture import Capture, Options
 
@@ -69,17 +69,7 @@ async def run(
     """
     check_door(listener, rules)
     capture = Capture(dataclasses.replace(options, address=address_of(listener)))
-    config = uvicorn.Config(
-        Door(create_app(capture), rules),
-        http=Patient,
-        ws="none",
-        limit_concurrency=CONNECTIONS_MAX,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=CLOSE_S,
-    )
-    server = _Server(config)
+    server = _Server(server_config(Door(create_app(capture), rules), CONNECTIONS_MAX, CLOSE_S))
     # It listens before the capture is open: while that waits for PD, its status can be asked for.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:

@@ -83,9 +83,9 @@ def run(
         int | None,
         typer.Option(
             min=1 << 20,
-            help="Of a database's consumer: a step of the topic with more row data than this is written in "
-            "several transactions, which readers see (default 1 GiB). With --lanes 1 it is refused instead, "
-            "and there is no limit by default.",
+            help="Of a database's consumer: a transaction with more row data than this is split, and readers "
+            "see some of it before the rest (default 1 GiB). With --lanes 1 it is refused instead; there the "
+            "default is no limit.",
         ),
     ] = None,
     skip_ddl: Annotated[

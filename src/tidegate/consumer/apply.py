@@ -85,23 +85,29 @@ class Applier:
         Where they do not fit into memory, tables with a key are settled in parts. A table without a key is
         settled whole, however large: equal rows can be counted only together.
         """
-        parts = self._parts(pieces)
+        sizes = self._sizes_of(pieces)
+        parts = self._parts(pieces, sizes)
         small = [partial(self._settle, name, part) for name, part in pieces.items() if name not in parts]
         with ExitStack() as files:
             parted = []
             for name, count in parts.items():
-                parted.append(self._parted(name, pieces.get(name, ()), count))
+                parted.append(self._parted(name, pieces.get(name, ()), count, sizes.get(name, 0)))
                 files.callback(parted[-1].close)
             reached = replace(reached, parts=tuple((*name, count) for name, count in parts.items()))
             self.target.write(small, reached, parted)
 
-    def _parts(self, pieces: Mapping[Name, Sequence[Piece]]) -> dict[Name, int]:
+    def _sizes_of(self, pieces: Mapping[Name, Sequence[Piece]]) -> dict[Name, int]:
+        """By table, the bytes of its staged rows; of a step that is small for certain, none."""
+        begun = self.target.begun
+        most = sum(piece.segment.length for part in pieces.values() for piece in part)
+        if most <= self._sizes.step and not (begun is not None and begun.parts):
+            return {}
+        return {name: sum(map(staged_bytes, part)) for name, part in sorted(pieces.items())}
+
+    def _parts(self, pieces: Mapping[Name, Sequence[Piece]], sizes: Mapping[Name, int]) -> dict[Name, int]:
         """By table, into how many parts its rows are cut: as in the write that was interrupted, if any."""
         if (begun := self.target.begun) is not None:
             return {(schema, table): count for schema, table, count in begun.parts}
-        if sum(piece.segment.length for part in pieces.values() for piece in part) <= self._sizes.step:
-            return {}
-        sizes = {name: sum(map(staged_bytes, part)) for name, part in sorted(pieces.items())}
         if sum(sizes.values()) <= self._sizes.step:
             return {}
         return {
@@ -115,13 +121,12 @@ class Applier:
         columns = (column for piece in pieces for column in piece.segment.columns)
         return bool(known.keys) if known is not None else any(column.key for column in columns)
 
-    def _parted(self, name: Name, pieces: Sequence[Piece], count: int) -> PartedTable:
+    def _parted(self, name: Name, pieces: Sequence[Piece], count: int, size: int) -> PartedTable:
         pieces = sorted(pieces, key=lambda piece: piece.segment.first_offset)
         # With the staged rows: what a killed process leaves there is removed.
         folder = Path(pieces[0].segment.file).parent if pieces else self._folder
         self._numbers += 1
         file = folder / f"parts-{self._numbers}.arrow"
-        size = sum(map(staged_bytes, pieces))
         return PartedTable(name, count, size, partial(self._pieces, name, pieces), file, self._trust)
 
     def _pieces(self, name: Name, pieces: Sequence[Piece]) -> Iterator[tuple[Definition, Changes]]:
@@ -170,10 +175,10 @@ class Applier:
             return
         if self.zone:
             raise Fatal(
-                "the topic's TIMESTAMPs are in another zone than they are read in",
+                "the topic's TIMESTAMPs are read in the wrong time zone",
                 where=f"{message.schema}.{message.table} at ts {message.ts}",
-                why=f"its changefeed has the zone {told}, and they are read in {self.zone}",
-                fix="leave --time-zone out and begin a new target, or give the changefeed its zone back",
+                why=f"the changefeed writes them in {told}, and this consumer reads them in {self.zone}",
+                fix="start a new target without --time-zone, or set the changefeed's time zone back",
             )
         self.zone = told
 
@@ -239,9 +244,9 @@ class Applier:
 
 def _no_zone(where: str) -> Fatal:
     return Fatal(
-        "the zone of the topic's TIMESTAMPs is not known",
+        "the time zone of the topic's TIMESTAMPs is not known",
         where=where,
-        why="its messages have them as texts of a zone that they do not name, and no DDL header names it",
+        why="they are texts in the changefeed's zone, which neither messages nor DDL headers name",
         fix="restart the consumer with --time-zone and the changefeed's zone; TiCDC's default is that of "
         "its server",
     )

@@ -126,10 +126,10 @@ class _Worker:
         except (BrokenPipeError, EOFError):
             code = process.wait()
             raise Retryable(
-                "a process that fetches has ended",
+                "a process that fetches from Kafka has died",
                 where=f"{topic.where(wanted.partition)}; its log is {self._log}",
                 why=f"signal {-code}" if code < 0 else f"exit code {code}",
-                fix="another one is started; if this goes on, look at the log and at the machine's memory",
+                fix="it is restarted; if it dies again and again, check the log and the machine's memory",
             ) from None
         if isinstance(answer, Fetched):
             return answer

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from tidegate.consumer.source import Fetched, Range, Topic
 from tidegate.errors import InvalidInput, TidegateError
 
-WORKERS = re.compile(r"workers(?:\[(\d{1,3})\])?")
+WORKERS: Final = re.compile(r"workers(?:\[(\d{1,2})\])?")
 
 
 class Fetcher(Protocol):
@@ -34,16 +34,16 @@ class Fetcher(Protocol):
 
 
 def workers_of(master: str) -> int | None:
-    """How many processes `--master` asks for; None: it names a Spark master. InvalidInput for none or 0."""
-    found = WORKERS.fullmatch(master)
-    if found is None:
+    """How many processes `--master` asks for; None: it names a Spark master. InvalidInput for neither."""
+    if not master.startswith("workers"):
         return None
-    count = int(found[1] or 2)
+    found = WORKERS.fullmatch(master)
+    count = int(found[1] or 2) if found is not None else 0
     if not count:
         raise InvalidInput(
-            "there must be a process that fetches",
-            where=f"--master {master}",
-            why="it names 0",
+            "--master does not say how many processes fetch",
+            where=f"--master {master[:100]}",
+            why="it must be workers, or workers[N] with N from 1 to 99",
             fix="write --master workers[2], or the address of a Spark master",
         )
     return count

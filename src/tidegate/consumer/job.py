@@ -257,7 +257,7 @@ class Consumer:
         self._diary = Diary(address.folder, listener.warn)
         self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
         position = self._start()
-        self._applier.zone = self._applier.zone or position.time_zone
+        self._applier.zone = self._applier.zone or position.zone_from("")
         ddl_places = places_of_ddl(topic, list(position.partitions), codec.ddl_to)
         begun = bounds_begun(target.begun, topic, address, settings.until)
         self._flow = Flow(position, settings.mode, ddl_places, settings.until, begun)
@@ -365,7 +365,7 @@ class Consumer:
         check_joining(self._topic, {p: first[p] for p in joining}, str(self._address))
         held = held.over(self._topic.names, joining)
         check_retained(self._topic, {p: held.partitions[p].offset for p in partitions}, first)
-        zone = self._topic.given_zone or held.time_zone or "UTC"  # earlier releases did not keep it
+        zone = held.zone_from(self._topic.given_zone)
         return replace(held, ids={**held.ids, **self._ids}, time_zone=zone)
 
     def _patiently(self, ask: Callable[[], T]) -> T:

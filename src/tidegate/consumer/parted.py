@@ -64,8 +64,12 @@ class PartedTable:
         """By part, (start, length) of its batches in the file."""
         self._takes: list[bool] = []
 
+    def prepare(self) -> None:
+        """Cut the parts; what is wrong with the rows shows here."""
+        self._cut_once()
+
     def settle(self, part: int) -> TableChanges | None:
-        """The net effect of one part; None when it changes nothing. The first call cuts the parts."""
+        """The net effect of one part; None when it changes nothing."""
         at = self._cut_once()
         if not at[part]:
             return None

@@ -55,8 +55,9 @@ class Position:
     """By table path, the number of the definition that its rows have; None: an earlier release kept none."""
     ids: Mapping[str, str] = field(default_factory=dict)
     """Kafka's id of each topic that was read; those of which it is not known are missing."""
-    time_zone: str = ""
-    """Of the topics' TIMESTAMP texts, as they were read; empty: an earlier release did not keep it."""
+    time_zone: str | None = ""
+    """Of the topics' TIMESTAMP texts, as they were read; empty: it is not known, and none was read yet.
+    None: an earlier release did not keep it."""
     parts: tuple[tuple[str, str, int], ...] = ()
     """Of a step that does not fit into memory: schema, table, and into how many parts its rows are cut."""
 
@@ -64,6 +65,13 @@ class Position:
     def topics(self) -> tuple[str, ...]:
         """Their names, sorted."""
         return tuple(self.topic.split(","))
+
+    def zone_from(self, given: str) -> str:
+        """The zone in which reading goes on, when the user says `given` (empty: nothing); empty: not known.
+
+        Releases that did not keep it read in UTC when nothing was said.
+        """
+        return given or ("UTC" if self.time_zone is None else self.time_zone)
 
     def over(self, topics: Sequence[str], fresh: Iterable[int] = ()) -> Position:
         """The same in more topics, sorted; `fresh`: the partitions of which nothing is applied, from 0 on."""
@@ -111,7 +119,7 @@ class Position:
             done, definitions = tuple(body.get("ddls", ())), body.get("definitions")
             return cls(
                 *(body["ts"], body["topic"], body["protocol"], body["mode"], partitions),
-                *(ddl_ts, done, definitions, dict(body.get("ids", {})), body.get("time_zone", "")),
+                *(ddl_ts, done, definitions, dict(body.get("ids", {})), body.get("time_zone")),
                 tuple((schema, table, int(count)) for schema, table, count in body.get("parts", ())),
             )
         except (ValueError, KeyError, TypeError) as error:

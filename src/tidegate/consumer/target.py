@@ -65,6 +65,9 @@ class Parted(Protocol):
     def size(self) -> int:
         """Of all of it, about, in bytes."""
 
+    def prepare(self) -> None:
+        """Read and convert all rows, and cut them into parts on disk. `settle` does it if nobody has."""
+
     def settle(self, part: int) -> TableChanges | None:
         """The net effect of one part; None when it changes nothing. May be asked again, and from any thread.
 

@@ -140,6 +140,24 @@ def test_readers_see_parts_only_where_a_transaction_may_not_be_so_large(
         assert len(seen) > 5
 
 
+def test_all_rows_are_converted_before_anything_is_begun(server: MySqlServer, tmp_path: Path) -> None:
+    """What is wrong with them shows then, and an unknown table asks the server while nobody writes."""
+    cut: list[bool] = []
+
+    def watch(target: MySqlTarget) -> None:
+        begin = target._progress.begin_parts
+
+        def look_and_begin(*arguments: Any) -> Any:
+            files = list(tmp_path.rglob("parts-*.arrow"))
+            cut.append(bool(files) and all(file.stat().st_size > ROWS for file in files))
+            return begin(*arguments)
+
+        target._progress.begin_parts = look_and_begin  # type: ignore[method-assign]
+
+    consume(address(server, tmp_path), swaps(), 200, watch)
+    assert cut == [True]
+
+
 def test_death_between_parts_and_in_them(server: MySqlServer, tmp_path: Path) -> None:
     consume(address(server, tmp_path), swaps(), 200)
     deaths, reached = 0, set[int]()
@@ -260,7 +278,7 @@ def test_one_lane_refuses_what_is_larger_than_a_transaction_may_be(
     server: MySqlServer, tmp_path: Path
 ) -> None:
     consume(address(server, tmp_path, lanes=1), swaps(), 200)
-    with pytest.raises(Fatal, match="larger than one of the target may be") as refused:
+    with pytest.raises(Fatal, match="larger than --transaction-max-bytes") as refused:
         consume(address(server, tmp_path, lanes=1, transaction=1), swaps(), 300)
     assert "--transaction-max-bytes" in refused.value.fix
     assert held(server) == before()

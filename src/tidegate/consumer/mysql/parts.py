@@ -153,11 +153,11 @@ def check_size(tables: Sequence[Parted], most: int | None, lanes: int, target: s
     if lanes == 1:
         names = ", ".join(".".join(table.name) for table in tables[:3])
         raise Fatal(
-            "a transaction is larger than one of the target may be",
+            "a transaction is larger than --transaction-max-bytes",
             where=f"{target}, table {names}",
-            why=f"its rows have {size:,} bytes, and --transaction-max-bytes is {limit:,}; "
-            "with one lane a batch is one transaction, so that readers see only consistent snapshots",
-            fix="raise --transaction-max-bytes, or begin a new target with more --lanes: then it is written "
-            "in parts, which readers see",
+            why=f"its rows have {size:,} bytes and the limit is {limit:,}; with one lane it is never split, "
+            "so that readers see only consistent snapshots",
+            fix="raise --transaction-max-bytes, or start a new target with more --lanes: then it is split, "
+            "and readers see some of it before the rest",
         )
     return True

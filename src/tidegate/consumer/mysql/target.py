@@ -151,6 +151,12 @@ class MySqlTarget:
         self, lanes: Mapping[int, Statements], parted: Sequence[Parted], position: str
     ) -> Callable[[int], None]:
         split = check_size(parted, self._transaction_bytes, self._lanes, str(self._server))
+        # Before anything is begun: rows may be wrong, and an unknown table asks the server in the connection
+        # that holds the lock, which must not fail under lanes that write.
+        work = [self._settlers.submit(table.prepare) for table in parted]
+        wait(work)
+        for done in work:
+            done.result()
         of_lanes: dict[int, list[Parted]] = {number: [] for number in lanes}
         for table in parted:
             of_lanes.setdefault(self._lane_of(*table.name), []).append(table)
