@@ -119,6 +119,8 @@ def test_the_library_does_not_import_spark() -> None:
 
 
 @pytest.mark.parametrize("master", ["workers[0]", "workers[x]", "workers[100]", "workers(2)"])
-def test_a_master_that_is_almost_workers_is_refused(master: str) -> None:
+def test_a_master_that_is_almost_workers_is_refused_at_once(master: str, tmp_path: Path) -> None:
+    settings = Settings("kafka://127.0.0.1:1/t?protocol=open-protocol", tmp_path / "target", master=master)
     with pytest.raises(InvalidInput, match="how many processes fetch"):
-        workers_of(master)
+        run(settings)
+    assert not (tmp_path / "target").exists(), "nothing was taken over"

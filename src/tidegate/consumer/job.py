@@ -199,6 +199,7 @@ def run(
     """
     topic = Topic(settings.source, settings.time_zone, settings.pd)
     check_timed(topic)
+    workers_of(settings.master)  # what cannot fetch is refused before a target is taken over
     address = address_of(settings.target, settings.upkeep, settings.database)
     if settings.mode is Mode.ROW and not address.row_mode:
         raise InvalidInput(
