@@ -15,6 +15,7 @@ from tidegate.cli.consumer import _JsonLines, _Lines, status
 from tidegate.consumer import job
 from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.job import Progress
+from tidegate.consumer.lag import Partition
 from tidegate.errors import Fatal
 
 QUIET = Progress(
@@ -41,6 +42,16 @@ def test_what_is_not_as_at_the_source_is_shown_everywhere(
     assert INEXACT[count] in capsys.readouterr().out
     _JsonLines().report(progress)
     assert json.loads(capsys.readouterr().out)[count] == 7
+
+
+def test_without_watermarks_lag_is_in_messages_and_a_numbered_snapshot_has_no_date(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parts = (Partition("t/0", 0, 0, 5, 9, 12, marked=False), Partition("t/1", 0, 0, 1, 1, 1, marked=False))
+    text = status(replace(QUIET, ts=3, partitions=parts), 10**12)
+    assert text.startswith("snapshot 3, 7 messages behind, 5 row changes")
+    _Lines().stopped(replace(QUIET, ts=3, partitions=parts))
+    assert "at snapshot 3:" in capsys.readouterr().out
 
 
 def test_how_long_snapshots_stay_is_what_the_options_say(

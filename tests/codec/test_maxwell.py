@@ -144,12 +144,13 @@ def test_what_is_no_message_is_set_aside_whole(key: bytes | None, value: bytes |
 TOPIC = "kafka://127.0.0.1:1/t?protocol=maxwell"
 
 
-def test_a_topic_of_it_is_looked_at_but_not_consumed() -> None:
+def test_a_topic_of_it_is_read_in_row_mode_alone_and_not_checked() -> None:
     topic = Topic(TOPIC)
     with pytest.raises(InvalidInput, match="cannot be consumed into tables") as caught:
         check_timed(topic)
     assert "no watermarks" in caught.value.why
-    assert "tidegate peek" in caught.value.fix
+    assert "--mode row" in caught.value.fix
     with pytest.raises(InvalidInput, match="cannot be checked") as caught:
         check_topic(topic)
     assert "seconds only" in caught.value.why
+    check_timed(Topic(TOPIC, by_offset=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -10,13 +11,15 @@ from tests.consumer.at_delta import applier_of
 from tidegate.codec.base import Batch, CodecOptions
 from tidegate.codec.decode import decoder
 from tidegate.codec.entry import DdlTo
-from tidegate.codec.registry import codec_of
+from tidegate.codec.registry import reader_of
 from tidegate.consumer.apply import Applier
+from tidegate.consumer.changes import sides_of
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.flow import Flow
+from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
-from tidegate.consumer.source import Fetched, stage
+from tidegate.consumer.source import Clock, Fetched, clock_of, stage
 from tidegate.consumer.watermark import Mode
 from tidegate.model.message import Message
 
@@ -47,8 +50,10 @@ class MemoryTopic:
                 found.partitions[number_of(found.names, name, partition)] = messages
         return found
 
-    def fetch(self, partition: int, start: int, size: int, staging: Path, number: int) -> Fetched:
-        """The next `size` messages of a partition, decoded and staged."""
+    def fetch(
+        self, partition: int, start: int, size: int, staging: Path, number: int, clock: Clock | None = None
+    ) -> Fetched:
+        """The next `size` messages of a partition, decoded and staged; `clock`: to be read by offset."""
         found = self.partitions[partition][start : start + size]
         batch = Batch(
             [m.key for m in found],
@@ -62,7 +67,7 @@ class MemoryTopic:
             partition,
             start + len(found),
             len(found),
-            tuple(stage(decoded, partition, staging / f"{number}.arrow")),
+            tuple(stage(decoded, partition, staging / f"{number}.arrow", clock)),
             tuple(decoded.resolved),
             tuple(decoded.ddls),
             tuple(decoded.bad),
@@ -80,7 +85,7 @@ def consume(
     applier: Applier | None = None,
 ) -> Position:
     """Run a consumer over the topic from the position of a Delta target to the topic's end."""
-    trust = not codec_of(topic.options).lacks_old(topic.options)
+    trust = not reader_of(topic.options).lacks_old(topic.options)
     writer = applier or applier_of(target, trust_inserts=trust)
     staging = target.parent / "staging"
     position = consume_into(topic, writer, staging, mode=mode, until=until, size=size, rows=rows)
@@ -99,7 +104,7 @@ def consume_into(
     rows: int = 300,
 ) -> Position:
     """The same into any target, which stays open."""
-    codec, groups = codec_of(topic.options), dict[str, list[int]]()
+    codec, groups = reader_of(topic.options), dict[str, list[int]]()
     for number in topic.partitions:
         groups.setdefault(place_of(topic.names, number)[0], []).append(number)
     position = writer.target.recover()
@@ -125,4 +130,34 @@ def consume_into(
         flow.take(fetched)
         while committer.commit(0.0):
             pass
+    return committer.position
+
+
+def consume_by_offset(
+    topic: MemoryTopic, target: Path, *, size: int = 40, rows: int = 300, rounds: int = 1 << 30
+) -> Position:
+    """Run a consumer by offset from the position of a Delta target, to the topic's end or for some rounds."""
+    codec = reader_of(topic.options)
+    clock = clock_of(codec.losses(topic.options))
+    writer = applier_of(target, trust_inserts=False, clock=clock)
+    position = writer.target.recover()
+    if position is None:
+        begin = {p: PartitionPosition(0, 0, 0) for p in topic.partitions}
+        position = Position(0, topic.names[0], topic.options.protocol, "row", begin, by_offset=True)
+    group = Group(tuple(topic.partitions), 0 if codec.ddl_to is DdlTo.FIRST else None)
+    flow = OffsetFlow(position, [group], partial(sides_of, clock=clock))
+    committer = Committer(flow, writer, position, rows, idle_s=0)
+    numbers, staging = count(), target.parent / "staging"
+    ends = {p: len(messages) for p, messages in topic.partitions.items()}
+    quiet = 0
+    while quiet < 5 and rounds > 0:
+        wanted = {p: at for p, at in flow.wanted().items() if at < ends[p]}
+        quiet, rounds = (0 if wanted else quiet + 1), rounds - 1
+        pieces = {p: size * ((p & 7) + 1) for p in wanted}
+        flow.take(
+            [topic.fetch(p, at, pieces[p], staging, next(numbers), clock) for p, at in wanted.items()], ends
+        )
+        while committer.commit(0.0):
+            pass
+    writer.target.close()
     return committer.position

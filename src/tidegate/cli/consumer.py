@@ -100,7 +100,7 @@ def run(
         str,
         typer.Option(
             help="transaction: whole transactions over all partitions of all topics; row: each partition as "
-            "it comes."
+            "it comes, also of a topic without watermarks (docs/row-mode.md)."
         ),
     ] = "transaction",
     until: Annotated[
@@ -297,13 +297,16 @@ class _JsonLines(_Lines):
 
 def status(progress: Progress, now_ms: int) -> str:
     """The live line."""
-    from tidegate.consumer.lag import held_back_briefly
+    from tidegate.consumer.lag import held_back_briefly, messages_behind
     from tidegate.model.timestamp import physical_ms
 
     parts = ["no snapshot yet"]
     if progress.ts:
-        behind = max(0, now_ms - physical_ms(progress.ts)) / 1000
-        parts = [f"snapshot {progress.ts}", f"{behind:.1f} s behind"]
+        behind = f"{max(0, now_ms - physical_ms(progress.ts)) / 1000:.1f} s"
+        if any(not one.marked for one in progress.partitions):  # without watermarks a ts says nothing of lag
+            messages = messages_behind(progress.partitions)
+            behind = f"{messages:,} messages" if messages is not None else "an unknown number of messages"
+        parts = [f"snapshot {progress.ts}", f"{behind} behind"]
     parts += [held] if (held := held_back_briefly(progress.partitions, now_ms)) else []
     parts.append(_counts(progress))
     parts += [f"{progress.waiting_rows:,} rows wait"] if progress.waiting_rows else []
@@ -331,9 +334,10 @@ def _now_ms() -> int:
 
 
 def _moment(ts: int) -> str:
-    from tidegate.model.timestamp import readable
+    from tidegate.model.timestamp import physical_ms, readable
 
-    return f"{ts} ({readable(ts)})"
+    # If changes tell no commit ts, snapshots are only numbered.
+    return f"{ts} ({readable(ts)})" if physical_ms(ts) else str(ts)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,21 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.assembler import STEP_BYTES, Piece, Segment
 from tidegate.consumer.bad_rows import BadRows
-from tidegate.consumer.changes import BadRow, staged_bytes, staged_changes, staged_rows
+from tidegate.consumer.changes import (
+    BadRow,
+    Staged,
+    staged_bytes,
+    staged_changes,
+    staged_rows,
+    without_repeats,
+)
 from tidegate.consumer.convert import TIMESTAMP
 from tidegate.consumer.ddl_plan import REPEAT
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.parted import PARTS_MAX, PartedTable
 from tidegate.consumer.position import Position
+from tidegate.consumer.source import Clock
 from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
@@ -63,17 +71,20 @@ class Applier:
         *,
         sizes: Sizes | None = None,
         learns_zone: bool = False,
+        clock: Clock | None = None,
     ) -> None:
         """`folder`: where rows are set aside that the target's tables cannot hold.
 
         `trust_inserts`: an insert on the wire is one; False when updates carry no old values. `place`: the
         topic and partition that a number means; by default there is one topic. `learns_zone`: DDL headers
-        tell the zone of TIMESTAMP texts, if `time_zone` is empty; else they must tell the same.
+        tell the zone of TIMESTAMP texts, if `time_zone` is empty; else they must tell the same. `clock`: of
+        topics that are read by offset.
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
         self.zone, self._learns_zone, self._trust = time_zone, learns_zone, trust_inserts
         """Of TIMESTAMP texts; empty: nobody has told it."""
+        self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
         self._numbers = 0
         """Of the files of parts."""
@@ -127,7 +138,8 @@ class Applier:
         folder = Path(pieces[0].segment.file).parent if pieces else self._folder
         self._numbers += 1
         file = folder / f"parts-{self._numbers}.arrow"
-        return PartedTable(name, count, size, partial(self._pieces, name, pieces), file, self._trust)
+        read = partial(self._pieces, name, pieces)
+        return PartedTable(name, count, size, read, file, self._trust, self._by_kind)
 
     def _pieces(self, name: Name, pieces: Sequence[Piece]) -> Iterator[tuple[Definition, Changes]]:
         """The changes of one table, piece by piece."""
@@ -137,7 +149,8 @@ class Applier:
         known = self._definition_for(name, [piece.segment for piece in held])
         aside, zone = partial(self._set_aside, name), self._zone_for(known)
         for piece in held:
-            changes = staged_changes(staged_rows([piece]), known, zone, self.target.values, aside)
+            staged = self._fresh(staged_rows([piece]), known)
+            changes = staged_changes(staged, known, zone, self.target.values, aside)
             with self._counting:
                 self.stats.rows += len(changes)
             yield known, changes
@@ -212,6 +225,7 @@ class Applier:
             return None
         known = self._definition_for(name, [one.segment for one in staged])
         aside = partial(self._set_aside, name)
+        staged = self._fresh(staged, known)
         changes = staged_changes(staged, known, self._zone_for(known), self.target.values, aside)
         if len(changes) == 0:
             return None
@@ -219,8 +233,12 @@ class Applier:
             self.stats.rows += len(changes)
         # A row that the topic inserts may be at an adopted table already, and its delete may yet come.
         trust = self._trust and not known.uniques
-        effect = net_effect(changes, known.keys, trust) if known.keys else net_bag(changes)
-        return TableChanges(known, effect)
+        if not known.keys:
+            return TableChanges(known, net_bag(changes))
+        return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind))
+
+    def _fresh(self, staged: list[Staged], known: Definition) -> list[Staged]:
+        return without_repeats(staged, known, self._clock) if self._clock is not None else staged
 
     def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
         fresh = self._bad.add(name, rows)
@@ -235,11 +253,16 @@ class Applier:
                 self.target.execute(ddl_plan.Create(definition.guess(*name, segment.columns, segment.min_ts)))
             elif known.info is not None or self.target.replays_sql:
                 _check_columns(known, segment)
-            elif (grown := definition.grown(known, segment.columns, segment.min_ts)) is not None:
+            elif (grown := self._grown(known, segment)) is not None:
                 self.target.execute(ddl_plan.regrown(known, grown))
         known = self.target.definition(name)
         assert known is not None
         return known
+
+    def _grown(self, known: Definition, segment: Segment) -> Definition | None:
+        # By offset, `min_ts` is none: the ts of the table's last DDL stays.
+        version = segment.min_ts if self._clock is None else known.version
+        return definition.grown(known, segment.columns, version)
 
 
 def _no_zone(where: str) -> Fatal:

@@ -39,6 +39,8 @@ class Segment:
     max_ts: int
     first_offset: int
     """Kafka offset of its first row: where to restart from when it is lost."""
+    commit_ts: int = 0
+    """The newest that the rows say, where offsets + 1 stand for commit ts (`offset_flow`); 0: they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,36 @@ class Assembler:
             if taken >= max_rows or size >= max_bytes:
                 return ts
         return upto
+
+    def cut_each(
+        self, bounds: Mapping[int, int], max_rows: int, max_bytes: int = STEP_BYTES
+    ) -> dict[int, int]:
+        """The bounds, lowered so that about as much lies within; for bounds that mean nothing to one another.
+
+        Each partition gets an equal share, of at least one segment.
+        """
+        held = {number: list(self.waiting(number)) for number in bounds}
+        busy = max(1, sum(1 for number, waiting in held.items() if waiting and self._moves(number, bounds)))
+        cut = dict(bounds)
+        for number, waiting in held.items():
+            taken = size = 0
+            for segment in waiting:
+                taken, size = taken + segment.rows, size + segment.length
+                if segment.max_ts >= cut[number]:
+                    break
+                if taken * busy >= max_rows or size * busy >= max_bytes:
+                    cut[number] = segment.max_ts
+                    break
+        return cut
+
+    def _moves(self, number: int, bounds: Mapping[int, int]) -> bool:
+        return bounds[number] > self._applied[number]
+
+    def waiting(self, number: int) -> Iterable[Segment]:
+        """The segments of a partition with rows that are not handed out, in the order of their last ones."""
+        floor = self._applied[number]
+        held = (segment for segment in self._segments[number] if segment.max_ts > floor)
+        return sorted(held, key=lambda segment: segment.max_ts)
 
     def take(self, bounds: Mapping[int, int]) -> dict[tuple[str, str], list[Piece]]:
         """Rows within the bounds by (schema, table), and move the applied ts there."""

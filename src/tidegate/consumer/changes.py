@@ -14,7 +14,8 @@ from tidegate.consumer.assembler import Piece, Segment
 from tidegate.consumer.convert import TargetColumn, unknown_members
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes
-from tidegate.consumer.source import META, read_staged
+from tidegate.consumer.source import META, SAID_TS, Clock, read_staged
+from tidegate.model.timestamp import LOGICAL_BITS
 
 
 class Values(Protocol):
@@ -61,6 +62,35 @@ def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
     return sorted(found, key=lambda one: one.segment.first_offset)
 
 
+def without_repeats(staged: Sequence[Staged], known: Definition, clock: Clock) -> list[Staged]:
+    """The rows of a topic that is read by offset, without those older than their table's definition.
+
+    The producer sends a DDL when all rows up to its ts are acknowledged. Such a row was sent again.
+    """
+    if clock is Clock.NONE:
+        return list(staged)
+    least = clock.tick(known.version)
+    kept = []
+    for one in staged:
+        said = one.rows.column(SAID_TS).to_numpy()
+        rows = one.rows.filter(pa.array(_ticks(said, clock) >= least))
+        kept += [Staged(one.segment, rows)] if rows.num_rows else []
+    return kept
+
+
+def sides_of(segment: Segment, ts: int, clock: Clock) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The offset of each row of a topic that is read by offset, and whether its commit ts is above `ts`."""
+    rows = read_staged(segment)
+    said = rows.column(SAID_TS).to_numpy()
+    return rows.column("_offset").to_numpy(), _ticks(said, clock) > clock.tick(ts)
+
+
+def _ticks(said: np.ndarray[Any, Any], clock: Clock) -> np.ndarray[Any, Any]:
+    if clock is Clock.EXACT:
+        return said
+    return (said >> np.uint64(LOGICAL_BITS)) // np.uint64(abs(clock.value))
+
+
 def staged_bytes(piece: Piece) -> int:
     """About how many bytes of its segment lie within a piece's bounds; 0: no row does."""
     segment = piece.segment
@@ -89,9 +119,9 @@ def staged_changes(
             aside(bad)
         if batch.num_rows == 0:
             continue
+        ts = SAID_TS if SAID_TS in batch.schema.names else "_commit_ts"
         numbers = [
-            batch.column(name).to_numpy(zero_copy_only=False)
-            for name in ("_op", "_commit_ts", "_offset", "_seq")
+            batch.column(name).to_numpy(zero_copy_only=False) for name in ("_op", ts, "_offset", "_seq")
         ]
         for column, array in zip(
             meta, [*numbers, np.full(batch.num_rows, one.segment.partition, np.int32)], strict=True
@@ -145,8 +175,9 @@ def _sound(batch: pa.RecordBatch, known: Definition, partition: int) -> tuple[pa
     places = sorted(whys)
     bad = []
     for at, row in zip(places, batch.take(pa.array(places, pa.int64())).to_pylist(), strict=True):
-        values = {name: value for name, value in row.items() if name not in META}
-        bad.append(BadRow(partition, row["_offset"], row["_seq"], row["_commit_ts"], whys[at], values))
+        values = {name: value for name, value in row.items() if name not in (*META, SAID_TS)}
+        ts = row.get(SAID_TS, row["_commit_ts"])
+        bad.append(BadRow(partition, row["_offset"], row["_seq"], ts, whys[at], values))
     keep = np.ones(batch.num_rows, bool)
     keep[places] = False
     return batch.filter(pa.array(keep)), bad

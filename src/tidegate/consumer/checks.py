@@ -7,6 +7,7 @@ with every round of fetching, since a topic can change while it is read.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from tidegate.codec import ddl_header
 from tidegate.codec.entry import Loss
@@ -16,21 +17,25 @@ from tidegate.consumer.position import Position
 from tidegate.consumer.source import Fetched, Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable
 
+ROW_MODE: Final = "say --mode row: changes are applied as they are read, without whole transactions"
+
 
 def check_timed(topic: Topic) -> None:
     """Raises InvalidInput for options under which a change does not say when it was committed.
 
     Such a change has the commit ts 0: it would be taken for an old one and left out, silently. And for a
-    protocol that has no watermarks under any options: no row would ever be applied.
+    protocol that has no watermarks under any options: no row would ever be applied. A topic that is read by
+    offset needs neither.
     """
+    if topic.by_offset:
+        return
     codec = reader_of(topic.options)
     if codec.unmarked is not None and not codec.unmarked.option:
         raise InvalidInput(
             "the topic cannot be consumed into tables",
             where=f"topic {topic.name}",
             why=codec.unmarked.why,
-            fix="create a changefeed of another protocol into a new topic, and read that one; "
-            "`tidegate peek` shows the messages all the same",
+            fix=f"{ROW_MODE}; or create a changefeed of another protocol into a new topic, and read that one",
         )
     lost = codec.losses(topic.options) & {Loss.COMMIT_TS, Loss.DELETED_TS}
     if not lost:
@@ -40,8 +45,7 @@ def check_timed(topic: Topic) -> None:
         "the topic cannot be consumed into tables",
         where=f"topic {topic.name}",
         why="; ".join(sorted(lost)),
-        fix=f"write it by a changefeed{option} in its sink URI, and say the same in --source; "
-        "`tidegate peek` shows the messages all the same",
+        fix=f"{ROW_MODE}; or write it by a changefeed{option} in its sink URI, and say the same in --source",
     )
 
 
@@ -51,6 +55,7 @@ def check_same(
     """Raises unless these topics, or some of them, filled the target, with these partitions, and not past
     `until`.
     """
+    _check_progress(held, topic, target)
     places = [place_of(held.topics, number) for number in held.partitions]
     if not {name for name, _ in places} <= set(topic.names) or held.protocol != topic.options.protocol:
         raise InvalidInput(
@@ -76,6 +81,32 @@ def check_same(
             where=target,
             why=f"its newest snapshot is at {held.ts}, --until is {until}",
             fix="read an older snapshot with open_snapshot(dir, at=TS), or use a new directory",
+        )
+
+
+def check_by_offset(topic: Topic, until: int | None) -> None:
+    """InvalidInput for what no topic without watermarks can give."""
+    if topic.by_offset and until is not None:
+        codec = reader_of(topic.options)
+        option = codec.unmarked.option if codec.unmarked is not None else ""
+        raise InvalidInput(
+            "--until needs watermarks",
+            where=f"topic {topic.name}",
+            why=f"without them nobody knows when a {codec.name} topic is complete up to a ts",
+            fix=f"add {option} to --source, if the changefeed has it in its sink URI; else leave --until out"
+            if option
+            else "leave --until out",
+        )
+
+
+def _check_progress(held: Position, topic: Topic, target: str) -> None:
+    if held.by_offset != topic.by_offset:
+        kinds = {True: "offsets, without watermarks", False: "watermarks"}
+        raise InvalidInput(
+            "the target was filled with another kind of progress",
+            where=target,
+            why=f"it goes by {kinds[held.by_offset]}, and this run by {kinds[topic.by_offset]}",
+            fix="give the --mode and the options of --source that it was filled with, or begin a new target",
         )
 
 

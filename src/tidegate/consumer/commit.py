@@ -2,7 +2,7 @@
 
 One `commit` ends at the first snapshot it names, so that a long backlog becomes many consistent snapshots
 of about `rows` changes each. A snapshot is named only where all partitions stand at one ts and no DDL of
-that ts waits; in row mode that may be some calls later.
+that ts waits; in row mode that may be some calls later. Without watermarks every state can be named.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from pathlib import Path
 
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.flow import Ddls, Flow
+from tidegate.consumer.offset_flow import OffsetFlow
 from tidegate.consumer.position import Position
 
 
 class Committer:
     """Drives an applier by a flow; `position` is that of the newest snapshot."""
 
-    def __init__(self, flow: Flow, applier: Applier, position: Position, rows: int, idle_s: float) -> None:
+    def __init__(
+        self, flow: Flow | OffsetFlow, applier: Applier, position: Position, rows: int, idle_s: float
+    ) -> None:
         """`rows`: about how many changes one snapshot takes; `idle_s`: see `commit`."""
         self.position = position
         self.unpublished = False
@@ -59,14 +62,13 @@ class Committer:
         return replace(self._flow.position(ts), time_zone=self._applier.zone)
 
     def _publish(self, now: float) -> bool:
-        ts = self._flow.assembler.aligned
-        if ts is None or ts <= self.position.ts or self._flow.ddl_waits_at(ts):
+        ts = self._flow.snapshot(self.position.ts)
+        if ts is None:
             return False
-        if self._flow.watermarks.lowest < ts:
-            return False  # after a restart: a DDL of ts may stand before a mark that is to be read again
         if not self.unpublished and self.age(now) < self._idle_s and ts != self._flow.until:
             return False
         position = self._applier.commit(self._at(ts))
-        self.position, self.unpublished, self._flow.align = position, False, None
+        self.position, self.unpublished = position, False
+        self._flow.named()
         self._published_at = now
         return True

@@ -470,7 +470,7 @@ def plan_without_header(message: DdlMessage, tables: Iterable[Definition]) -> li
         return [Drop(*held) for held in known if held[0] == dropped] or [
             Nothing("the schema has no tables here")
         ]
-    if (pairs := names_in(text)) or (pairs := _altered_name(text)):
+    if pairs := renamed(text):
         return _renamed_by_text(message, pairs, known)
     if action == DROP_TABLE or _DROP_TABLE.match(text):
         return [Drop(*name)] if name in known else [Nothing("not here")]
@@ -513,6 +513,12 @@ def _unquoted(quoted: str | None, plain: str | None) -> str:
 
 def _plain(quoted: str) -> str:
     return quoted.replace("``", "`")
+
+
+def renamed(query: str) -> list[tuple[Name, Name]]:
+    """The old and the new name of each table that a statement renames; empty: it renames none."""
+    text = without_comments(query)
+    return names_in(text) or _altered_name(text)
 
 
 def _altered_name(query: str) -> list[tuple[Name, Name]]:

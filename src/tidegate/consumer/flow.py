@@ -74,6 +74,8 @@ class _Partition:
 class Flow:
     """One source on its way to one target."""
 
+    by_offset: Final = False
+
     def __init__(
         self,
         position: Position,
@@ -168,6 +170,23 @@ class Flow:
     def reached(self, ts: int) -> bool:
         """Whether every partition has handed out all its rows up to ts."""
         return all(self.assembler.applied(number) >= ts for number in self._at)
+
+    def snapshot(self, after: int) -> int | None:
+        """The ts at which the target's state can be named now, above `after`; None: it is at no ts."""
+        ts = self.assembler.aligned
+        if ts is None or ts <= after or self.ddl_waits_at(ts):
+            return None
+        # After a restart a DDL of ts may stand before a mark that is to be read again.
+        return ts if self.watermarks.lowest >= ts else None
+
+    def named(self) -> None:
+        """The snapshot is named: partitions may run apart again."""
+        self.align = None
+
+    def meet(self) -> None:
+        """Row mode: let partitions wait for each other, so that a snapshot can be named."""
+        if self.align is None:
+            self.align = max(ts for _, ts in self.watermarks.items())
 
     def waiting(self) -> int:
         """About how many rows could be applied now."""

@@ -30,16 +30,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from tidegate.codec.entry import DdlTo
-from tidegate.codec.registry import reader_of
+from tidegate.codec.registry import has_marks, reader_of
 from tidegate.consumer.apply import QUARANTINE, Applier, only_topic
 from tidegate.consumer.bad_rows import row_place
+from tidegate.consumer.changes import sides_of
 from tidegate.consumer.checks import (
     check_begun,
+    check_by_offset,
     check_complete,
     check_followed,
     check_ids,
@@ -60,6 +63,7 @@ from tidegate.consumer.fetcher import Fetcher, workers_of
 from tidegate.consumer.flow import Flow
 from tidegate.consumer.group_offsets import GroupOffsets
 from tidegate.consumer.lag import Partition, partitions_of
+from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Range, Topic
@@ -182,6 +186,8 @@ class News:
     partitions: list[int] = field(default_factory=list)
     """All partitions to read, as the broker had them *after* the fetch: what was written to a new one before
     a watermark that came with this round is not missed. Empty when nothing was fetched."""
+    behind: Mapping[int, int] = field(default_factory=dict)
+    """As `OffsetFlow.take` needs it."""
 
 
 def run(
@@ -197,8 +203,9 @@ def run(
     `settings.until`; Retryable when the broker does not answer at the start, or Spark fails; Fatal when going
     on would make the target wrong.
     """
-    topic = Topic(settings.source, settings.time_zone, settings.pd)
+    topic = _topic(settings)
     check_timed(topic)
+    check_by_offset(topic, settings.until)
     workers_of(settings.master)  # what cannot fetch is refused before a target is taken over
     address = address_of(settings.target, settings.upkeep, settings.database)
     if settings.mode is Mode.ROW and not address.row_mode:
@@ -206,7 +213,9 @@ def run(
             "--mode row cannot be had for this target",
             where=str(address),
             why="a unique value may be taken by a row of one partition before that of another has let it go",
-            fix="leave --mode out: whole transactions are applied then",
+            fix="write the topic with watermarks and leave --mode out, or fill Delta tables"
+            if topic.by_offset
+            else "leave --mode out: whole transactions are applied then",
         )
     with address.opened() as target, _staging(address.folder) as staging:
         consumer = Consumer(settings, topic, address, target, staging, stop, listener)
@@ -236,10 +245,12 @@ class Consumer:
         self._address, self._target = address, target
         self._stop, self._listener = stop, listener
         codec = reader_of(topic.options)
-        trust = settings.trust_inserts and not codec.lacks_old(topic.options)
+        trust = settings.trust_inserts and not codec.lacks_old(topic.options) and not topic.by_offset
         place = topic.place if len(topic.names) > 1 else only_topic
         self._applier = Applier(
-            *(target, address.folder, topic.zone, trust, place), learns_zone=topic.learns_zone
+            *(target, address.folder, topic.zone, trust, place),
+            learns_zone=topic.learns_zone,
+            clock=topic.clock,
         )
         self._offsets = Offsets(topic)
         file = address.folder / QUARANTINE
@@ -259,15 +270,25 @@ class Consumer:
         self._group = GroupOffsets(topic, settings.group, listener) if settings.group else None
         position = self._start()
         self._applier.zone = self._applier.zone or position.zone_from("")
-        ddl_places = places_of_ddl(topic, list(position.partitions), codec.ddl_to)
         begun = bounds_begun(target.begun, topic, address, settings.until)
-        self._flow = Flow(position, settings.mode, ddl_places, settings.until, begun)
+        self._flow = self._new_flow(position, begun)
         self._committer = Committer(
             self._flow, self._applier, position, settings.commit_rows, settings.idle_s
         )
         self._applied_at = self._tidied_at = self._reported_at = time.monotonic()
         known = {number: part.watermark for number, part in position.partitions.items()}
-        self._suspicion = Suspicion(topic.name, position.protocol, known, settings.until, self._applied_at)
+        self._suspicion = Suspicion(
+            topic.name, position.protocol, known, settings.until, self._applied_at, topic.by_offset
+        )
+
+    def _new_flow(self, position: Position, begun: Mapping[int, int] | None) -> Flow | OffsetFlow:
+        topic, settings, numbers = self._topic, self._settings, list(position.partitions)
+        ddl_to = reader_of(topic.options).ddl_to
+        if topic.clock is not None:
+            return OffsetFlow(
+                position, groups_of(topic, numbers, ddl_to), partial(sides_of, clock=topic.clock)
+            )
+        return Flow(position, settings.mode, places_of_ddl(topic, numbers, ddl_to), settings.until, begun)
 
     def loop(self, fetcher: Fetcher) -> None:
         """Fetch and apply until done or told to stop."""
@@ -357,7 +378,8 @@ class Consumer:
             begin = {p: PartitionPosition(first[p], 0, 0) for p in partitions}
             name, protocol = self._topic.name, self._topic.options.protocol
             fresh = Position(0, name, protocol, self._settings.mode.value, begin)
-            return replace(fresh, ids=self._ids, time_zone=self._topic.given_zone)
+            zone, by_offset = self._topic.given_zone, self._topic.by_offset
+            return replace(fresh, ids=self._ids, time_zone=zone, by_offset=by_offset)
         check_ids(held.ids, self._ids, str(self._address))
         check_same(held, self._topic, partitions, str(self._address), self._settings.until)
         held = held.over(self._topic.names)
@@ -394,17 +416,21 @@ class Consumer:
 
     def _fetch(self, fetcher: Fetcher, wanted: Mapping[int, int]) -> News:
         """One round: every partition with news, one task each. Runs beside the writing driver."""
+        behind = self._offsets.ends_written(self._asked())
         ends = self._offsets.ends(list(wanted))
         check_whole(self._topic, wanted, ends)
         ranges = [Range(p, start, ends[p]) for p, start in wanted.items() if start < ends[p]]
         if not ranges:
-            return News(ends, [])
+            return News(ends, [], behind=behind)
         topic = self._topic
         fetched = fetcher.fetch(topic, ranges, self._staging)
         if any(part.trouble for part in fetched):
             check_retained(topic, wanted, self._offsets.first(list(wanted)))
         partitions = self._offsets.partitions()
-        return News(ends, fetched, self._offsets.ids(topic.names_of(partitions)), partitions)
+        return News(ends, fetched, self._offsets.ids(topic.names_of(partitions)), partitions, behind)
+
+    def _asked(self) -> list[int]:
+        return self._flow.asked() if isinstance(self._flow, OffsetFlow) else []
 
     def _arrived(self, coming: Future[News], fetcher: Fetcher) -> News | None:
         """What the round brought; None when it failed, after a pause, or when it is time to stop."""
@@ -494,7 +520,11 @@ class Consumer:
             self._listener.warn(sign)
         for part in news.fetched:
             self._set_aside(part)
-        self._flow.take(news.fetched)
+        if isinstance(self._flow, OffsetFlow):
+            self._flow.take(news.fetched, news.behind)
+            self._suspicion.lacks(self._flow.lacking(), now)
+        else:
+            self._flow.take(news.fetched)
 
     def _join(self, news: News) -> None:
         """Read topics that have come into being, before what came with this round is taken."""
@@ -506,7 +536,11 @@ class Consumer:
             self._suspicion.join(fresh)
             ddl_to = reader_of(self._topic.options).ddl_to
             self._ids = {**news.ids, **self._ids}
-            self._flow.join(fresh, places_of_ddl(self._topic, [*known, *fresh], ddl_to), self._ids)
+            numbers = [*known, *fresh]
+            if isinstance(self._flow, OffsetFlow):
+                self._flow.join(fresh, groups_of(self._topic, numbers, ddl_to), self._ids)
+            else:
+                self._flow.join(fresh, places_of_ddl(self._topic, numbers, ddl_to), self._ids)
             names = ", ".join(sorted(self._topic.names_of(fresh)))
             self._listener.note(f"read from now on: topic {names}")
         read |= self._topic.names_of(fresh)
@@ -570,8 +604,8 @@ class Consumer:
 
     def _due(self) -> bool:
         now, flow, settings = time.monotonic(), self._flow, self._settings
-        if settings.mode is Mode.ROW and flow.align is None and self._committer.age(now) > settings.align_s:
-            flow.align = max(ts for _, ts in flow.watermarks.items())
+        if settings.mode is Mode.ROW and self._committer.age(now) > settings.align_s:
+            flow.meet()
         if settings.until is not None and flow.watermarks.lowest >= settings.until:
             return True
         return now - self._applied_at >= settings.commit_s or flow.waiting() >= settings.commit_rows
@@ -608,6 +642,25 @@ def places_of_ddl(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[tupl
     if ddl_to is DdlTo.ALL:
         return tuple(tuple(group) for group in of_topics.values()) if len(of_topics) > 1 else ()
     return tuple((topic.number(name, 0),) for name in of_topics)
+
+
+def groups_of(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[Group, ...]:
+    """The partitions of each topic, for `OffsetFlow`."""
+    of_topics: dict[str, list[int]] = {}
+    for number in numbers:
+        of_topics.setdefault(topic.place(number)[0], []).append(number)
+    first = ddl_to is DdlTo.FIRST
+    return tuple(
+        Group(tuple(group), topic.number(name, 0) if first else None) for name, group in of_topics.items()
+    )
+
+
+def _topic(settings: Settings) -> Topic:
+    """The topic of a run. In row mode it is read by offset, if its options mean that it has no watermarks."""
+    topic = Topic(settings.source, settings.time_zone, settings.pd)
+    if settings.mode is Mode.ROW and not has_marks(topic.options):
+        topic = Topic(settings.source, settings.time_zone, settings.pd, by_offset=True)
+    return topic
 
 
 def _no_schemas(what: str, where: str, why: str, fix: str) -> Retryable:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tidegate.consumer.flow import Flow
+from tidegate.consumer.offset_flow import OffsetFlow
 from tidegate.consumer.places import place_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.model.timestamp import physical_ms
@@ -37,6 +38,8 @@ class Partition:
     offset: int
     read: int
     end: int
+    marked: bool = True
+    """Whether there are watermarks; without them lag is known in messages only."""
 
     @property
     def to_apply(self) -> int | None:
@@ -50,7 +53,7 @@ class Partition:
 
 
 def partitions_of(
-    topics: Sequence[str], flow: Flow, unnamed_since: Position | None, ends: Mapping[int, int]
+    topics: Sequence[str], flow: Flow | OffsetFlow, unnamed_since: Position | None, ends: Mapping[int, int]
 ) -> tuple[Partition, ...]:
     """Those of a running consumer. `ends`: by number, as the broker has said last.
 
@@ -62,11 +65,12 @@ def partitions_of(
     return tuple(
         Partition(
             name="/".join(map(str, place_of(topics, number))),
-            watermark=flow.watermarks.of(number),
-            applied=at.get(number, none).applied,
+            watermark=0 if flow.by_offset else flow.watermarks.of(number),
+            applied=0 if flow.by_offset else at.get(number, none).applied,
             offset=at.get(number, none).offset,
             read=read,
             end=max(read, ends.get(number, 0)),
+            marked=not flow.by_offset,
         )
         for number, read in sorted(flow.next_offsets().items())
     )
@@ -97,7 +101,7 @@ def slowest_first(partitions: Sequence[Partition]) -> list[Partition]:
 
 def laggard(partitions: Sequence[Partition], now_ms: int) -> Partition | None:
     """The partition that holds the watermark back; None while the lowest watermark is fresh."""
-    if not partitions:
+    if not partitions or not partitions[0].marked:
         return None
     last = slowest_first(partitions)[0]
     return last if seconds_behind(last.watermark, now_ms) > SLOW_S else None

@@ -76,11 +76,14 @@ class BagEffect:
     """All columns; a row stands here as often as it must be removed."""
 
 
-def net_effect(changes: Changes, keys: Sequence[str], trust_inserts: bool = True) -> Effect:
+def net_effect(
+    changes: Changes, keys: Sequence[str], trust_inserts: bool = True, by_kind: bool = True
+) -> Effect:
     """The effect on a table whose rows are identified by the columns `keys`.
 
     `trust_inserts`: False when an insert may be an update whose old values did not travel; then it does not
-    tell whether the row was there before.
+    tell whether the row was there before. `by_kind`: False when a commit_ts is not exact, so that changes of
+    several transactions may have the same: then the order of the topic decides.
     """
     puts = np.flatnonzero(changes.op != DELETE)
     gone = np.flatnonzero((changes.op == DELETE) | key_changed(changes, keys))
@@ -88,8 +91,9 @@ def net_effect(changes: Changes, keys: Sequence[str], trust_inserts: bool = True
     kind = np.concatenate([_put_kind(changes, puts, keys), np.full(len(gone), REMOVE)])
     key_rows = pa.concat_tables([changes.new.select(keys).take(puts), changes.old.select(keys).take(gone)])
     code = factorize(key_rows)
+    rank = kind if by_kind else np.zeros_like(kind)
     order = np.lexsort(
-        (changes.seq[row], changes.offset[row], changes.partition[row], kind, changes.commit_ts[row], code)
+        (changes.seq[row], changes.offset[row], changes.partition[row], rank, changes.commit_ts[row], code)
     )
     new_key = np.diff(code[order]) != 0
     first = order[np.concatenate([[True], new_key])] if len(order) else order

@@ -79,6 +79,12 @@ class Offsets:
         """The offset behind the last committed message of each partition."""
         return self._list(partitions, OffsetSpec.latest())
 
+    def ends_written(self, partitions: Sequence[int]) -> dict[int, int]:
+        """The offset behind the last message of each partition, committed or not."""
+        if not partitions:
+            return {}
+        return self._list(partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+
     def ids(self, names: Iterable[str]) -> dict[str, str]:
         """Kafka's id of each topic that is there; a topic made anew under the same name has another.
 
@@ -115,12 +121,17 @@ class Offsets:
                 found.append(one.name)
         return found
 
-    def _list(self, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
+    def _list(
+        self,
+        partitions: Sequence[int],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
+    ) -> dict[int, int]:
         topic = self._topic
         wanted = {TopicPartition(*topic.place(partition)): spec for partition in partitions}
         try:
             asked = self._admin.list_offsets(
-                wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=ADMIN_TIMEOUT_S
+                wanted, isolation_level=isolation, request_timeout=ADMIN_TIMEOUT_S
             )
             return {
                 topic.number(at.topic, at.partition): future.result().offset for at, future in asked.items()

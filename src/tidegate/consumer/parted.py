@@ -51,13 +51,14 @@ class PartedTable:
         read: Callable[[], Iterable[tuple[Definition, Changes]]],
         file: Path,
         trust_inserts: bool,
+        by_kind: bool = True,
     ) -> None:
         """`read`: the converted changes, piece by piece; called once. `size`: of the staged rows, in bytes.
 
-        `file`: where the parts lie, until `close`. `trust_inserts`: as `net_effect` says.
+        `file`: where the parts lie, until `close`. `trust_inserts`, `by_kind`: as `net_effect` says.
         """
         self.name, self.parts, self.size = name, parts, size
-        self._read, self._file, self._trust = read, file, trust_inserts
+        self._read, self._file, self._trust, self._by_kind = read, file, trust_inserts, by_kind
         self._lock = threading.Lock()
         self._known: Definition | None = None
         self._at: list[list[tuple[int, int]]] | None = None
@@ -75,7 +76,8 @@ class PartedTable:
             return None
         assert self._known is not None
         changes = _joined([self._batch(*place) for place in at[part]])
-        return TableChanges(self._known, net_effect(changes, self._known.keys, self._trusts))
+        effect = net_effect(changes, self._known.keys, self._trusts, self._by_kind)
+        return TableChanges(self._known, effect)
 
     @property
     def _trusts(self) -> bool:

@@ -19,6 +19,8 @@ from tidegate.errors import Fatal
 FORMAT: Final = 1
 SEVERAL: Final = 2
 """The format of a position in several topics: their partitions lie below their names."""
+BY_OFFSET: Final = 3
+"""Of a position in topics without watermarks, one or several: as `SEVERAL`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +30,11 @@ class PartitionPosition:
     offset: int
     """The first Kafka offset still needed."""
     applied: int
-    """Every row with commit_ts <= applied is in the target."""
+    """Every row with commit_ts <= applied is in the target; by offset: every row before `applied`."""
     watermark: int
     """The largest Resolved ts that stands before `offset`, or `applied`: what needs not be read again.
 
-    Below `applied` only where a DDL of that ts waits."""
+    Below `applied` only where a DDL of that ts waits. By offset: the newest commit ts that was applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,8 @@ class Position:
     None: an earlier release did not keep it."""
     parts: tuple[tuple[str, str, int], ...] = ()
     """Of a step that does not fit into memory: schema, table, and into how many parts its rows are cut."""
+    by_offset: bool = False
+    """Whether offsets are the progress, since the topics have no watermarks (`offset_flow`)."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -87,9 +91,10 @@ class Position:
             topic, partition = place_of(self.topics, number)
             kept = {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
             topics[topic][str(partition)] = kept
-        single = len(topics) == 1
+        single = len(topics) == 1 and not self.by_offset
+        several = BY_OFFSET if self.by_offset else SEVERAL
         body: dict[str, Any] = {
-            "format": FORMAT if single else SEVERAL,
+            "format": FORMAT if single else several,
             "ts": self.ts,
             "topic": self.topic,
             "protocol": self.protocol,
@@ -105,10 +110,10 @@ class Position:
         """Read it back; Fatal when it is not one of ours."""
         try:
             body = orjson.loads(text)
-            if body["format"] not in (FORMAT, SEVERAL):
-                raise ValueError(f"format {body['format']}, this release reads {FORMAT} and {SEVERAL}")
+            if body["format"] not in (FORMAT, SEVERAL, BY_OFFSET):
+                raise ValueError(f"format {body['format']}, this release reads {FORMAT} to {BY_OFFSET}")
             names = body["topic"].split(",")
-            topics = body["partitions"] if body["format"] == SEVERAL else {names[0]: body["partitions"]}
+            topics = {names[0]: body["partitions"]} if body["format"] == FORMAT else body["partitions"]
             partitions = {
                 number_of(names, name, int(partition)): PartitionPosition(**p)
                 for name, kept in topics.items()
@@ -121,6 +126,7 @@ class Position:
                 *(body["ts"], body["topic"], body["protocol"], body["mode"], partitions),
                 *(ddl_ts, done, definitions, dict(body.get("ids", {})), body.get("time_zone")),
                 tuple((schema, table, int(count)) for schema, table, count in body.get("parts", ())),
+                body["format"] == BY_OFFSET,
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

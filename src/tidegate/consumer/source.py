@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, Final
 from zoneinfo import ZoneInfo
@@ -39,6 +40,7 @@ from tidegate.codec.base import (
 )
 from tidegate.codec.compression import NONE, ExpandError
 from tidegate.codec.decode import decoder as decoder_of
+from tidegate.codec.entry import Loss
 from tidegate.codec.large import LargeOptions
 from tidegate.codec.opening import in_pieces, opened, opening
 from tidegate.codec.schema_book import SchemaBook, look_up_missing
@@ -49,6 +51,7 @@ from tidegate.consumer.handle_keys import RowReader
 from tidegate.consumer.places import number_of, place_of
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.timestamp import physical_ms
 from tidegate.schema_registry import ConfluentRegistry
 from tidegate.sink.kafka.client import client_settings, take
 
@@ -60,6 +63,9 @@ LOOK_BACK_MESSAGES: Final = 20_000
 """The first window in which definitions are looked for: TiCDC repeats a table's after 10,000 of its rows."""
 STALL_S: Final = 5.0
 META: Final = ("_op", "_commit_ts", "_offset", "_seq")
+SAID_TS: Final = "_said_ts"
+"""Of topics read by offset, behind `META`: the commit ts that the rows say, 0 where they do not. Their
+`_commit_ts` is the offset + 1."""
 """First columns of a staged batch; then `n.NAME` of the after image and `o.NAME` of the before image."""
 
 
@@ -95,19 +101,42 @@ class Fetched:
     """What, where, why and what to do: a schema registry gives no schemas; the range stays to be read."""
 
 
+class Clock(Enum):
+    """What rows say of their commit ts."""
+
+    EXACT = 0
+    MILLISECONDS = 1
+    SECONDS = 1000
+    NONE = -1
+
+    def tick(self, ts: int) -> int:
+        """A ts in the unit in which rows say it."""
+        return ts if self is Clock.EXACT else physical_ms(ts) // abs(self.value)
+
+
+def clock_of(lost: frozenset[Loss]) -> Clock:
+    """That of a protocol that loses so much."""
+    if lost & {Loss.COMMIT_TS, Loss.DELETED_TS}:
+        return Clock.NONE
+    if Loss.SECONDS in lost:
+        return Clock.SECONDS
+    return Clock.MILLISECONDS if Loss.LOGICAL_TS in lost else Clock.EXACT
+
+
 class Topic:
     """One topic or several, as the URI names them: `kafka://host:port/topic[,topic]?protocol=..`.
 
     Cheap, picklable by its URI.
     """
 
-    def __init__(self, text: str, time_zone: str = "", pd: str = "") -> None:
+    def __init__(self, text: str, time_zone: str = "", pd: str = "", by_offset: bool = False) -> None:
         """`time_zone`: what the user says of TIMESTAMP texts; empty: nothing.
 
-        `pd`: the address of upstream's PD, for rows of which only the handle key is on the topic. Raises
-        InvalidInput for a wrong URI, protocol or option.
+        `pd`: the address of upstream's PD, for rows of which only the handle key is on the topic.
+        `by_offset`: offsets are the progress, since there are no watermarks. Raises InvalidInput for a wrong
+        URI, protocol or option.
         """
-        self.text, self.given_zone, self.pd = text, time_zone, pd
+        self.text, self.given_zone, self.pd, self.by_offset = text, time_zone, pd, by_offset
         self.time_zone = time_zone or "UTC"
         """For what must be read before anybody has told the zone."""
         check_zone(self.time_zone)
@@ -121,8 +150,8 @@ class Topic:
             self.options: CodecOptions = registry.codec_options(settings)
             _check_readable(self.options)
 
-    def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str]]:
-        return Topic, (self.text, self.given_zone, self.pd)
+    def __reduce__(self) -> tuple[type[Topic], tuple[str, str, str, bool]]:
+        return Topic, (self.text, self.given_zone, self.pd, self.by_offset)
 
     @property
     def name(self) -> str:
@@ -145,6 +174,11 @@ class Topic:
         """A partition, in words."""
         name, partition = self.place(number)
         return f"topic {name}, partition {partition}"
+
+    @property
+    def clock(self) -> Clock | None:
+        """What rows say of their commit ts, if the topic is read by offset."""
+        return clock_of(registry.reader_of(self.options).losses(self.options)) if self.by_offset else None
 
     @property
     def zone(self) -> str:
@@ -297,7 +331,7 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
             bad = (*found.bad, *piece.bad)
             found = replace(
                 found,
-                segments=(*found.segments, *stage(piece, found.partition, file)),
+                segments=(*found.segments, *stage(piece, found.partition, file, topic.clock)),
                 resolved=(*found.resolved, *piece.resolved),
                 ddls=(*found.ddls, *piece.ddls),
                 bad=bad,
@@ -436,16 +470,26 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
     return taken
 
 
-def stage(decoded: Decoded, partition: int, file: Path) -> Iterable[Segment]:
-    """Write the decoded rows, one Arrow IPC stream per table and column set; yields their descriptors."""
+def stage(decoded: Decoded, partition: int, file: Path, clock: Clock | None = None) -> Iterable[Segment]:
+    """Write the decoded rows, one Arrow IPC stream per table and column set; yields their descriptors.
+
+    `clock`: of a topic that is read by offset.
+    """
     if not decoded.rows:
         return []
     with file.open("wb") as sink:
-        return [_stage_table(table, partition, file, sink) for table in decoded.rows]
+        return [_stage_table(table, partition, file, sink, clock) for table in decoded.rows]
 
 
-def _stage_table(table: DecodedTable, partition: int, file: Path, sink: IO[bytes]) -> Segment:
+def _stage_table(
+    table: DecodedTable, partition: int, file: Path, sink: IO[bytes], clock: Clock | None
+) -> Segment:
+    said = np.zeros_like(table.commit_ts) if clock is Clock.NONE else table.commit_ts
+    if clock is not None:
+        table = replace(table, commit_ts=(table.offset + 1).astype(np.uint64))
     batch = staged_batch(table)
+    if clock is not None:
+        batch = batch.add_column(len(META), SAID_TS, pa.array(said))
     start = sink.tell()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -461,6 +505,7 @@ def _stage_table(table: DecodedTable, partition: int, file: Path, sink: IO[bytes
         min_ts=int(table.commit_ts.min()),
         max_ts=int(table.commit_ts.max()),
         first_offset=int(table.offset.min()),
+        commit_ts=int(said.max()) if clock is not None else 0,
     )
 
 

@@ -213,9 +213,9 @@ def _partitions(
             found.append(dataclasses.replace(told[name], end=end))
         else:
             at = kept.get(number, PartitionPosition(0, 0, 0))
-            found.append(
-                Partition(name, max(at.watermark, at.applied), at.applied, at.offset, at.offset, end)
-            )
+            marked = position is None or not position.by_offset
+            ts = (max(at.watermark, at.applied), at.applied) if marked else (0, 0)
+            found.append(Partition(name, *ts, at.offset, at.offset, end, marked))
     return tuple(found)
 
 

@@ -65,6 +65,8 @@ class Suspicion:
     """As the target's position has them, 0 for a fresh target."""
     until: int | None
     began: float
+    by_offset: bool = False
+    """There are no watermarks to wait for."""
     hopeless: InvalidInput | None = None
     """A sign that cannot pass by itself."""
     standing: dict[str, InvalidInput] = field(default_factory=dict)
@@ -77,6 +79,8 @@ class Suspicion:
     """When the first watermark of any partition was seen in this run."""
     _moved: float = field(init=False)
     _lowest: int = field(init=False)
+    _lacking: tuple[int, ...] = ()
+    _lacking_since: float = 0.0
 
     def __post_init__(self) -> None:
         self._partitions = {number: _Seen(ts) for number, ts in self.watermarks.items()}
@@ -110,6 +114,13 @@ class Suspicion:
             self._lowest, self._moved = lowest, now
             self._told.discard("stalled")
 
+    def lacks(self, numbers: Iterable[int], now: float) -> None:
+        """The partitions on which the copy of a DDL is missing now."""
+        found = tuple(numbers)
+        if found != self._lacking:
+            self._lacking, self._lacking_since = found, now
+            self._told.discard("lacking")
+
     def unreachable(self, now: float) -> None:
         """The broker does not answer: what it does not bring is no sign of anything."""
         self._moved = now
@@ -119,7 +130,7 @@ class Suspicion:
     def news(self, now: float) -> list[InvalidInput]:
         """The signs that have newly appeared; also brings `standing` and `hopeless` up to date."""
         self.standing = {}
-        for kind, sign in _SIGNS.items():
+        for kind, sign in (_SIGNS_BY_OFFSET if self.by_offset else _SIGNS).items():
             found = sign(self, now)
             if found is not None:
                 self.standing[kind] = found
@@ -156,8 +167,9 @@ class Suspicion:
             "the topic has no watermarks, so nothing can be applied",
             where=f"topic {self.topic}, {self._counts.messages} messages read",
             why=unmarked.why,
-            fix=f"create a changefeed with {unmarked.option} in its sink URI, "
-            "into a new topic, and read that one",
+            fix="say --mode row for a new target: changes are applied as they are read, without whole "
+            f"transactions; or create a changefeed with {unmarked.option} in its sink URI, into a new topic, "
+            "and read that one",
         )
 
     def _silent_partitions(self, now: float) -> InvalidInput | None:
@@ -223,6 +235,18 @@ class Suspicion:
             fix="see `tidegate changefeed list`; the consumer goes on as soon as watermarks come",
         )
 
+    def _lacks_copies(self, now: float) -> InvalidInput | None:
+        if not self._lacking or now - self._lacking_since < STALL_S:
+            return None
+        return InvalidInput(
+            f"a DDL has no copy on partition {_listed(list(self._lacking))}, so nothing behind it is applied",
+            where=f"topic {self.topic} of {len(self._partitions)} partitions",
+            why="the changefeed sends a DDL to each partition that it writes; it has stopped in between, or "
+            "writes fewer partitions",
+            fix="see that the changefeed runs; if it writes fewer partitions, add its partition-num=N to "
+            "--source",
+        )
+
     def _read_for(self, number: int, seconds: float, now: float) -> bool:
         """Whether a partition was read to its end so long ago."""
         since = self._partitions[number].end_since
@@ -241,5 +265,9 @@ _SIGNS: Final[Mapping[str, Callable[[Suspicion, float], InvalidInput | None]]] =
     "no watermark": Suspicion._no_watermark,
     "empty": Suspicion._empty,
     "stalled": Suspicion._stalled,
+}
+_SIGNS_BY_OFFSET: Final = {
+    "unreadable": Suspicion._unreadable,
+    "lacking": Suspicion._lacks_copies,
 }
 _HOPELESS: Final = ("unreadable", "no extension", "silent partitions")
