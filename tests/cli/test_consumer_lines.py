@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from tidegate.cli import consumer
 from tidegate.cli.consumer import _JsonLines, _Lines, status
+from tidegate.cli.consumer_status import summary, table
 from tidegate.consumer import job
 from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.job import Progress
-from tidegate.consumer.lag import Partition
+from tidegate.consumer.lag import Partition, applied_lag_s
+from tidegate.consumer.status import Status
 from tidegate.errors import Fatal
 
 QUIET = Progress(
@@ -52,6 +54,12 @@ def test_without_watermarks_lag_is_in_messages_and_a_numbered_snapshot_has_no_da
     assert text.startswith("snapshot 3, 7 messages behind, 5 row changes")
     _Lines().stopped(replace(QUIET, ts=3, partitions=parts))
     assert "at snapshot 3:" in capsys.readouterr().out
+    found = Status("t", True, False, "runs", 3, applied_lag_s(parts, 10**12), 7, parts, "")
+    assert summary(found)[2:] == [
+        "snapshot  3",
+        "lag       not known in time, for the topic has no watermarks, 7 messages to apply",
+    ]
+    assert [next(iter(column.cells)).plain for column in table(found, 10**12).columns[1:3]] == ["-", "-"]
 
 
 def test_how_long_snapshots_stay_is_what_the_options_say(

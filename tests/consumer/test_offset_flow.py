@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.consumer import offset_model
@@ -91,6 +93,18 @@ def test_an_unnamed_state_is_named_once_and_above_the_last() -> None:
     assert flow.snapshot(41) == 42
     flow.named()
     assert flow.snapshot(42) is None
+
+
+def test_no_change_above_a_snapshots_ts_is_in_it() -> None:
+    flow = fresh(1)
+    early, late = (replace(segment(0, at, at + 2, at - 1), commit_ts=ts) for at, ts in ((1, 70), (4, 90)))
+    flow.take([Fetched(0, 6, segments=(early, late), ddls=(ddl(80, 4),))], {})
+    assert applied(flow) == {0: 4}
+    assert flow.snapshot(5) == 90, "the second segment is begun"
+    flow = fresh(1)
+    flow.take([Fetched(0, 6, segments=(early, late), ddls=(ddl(80, 3),))], {})
+    assert applied(flow) == {0: 3}
+    assert flow.snapshot(5) == 70
 
 
 def test_a_step_takes_a_share_of_each_partition() -> None:

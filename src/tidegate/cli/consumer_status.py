@@ -64,11 +64,14 @@ def as_dict(found: Status) -> dict[str, Any]:
 def summary(found: Status) -> list[str]:
     """The lines above the table."""
     from tidegate.consumer.lag import span
-    from tidegate.model.timestamp import readable
+    from tidegate.model.timestamp import physical_ms, readable
 
+    unmarked = any(not one.marked for one in found.partitions)
     lag = f"{span(found.lag_s)} behind" if found.lag_s is not None else "no row is complete yet"
+    lag = "not known in time, for the topic has no watermarks" if unmarked else lag
     count = f"{found.messages:,}" if found.messages is not None else "an unknown number of"
-    snapshot = f"{found.ts} ({readable(found.ts)})" if found.ts else "none yet"
+    at = f"{found.ts} ({readable(found.ts)})" if physical_ms(found.ts) else str(found.ts)
+    snapshot = at if found.ts else "none yet"
     lines = [
         found.verdict,
         f"target    {found.target}",
@@ -109,7 +112,8 @@ def table(found: Status, now_ms: int) -> Table:
     for title in ("WATERMARK", "APPLIED", "MESSAGES TO READ", "TO APPLY"):
         shown.add_column(title, justify="right")
     for one in slowest_first(found.partitions)[:PARTITIONS_SHOWN]:
-        cells = [_age(one.watermark, now_ms), _age(one.applied, now_ms), _count(one.to_read)]
+        ages = [_age(ts, now_ms) if one.marked else "-" for ts in (one.watermark, one.applied)]
+        cells = [*ages, _count(one.to_read)]
         style = "yellow" if one == last else ""
         shown.add_row(*(Text(cell) for cell in (one.name, *cells, _count(one.to_apply))), style=style)
     return shown

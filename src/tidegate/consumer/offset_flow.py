@@ -98,9 +98,9 @@ class OffsetFlow:
         self.watermarks = Watermarks({number: p.watermark for number, p in position.partitions.items()})
         """The newest commit ts that was read of each partition; 0 where rows do not say it."""
         self._stamps: dict[int, list[tuple[int, int]]] = {number: [] for number in self._next}
-        """Of each waiting segment, the place behind it and its newest commit ts."""
+        """Of each segment that is not begun, the place of its first row and its newest commit ts."""
         self._newest = {number: p.watermark for number, p in position.partitions.items()}
-        """The newest commit ts that was applied."""
+        """A commit ts above which nothing was applied."""
         self._ddls: dict[str, _Waiting] = {}
         self._done = dict.fromkeys(position.ddls)
         self._named: dict[int, int] = dict(self._next)
@@ -143,7 +143,7 @@ class OffsetFlow:
             self._next[part.partition] = max(self._next[part.partition], part.next_offset)
             self.assembler.add(part.segments)
             for segment in part.segments:
-                self._stamps[part.partition].append((segment.max_ts, segment.commit_ts))
+                self._stamps[part.partition].append((segment.min_ts, segment.commit_ts))
                 self.watermarks.advance(part.partition, segment.commit_ts)
             for message in part.ddls:
                 self._queue(part.partition, message)
@@ -291,8 +291,8 @@ class OffsetFlow:
 
     def _passed(self, number: int, bound: int) -> None:
         stamps = self._stamps[number]
-        self._newest[number] = max([self._newest[number], *(ts for end, ts in stamps if end <= bound)])
-        self._stamps[number] = [(end, ts) for end, ts in stamps if end > bound]
+        self._newest[number] = max([self._newest[number], *(ts for begin, ts in stamps if begin <= bound)])
+        self._stamps[number] = [(begin, ts) for begin, ts in stamps if begin > bound]
 
 
 _DATABASE: Final = re.compile(r"\s*(?:create|drop|alter)\s+(?:database|schema)\b", re.IGNORECASE)

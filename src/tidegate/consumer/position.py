@@ -34,7 +34,8 @@ class PartitionPosition:
     watermark: int
     """The largest Resolved ts that stands before `offset`, or `applied`: what needs not be read again.
 
-    Below `applied` only where a DDL of that ts waits. By offset: the newest commit ts that was applied."""
+    Below `applied` only where a DDL of that ts waits. By offset: a commit ts above which
+    nothing was applied."""
 
 
 @dataclass(frozen=True, slots=True)
