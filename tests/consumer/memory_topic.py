@@ -140,14 +140,29 @@ def consume_by_offset(
     codec = reader_of(topic.options)
     clock = clock_of(codec.losses(topic.options))
     writer = applier_of(target, trust_inserts=False, clock=clock)
+    position = consume_by_offset_into(
+        topic, writer, target.parent / "staging", size=size, rows=rows, rounds=rounds
+    )
+    writer.target.close()
+    return position
+
+
+def consume_by_offset_into(
+    topic: MemoryTopic, writer: Applier, staging: Path, *, size: int, rows: int, rounds: int = 1 << 30
+) -> Position:
+    """The same into any target, which stays open."""
+    codec = reader_of(topic.options)
+    clock = clock_of(codec.losses(topic.options))
     position = writer.target.recover()
     if position is None:
         begin = {p: PartitionPosition(0, 0, 0) for p in topic.partitions}
         position = Position(0, topic.names[0], topic.options.protocol, "row", begin, by_offset=True)
     group = Group(tuple(topic.partitions), 0 if codec.ddl_to is DdlTo.FIRST else None)
-    flow = OffsetFlow(position, [group], partial(sides_of, clock=clock))
+    begun = writer.target.begun
+    bounds = {p: part.applied for p, part in begun.partitions.items()} if begun is not None else None
+    flow = OffsetFlow(position, [group], partial(sides_of, clock=clock), bounds)
     committer = Committer(flow, writer, position, rows, idle_s=0)
-    numbers, staging = count(), target.parent / "staging"
+    numbers = count()
     ends = {p: len(messages) for p, messages in topic.partitions.items()}
     quiet = 0
     while quiet < 5 and rounds > 0:
@@ -159,5 +174,4 @@ def consume_by_offset(
         )
         while committer.commit(0.0):
             pass
-    writer.target.close()
     return committer.position

@@ -26,7 +26,6 @@ from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.source import Topic
 from tidegate.consumer.sql_text import sql_rows
-from tidegate.consumer.targets import DatabaseSettings
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent
@@ -193,9 +192,6 @@ def test_a_topic_of_a_broker_is_followed_and_one_kind_of_progress_is_kept(
     with pytest.raises(InvalidInput, match="--until needs watermarks") as caught:
         run(replace(settings, until=line.ts))
     assert "enable-tidb-extension=true" in caught.value.fix
-    database = DatabaseSettings(name="it", folder=tmp_path)
-    with pytest.raises(InvalidInput, match="--mode row cannot be had"):
-        run(replace(settings, target="mysql://root@127.0.0.1:1/", database=database))
 
 
 @pytest.mark.integration

@@ -207,15 +207,13 @@ def run(
     check_timed(topic)
     check_by_offset(topic, settings.until)
     workers_of(settings.master)  # what cannot fetch is refused before a target is taken over
-    address = address_of(settings.target, settings.upkeep, settings.database)
+    address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
     if settings.mode is Mode.ROW and not address.row_mode:
         raise InvalidInput(
             "--mode row cannot be had for this target",
             where=str(address),
             why="a unique value may be taken by a row of one partition before that of another has let it go",
-            fix="write the topic with watermarks and leave --mode out, or fill Delta tables"
-            if topic.by_offset
-            else "leave --mode out: whole transactions are applied then",
+            fix="leave --mode out: whole transactions are applied then",
         )
     with address.opened() as target, _staging(address.folder) as staging:
         consumer = Consumer(settings, topic, address, target, staging, stop, listener)
@@ -285,9 +283,8 @@ class Consumer:
         topic, settings, numbers = self._topic, self._settings, list(position.partitions)
         ddl_to = reader_of(topic.options).ddl_to
         if topic.clock is not None:
-            return OffsetFlow(
-                position, groups_of(topic, numbers, ddl_to), partial(sides_of, clock=topic.clock)
-            )
+            groups, sides = groups_of(topic, numbers, ddl_to), partial(sides_of, clock=topic.clock)
+            return OffsetFlow(position, groups, sides, begun)
         return Flow(position, settings.mode, places_of_ddl(topic, numbers, ddl_to), settings.until, begun)
 
     def loop(self, fetcher: Fetcher) -> None:

@@ -86,10 +86,19 @@ class OffsetFlow:
     by_offset: Final = True
     until: Final = None
 
-    def __init__(self, position: Position, groups: Iterable[Group], sides: Sides) -> None:
-        """`position` names every partition; a fresh target's has the topic's first offsets."""
+    def __init__(
+        self,
+        position: Position,
+        groups: Iterable[Group],
+        sides: Sides,
+        begun: Mapping[int, int] | None = None,
+    ) -> None:
+        """`position` names every partition; a fresh target's has the topic's first offsets.
+
+        `begun`: by partition, the place up to which an interrupted write went.
+        """
         self.mode = Mode.ROW
-        self._base, self._sides = position, sides
+        self._base, self._sides, self._begun = position, sides, begun
         self._next = {number: part.offset for number, part in position.partitions.items()}
         self._confirmed = dict(self._next)
         self._checks: dict[int, _Check] = {}
@@ -158,6 +167,8 @@ class OffsetFlow:
 
     def next_step(self, max_rows: int) -> Rows | Ddls | None:
         """What can be applied now: at most about max_rows rows and `STEP_BYTES`; None when nothing moves."""
+        if self._begun is not None:
+            return self._again(self._begun)
         limits = {number: self._limit(number) for number in self._next}
         if any(limit > self.assembler.applied(number) for number, limit in limits.items()):
             bounds = self.assembler.cut_each(limits, max_rows)
@@ -172,6 +183,14 @@ class OffsetFlow:
                     del self._done[next(iter(self._done))]
                 return Ddls(waiting.message.ts, (waiting.message,))
         return None
+
+    def _again(self, begun: Mapping[int, int]) -> Rows | None:
+        if any(self._next[number] < place for number, place in begun.items()):
+            return None
+        self._begun = None
+        for number, place in begun.items():
+            self._passed(number, place)
+        return Rows(begun)
 
     def waiting(self) -> int:
         """About how many rows could be applied now."""

@@ -32,10 +32,13 @@ class DatabaseSettings:
     """The largest transaction of a lane, in bytes of staged rows (`mysql.parts.check_size`)."""
 
 
-def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -> Address:
+def address_of(
+    target: str | Path, upkeep: Upkeep, database: DatabaseSettings, *, by_offset: bool = False
+) -> Address:
     """What `--target` means; InvalidInput for what names none.
 
-    `delta:///directory`, a plain path, or `mysql://user@host:port/`.
+    `delta:///directory`, a plain path, or `mysql://user@host:port/`. `by_offset`: the topics have no
+    watermarks.
     """
     text = str(target)
     if text.partition("://")[0] not in SCHEMES:
@@ -61,4 +64,5 @@ def address_of(target: str | Path, upkeep: Upkeep, database: DatabaseSettings) -
         adopting=database.adopt,
         skipped=database.skip_ddls,
         transaction_bytes=database.transaction_bytes,
+        by_offset=by_offset,
     )

@@ -31,6 +31,7 @@ from tidegate.codec.base import DdlMessage
 from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import Definition
+from tidegate.consumer.mysql import found
 from tidegate.consumer.mysql.ddl import DdlRun, begun_in
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.parts import PartedLane, Statements, check_size, order
@@ -62,11 +63,19 @@ class MySqlTarget:
         adopting: bool = False,
         skipped: Set[int] = frozenset(),
         transaction_bytes: int | None = None,
+        by_offset: bool = False,
     ) -> None:
-        """`adopting`, `skipped`: see `DdlRun`; `transaction_bytes`: see `parts.check_size`."""
+        """`adopting`, `skipped`: see `DdlRun`; `transaction_bytes`: see `parts.check_size`.
+
+        `by_offset`: partitions may stand at different moments, so that unique indexes beside a table's key
+        are refused.
+        """
         self.stats, self.values = Stats(), MySqlValues()
         self._adopting, self._skipped, self._asking = adopting, skipped, threading.Lock()
         self._server, self._lanes, self._transaction_bytes = server, lanes, transaction_bytes
+        self._by_offset = by_offset
+        self._only_keyed: dict[Name, Definition] = {}
+        """Tables that have no other unique index than their key, as they were when that was asked."""
         self._progress = Progress(server, consumer)
         self._definitions: dict[Name, Definition] = {}
         self._held = Held(None, None, None, {})
@@ -207,6 +216,7 @@ class MySqlTarget:
         if changes is None:
             return None
         made, table = Statements(), changes.definition
+        self._check_uniques(table)
         self._render_deletes(changes, made)
         self._render_inserts(changes, made)
         return self._lane_of(table.schema, table.table), made
@@ -215,8 +225,30 @@ class MySqlTarget:
         made = Statements()
         changes = table.settle(part) if inserting or table.may_delete(part) else None
         if changes is not None:
+            self._check_uniques(changes.definition)
             (self._render_inserts if inserting else self._render_deletes)(changes, made)
         return made
+
+    def _check_uniques(self, table: Definition) -> None:
+        """By offset: Fatal for a table that has a unique index beside its key."""
+        name = (table.schema, table.table)
+        if not self._by_offset or self._only_keyed.get(name) is table:
+            return
+
+        def ask(attempt: int) -> None:
+            seen = found.look(self._progress.rows, name)
+            others = [one.name for one in seen.uniques if set(one.columns) != set(table.keys)] if seen else []
+            if others:
+                raise Fatal(
+                    "a table with a unique index beside its key cannot be written without watermarks",
+                    where=f"table {table.name}, index {', '.join(others)}",
+                    why="a row may take a unique value before the row of another partition has let it go",
+                    fix="drop the index at the target, or read a topic with watermarks without --mode row",
+                )
+
+        with self._asking:  # several tables are settled at once, and one connection asks
+            self._patiently(ask)
+        self._only_keyed[name] = table
 
     def _render_deletes(self, changes: TableChanges, made: Statements) -> None:
         table, effect = changes.definition, changes.effect
@@ -392,11 +424,16 @@ class MySqlAddress:
     """The ts of DDLs that somebody has run there in other words."""
     transaction_bytes: int | None = None
     """See `parts.check_size`."""
+    by_offset: bool = False
+    """Whether a topic without watermarks is applied."""
 
     @property
     def row_mode(self) -> bool:
-        """A value of a unique key may be taken in one partition before it is free in another."""
-        return False
+        """A value of a unique key may be taken in one partition before it is free in another.
+
+        Without watermarks tables that have such a key are refused, one by one.
+        """
+        return self.by_offset
 
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
@@ -407,6 +444,7 @@ class MySqlAddress:
             adopting=self.adopting,
             skipped=self.skipped,
             transaction_bytes=self.transaction_bytes,
+            by_offset=self.by_offset,
         )
         try:
             yield target
