@@ -19,10 +19,14 @@ from tests.consumer.logs import differences, snapshots
 from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages
 from tests.consumer.topics import publish
+from tidegate.codec.base import Batch
+from tidegate.codec.decode import decoder
+from tidegate.codec.registry import codec_options
+from tidegate.consumer.fetch_spark import carried, landed
 from tidegate.consumer.fetch_workers import _Raised, workers
 from tidegate.consumer.fetcher import workers_of
 from tidegate.consumer.job import Listener, Settings, run
-from tidegate.consumer.source import Range, Topic
+from tidegate.consumer.source import Fetched, Range, Topic, read_staged, stage
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 
 pytestmark = pytest.mark.integration
@@ -124,3 +128,20 @@ def test_a_master_that_is_almost_workers_is_refused_at_once(master: str, tmp_pat
     with pytest.raises(InvalidInput, match="how many processes fetch"):
         run(settings)
     assert not (tmp_path / "target").exists(), "nothing was taken over"
+
+
+def test_rows_come_back_with_a_tasks_result_whatever_became_of_its_folder(tmp_path: Path) -> None:
+    options = codec_options({"protocol": "open-protocol"})
+    (partition, message), *_ = [(p, m) for p, m in bank_messages() if p == 1 and b'"u"' in m.value]
+    decoded = decoder(options).decode(Batch([message.key], [message.value], [4]))
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    ours.mkdir()
+    segments = tuple(stage(decoded, partition, theirs / "1-5.arrow"))
+    rows = [read_staged(segment) for segment in segments]
+    assert rows
+    found, files = carried(Fetched(partition, 5, 1, segments))
+    (theirs / "1-5.arrow").unlink()
+    back = landed(found, files, ours)
+    assert [read_staged(segment) for segment in back.segments] == rows
+    assert {segment.file for segment in back.segments} == {str(ours / "1-5.arrow")}

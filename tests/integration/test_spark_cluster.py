@@ -8,17 +8,22 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import httpx
 import pytest
 from tools.processes import descendants
 
+from tests.consumer.logs import differences, snapshots
+from tests.consumer.test_job import LINE, bank_messages, start
+from tests.consumer.topics import publish
 from tests.fixtures.spark_cluster import SparkCluster, spark_cluster
 from tests.integration.cluster import PATIENCE_S, Cluster, eventually
 from tests.integration.test_hangs import cluster
 from tests.integration.test_kills import KEYS
 from tests.integration.validators import validate
+from tidegate.sink.lakehouse import Lakehouse
 
 __all__ = ["cluster", "spark_cluster"]
 
@@ -98,3 +103,22 @@ def test_a_topic_is_whole_whatever_dies_of_the_cluster_that_writes_it(
     report = validate(cluster.uri, KEYS)
     assert (report.faults, report.duplicates) == ([], 0)
     assert report.rows > 1000
+
+
+def test_a_consumer_reads_by_executors_that_share_no_disk_with_it(
+    spark_cluster: SparkCluster, kafka: str, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic, line, target = new_topic(3), snapshots()[LINE], tmp_path / "target"
+    source, messages = f"kafka://{kafka}/{topic}?protocol=open-protocol", bank_messages()
+    half = len(messages) // 2
+    publish(kafka, topic, messages[:half])
+    where = ("--master", spark_cluster.master, "--worker-python", spark_cluster.python)
+    process = start(source, target, *where, "--until", str(line.ts), "--commit-interval", "0.1")
+    eventually("a first snapshot", lambda: Lakehouse(target).position() is not None)
+    for pid in [
+        pid for node in NODES for pid in spark_cluster.below(f"worker-{node}", "CoarseGrainedExecutor")
+    ]:
+        os.kill(pid, signal.SIGKILL)
+    publish(kafka, topic, messages[half:])
+    assert process.wait(PATIENCE_S) == 0
+    assert differences(target, line) == {}

@@ -146,6 +146,15 @@ def run(
     master: Annotated[
         str, typer.Option(help="Spark master; or workers[N]: N processes on this machine, without Spark.")
     ] = "local[2]",
+    worker_python: Annotated[
+        str,
+        typer.Option(
+            help="Of a Spark cluster: its machines' Python, which has Tidegate; else the path of this one."
+        ),
+    ] = "",
+    driver_host: Annotated[
+        str, typer.Option(help="Of a Spark cluster: an address of this machine that its machines reach.")
+    ] = "127.0.0.1",
     group: Annotated[
         str,
         typer.Option(
@@ -167,6 +176,7 @@ def run(
     line a second. Warnings and errors go to standard error.
     """
     from tidegate.consumer.delta.maintenance import Upkeep
+    from tidegate.consumer.fetch_spark import ClusterSettings
     from tidegate.consumer.job import Listener, Settings, run
     from tidegate.consumer.targets import DatabaseSettings, address_of
     from tidegate.consumer.watermark import Mode
@@ -193,6 +203,7 @@ def run(
             trust_inserts=old_values,
             group=group,
             master=master,
+            cluster=ClusterSettings(worker_python, driver_host),
             upkeep=Upkeep(retention_hours, all_hours=keep_all_hours, minute_hours=keep_minutes_hours),
         )
         show.place = str(address_of(target, settings.upkeep, settings.database))

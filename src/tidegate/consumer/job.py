@@ -57,7 +57,7 @@ from tidegate.consumer.checks import (
 )
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.delta.maintenance import Upkeep
-from tidegate.consumer.fetch_spark import JVM_LOG, SparkTasks, spark_tasks
+from tidegate.consumer.fetch_spark import JVM_LOG, ClusterSettings, SparkTasks, spark_tasks
 from tidegate.consumer.fetch_workers import LOG, workers
 from tidegate.consumer.fetcher import Fetcher, workers_of
 from tidegate.consumer.flow import Flow
@@ -125,6 +125,8 @@ class Settings:
     """A Kafka consumer group that gets the position's offsets, for tools that show lag; empty: none."""
     master: str = "local[*]"
     """Of Spark; or `workers[N]`: processes of this machine without Spark."""
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    """If the master is a cluster's."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Of a Delta target."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
@@ -697,5 +699,6 @@ def _fetching(
             yield found
     else:
         name = f"tidegate consumer {topic.name}"
-        with spark_tasks(name, settings.master, staging / "spark", folder / JVM_LOG, stop) as tasks:
+        work, log = staging / "spark", folder / JVM_LOG
+        with spark_tasks(name, settings.master, work, log, stop, settings.cluster) as tasks:
             yield tasks

@@ -7,8 +7,8 @@ rows, table by table, as Arrow IPC streams into a staging file; back to the driv
 descriptors, marks and DDLs, no rows. Staging files are disposable: what is lost with them is read again from
 the offsets kept with the target. A worker process keeps its Kafka client for its life.
 
-Bounds: one task fetches at most `MAX_BYTES` of messages. What they expand to, or only name, may be far more:
-it is decoded and written in pieces, each into a file of its own (`codec.opening`, `consumer.claims`). A
+Bounds: a task fetches at most `Range.max_bytes` of messages. What they expand to, or only name, may be far
+more: it is decoded and written in pieces, each into a file of its own (`codec.opening`, `consumer.claims`). A
 partition without an answer for `STALL_S` ends its task with what it has.
 """
 
@@ -77,6 +77,8 @@ class Range:
     """Its number, as everywhere behind the source."""
     start: int
     end: int
+    max_bytes: int = MAX_BYTES
+    """About how many bytes of messages are read of it at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +453,7 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
     """Messages of the range until its end, the size limit, or silence."""
     taken, size, heard = _Taken(wanted.start), 0, time.monotonic()
     at_end = False
-    while taken.next_offset < wanted.end and size < MAX_BYTES and not at_end:
+    while taken.next_offset < wanted.end and size < wanted.max_bytes and not at_end:
         for message in take(reader, CONSUME_MESSAGES, 0.2):
             heard = time.monotonic()
             error = message.error()
