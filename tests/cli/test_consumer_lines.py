@@ -62,6 +62,18 @@ def test_without_watermarks_lag_is_in_messages_and_a_numbered_snapshot_has_no_da
     assert [next(iter(column.cells)).plain for column in table(found, 10**12).columns[1:3]] == ["-", "-"]
 
 
+@pytest.mark.parametrize(
+    ("option", "rule"),
+    [("--include", "shop"), ("--exclude", "!a.b"), ("--route", "a=b"), ("--drop-column", "phone")],
+)
+def test_a_rule_that_cannot_be_read_is_shown(tmp_path: Path, option: str, rule: str) -> None:
+    command = ["run", "--source", "kafka://127.0.0.1:1/t?protocol=open-protocol", "--target", str(tmp_path)]
+    done = CliRunner().invoke(consumer.app, [*command, option, rule])
+    assert done.exit_code == 2
+    words = {"--exclude": "'!a.b' of --exclude", "--route": "the route 'a=b'"}.get(option, f"rule '{rule}'")
+    assert words in done.output
+
+
 def test_how_long_snapshots_stay_is_what_the_options_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,28 @@ def run(
             "repeated.",
         ),
     ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tables to apply, as a table filter rule: 'shop.*'; may be repeated, and the last rule that "
+            "matches a table wins. Without it: all.",
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(help="Tables to leave out, as a table filter rule: 'shop.tmp_*'; may be repeated."),
+    ] = None,
+    route: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Where tables go: 'shop.*=copy.*'; may be repeated, and the first that matches a table "
+            "counts."
+        ),
+    ] = None,
+    drop_column: Annotated[
+        list[str] | None,
+        typer.Option(help="Columns to leave out: 'shop.users.phone', '*.*.secret_*'; may be repeated."),
+    ] = None,
     mode: Annotated[
         str,
         typer.Option(
@@ -178,6 +200,7 @@ def run(
     from tidegate.consumer.delta.maintenance import Upkeep
     from tidegate.consumer.fetch_spark import ClusterSettings
     from tidegate.consumer.job import Listener, Settings, run
+    from tidegate.consumer.rules import Rules
     from tidegate.consumer.targets import DatabaseSettings, address_of
     from tidegate.consumer.watermark import Mode
 
@@ -194,6 +217,7 @@ def run(
             database=DatabaseSettings(
                 *(name, folder, lanes, adopt, frozenset(skip_ddl or ()), transaction_max_bytes)
             ),
+            rules=Rules(*map(tuple, (include or (), exclude or (), route or (), drop_column or ()))),
             mode=Mode(mode),
             until=until,
             time_zone=time_zone,

@@ -1,5 +1,6 @@
 """From what the flow allows to the verbs of a target: rows are settled table by table, DDLs become steps.
 
+What the user's rules leave out, and under which names the rest is applied, is settled first (`selection`).
 Whatever the target is, a table looks as its definition says (`definition`), rows that no DDL announced make
 it grow, and a DDL is rendered from the TableInfo of its event (`ddl_plan`), never from its SQL. How steps and
 changes become durable, and what a restart finds, is the target's part (`target`).
@@ -29,11 +30,12 @@ from tidegate.consumer.changes import (
     without_repeats,
 )
 from tidegate.consumer.convert import TIMESTAMP
-from tidegate.consumer.ddl_plan import REPEAT
+from tidegate.consumer.ddl_plan import REPEAT, Drop, Nothing, Step
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import Changes, net_bag, net_effect
 from tidegate.consumer.parted import PARTS_MAX, PartedTable
-from tidegate.consumer.position import Position
+from tidegate.consumer.position import Position, Source
+from tidegate.consumer.selection import Chosen, Selection
 from tidegate.consumer.source import Clock
 from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.errors import Fatal
@@ -72,16 +74,18 @@ class Applier:
         sizes: Sizes | None = None,
         learns_zone: bool = False,
         clock: Clock | None = None,
+        selection: Selection | None = None,
     ) -> None:
         """`folder`: where rows are set aside that the target's tables cannot hold.
 
         `trust_inserts`: an insert on the wire is one; False when updates carry no old values. `place`: the
         topic and partition that a number means; by default there is one topic. `learns_zone`: DDL headers
         tell the zone of TIMESTAMP texts, if `time_zone` is empty; else they must tell the same. `clock`: of
-        topics that are read by offset.
+        topics that are read by offset. `selection`: what is applied, and under which names; None: everything.
         """
         self.target, self.stats = target, target.stats
         self._folder, self._sizes = folder, sizes or Sizes()
+        self.selection = selection or Selection()
         self.zone, self._learns_zone, self._trust = time_zone, learns_zone, trust_inserts
         """Of TIMESTAMP texts; empty: nobody has told it."""
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
@@ -96,6 +100,7 @@ class Applier:
         Where they do not fit into memory, tables with a key are settled in parts. A table without a key is
         settled whole, however large: equal rows can be counted only together.
         """
+        pieces = self.selection.pieces(pieces, self.target.definitions.keys())
         sizes = self._sizes_of(pieces)
         parts = self._parts(pieces, sizes)
         small = [partial(self._settle, name, part) for name, part in pieces.items() if name not in parts]
@@ -104,7 +109,8 @@ class Applier:
             for name, count in parts.items():
                 parted.append(self._parted(name, pieces.get(name, ()), count, sizes.get(name, 0)))
                 files.callback(parted[-1].close)
-            reached = replace(reached, parts=tuple((*name, count) for name, count in parts.items()))
+            cut = tuple((*name, count) for name, count in parts.items())
+            reached = replace(reached, parts=cut, sources=self.sources)
             self.target.write(small, reached, parted)
 
     def _sizes_of(self, pieces: Mapping[Name, Sequence[Piece]]) -> dict[Name, int]:
@@ -163,23 +169,39 @@ class Applier:
             self._learn_zone(message)
         done: list[str] = []
         for event, message in events:
-            if self.target.has_done(message):  # and cannot be planned: the tables are as it made them
-                continue
-            held = self.target.definitions.values()
-            if self.target.replays_sql and (event is None or self._found(event)):
-                zone = event.time_zone if event is not None else ""
-                steps = ddl_plan.plan_replay(message, zone or self._zone_of_sql(message))
-            elif event is not None:
-                steps = ddl_plan.plan(event, held, self.target.dropped())
-            else:
-                steps = ddl_plan.plan_without_header(message, held)
+            chosen = self.selection.ddl(event, message, self.target.definitions.keys())
+            if chosen is None or self.target.has_done(chosen.message):
+                continue  # what is done cannot be planned: the tables are as it made them
+            steps = self._planned(chosen)
             _refuse_if_needed(message, steps)
-            self.target.intend(message, steps)
+            self.target.intend(chosen.message, steps)
             for step in steps:
                 self.target.execute(step)
                 done.append(ddl_plan.in_words(step))
             self.stats.ddls += 1
         return done
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """Where the tables at the target come from, for the position."""
+        return self.selection.sources
+
+    def _planned(self, chosen: Chosen) -> list[Step]:
+        event, message = chosen.event, chosen.message
+        if chosen.refusal is not None:
+            raise chosen.refusal
+        if chosen.drops is not None:
+            return [Drop(*name) for name in chosen.drops] or [Nothing("the schema has no tables here")]
+        held = self.target.definitions.values()
+        if self.target.replays_sql and (event is None or self._found(event)):
+            if chosen.sql_refusal is not None:
+                raise chosen.sql_refusal
+            zone = (event.time_zone if event is not None else "") or self._zone_of_sql(message)
+            told = [replace(message, query=query) for query in chosen.queries]
+            return [step for one in told for step in ddl_plan.plan_replay(one, zone)]
+        if event is not None:
+            return ddl_plan.plan(event, held, self.target.dropped())
+        return ddl_plan.plan_without_header(message, held)
 
     def _learn_zone(self, message: DdlMessage) -> None:
         """Take the zone of TIMESTAMP texts from a DDL's header; Fatal when it is another than was known."""

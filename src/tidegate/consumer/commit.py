@@ -59,7 +59,8 @@ class Committer:
         return self._at(self.position.ts)
 
     def _at(self, ts: int) -> Position:
-        return replace(self._flow.position(ts), time_zone=self._applier.zone)
+        applier = self._applier
+        return replace(self._flow.position(ts), time_zone=applier.zone, sources=applier.sources)
 
     def _publish(self, now: float) -> bool:
         ts = self._flow.snapshot(self.position.ts)

@@ -349,7 +349,7 @@ def _sources(
     old = {column.id: column for column in table_schema(held.schema, before, after.version).columns}
     named = {column.name.lower(): column for column in old.values()}
     kept = {column.id for column in described}
-    renamed = _renamed_columns(event.query)
+    renamed = renamed_columns(event.query)
     zone = known_zone(event.time_zone)
     sources = []
     for column, new in zip(after.columns, described, strict=True):
@@ -365,7 +365,7 @@ def _sources(
     return tuple(sources)
 
 
-def _renamed_columns(query: str) -> dict[str, str]:
+def renamed_columns(query: str) -> dict[str, str]:
     """The old name by the new of each CHANGE COLUMN in a statement, in lower case."""
     return {_unquoted(*found[2:]).lower(): _unquoted(*found[:2]).lower() for found in _CHANGE.findall(query)}
 

@@ -66,6 +66,8 @@ from tidegate.consumer.lag import Partition, partitions_of
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.rules import NO_RULES, Rules
+from tidegate.consumer.selection import Selection, check_same_rules
 from tidegate.consumer.source import Fetched, Range, Topic
 from tidegate.consumer.status import Diary
 from tidegate.consumer.suspicion import Suspicion
@@ -127,6 +129,8 @@ class Settings:
     """Of Spark; or `workers[N]`: processes of this machine without Spark."""
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     """If the master is a cluster's."""
+    rules: Rules = NO_RULES
+    """Which tables and columns are applied, and under which names. A target keeps to them."""
     upkeep: Upkeep = field(default_factory=Upkeep)
     """Of a Delta target."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
@@ -208,6 +212,7 @@ def run(
     topic = _topic(settings)
     check_timed(topic)
     check_by_offset(topic, settings.until)
+    Selection(settings.rules)  # rules that cannot be read are refused before a target is taken over
     workers_of(settings.master)  # what cannot fetch is refused before a target is taken over
     address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
     if settings.mode is Mode.ROW and not address.row_mode:
@@ -251,6 +256,7 @@ class Consumer:
             *(target, address.folder, topic.zone, trust, place),
             learns_zone=topic.learns_zone,
             clock=topic.clock,
+            selection=Selection(settings.rules),
         )
         self._offsets = Offsets(topic)
         file = address.folder / QUARANTINE
@@ -365,7 +371,10 @@ class Consumer:
 
     def _start(self) -> Position:
         """Where to go on: the target's own position, or the topic's beginning."""
-        held = self._target.recover()
+        held, rules = self._target.recover(), self._settings.rules.given
+        for kept in filter(None, (held, self._target.begun)):
+            check_same_rules(kept, rules, str(self._address))
+            self._applier.selection.know(kept.sources)
         partitions = self._patiently(self._offsets.partitions)
         first = self._patiently(lambda: self._offsets.first(partitions))
         there = self._topic.names_of(partitions)
@@ -378,7 +387,7 @@ class Consumer:
             name, protocol = self._topic.name, self._topic.options.protocol
             fresh = Position(0, name, protocol, self._settings.mode.value, begin)
             zone, by_offset = self._topic.given_zone, self._topic.by_offset
-            return replace(fresh, ids=self._ids, time_zone=zone, by_offset=by_offset)
+            return replace(fresh, ids=self._ids, time_zone=zone, by_offset=by_offset, rules=rules)
         check_ids(held.ids, self._ids, str(self._address))
         check_same(held, self._topic, partitions, str(self._address), self._settings.until)
         held = held.over(self._topic.names)
@@ -543,7 +552,8 @@ class Consumer:
             names = ", ".join(sorted(self._topic.names_of(fresh)))
             self._listener.note(f"read from now on: topic {names}")
         read |= self._topic.names_of(fresh)
-        check_followed(self._topic, news.fetched, self._settings.until, read)
+        followed = [self._applier.selection.followed(part) for part in news.fetched]
+        check_followed(self._topic, followed, self._settings.until, read)
 
     def _reached(self, partition: int, news: News) -> int:
         read = [part.next_offset for part in news.fetched if part.partition == partition]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import orjson
 
@@ -19,8 +19,11 @@ from tidegate.errors import Fatal
 FORMAT: Final = 1
 SEVERAL: Final = 2
 """The format of a position in several topics: their partitions lie below their names."""
-BY_OFFSET: Final = 3
-"""Of a position in topics without watermarks, one or several: as `SEVERAL`."""
+RULED: Final = 3
+"""As `SEVERAL`, of a position from which earlier releases must not go on: by offset, or under rules."""
+
+Source: TypeAlias = tuple[str, str, str, str]
+"""Schema and table at the target, and those of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,10 @@ class Position:
     """Of a step that does not fit into memory: schema, table, and into how many parts its rows are cut."""
     by_offset: bool = False
     """Whether offsets are the progress, since the topics have no watermarks (`offset_flow`)."""
+    rules: tuple[str, ...] = ()
+    """Which tables and columns are applied, and under which names: as the user gave it (`Rules.given`)."""
+    sources: tuple[Source, ...] = ()
+    """Where the tables at the target come from; none without a route."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -92,8 +99,9 @@ class Position:
             topic, partition = place_of(self.topics, number)
             kept = {"offset": p.offset, "applied": p.applied, "watermark": p.watermark}
             topics[topic][str(partition)] = kept
-        single = len(topics) == 1 and not self.by_offset
-        several = BY_OFFSET if self.by_offset else SEVERAL
+        ruled = self.by_offset or bool(self.rules)
+        single = len(topics) == 1 and not ruled
+        several = RULED if ruled else SEVERAL
         body: dict[str, Any] = {
             "format": FORMAT if single else several,
             "ts": self.ts,
@@ -103,6 +111,9 @@ class Position:
         body |= {"ddl_ts": self.ddl_ts, "ddls": list(self.ddls), "definitions": self.definitions}
         body |= {"ids": dict(self.ids), "time_zone": self.time_zone}
         body |= {"parts": self.parts} if self.parts else {}
+        body |= {"by_offset": True} if self.by_offset else {}
+        body |= {"rules": self.rules} if self.rules else {}
+        body |= {"sources": self.sources} if self.sources else {}
         partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
@@ -111,8 +122,8 @@ class Position:
         """Read it back; Fatal when it is not one of ours."""
         try:
             body = orjson.loads(text)
-            if body["format"] not in (FORMAT, SEVERAL, BY_OFFSET):
-                raise ValueError(f"format {body['format']}, this release reads {FORMAT} to {BY_OFFSET}")
+            if body["format"] not in (FORMAT, SEVERAL, RULED):
+                raise ValueError(f"format {body['format']}, this release reads {FORMAT} to {RULED}")
             names = body["topic"].split(",")
             topics = {names[0]: body["partitions"]} if body["format"] == FORMAT else body["partitions"]
             partitions = {
@@ -127,7 +138,9 @@ class Position:
                 *(body["ts"], body["topic"], body["protocol"], body["mode"], partitions),
                 *(ddl_ts, done, definitions, dict(body.get("ids", {})), body.get("time_zone")),
                 tuple((schema, table, int(count)) for schema, table, count in body.get("parts", ())),
-                body["format"] == BY_OFFSET,
+                body.get("by_offset", False),
+                tuple(body.get("rules", ())),
+                tuple((to, table, of, name) for to, table, of, name in body.get("sources", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

@@ -131,6 +131,36 @@ def read(query: str, schema: str) -> Statement:
         return Unknown(f"its text cannot be read: {error.why or error.what}")
 
 
+def text_of(statement: Replayed) -> str:
+    """The statement as SQL, every name in backquotes and with its schema: `read` finds the same in it."""
+    match statement:
+        case CreateSchema(schema, options):
+            return f"CREATE DATABASE {_quoted(schema)} {options}".strip()
+        case DropSchema(schema):
+            return f"DROP DATABASE {_quoted(schema)}"
+        case CreateTable(name, body, like):
+            return f"CREATE TABLE {_qualified(name)} " + (
+                body if like is None else f"LIKE {_qualified(like)}"
+            )
+        case DropTables(names):
+            return f"DROP TABLE {', '.join(map(_qualified, names))}"
+        case Truncate(name):
+            return f"TRUNCATE TABLE {_qualified(name)}"
+        case RenameTables(pairs):
+            return f"RENAME TABLE {', '.join(' TO '.join(map(_qualified, pair)) for pair in pairs)}"
+        case AlterTable(name, changes, renamed):
+            moved = f"RENAME AS {_qualified(renamed)}" if renamed is not None else ""
+            return f"ALTER TABLE {_qualified(name)} {', '.join(filter(None, (changes, moved)))}".strip()
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _qualified(name: Name) -> str:
+    return ".".join(map(_quoted, name))
+
+
 def tables(statement: Replayed) -> list[Name]:
     """The names it touches, old ones and new ones; of DROP DATABASE none."""
     match statement:
@@ -219,8 +249,8 @@ class _Reader:
         if self._key(0) != "(":
             return Unknown("the table has no columns of its own")
         body = self._rest()
-        end = _closing(body, 0)
-        elements = [self._rendered(one) for one in _parts(body[1:end]) if not _is_foreign_key(one)]
+        end = closing(body, 0)
+        elements = [self._rendered(one) for one in parts(body[1:end]) if not _is_foreign_key(one)]
         kept = ", ".join(element for element in elements if element)
         return CreateTable(name, f"({kept}) {self._rendered(body[end + 1 :])}".strip())
 
@@ -251,7 +281,7 @@ class _Reader:
 
     def _alter(self, name: Name) -> Statement:
         changes, renamed, dropped = [], None, False
-        for one in _parts(self._rest()):
+        for one in parts(self._rest()):
             keys = [token.key for token in one[:3]] + ["", "", ""]
             if keys[:2] == ["RENAME", "AS"]:
                 renamed = _Reader(self._sliced(one[2:]), self._schema)._name()
@@ -327,7 +357,7 @@ class _Reader:
         return "" if text in ("ADD", "ADD COLUMN") else text
 
 
-def _closing(part: Sequence[Token], opened: int) -> int:
+def closing(part: Sequence[Token], opened: int) -> int:
     """The place of the parenthesis that closes the one at `opened`."""
     depth = 0
     for at in range(opened, len(part)):
@@ -337,7 +367,7 @@ def _closing(part: Sequence[Token], opened: int) -> int:
     raise ParseError("a parenthesis does not end", why="")
 
 
-def _parts(part: Sequence[Token]) -> list[list[Token]]:
+def parts(part: Sequence[Token]) -> list[list[Token]]:
     """Cut at the commas outside of parentheses."""
     found: list[list[Token]] = [[]]
     depth = 0
@@ -394,7 +424,7 @@ def _without_checks(part: Sequence[Token]) -> list[Token]:
     while at < len(part):
         check = _constraint(part, at)
         if check + 1 < len(part) and part[check].key == "CHECK" and part[check + 1].key == "(":
-            at = _closing(part, check + 1) + 1
+            at = closing(part, check + 1) + 1
             at += at < len(part) and part[at].key == "NOT" and part[at + 1 : at + 2] != []
             at += at < len(part) and part[at].key == "ENFORCED"
         else:

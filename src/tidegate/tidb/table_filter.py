@@ -192,6 +192,36 @@ class ColumnFilter:
         return next((positive for positive, rule in self._last_first if rule.matches(name)[0]), False)
 
 
+class ColumnsOfTables:
+    """Rules `schema.table.column`, all of them wildcards without case: the columns that any of them names.
+
+    InvalidInput names the rule that cannot be read.
+    """
+
+    def __init__(self, rules: Sequence[str]) -> None:
+        self._rules = [rule for text in rules if (rule := _parse_column_of_table(text)) is not None]
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def matches(self, schema: str, table: str, column: str) -> bool:
+        """Whether a rule names the column."""
+        names = lower(schema), lower(table), lower(column)
+        return any(
+            all(pattern.matches([name])[0] for pattern, name in zip(rule, names, strict=True))
+            for rule in self._rules
+        )
+
+    def of_table(self, schema: str, table: str) -> tuple[int, ...]:
+        """The numbers of the rules that say something about a table."""
+        names = lower(schema), lower(table)
+        return tuple(
+            at
+            for at, rule in enumerate(self._rules)
+            if all(pattern.matches([name])[0] for pattern, name in zip(rule[:2], names, strict=True))
+        )
+
+
 # --- reading rules --------------------------------------------------------------------------------------
 
 
@@ -213,6 +243,21 @@ def _parse_column(text: str) -> tuple[bool, Pattern] | None:
     pattern = scanner.pattern(dotted=False)
     scanner.expect_end()
     return scanner.positive, pattern.folded()
+
+
+def _parse_column_of_table(text: str) -> tuple[Pattern, Pattern, Pattern] | None:
+    scanner = _Scanner.of(text, "write schema.table.column, for example shop.users.phone or *.*.secret_*")
+    if scanner is None:
+        return None
+    if not scanner.positive:
+        raise scanner.fail("a rule names what it means, and does not take away from others")
+    schema = scanner.pattern(dotted=True)
+    scanner.expect_dot()
+    table = scanner.pattern(dotted=True)
+    scanner.expect_dot("no dot after the table", "between table and column patterns")
+    column = scanner.pattern(dotted=True)
+    scanner.expect_end()
+    return schema.folded(), table.folded(), column.folded()
 
 
 @dataclass(slots=True)
@@ -319,11 +364,13 @@ class _Scanner:
             return "[^" + inner[2:]
         return "[\\^" + inner[2:] if inner[1] == "^" else inner
 
-    def expect_dot(self) -> None:
+    def expect_dot(
+        self, none: str = "no dot after the schema", between: str = "between schema and table patterns"
+    ) -> None:
         if self.at == len(self.text):
-            raise self.fail("wrong table pattern: no dot after the schema")
+            raise self.fail(f"wrong table pattern: {none}")
         if self.text[self.at] != ".":
-            raise self.fail("syntax error: missing '.' between schema and table patterns")
+            raise self.fail(f"syntax error: missing '.' {between}")
         self.at += 1
 
     def expect_end(self) -> None:

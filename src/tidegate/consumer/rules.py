@@ -1,0 +1,192 @@
+"""Which tables and columns of the topic are applied, and under which names: what the user says. Pure.
+
+    include, exclude   table filter rules as TiCDC has them: `shop.*`, `!shop.tmp_?`, `/^db[0-9]+$/.*`
+    route              `shop.*=copy.*`: a `*` stands for what it stands for in the same name of the source
+    drop-column        `shop.users.phone`, `*.*.secret_*`
+
+`selection` is what they mean for rows and DDLs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.errors import Fatal, InvalidInput
+from tidegate.tidb.table_filter import ColumnsOfTables, TableFilter, is_system_schema, lower
+
+Name = tuple[str, str]
+"""Schema and table."""
+
+NAME_MAX: Final = 64
+"""Characters of a schema's or table's name, in TiDB and in databases."""
+OWN_SCHEMAS: Final = frozenset({"tidegate", "_tidegate"})
+"""Where targets keep what is theirs."""
+_PART: Final = r"(?:`((?:[^`]|``)+)`|([\w$*]+))"
+_ROUTE: Final = re.compile(rf"\s*{_PART}\.{_PART}\s*=\s*{_PART}\.{_PART}\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """As the user gives them; no rule at all: every table, every column, and under its own name."""
+
+    include: tuple[str, ...] = ()
+    """Tables that are applied; empty: all. The last rule that matches a table wins."""
+    exclude: tuple[str, ...] = ()
+    """Tables that are not, whatever `include` says."""
+    route: tuple[str, ...] = ()
+    """The first that matches a table says its name at the target."""
+    drop_column: tuple[str, ...] = ()
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """As options of the command line: what the position keeps of them."""
+        options = (
+            ("--include", self.include),
+            ("--exclude", self.exclude),
+            ("--route", self.route),
+            ("--drop-column", self.drop_column),
+        )
+        return tuple(f"{option} {rule}" for option, rules in options for rule in rules)
+
+    def tables(self) -> TableFilter | None:
+        """The tables that are applied; None: all. InvalidInput for a rule that cannot be read."""
+        if not self.include and not self.exclude:
+            return None
+        for rule in self.exclude:
+            if rule.lstrip().startswith("!"):
+                raise InvalidInput(
+                    f"the rule {rule!r} of --exclude begins with '!'",
+                    why="--exclude leaves out what its rule names, so that it is not clear what is meant",
+                    fix=f"write --include {rule} or --exclude {rule.lstrip().removeprefix('!')}",
+                )
+        return TableFilter([*(self.include or ("*.*",)), *(f"!{rule.strip()}" for rule in self.exclude)])
+
+    def columns(self) -> ColumnsOfTables:
+        """The columns that are left out; InvalidInput for a rule that cannot be read."""
+        return ColumnsOfTables(self.drop_column)
+
+    def routes(self) -> tuple[Route, ...]:
+        """In the order in which they are tried; InvalidInput for a rule that cannot be read."""
+        return tuple(map(Route.of, self.route))
+
+
+NO_RULES: Final = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class NamePattern:
+    """One name with at most one `*`."""
+
+    before: str
+    after: str = ""
+    star: bool = False
+
+    def taken(self, name: str) -> str | None:
+        """What the `*` stands for in a name, empty if there is none; None: the name does not match."""
+        if not self.star:
+            return "" if lower(name) == lower(self.before) else None
+        end = len(name) - len(self.after)
+        fits = len(self.before) <= end and (
+            (lower(name[: len(self.before)]), lower(name[end:])) == (lower(self.before), lower(self.after))
+        )
+        return name[len(self.before) : end] if fits else None
+
+    def filled(self, taken: str) -> str:
+        """The name with `taken` in the place of the `*`."""
+        return f"{self.before}{taken}{self.after}" if self.star else self.before
+
+    @property
+    def any_name(self) -> bool:
+        """Whether every name matches."""
+        return self.star and not self.before and not self.after
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """From tables of the source to names at the target."""
+
+    text: str
+    schema: NamePattern
+    table: NamePattern
+    to_schema: NamePattern
+    to_table: NamePattern
+
+    @classmethod
+    def of(cls, text: str) -> Route:
+        """Read a rule; InvalidInput if it is none."""
+        found = _ROUTE.fullmatch(text)
+        if found is None:
+            raise _unreadable(text, "it is not two names of tables with '=' between them")
+        parts = found.groups()
+        names = [_pattern(text, *parts[at : at + 2]) for at in range(0, len(parts), 2)]
+        route = cls(text, *names)
+        for source, target in ((route.schema, route.to_schema), (route.table, route.to_table)):
+            if target.star and not source.star:
+                raise _unreadable(text, "a '*' at the target needs one in the same name of the source")
+        if not route.to_schema.star and (why := reserved(route.to_schema.before)):
+            raise _unreadable(text, why)
+        return route
+
+    def target(self, name: Name) -> Name | None:
+        """Where a table goes; None: the route does not speak of it."""
+        schema, table = self.schema.taken(name[0]), self.table.taken(name[1])
+        if schema is None or table is None:
+            return None
+        return self.to_schema.filled(schema), self.to_table.filled(table)
+
+
+def routed(name: Name, routes: Iterable[Route]) -> Name:
+    """A table's name at the target. Fatal for a name that no target may have."""
+    to = next((to for route in routes if (to := route.target(name)) is not None), name)
+    why = reserved(to[0]) or next((_too_long(part) for part in to if len(part) > NAME_MAX), "")
+    if to != name and why:
+        raise Fatal(
+            "a route leads to a name that no table at the target may have",
+            where=f"table {'.'.join(name)}, to {'.'.join(to)}",
+            why=why,
+            fix="start a new target with another --route for the table, or --exclude it",
+        )
+    return to
+
+
+def routed_schemas(schema: str, routes: Iterable[Route]) -> list[str]:
+    """The schemas at the target that tables of one schema may go to."""
+    found = []
+    for route in routes:
+        if (taken := route.schema.taken(schema)) is None:
+            continue
+        found.append(route.to_schema.filled(taken))
+        if route.table.any_name:
+            return list(dict.fromkeys(found))
+    return list(dict.fromkeys([*found, schema]))
+
+
+def reserved(schema: str) -> str:
+    """Why no table may go to a schema, in words; empty: they may."""
+    if lower(schema) in OWN_SCHEMAS:
+        return f"the consumer keeps its own tables and files under {schema}"
+    return f"{schema} is the server's own schema" if is_system_schema(schema) else ""
+
+
+def _too_long(name: str) -> str:
+    return f"the name has {len(name)} characters, and may have {NAME_MAX}"
+
+
+def _pattern(text: str, quoted: str | None, plain: str | None) -> NamePattern:
+    if quoted is not None:
+        return NamePattern(quoted.replace("``", "`"))
+    before, star, after = (plain or "").partition("*")
+    if "*" in after:
+        raise _unreadable(text, "a name has more than one '*'")
+    return NamePattern(before, after, bool(star))
+
+
+def _unreadable(text: str, why: str) -> InvalidInput:
+    return InvalidInput(
+        f"the route {text!r} cannot be read",
+        why=why,
+        fix="write schema.table=schema.table, for example 'shop.*=copy.*' or 'shop.orders=old.`my.orders`'",
+    )
