@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tidegate.cli import consumer
+from tidegate.cli import consistency, consumer
 from tidegate.cli.consumer import _JsonLines, _Lines, status
 from tidegate.cli.consumer_status import summary, table
+from tidegate.codec.registry import settled
+from tidegate.config import merge_config, parse_sink_uri
 from tidegate.consumer import job
 from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.job import Progress
 from tidegate.consumer.lag import Partition, applied_lag_s
+from tidegate.consumer.source import Topic
 from tidegate.consumer.status import Status
+from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.dispatcher.consistency import Ddls, Order, Seen, Setting
 from tidegate.errors import Fatal
 
 QUIET = Progress(
@@ -89,3 +94,75 @@ def test_how_long_snapshots_stay_is_what_the_options_say(
     options = ["--retention-hours", "48", "--keep-all-hours", "2", "--keep-minutes-hours", "12.5"]
     assert CliRunner().invoke(consumer.app, [*command, *options]).exit_code == 1
     assert given[0].upkeep == Upkeep(retention_hours=48, all_hours=2, minute_hours=12.5)
+
+
+@pytest.mark.parametrize(
+    ("target", "lanes", "whole"),
+    [
+        ("delta:///lake", 4, "whole in each snapshot"),
+        ("mysql://u@h:1/", 4, "whole in each table up to --transaction-max-bytes"),
+        ("mysql://u@h:1/", 1, "whole for every reader"),
+    ],
+)
+def test_a_start_says_what_its_mode_keeps_in_one_line_or_as_json(
+    target: str, lanes: int, whole: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topic = Topic("kafka://k/t?protocol=open-protocol")
+    settings = DatabaseSettings("name", lanes=lanes)
+    setting = consistency.of_consumer(topic, address_of(target, Upkeep(), settings))
+    _Lines().level(setting, "transaction")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"mode transaction (one transaction: {whole}")
+    assert line.endswith("a partition that lags: delays everything)")
+    _JsonLines().level(setting, "transaction")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["event"], told["mode"]) == ("consistency", "transaction")
+    assert told["keeps"]["changes of one row"] == "in commit order"
+
+
+def test_on_a_terminal_a_start_shows_the_levels_side_by_side(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    topic, shown = Topic("kafka://k/t?protocol=open-protocol"), _Lines()
+    lake = address_of("delta:///lake", Upkeep(), DatabaseSettings())
+    shown.level(consistency.of_consumer(topic, lake), "row")
+    text = capsys.readouterr().err
+    assert "ROW (in use)" in text
+    assert "TRANSACTION" in text
+    database = address_of("mysql://u@h:1/", Upkeep(), DatabaseSettings("name"))
+    shown.level(consistency.of_consumer(topic, database), "transaction")
+    text = capsys.readouterr().err
+    assert "ROW (" not in text
+    assert "row: cannot be had" in " ".join(text.split())
+
+
+def test_a_run_says_its_level_when_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(settings: job.Settings, stop: object, listener: job.Listener) -> job.Progress:
+        listener.ready(QUIET)
+        return QUIET
+
+    monkeypatch.setattr(job, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    command = ["run", "--source", "kafka://k/t?protocol=open-protocol", "--target", str(tmp_path)]
+    assert "mode transaction (one transaction: " in CliRunner().invoke(consumer.app, command).output
+
+
+def test_at_create_the_changefeeds_own_settings_are_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    def of(uri: str, **settings: object) -> Setting | None:
+        return consistency.of_changefeed(settled(merge_config(settings, parse_sink_uri(uri))))
+
+    uri = "kafka://k/t?protocol=open-protocol"
+    rules = [{"matcher": ["a.*"], "partition": "ts"}, {"matcher": ["b.*"], "topic": "{schema}"}]
+    spread = of(uri, sink={"dispatchers": rules}, scheduler={"enable-table-across-nodes": True})
+    assert spread == Setting(Order.NOTHING, True, True, True, Ddls.EVERYWHERE, Seen.UNKNOWN)
+    plain = of(uri)
+    assert plain == Setting(Order.TABLES, False, False, True, Ddls.EVERYWHERE, Seen.UNKNOWN)
+    assert of("kafka://k/t", tidegate={"kv-mode": "rawkv"}) is None, "keys have no tables"
+    unmarked = of("kafka://k/t?protocol=canal-json")
+    assert unmarked is not None
+    assert not unmarked.marks
+    consistency.print_table(unmarked)
+    said = capsys.readouterr().err
+    assert said.splitlines()[0].split() == ["IF", "APPLIED", "BY", "ROW"]
+    assert "transaction: cannot be had: the protocol carries no watermarks" in said

@@ -74,7 +74,7 @@ def test_every_argument_says_what_it_is() -> None:
     assert "all topics of a changefeed" in used("topic", "check", "--help")[1]
 
 
-@pytest.mark.parametrize("words", ["", "upstream", "changefeed", "consumer", "topic"])
+@pytest.mark.parametrize("words", ["", "upstream", "changefeed", "consumer", "topic", "quarantine"])
 def test_a_group_alone_shows_its_commands(words: str) -> None:
     code, text = used(*words.split())
     assert code == 2

@@ -20,6 +20,7 @@ from tidegate.consumer.ddl_plan import KEPT
 from tidegate.consumer.delta.target import FOLDER
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import Fatal
+from tidegate.model.slots import INSERT, UPDATE
 from tidegate.sink import quarantine
 from tidegate.verify.target import conformed
 from tidegate.workload.schema import NOT_NULL, ColumnSpec
@@ -60,6 +61,7 @@ def test_a_row_with_an_element_that_its_enum_does_not_have_is_set_aside_and_the_
     assert held[0]["where"]["commit_ts"] == 111
     assert held[1]["why"] == "column s: number 4, and it has 2 elements"
     assert applier.stats.bad_rows == 3
+    assert [entry["op"] for entry in held] == [INSERT, INSERT, UPDATE]
 
 
 def test_a_row_set_aside_is_written_once_however_often_it_is_read(tmp_path: Path) -> None:
@@ -73,6 +75,23 @@ def test_a_row_set_aside_is_written_once_however_often_it_is_read(tmp_path: Path
     consume(topic(events), again, applier=applier)
     assert len(quarantine.read(again / FOLDER / QUARANTINE)) == 1
     assert applier.stats.bad_rows == 0
+
+
+def test_at_the_limit_of_the_file_the_consumer_stops_before_the_row_and_goes_on_behind_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [COLOURS.created(), COLOURS.change(110, None, (1, 9, 0)), Mark(111)]
+    events += [COLOURS.change(112, None, (2, 9, 0)), Mark(113)]
+    target = tmp_path / "target"
+    monkeypatch.setattr(quarantine.Quarantine.__init__, "__defaults__", (300,))
+    with pytest.raises(Fatal, match="quarantine is full") as caught:
+        consume(topic(events), target, size=1)
+    assert "start the consumer again" in caught.value.fix
+    file = target / FOLDER / QUARANTINE
+    file.rename(tmp_path / "kept")
+    consume(topic(events), target, size=1)
+    found = [entry["row"]["n.id"] for entry in quarantine.read(tmp_path / "kept") + quarantine.read(file)]
+    assert set(found) == {1, 2}
 
 
 @pytest.mark.parametrize("protocol", ["open-protocol", "canal-json"])

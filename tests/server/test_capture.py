@@ -501,6 +501,8 @@ def test_the_command_line_drives_a_capture(bank: BankWorkload, capture: Running,
     uri = "kafka://127.0.0.1:1/one?protocol=open-protocol&sasl-user=u&sasl-password=hidden"
     code, text = tidegate("create", "--changefeed-id", "one", "--sink-uri", uri)
     assert (code, text.split(", start-ts")[0]) == (0, "created changefeed default/one")
+    assert "IF APPLIED BY" in text
+    assert "its rows of one table together, those of several tables apart" in text
     capture.wait_checkpoint("one", pd.tso())
     code, text = tidegate("list", "--json")
     assert [f["id"] for f in json.loads(text)] == ["one"]

@@ -7,6 +7,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal
-from tidegate.sink.quarantine import Quarantine, read
+from tidegate.sink.quarantine import Quarantine, entries, read
 
 ENTRY = {"where": {"partition": 0, "offset": 1}, "value": bytes(range(256))}
 
@@ -97,3 +98,32 @@ def test_a_full_quarantine_is_refused_before_anything_is_written(tmp_path: Path)
     with pytest.raises(Fatal, match="full"):
         kept.append([other(2)])
     assert read(kept.path) == [other(1)]
+    assert "start the consumer again" in str(_refused(kept))
+
+
+def _refused(kept: Quarantine) -> Fatal:
+    with pytest.raises(Fatal) as caught:
+        kept.append([other(3)])
+    return caught.value
+
+
+def test_a_file_is_read_entry_by_entry_and_lines_keep_their_numbers(tmp_path: Path) -> None:
+    kept = Quarantine(tmp_path / "q")
+    for number in range(40):
+        kept.append([{"where": {"offset": number}, "value": b"x" * 400_000}])
+    tracemalloc.start()
+    numbers = [one.number for one in entries(kept.path)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert numbers == list(range(1, 41))
+    assert peak < 8 * 400_000, "a few copies of one entry, not forty"
+
+
+@pytest.mark.parametrize("line", [b"[1]", b'{"where": 3}', b"{}", b"\xff", b"[" * 100_000])
+def test_a_line_that_is_no_entry_is_torn_whatever_it_holds(tmp_path: Path, line: bytes) -> None:
+    kept = Quarantine(tmp_path / "q")
+    kept.append([ENTRY])
+    kept.path.write_bytes(line + b"\n" + kept.path.read_bytes())
+    found = list(entries(kept.path))
+    assert [(one.number, one.entry) for one in found] == [(1, None), (2, ENTRY)]
+    assert read(kept.path) == [ENTRY]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tidegate.cli import consistency
 from tidegate.cli.changefeed_load import follow, line_of
 from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
 from tidegate.errors import InvalidInput
@@ -21,7 +22,7 @@ NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The cha
 
 NO_WATERMARKS = (
     "note: {protocol} without {option} carries no watermarks, and not every commit timestamp whole; "
-    "`tidegate consumer` cannot read this topic"
+    "`tidegate consumer run` reads this topic only with --mode row (docs/row-mode.md)"
 )
 
 
@@ -101,6 +102,9 @@ def create(
             print(note, file=sys.stderr)
         text = f"created changefeed {made['namespace']}/{made['id']}, start-ts {made['start_ts']}"
         show(made, text, as_json)
+        setting = consistency.of_changefeed(merged)
+        if setting is not None and not as_json:
+            consistency.print_table(setting)
 
 
 @app.command("list")

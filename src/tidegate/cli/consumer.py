@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli import consumer_status
+from tidegate.cli import consistency, consumer_status
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
     from tidegate.consumer.job import Progress
+    from tidegate.dispatcher.consistency import Setting
 
 app = typer.Typer(help="Read a topic back into a transactionally consistent target.", no_args_is_help=True)
 
@@ -199,7 +200,7 @@ def run(
     """
     from tidegate.consumer.delta.maintenance import Upkeep
     from tidegate.consumer.fetch_spark import ClusterSettings
-    from tidegate.consumer.job import Listener, Settings, run
+    from tidegate.consumer.job import Listener, Settings, run, topic_of
     from tidegate.consumer.rules import Rules
     from tidegate.consumer.targets import DatabaseSettings, address_of
     from tidegate.consumer.watermark import Mode
@@ -230,12 +231,16 @@ def run(
             cluster=ClusterSettings(worker_python, driver_host),
             upkeep=Upkeep(retention_hours, all_hours=keep_all_hours, minute_hours=keep_minutes_hours),
         )
-        show.place = str(address_of(target, settings.upkeep, settings.database))
+        topic = topic_of(settings)
+        by_offset = topic.by_offset
+        address = address_of(target, settings.upkeep, settings.database, by_offset=by_offset)
+        show.place = str(address)
         with _measured(metrics) as (show.metrics, measure):
 
             def ready(progress: Progress) -> None:
                 measure(progress)
                 show.ready(progress)
+                show.level(consistency.of_consumer(topic, address), mode)
 
             def report(progress: Progress) -> None:
                 measure(progress)
@@ -279,6 +284,13 @@ class _Lines:
         metrics = f", metrics at {self.metrics}" if self.metrics else ""
         print(f"consumer ready: {self.place}, {at}{metrics}", flush=True)
 
+    def level(self, setting: Setting, mode: str) -> None:
+        """Say what the chosen mode keeps and gives up: a table on a terminal, otherwise one line."""
+        if self._live:
+            consistency.print_table(setting, mode)
+        else:
+            self.note(consistency.line(setting, mode))
+
     def report(self, progress: Progress) -> None:
         if self._live:
             width = os.get_terminal_size(sys.stderr.fileno()).columns
@@ -316,6 +328,10 @@ class _JsonLines(_Lines):
 
     def ready(self, progress: Progress) -> None:
         self._say("ready", progress, **({"metrics": self.metrics} if self.metrics else {}))
+
+    def level(self, setting: Setting, mode: str) -> None:
+        said = consistency.as_dict(setting).get(mode, {})
+        print(json.dumps({"event": "consistency", "mode": mode, "keeps": said}), flush=True)
 
     def report(self, progress: Progress) -> None:
         self._say("progress", progress)

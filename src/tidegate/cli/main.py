@@ -11,7 +11,7 @@ from click import Context
 from typer.core import TyperArgument
 
 from tidegate import __version__
-from tidegate.cli import capture, changefeed, consumer, topic, upstream
+from tidegate.cli import capture, changefeed, consumer, quarantine, topic, upstream
 from tidegate.cli.compare import compare
 from tidegate.cli.peek import peek
 from tidegate.cli.server import server
@@ -97,6 +97,7 @@ app.add_typer(changefeed.app, name="changefeed")
 app.command()(peek)
 app.add_typer(topic.app, name="topic")
 app.add_typer(consumer.app, name="consumer")
+app.add_typer(quarantine.app, name="quarantine")
 app.command()(compare)
 app.command()(verify)
 

@@ -21,7 +21,7 @@ class BadRows:
     def __init__(self, file: Path, place: Callable[[int], tuple[str, int]]) -> None:
         """`place`: the topic and partition that a number means; the topic is empty if there is one."""
         self._quarantine, self._place = Quarantine(file), place
-        self._known = {row_place(entry) for entry in quarantine.read(file)}
+        self._known = {row_place(entry) for entry in quarantine.sound_entries(file)}
         self._lock = threading.Lock()
 
     def add(self, name: tuple[str, str], rows: Sequence[BadRow]) -> int:
@@ -40,6 +40,7 @@ class BadRows:
                         "commit_ts": row.commit_ts,
                     },
                     "why": row.why,
+                    "op": row.op,
                     "row": row.values,
                 }
                 for topic, partition, row in fresh

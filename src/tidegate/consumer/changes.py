@@ -42,6 +42,8 @@ class BadRow:
     why: str
     values: dict[str, Any]
     """As they came: `n.NAME` of the after image, `o.NAME` of the before image."""
+    op: int
+    """As `net_effect.Changes.op`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +179,7 @@ def _sound(batch: pa.RecordBatch, known: Definition, partition: int) -> tuple[pa
     for at, row in zip(places, batch.take(pa.array(places, pa.int64())).to_pylist(), strict=True):
         values = {name: value for name, value in row.items() if name not in (*META, SAID_TS)}
         ts = row.get(SAID_TS, row["_commit_ts"])
-        bad.append(BadRow(partition, row["_offset"], row["_seq"], ts, whys[at], values))
+        bad.append(BadRow(partition, row["_offset"], row["_seq"], ts, whys[at], values, row["_op"]))
     keep = np.ones(batch.num_rows, bool)
     keep[places] = False
     return batch.filter(pa.array(keep)), bad

@@ -209,7 +209,7 @@ def run(
     `settings.until`; Retryable when the broker does not answer at the start, or Spark fails; Fatal when going
     on would make the target wrong.
     """
-    topic = _topic(settings)
+    topic = topic_of(settings)
     check_timed(topic)
     check_by_offset(topic, settings.until)
     Selection(settings.rules)  # rules that cannot be read are refused before a target is taken over
@@ -261,7 +261,7 @@ class Consumer:
         self._offsets = Offsets(topic)
         file = address.folder / QUARANTINE
         self._quarantine, self._bad_file = Quarantine(file), file
-        self._known_bad = {row_place(entry) for entry in quarantine.read(file)}
+        self._known_bad = {row_place(entry) for entry in quarantine.sound_entries(file)}
         """Topic, partition, offset and number of what is in quarantine."""
         self._trouble, self._failures, self._failing_since = "", 0, 0.0
         self._told_bad = self._told_bad_row = self._told_failure = False
@@ -664,8 +664,11 @@ def groups_of(topic: Topic, numbers: list[int], ddl_to: DdlTo) -> tuple[Group, .
     )
 
 
-def _topic(settings: Settings) -> Topic:
-    """The topic of a run. In row mode it is read by offset, if its options mean that it has no watermarks."""
+def topic_of(settings: Settings) -> Topic:
+    """The topic of a run. In row mode it is read by offset, if its options mean that it has no watermarks.
+
+    Raises InvalidInput as `Topic` does.
+    """
     topic = Topic(settings.source, settings.time_zone, settings.pd)
     if settings.mode is Mode.ROW and not has_marks(topic.options):
         topic = Topic(settings.source, settings.time_zone, settings.pd, by_offset=True)

@@ -28,6 +28,7 @@ from tidegate.consumer.definition import Definition
 from tidegate.consumer.net_effect import BagEffect, Effect
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
+from tidegate.dispatcher.consistency import Seen
 
 Name: TypeAlias = tuple[str, str]
 """Schema and table."""
@@ -165,6 +166,28 @@ class Looked:
     """What was begun and has not ended, in words; empty: nothing, or the target can undo it."""
 
 
+class ByHand(Protocol):
+    """Rows for a person who writes them: a consumer writes none of what it has once set aside."""
+
+    @property
+    def values(self) -> Values:
+        """As `Target.values`."""
+
+    @property
+    def advice(self) -> str:
+        """How to bring a row right there, in words."""
+
+    @property
+    def head(self) -> bytes:
+        """SQL that puts a session into the state that `statements` need; empty: the target takes no SQL."""
+
+    def statements(self, changes: TableChanges) -> list[bytes]:
+        """SQL that makes the table hold these changes, whatever of them is there already.
+
+        It ends with neither a semicolon nor a new line, and may hold any byte within its literals.
+        """
+
+
 class Address(Protocol):
     """Where a target is, before it is taken over."""
 
@@ -176,11 +199,21 @@ class Address(Protocol):
     def row_mode(self) -> bool:
         """Whether partitions may stand at different moments in it."""
 
+    @property
+    def seen(self) -> Seen:
+        """What its readers see of a step."""
+
     def opened(self) -> AbstractContextManager[Target]:
         """Take the target over until the end of the context; InvalidInput when it cannot be had."""
 
     def look(self) -> Looked:
         """What is kept there, without taking it over; InvalidInput or Retryable when it cannot be read."""
+
+    def definitions(self) -> Mapping[Name, Definition]:
+        """What its tables look like now, without taking it over; raises as `look`, and Fatal as `recover`."""
+
+    def by_hand(self) -> ByHand:
+        """How a person would write single rows there."""
 
     def __str__(self) -> str:
         """For people; without a password."""

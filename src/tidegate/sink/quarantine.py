@@ -2,7 +2,8 @@
 
 One form for capture and consumer. A line is on disk when `append` returns. The file is bounded: at
 `LIMIT_BYTES` the next line is refused with Fatal and the feed stops, since going on would drop data
-silently; move the file away and resume.
+silently; move the file away and start again. `entries` reads one line at a time, so a file at its limit needs
+no memory of that size.
 
 Lines for which there was no room are taken back whole. A writer that is killed may leave part of a line: the
 next one ends it, so that what follows can be read, and readers name it and go on. Nothing is lost with it:
@@ -16,7 +17,8 @@ import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +65,8 @@ class Quarantine:
                 "The quarantine is full.",
                 where=str(self._path),
                 why=f"{count} more undecodable entries would pass {self._limit} bytes",
-                fix="find out why, move the file away, and resume the changefeed",
+                fix="look into it with `tidegate quarantine list`, move the file away, and resume the "
+                "changefeed or start the consumer again",
             )
         if size and os.pread(handle, 1, size - 1) != b"\n":
             event(LOG, logging.WARNING, "torn quarantine line ended", file=str(self._path), at_byte=size)
@@ -79,24 +82,65 @@ class Quarantine:
                 raise
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """All entries of a quarantine file, bytes restored; [] when there is none.
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One line of a quarantine file."""
 
-    A line that is torn is left out, with a warning that says where it is.
-    """
+    number: int
+    """Counted from 1, torn lines included. A file only grows at its end, so a line keeps its number."""
+    size: int
+    """Of the line, in bytes."""
+    entry: dict[str, Any] | None
+    """What was appended, bytes restored; None: the line is torn."""
+    why: str = ""
+    """Why it is torn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What comes out when an entry is decoded again."""
+
+    good: bool
+    what: str
+    """Why it is still bad; of a good one, what its rows do not say. It has texts of the entry: escape it."""
+    rows: tuple[dict[str, Any], ...] = ()
+    """As `codec.base.describe` has them: kind, schema, table, commit_ts, new, old."""
+
+
+def still_bad(why: str) -> Outcome:
+    """It cannot be decoded, for this reason."""
+    return Outcome(False, why)
+
+
+def entries(path: Path) -> Iterator[Kept]:
+    """The lines of a quarantine file, one in memory at a time; none when there is no file."""
     if not path.exists():
-        return []
-    found: list[dict[str, Any]] = []
+        return
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(iter(lambda: lines.readline(LIMIT_BYTES), b""), 1):
             try:
-                entry = from_json(json.loads(line))
-            except ValueError as error:
-                where = f"{path}, line {number}"
-                event(LOG, logging.WARNING, "torn quarantine line left out", where=where, why=str(error))
-                continue
-            found.append(entry)
-    return found
+                found = from_json(json.loads(line))
+                if not isinstance(found, dict) or not isinstance(found.get("where"), dict):
+                    raise ValueError("it is not an entry")
+            except (ValueError, RecursionError) as error:
+                yield Kept(number, len(line), None, str(error))
+            else:
+                yield Kept(number, len(line), found)
+
+
+def sound_entries(path: Path) -> Iterator[dict[str, Any]]:
+    """The entries of a quarantine file; a torn line is left out, with a warning that says where it is."""
+    for kept in entries(path):
+        if kept.entry is None:
+            where = f"{path}, line {kept.number}"
+            event(LOG, logging.WARNING, "torn quarantine line left out", where=where, why=kept.why)
+        else:
+            yield kept.entry
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All of `sound_entries`, in memory at once; [] when there is no file."""
+    return list(sound_entries(path))
 
 
 def to_json(value: Any) -> Any:

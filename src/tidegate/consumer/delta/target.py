@@ -41,7 +41,8 @@ from tidegate.consumer.net_effect import BagEffect, Effect, factorize
 from tidegate.consumer.partitioning import Members
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
-from tidegate.consumer.target import Looked, Name, Parted, Settle
+from tidegate.consumer.target import Looked, Name, Parted, Settle, TableChanges
+from tidegate.dispatcher.consistency import Seen
 from tidegate.errors import Fatal
 from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
 
@@ -81,6 +82,11 @@ class DeltaAddress:
         """Until a snapshot is named nobody reads it."""
         return True
 
+    @property
+    def seen(self) -> Seen:
+        """All tables at one ts."""
+        return Seen.SNAPSHOTS
+
     @contextmanager
     def opened(self) -> Iterator[DeltaTarget]:
         """Under the lock of the directory."""
@@ -99,8 +105,50 @@ class DeltaAddress:
         holder = f"process {pid} on this machine" if pid is not None else ""
         return Looked(Position.from_json(text) if text is not None else None, holder)
 
+    def definitions(self) -> Mapping[Name, Definition]:
+        """Those of the newest snapshot."""
+        lake, files = Lakehouse(self.root), DefinitionFiles(self.root)
+        lake.check()
+        text = lake.position()
+        if text is None:
+            return {}
+        position = Position.from_json(text)
+        return {
+            (row.schema, row.table): files.find(
+                row.path, lake.dataset(row.path, row.version).schema, position
+            )[0]
+            for row in lake.snapshot_rows(position.ts)
+        }
+
+    def by_hand(self) -> DeltaByHand:
+        """A table of its own is no place for it: a snapshot names the versions that count."""
+        return DeltaByHand()
+
     def __str__(self) -> str:
         return str(self.root)
+
+
+class DeltaByHand:
+    """Tables whose versions are named by snapshots: only `tidegate verify` may write beside a consumer."""
+
+    advice: Final = (
+        "stop the consumer and run `tidegate verify --pd PD --target TARGET --table SCHEMA.TABLE --repair "
+        "apply`, which compares the table with the source and makes its rows equal"
+    )
+
+    @property
+    def values(self) -> DeltaValues:
+        """In Delta's types."""
+        return DeltaValues(Losses())
+
+    @property
+    def head(self) -> bytes:
+        """Nothing: it takes no SQL."""
+        return b""
+
+    def statements(self, changes: TableChanges) -> list[bytes]:
+        """None: a commit that no snapshot names is taken back."""
+        return []
 
 
 class DeltaValues:

@@ -173,6 +173,25 @@ class Progress:
         finally:
             self.close()
 
+    def definitions_kept(self) -> Mapping[tuple[str, str], str]:
+        """What is kept of this consumer's tables, by schema and name; takes nothing over.
+
+        In a connection for this alone.
+        """
+        self._control = self._server.connect()
+        try:
+            with self._translating():
+                return self._definitions() if self._kept() is not None else {}
+        finally:
+            self.close()
+
+    def _definitions(self) -> Mapping[tuple[str, str], str]:
+        found = self._rows(
+            f"SELECT table_schema, table_name, definition FROM `{SCHEMA}`.`definitions` WHERE consumer=%s",
+            self._consumer,
+        )
+        return {(schema, table): text for schema, table, text in found}
+
     def _kept(self) -> tuple[Any, ...] | None:
         """The position, the write and the DDL that were begun; None: there was no such consumer yet."""
         if not self._rows(
@@ -315,11 +334,7 @@ class Progress:
         lanes = self._rows(f"SELECT lane, batch, digest FROM `{SCHEMA}`.`lanes` WHERE consumer=%s", mine)
         self._lanes = _Lanes({n: b for n, b, _ in lanes}, {n: d for n, _, d in lanes})
         self._begun = begun is not None
-        found = self._rows(
-            f"SELECT table_schema, table_name, definition FROM `{SCHEMA}`.`definitions` WHERE consumer=%s",
-            mine,
-        )
-        return Held(position, begun, ddl, {(schema, table): text for schema, table, text in found})
+        return Held(position, begun, ddl, self._definitions())
 
     # --- a batch
 

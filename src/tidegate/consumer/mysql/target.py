@@ -32,6 +32,7 @@ from tidegate.consumer import ddl_plan, definition
 from tidegate.consumer.ddl_plan import Dropped
 from tidegate.consumer.definition import Definition
 from tidegate.consumer.mysql import found
+from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.ddl import DdlRun, begun_in
 from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, check_lengths, deletes, inserts
 from tidegate.consumer.mysql.parts import PartedLane, Statements, check_size, order
@@ -42,6 +43,7 @@ from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Looked, Name, Parted, Settle, TableChanges
+from tidegate.dispatcher.consistency import Seen
 from tidegate.errors import Fatal, InvalidInput, Retryable
 
 LANES: Final = 4
@@ -435,6 +437,11 @@ class MySqlAddress:
         """
         return self.by_offset
 
+    @property
+    def seen(self) -> Seen:
+        """A lane is one transaction, and a table has one lane."""
+        return Seen.TRANSACTIONS if self.lanes == 1 else Seen.TABLES
+
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
         """`recover` takes it over: whoever held the name is ended."""
@@ -461,6 +468,15 @@ class MySqlAddress:
         elif (query := begun_in(held.ddl)) is not None:
             doing = f"a DDL, {' '.join(query.split())[:80]}"
         return Looked(Position.from_json(held.position) if held.position else None, holder, doing)
+
+    def definitions(self) -> Mapping[Name, Definition]:
+        """As the consumer's own tables say."""
+        kept = Progress(self.server, self.consumer).definitions_kept()
+        return {name: definition.from_json(text.encode()) for name, text in kept.items()}
+
+    def by_hand(self) -> MySqlByHand:
+        """SQL, as the consumer itself would write it."""
+        return MySqlByHand()
 
     def _mark_folder(self) -> None:
         """Make the folder this consumer's own: another would remove rows on their way to this."""

@@ -1,0 +1,108 @@
+"""What the consistency levels keep and give up: a table for people, a line for logs, JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tidegate.codec.base import CodecOptions
+    from tidegate.config import ReplicaConfig
+    from tidegate.consumer.source import Topic
+    from tidegate.consumer.target import Address
+    from tidegate.dispatcher.consistency import Order, Seen, Setting
+
+WIDTH: Final = 160
+"""Of the table where no terminal says it."""
+
+
+def of_changefeed(config: ReplicaConfig) -> Setting | None:
+    """As it is known when a changefeed is created: the target is not. None: it has keys, not rows."""
+    if not config.has_tables:
+        return None
+    from tidegate.codec.registry import options_of
+    from tidegate.dispatcher.consistency import Seen, order_of
+
+    pieces = config.scheduler.enable_table_across_nodes or bool(config.tidegate.table_cuts)
+    apart = any(rule.topic for rule in config.sink.dispatchers)
+    order, options = order_of(config.sink.dispatchers), options_of(config)
+    return _setting(order, options, Seen.UNKNOWN, pieces=pieces, topics=apart)
+
+
+def of_consumer(topic: Topic, address: Address) -> Setting:
+    """As it is known when a consumer begins: the dispatch rules are not."""
+    from tidegate.dispatcher.consistency import Order
+
+    found = _setting(
+        Order.UNKNOWN, topic.options, address.seen, pieces=True, topics=True, row_mode=address.row_mode
+    )
+    # Messages may have watermarks though the source URI does not say it.
+    return dataclasses.replace(found, marks=not topic.by_offset)
+
+
+def _setting(
+    order: Order, options: CodecOptions, seen: Seen, *, pieces: bool, topics: bool, row_mode: bool = True
+) -> Setting:
+    from tidegate.codec.registry import codec, has_marks
+    from tidegate.dispatcher.consistency import Ddls, Setting
+
+    ddls = Ddls(codec(options.protocol).ddl_to.value)
+    return Setting(order, pieces, topics, has_marks(options), ddls, seen, row_mode)
+
+
+def as_dict(setting: Setting) -> dict[str, dict[str, str]]:
+    """By level that can be had, what it says of each subject."""
+    from tidegate.dispatcher.consistency import ROW, TRANSACTION, promises, refusals
+
+    refused = refusals(setting)
+    found = promises(setting)
+    cells = {
+        ROW: {one.about: one.row for one in found},
+        TRANSACTION: {one.about: one.transaction for one in found},
+    }
+    return {level: said for level, said in cells.items() if level not in refused}
+
+
+def line(setting: Setting, mode: str) -> str:
+    """What matters most of the level that was chosen, for logs."""
+    said = as_dict(setting).get(mode, {})
+    parts = [
+        f"{about}: {said[about]}" for about in ("one transaction", "a partition that lags") if about in said
+    ]
+    return f"mode {mode}" + (f" ({'; '.join(parts)})" if parts else "")
+
+
+def print_table(setting: Setting, chosen: str = "") -> None:
+    """On standard error: the levels side by side, and why one of them cannot be had.
+
+    `chosen`: the level in use. Nothing is printed if there is no level at all.
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from tidegate.dispatcher.consistency import refusals
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        console = Console(stderr=True, width=WIDTH)
+    if not as_dict(setting):  # a note says that no level can be had
+        return
+    sys.stdout.flush()  # what was printed before stays before it where both go to one file
+    console.print(_table(setting, chosen))
+    for level, why in refusals(setting).items():
+        console.print(Text(f"{level}: cannot be had: {why}"), soft_wrap=True)
+
+
+def _table(setting: Setting, chosen: str) -> Table:
+    from rich.table import Table
+
+    levels = as_dict(setting)
+    shown = Table("IF APPLIED BY", box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for level in levels:
+        shown.add_column(f"{level.upper()} (in use)" if level == chosen else level.upper())
+    for about in next(iter(levels.values())):
+        shown.add_row(about, *(said[about] for said in levels.values()))
+    return shown

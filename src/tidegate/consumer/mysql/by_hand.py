@@ -1,0 +1,56 @@
+"""Single rows as SQL for a person who writes them into a database. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tidegate.consumer.mysql.literals import MySqlValues, bag_deletes, deletes, inserts
+from tidegate.consumer.mysql.parts import Statements
+from tidegate.consumer.mysql.session import SQL_MODE
+from tidegate.consumer.mysql.tables import qualified
+from tidegate.consumer.net_effect import Effect
+from tidegate.consumer.target import TableChanges
+
+SESSION: Final = (
+    f"SET NAMES utf8mb4; SET SESSION sql_mode='{SQL_MODE}', time_zone='+00:00', foreign_key_checks=0;"
+)
+"""The consumer's own session, on which literals rely."""
+
+
+class MySqlByHand:
+    """Rows in the literals that the consumer itself writes."""
+
+    advice: Final = (
+        "`--sql FILE` writes the statements: look first whether each row has changed at the target since its "
+        "commit ts, and run those that are still missing"
+    )
+
+    @property
+    def values(self) -> MySqlValues:
+        """As the topic has them."""
+        return MySqlValues()
+
+    @property
+    def head(self) -> bytes:
+        """The session."""
+        return SESSION.encode()
+
+    def statements(self, changes: TableChanges) -> list[bytes]:
+        """A DELETE by the key, then an INSERT.
+
+        A unique value that another row has by now makes the INSERT fail, so that a person looks into it: no
+        other row is taken away.
+        """
+        table, effect, made = changes.definition, changes.effect, Statements()
+        name = qualified(table.schema, table.table)
+        columns = {column.name: column for column in table.columns}
+        own = [column for column in table.columns if column.name not in table.generated]
+        if isinstance(effect, Effect):
+            keys = [columns[key] for key in table.keys]
+            for gone in (effect.deletes, effect.upserts.select(list(table.keys))):
+                made.deletes += [(text, None) for text in deletes(keys, gone, name, made.digest)]
+            fresh = effect.upserts
+        else:
+            made.deletes += bag_deletes(own, effect.deletes, name, made.digest)
+            fresh = effect.inserts
+        return [text for text, _ in made.deletes] + list(inserts(own, fresh, name, made.digest))

@@ -1,0 +1,198 @@
+"""What a quarantined message or row is by this release, and by its table as it is at the target now.
+
+    a message  -> its protocol's decoder        -> rows, DDLs, marks
+    a row      -> its table's definition        -> the same row in the target's types
+
+Nothing is written. A target keeps no commit ts with its rows, and what has changed a row since may itself be
+in quarantine, so nobody can tell from what is kept whether an entry is still the newest change of its row:
+a person has to decide (docs/quarantine.md).
+
+No I/O but that of the decoder: a schema registry, a claim-check storage, upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.codec.base import Batch, Decoded, DecodedTable, describe
+from tidegate.consumer.assembler import Segment
+from tidegate.consumer.changes import BadRow, Staged, Values, staged_changes
+from tidegate.consumer.convert import TIMESTAMP
+from tidegate.consumer.definition import Definition
+from tidegate.consumer.net_effect import Changes, net_bag, net_effect
+from tidegate.consumer.source import META, TopicDecoder, staged_batch
+from tidegate.consumer.target import Name, TableChanges
+from tidegate.errors import TidegateError
+from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.sink.quarantine import Outcome, still_bad
+
+KINDS: Final = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """A target's tables, as they are now."""
+
+    definitions: Mapping[Name, Definition]
+    values: Values
+    """As the target keeps them."""
+    zone: str
+    """Of the topic's TIMESTAMP texts; empty: it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One entry."""
+
+    outcome: Outcome
+    changes: tuple[TableChanges, ...] = ()
+    """What its rows would do to their tables; empty unless all of it is good and the tables are known."""
+
+
+def replay(entry: Mapping[str, Any], decoder: TopicDecoder | None, tables: Tables | None) -> Replayed:
+    """Decode an entry again, and fit it to its table.
+
+    `decoder`: without it no message is decoded. `tables`: without it rows are shown as messages have them.
+    Raises Retryable while a schema registry or a storage does not answer.
+    """
+    if "row" in entry:
+        return _row(entry, tables)
+    if "value" not in entry or decoder is None:
+        return Replayed(still_bad("it is a message, and --source is needed to know how it is written"))
+    return _message(entry, decoder, tables)
+
+
+def _message(entry: Mapping[str, Any], decoder: TopicDecoder, tables: Tables | None) -> Replayed:
+    offset = entry["where"].get("offset", 0)
+    batch = Batch([entry["key"]], [entry["value"]], np.array([offset], np.int64), [None])
+    pieces = list(decoder.pieces(batch))
+    bad = next((message for piece in pieces for message in piece.bad), None)
+    if bad is not None:
+        return Replayed(still_bad(bad.why))
+    found = [_table(table, entry, tables) for piece in pieces for table in piece.rows]
+    if (worse := next((one for one in found if not one.outcome.good), None)) is not None:
+        return worse
+    rows = tuple(row for one in found for row in one.outcome.rows)
+    changes = tuple(change for one in found for change in one.changes)
+    notes = [one.outcome.what for one in found if one.outcome.what]
+    notes += [text for piece in pieces for text in _events(piece)]
+    return Replayed(Outcome(True, "; ".join(notes) or ("" if rows else "it holds nothing"), rows), changes)
+
+
+def _events(piece: Decoded) -> Iterator[str]:
+    """What else than rows a message holds, in words."""
+    yield from (f"Resolved {ts}" for ts, _ in piece.resolved)
+    yield from (f"a DDL at ts {ddl.ts}: {ddl.query}" for ddl in piece.ddls)
+    yield from (f"from here on the topic has {count} partitions" for count, _ in piece.repartitions)
+
+
+def _table(table: DecodedTable, entry: Mapping[str, Any], tables: Tables | None) -> Replayed:
+    name = (table.schema, table.table)
+    if tables is None or name not in tables.definitions:
+        shown = tuple({k: v for k, v in row.items() if k != "offset"} for row in describe(Decoded([table])))
+        what = "" if tables is None else f"the target has no table {table.schema}.{table.table}"
+        return Replayed(Outcome(True, what, shown))
+    return _fitted(tables.definitions[name], staged_batch(table), entry, tables)
+
+
+def _row(entry: Mapping[str, Any], tables: Tables | None) -> Replayed:
+    if tables is None:
+        return Replayed(still_bad("it is a row, and --target is needed to know its table"))
+    schema, _, table = str(entry["where"]["table"]).partition(".")
+    known = tables.definitions.get((schema, table)) or next(
+        (one for one in tables.definitions.values() if one.name == entry["where"]["table"]), None
+    )
+    if known is None:
+        return Replayed(still_bad(f"the target has no table {entry['where']['table']} any more"))
+    return _fitted(known, _kept_batch(entry), entry, tables)
+
+
+def _kept_batch(entry: Mapping[str, Any]) -> pa.RecordBatch:
+    """The row of an entry in the staged form; its types are those of its values."""
+    where, values = entry["where"], entry["row"]
+    arrays = [
+        pa.array([entry.get("op") or _op(values)], pa.uint8()),
+        pa.array([where["commit_ts"]], pa.uint64()),
+        pa.array([where["offset"]], pa.int64()),
+        pa.array([where["seq"]], pa.int32()),
+        *map(_array, values.values()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=[*META, *values])
+
+
+def _array(value: Any) -> pa.Array:
+    """One value in the narrowest type that Arrow finds; unsigned numbers from 2^63 on it does not find."""
+    unsigned = isinstance(value, int) and value >= 1 << 63
+    return pa.array([value], pa.uint64()) if unsigned else pa.array([value])
+
+
+def _op(values: Mapping[str, Any]) -> int:
+    """What an entry of an earlier release was, which did not say it: a key has no NULL."""
+    new = any(value is not None for name, value in values.items() if name.startswith("n."))
+    old = any(value is not None for name, value in values.items() if name.startswith("o."))
+    return DELETE if not new else UPDATE if old else INSERT
+
+
+def _fitted(known: Definition, batch: pa.RecordBatch, entry: Mapping[str, Any], tables: Tables) -> Replayed:
+    """Rows in the types of their table, and what they would do to it."""
+    if why := _misfit(known, batch, tables.zone):
+        return Replayed(still_bad(why))
+    bad: list[BadRow] = []
+    partition = entry["where"].get("partition", 0)
+    staged = Staged(_segment(known, batch, partition), batch)
+    try:
+        changes = staged_changes([staged], known, tables.zone or "UTC", tables.values, bad.extend)
+    except TidegateError as error:
+        return Replayed(still_bad(f"{error.what}: {error.where}: {error.why}"))
+    if bad:
+        return Replayed(still_bad(bad[0].why))
+    effect = net_effect(changes, known.keys, trust_inserts=False) if known.keys else net_bag(changes)
+    return Replayed(Outcome(True, "", tuple(_shown(known, changes))), (TableChanges(known, effect),))
+
+
+def _misfit(known: Definition, batch: pa.RecordBatch, zone: str) -> str:
+    """Why rows cannot be fitted to a table at all; empty: they may."""
+    names = dict.fromkeys(name[2:] for name in batch.schema.names if name not in META)
+    unknown = [name for name in names if known.column(name) is None and name not in known.generated]
+    if unknown:
+        return f"table {known.name} has no column {', '.join(unknown)} now"
+    timed = [one.name for one in known.columns if one.mysql_type == TIMESTAMP and one.name in names]
+    if timed and not zone:
+        return f"column {timed[0]} is a TIMESTAMP, and --time-zone is needed to read it"
+    return ""
+
+
+def _segment(known: Definition, batch: pa.RecordBatch, partition: int) -> Segment:
+    """The descriptor of rows that are in memory, not in a file."""
+    ts, offset = batch.column("_commit_ts").to_pylist(), batch.column("_offset")[0].as_py()
+    return Segment(
+        partition=partition,
+        schema=known.schema,
+        table=known.table,
+        columns=(),
+        file="",
+        start=0,
+        length=0,
+        rows=len(ts),
+        min_ts=min(ts),
+        max_ts=max(ts),
+        first_offset=offset,
+    )
+
+
+def _shown(known: Definition, changes: Changes) -> Iterator[dict[str, Any]]:
+    new, old = changes.new.to_pylist(), changes.old.to_pylist()
+    for at, op in enumerate(changes.op.tolist()):
+        yield {
+            "kind": KINDS[op],
+            "schema": known.schema,
+            "table": known.table,
+            "commit_ts": int(changes.commit_ts[at]),
+            "new": new[at] if op != DELETE else None,
+            "old": old[at] if op != INSERT else None,
+        }

@@ -1,0 +1,203 @@
+"""What the consistency levels keep and give up, for a dispatcher, a protocol and a target.
+
+    row          each partition is applied up to its own watermark; if there is none, as it is read
+    transaction  all partitions are applied up to the lowest watermark
+
+A user sees it at `changefeed create`, where the target is not known, and at `consumer run`, where the
+dispatch rules are not known. A third level, `table`, would let each table run to its own watermark. It is not
+built, so it is not in the list. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import Final
+
+from tidegate.config import DispatchRule
+
+ROW: Final = "row"
+TRANSACTION: Final = "transaction"
+
+
+class Order(IntEnum):
+    """What a partition has in commit order; a weaker order has a greater number."""
+
+    TABLES = 1
+    """Whole tables."""
+    ROWS = 2
+    """All changes of a row; the rows of a table are on several partitions."""
+    VALUES = 3
+    """The changes of a row until a hashed column changes; then the row goes on in another partition."""
+    NOTHING = 4
+    """Whole transactions, but the changes of one row are on several partitions."""
+    UNKNOWN = 5
+    """The reader does not know the dispatch rules."""
+
+
+class Seen(StrEnum):
+    """What readers of a target see of the changes that a consumer writes."""
+
+    SNAPSHOTS = "named snapshots only"
+    TRANSACTIONS = "each step at once"
+    TABLES = "each table's part of a step at once"
+    UNKNOWN = "it is not known who reads the topic"
+
+
+class Ddls(StrEnum):
+    """Where a topic has its DDL messages."""
+
+    EVERYWHERE = "all partitions"
+    FIRST = "partition 0"
+    NOWHERE = "nowhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the levels are judged for."""
+
+    order: Order
+    pieces: bool
+    """Whether a large table may be delivered in pieces, each in commit order by itself."""
+    topics: bool
+    """Whether tables have topics of their own."""
+    marks: bool
+    """Whether the protocol carries watermarks."""
+    ddls: Ddls
+    seen: Seen
+    row_mode: bool = True
+    """Whether partitions may stand at different moments in the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One line of the table: about what, and what each level says of it."""
+
+    about: str
+    row: str
+    transaction: str
+
+
+def order_of(rules: Iterable[DispatchRule]) -> Order:
+    """The weakest order that any of the rules gives; tables that no rule names go by table."""
+    return max((_order(rule) for rule in rules), default=Order.TABLES)
+
+
+def _order(rule: DispatchRule) -> Order:
+    match rule.partition:
+        case "default" | "table":
+            return Order.TABLES
+        case "index-value" | "rowid" if not rule.index:
+            return Order.ROWS
+        case "ts":
+            return Order.NOTHING
+        case _:
+            return Order.VALUES
+
+
+def refusals(setting: Setting) -> dict[str, str]:
+    """By level, why it cannot be had; those that can be had are missing."""
+    if not setting.marks:
+        why = "the protocol carries no watermarks, so that no reader knows when a transaction is whole"
+        return {TRANSACTION: why}
+    if not setting.row_mode:
+        why = "a unique value may be taken in one partition before it is free in another"
+        return {ROW: f"{why}, and the target enforces unique keys"}
+    return {}
+
+
+def promises(setting: Setting) -> list[Promise]:
+    """What the levels keep and give up, each in one short phrase; empty: the level cannot be had."""
+    if not setting.marks:
+        return [Promise(about, row, "") for about, row in _without_marks(setting).items()]
+    return [
+        Promise("changes of one row", _OF_A_ROW[setting.order], "in commit order"),
+        _unique_keys(setting),
+        _one_transaction(setting),
+        _slow_partition(setting),
+        _ddl(setting),
+        _restart(setting),
+    ]
+
+
+_OF_A_ROW: Final = {
+    Order.TABLES: "in commit order",
+    Order.ROWS: "in commit order",
+    Order.VALUES: "in commit order until a hashed column changes; then the row may end up old, or twice",
+    Order.NOTHING: "on several partitions: the row may end up old, or twice",
+    Order.UNKNOWN: "in commit order with dispatcher table or index-value; otherwise old, or twice",
+}
+
+
+def _without_marks(setting: Setting) -> dict[str, str]:
+    """What row mode keeps where offsets are the progress."""
+    unique = {
+        Seen.SNAPSHOTS: "not enforced by Delta tables",
+        Seen.UNKNOWN: "two rows that exchange a value may collide",
+    }
+    nowhere = setting.ddls is Ddls.NOWHERE
+    return {
+        "changes of one row": f"{_OF_A_ROW[setting.order]}; an earlier value may show while the producer "
+        "repeats itself",
+        "unique keys": unique.get(setting.seen, "a table with another unique key is refused"),
+        "one transaction": "its rows may be seen apart, also those of one table",
+        "a partition that lags": "delays its own rows, and DDL",
+        "a DDL": "not on the topic: columns follow the rows"
+        if nowhere
+        else "after all rows before it, before all rows after it",
+        "a restart, a kill": "nothing is lost; what the producer sends again is applied again",
+    }
+
+
+def _unique_keys(setting: Setting) -> Promise:
+    about, kept = "unique keys", "a value is free before another row takes it"
+    if setting.seen is Seen.SNAPSHOTS:
+        return Promise(about, "not enforced by Delta tables", "not enforced by Delta tables")
+    if setting.order is Order.TABLES and not setting.pieces:
+        return Promise(about, kept, kept)
+    return Promise(about, "two rows that exchange a value may collide", kept)
+
+
+def _one_transaction(setting: Setting) -> Promise:
+    return Promise("one transaction", _in_row_mode(setting), _WHOLE[setting.seen])
+
+
+_WHOLE: Final = {
+    Seen.SNAPSHOTS: "whole in each snapshot, over all tables",
+    Seen.TRANSACTIONS: "whole for every reader, over all tables",
+    Seen.TABLES: "whole in each table up to --transaction-max-bytes; tables may differ during a step",
+    Seen.UNKNOWN: "whole, if all partitions are applied up to the lowest Resolved",
+}
+
+
+def _in_row_mode(setting: Setting) -> str:
+    if setting.seen is Seen.SNAPSHOTS and setting.order <= Order.ROWS:
+        return "whole in each snapshot, over all tables"
+    if setting.seen is Seen.SNAPSHOTS:
+        return "whole in each snapshot, but for rows that end up old, or twice"
+    if setting.order is Order.TABLES and not setting.pieces:
+        return "its rows of one table together, those of several tables apart"
+    if setting.order is Order.NOTHING and not setting.topics:
+        return "together, but two transactions may come in the wrong order"
+    return "its rows may be seen apart, also those of one table"
+
+
+def _slow_partition(setting: Setting) -> Promise:
+    own = "delays its own rows, and DDL"
+    row = f"{own}; every snapshot waits for it" if setting.seen is Seen.SNAPSHOTS else own
+    return Promise("a partition that lags", row, "delays everything")
+
+
+def _ddl(setting: Setting) -> Promise:
+    about, kept = "a DDL", "after all rows before it, before all rows after it"
+    if setting.ddls is Ddls.NOWHERE:
+        return Promise(about, *["not on the topic: columns follow the rows"] * 2)
+    if setting.seen is Seen.UNKNOWN and setting.ddls is Ddls.FIRST:
+        return Promise(about, "on partition 0 alone: the others do not say when it took effect", kept)
+    return Promise(about, kept, kept)
+
+
+def _restart(setting: Setting) -> Promise:
+    who = "readers of committed messages" if setting.seen is Seen.UNKNOWN else "the target"
+    return Promise("a restart, a kill", *[f"nothing is lost or doubled for {who}"] * 2)
