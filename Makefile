@@ -38,7 +38,7 @@ fuzz: setup ## a million damaged rows, definitions and messages of each protocol
 kills: setup ## the kill test in its long form: 30 kills
 	@$(PY) -m pytest tests/integration/test_kills.py --kills 30 $(PYTEST_ARGS)
 
-bank: setup ## a bank into Delta and MariaDB, consumer and producer killed 50 times: make bank N=20
+bank: setup ## a bank into Delta, Iceberg and MariaDB, consumer and producer killed 50 times: make bank N=20
 	@$(PY) -m pytest -s tests/consumer/test_bank.py --bank $(or $(N),50) $(PYTEST_ARGS)
 
 recuts: setup ## spans and rules of a changefeed changed under load, 50 times, with kills: make recuts N=10

@@ -1,4 +1,6 @@
-"""(d) A topic to Delta tables: rows/s of the consumer, for new rows and then for updates of those rows.
+"""(d) A topic to Delta or Iceberg tables: rows/s of the consumer, for new rows and then for their updates.
+
+    python -m benchmarks.to_delta [--rows N] [--target delta|iceberg] [--master M] [--json FILE]
 
 The topic is filled beforehand with what a changefeed would send (open-protocol, index-value dispatch, a
 Resolved after each block), made by the mounter and the encoder from the rows of the recorded log. The clock
@@ -7,6 +9,10 @@ runs from the consumer's ready line to its end, so Spark's start is not in it an
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,10 +20,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.accounting import Ledger, spent
-from benchmarks.broker import PARTITIONS, delete_topic, new_topic
+from benchmarks.broker import PARTITIONS, delete_topic, new_topic, running_broker
 from benchmarks.product import tidegate
 from benchmarks.rows import BLOCK, ROWS_A_TXN, Source
-from benchmarks.show import Progress
+from benchmarks.show import Progress, Ticker, machine, short
+from benchmarks.show import table as shown
 from confluent_kafka import Producer
 from tools.processes import Child
 
@@ -33,7 +40,9 @@ RULE: Final = DispatchRule(partition="index-value")
 READY_S: Final = 120.0
 
 
-def measure(bootstrap: str, rows: int, progress: Progress) -> list[dict[str, Any]]:
+def measure(
+    bootstrap: str, rows: int, progress: Progress, target: str = "delta", master: str = "local[2]"
+) -> list[dict[str, Any]]:
     """Inserts of `rows` rows, then updates of them all, into one target."""
     topic = new_topic(bootstrap)
     uri = f"kafka://{bootstrap}/{topic}?protocol=open-protocol"
@@ -44,15 +53,19 @@ def measure(bootstrap: str, rows: int, progress: Progress) -> list[dict[str, Any
         for name, updates in (("inserts", False), ("updates", True)):
             end = fill(bootstrap, topic, source, rows, begin, updates)
             progress(f"consumer: {name}, {rows:,} rows")
-            found.append({"kind": name, **consume(uri, Path(folder), end, rows)})
+            lake = f"{target}://{folder}/lake"
+            found.append({"kind": name, **consume(uri, Path(folder), end, rows, lake, master)})
             begin = end + compose(1)
     delete_topic(bootstrap, topic)
     return found
 
 
-def consume(uri: str, folder: Path, until: int, rows: int) -> dict[str, Any]:
-    """One run of the consumer into folder/lake up to `until`."""
-    command = tidegate("consumer", "run", "--source", uri, "--target", f"delta://{folder / 'lake'}")
+def consume(
+    uri: str, folder: Path, until: int, rows: int, target: str = "", master: str = "local[2]"
+) -> dict[str, Any]:
+    """One run of the consumer up to `until`; by default into Delta tables in folder/lake."""
+    where = ["--target", target or f"delta://{folder / 'lake'}", "--master", master]
+    command = tidegate("consumer", "run", "--source", uri, *where)
     child = Child("consumer", [*command, "--until", str(until), "--json"], folder / "consumer.log")
     try:
         child.wait_line(lambda line: line.get("event") == "ready", READY_S)
@@ -117,3 +130,31 @@ def messages(block: MessageBlock) -> Iterator[tuple[int, bytes | None, bytes]]:
         key = None if size < 0 else data[start : start + size].tobytes()
         start, size = int(block.value_start[i]), int(block.value_length[i])
         yield int(block.partition[i]), key, data[start : start + size].tobytes()
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--target", choices=("delta", "iceberg"), default="delta")
+    parser.add_argument("--master", default="local[2]", help="as for `consumer run`")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    subprocess.run([sys.executable, "-m", "tidegate.kernel"], check=True, stdout=subprocess.DEVNULL)
+    facts, ticker = machine(), Ticker()
+    with running_broker() as bootstrap:
+        found = measure(bootstrap, options.rows, ticker, options.target, options.master)
+    ticker.close()
+    lines = [["", "rows/s", "rows per CPU-second", "snapshots"]]
+    for run in found:
+        speeds = [short(run["rows_per_s"]), short(run["rows_per_cpu_s"])]
+        lines.append([run["kind"], *speeds, str(run["snapshots"])])
+    print(shown(lines))
+    if options.json:
+        told = {"machine": facts, "command": sys.argv[1:], "runs": found}
+        options.json.write_text(json.dumps(told, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

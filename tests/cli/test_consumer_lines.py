@@ -16,12 +16,12 @@ from tidegate.cli.consumer_status import summary, table
 from tidegate.codec.registry import settled
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.consumer import job
-from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.job import Progress
 from tidegate.consumer.lag import Partition, applied_lag_s
 from tidegate.consumer.source import Topic
 from tidegate.consumer.status import Status
 from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.dispatcher.consistency import Ddls, Order, Seen, Setting
 from tidegate.errors import Fatal
 

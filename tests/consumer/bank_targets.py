@@ -10,18 +10,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pymysql
+from pyiceberg.catalog.sql import SqlCatalog
 from pymysql.constants import ER
 
 from tests.consumer.bank import MONEY, SCHEMA, TABLES, Bank, Row, Rows
 from tests.consumer.mysql.reading import forget
 from tests.consumer.topics import Event
+from tidegate.consumer.iceberg.snapshots import open_snapshot as open_iceberg
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlTarget
 from tidegate.consumer.position import Position
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.errors import InvalidInput
-from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.lakehouse import Lakehouse
 
+HISTORY_LOOKS = 60
+"""Of all earlier snapshots about so many are read again."""
 CHANGED_MEANWHILE = 1412
 """MariaDB: a table was altered after this transaction's snapshot."""
 
@@ -97,12 +101,22 @@ class BankTarget(Protocol):
     def close(self) -> None: ...
 
 
-class AtDelta:
+class AtFiles:
     """Named snapshots of a directory."""
 
+    scheme: str
+
     def __init__(self, root: Path) -> None:
-        self.options = ["--target", f"delta://{root}"]
+        self.options = ["--target", f"{self.scheme}://{root}"]
         self._root = root
+
+    def open(self, ts: int | None) -> Any:
+        """The newest snapshot at or before a ts."""
+        raise NotImplementedError
+
+    def named(self) -> list[int]:
+        """The ts of all snapshots."""
+        raise NotImplementedError
 
     def look(self) -> Seen | None:
         try:
@@ -111,11 +125,11 @@ class AtDelta:
             return None
 
     def history(self) -> Iterator[Seen]:
-        named = Lakehouse(self._root).read(SNAPSHOTS).column("ts").to_pylist()
-        yield from (self._at(ts) for ts in sorted(set(named)))
+        named = self.named()
+        yield from (self._at(ts) for ts in named[:: len(named) // HISTORY_LOOKS + 1])
 
     def _at(self, ts: int | None) -> Seen:
-        snapshot = open_snapshot(self._root, at=ts)
+        snapshot = self.open(ts)
         tables: dict[str, Rows] = {name: {} for name in TABLES}
         for name, table in snapshot.tables.items():
             rows = table.to_arrow().to_pylist()
@@ -132,6 +146,35 @@ class AtDelta:
 
     def close(self) -> None:
         """Nothing is open."""
+
+
+class AtDelta(AtFiles):
+    scheme = "delta"
+
+    def open(self, ts: int | None) -> Any:
+        return open_snapshot(self._root, at=ts)
+
+    def named(self) -> list[int]:
+        return Lakehouse(self._root).snapshots()
+
+
+class AtIceberg(AtFiles):
+    """A commit takes about three times as long as in Delta, so each has more rows."""
+
+    scheme = "iceberg"
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.options += ["--commit-rows", "400"]
+
+    def open(self, ts: int | None) -> Any:
+        return open_iceberg(self._root, at=ts)
+
+    def named(self) -> list[int]:
+        catalog = SqlCatalog("tidegate", uri=f"sqlite:///{self._root}/catalog.db")
+        table = catalog.load_table(("_tidegate", "snapshots")).scan(selected_fields=("ts",)).to_arrow()
+        catalog.close()
+        return sorted(set(table["ts"].to_pylist()))
 
 
 class AtMariaDb:

@@ -9,10 +9,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import pyarrow as pa
+import pytest
+from pyiceberg.catalog.sql import SqlCatalog
+
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import forget
 from tidegate.consumer.definition import ROWID
 from tidegate.consumer.delta.target import DeltaAddress, DeltaTarget
+from tidegate.consumer.iceberg.catalog import WriterCatalog
+from tidegate.consumer.iceberg.snapshots import newest_position
+from tidegate.consumer.iceberg.tables import Tables
+from tidegate.consumer.iceberg.target import IcebergAddress, IcebergTarget
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.target import Address
@@ -21,7 +29,7 @@ from tidegate.sink.lakehouse import Lakehouse
 SCHEMA = "contract"
 Rows = list[tuple[Any, ...]]
 WRITES = (
-    "create", "append", "merge", "rewrite", "replace", "add_null_columns", "rename", "restore", "compact",
+    "create", "append", "merge", "replace", "add_null_columns", "rename", "restore", "compact",
     "publish", "discard",
 )  # fmt: skip
 """Of a Lakehouse: each changes what lies on the disk."""
@@ -72,12 +80,12 @@ class AtDelta:
     def other(self) -> DeltaAddress:
         return DeltaAddress(self.root)
 
-    def mortal(self, dies_at: int) -> tuple[Any, DeltaLife]:
-        life = DeltaLife(dies_at)
+    def mortal(self, dies_at: int) -> tuple[Any, FilesLife]:
+        life = FilesLife(dies_at)
         return self._mortal(life), life
 
     @contextmanager
-    def _mortal(self, life: DeltaLife) -> Iterator[DeltaTarget]:
+    def _mortal(self, life: FilesLife) -> Iterator[DeltaTarget]:
         with self.address().opened() as target:
             for owner, names in (
                 (target.lake, WRITES),
@@ -115,7 +123,72 @@ class AtDelta:
             (self.root / SCHEMA).rmdir()
 
 
-class DeltaLife:
+class AtIceberg:
+    undoes = exclusive = True
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def address(self) -> IcebergAddress:
+        return IcebergAddress(self.root)
+
+    def other(self) -> IcebergAddress:
+        return IcebergAddress(self.root)
+
+    def mortal(self, dies_at: int) -> tuple[Any, FilesLife]:
+        life = FilesLife(dies_at)
+        return self._mortal(life), life
+
+    @contextmanager
+    def _mortal(self, life: FilesLife) -> Iterator[IcebergTarget]:
+        """Each transaction of the catalog is a write, and so is what moves or removes files."""
+        with self.address().opened() as target, pytest.MonkeyPatch.context() as patch:
+            for owner, names in (
+                (WriterCatalog, ("commit_table", "rename_table", "drop_table", "take_over")),
+                (Tables, ("empty_trash",)),
+                (target._files, ("keep",)),
+                (target._journal, ("intend",)),
+            ):
+                for name in names:
+                    patch.setattr(owner, name, life.watched(getattr(owner, name)))
+            yield target
+
+    def seen(self) -> dict[str, Rows]:
+        """At each table's newest state: what a restart has not undone shows here."""
+        if not (self.root / "catalog.db").exists():
+            return {}
+        catalog = SqlCatalog("tidegate", uri=f"sqlite:///{self.root}/catalog.db")
+        found = {}
+        for name in catalog.list_tables((SCHEMA,)) if catalog.namespace_exists((SCHEMA,)) else []:
+            rows = catalog.load_table(name).scan().to_arrow()
+            kept = rows.drop_columns(ROWID) if ROWID in rows.column_names else rows
+            found[name[1]] = _sorted(zip(*kept.to_pydict().values(), strict=True))
+        catalog.close()
+        return found
+
+    def state(self) -> Hashable:
+        return newest_position(self.root)
+
+    def put_foreign(self, table: str) -> None:
+        self.root.mkdir(exist_ok=True)
+        catalog = SqlCatalog("tidegate", uri=f"sqlite:///{self.root}/catalog.db")
+        catalog.create_namespace_if_not_exists((SCHEMA,))
+        rows = pa.table({"photo": ["not to be lost"]})
+        made = catalog.create_table((SCHEMA, table), rows.schema, f"file://{self.root}/theirs/{table}")
+        made.append(rows)
+        catalog.close()
+
+    def foreign(self, table: str) -> object:
+        return self.seen()[table]
+
+    def remove_foreign(self, table: str) -> None:
+        catalog = SqlCatalog("tidegate", uri=f"sqlite:///{self.root}/catalog.db")
+        catalog.drop_table((SCHEMA, table))
+        catalog.close()
+        shutil.rmtree(self.root / "theirs")
+
+
+class FilesLife:
     """Dies at the n-th write; the dead begin no further write."""
 
     def __init__(self, dies_at: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.consumer.memory_topic import MemoryTopic
 from tests.consumer.topics import events_of, messages_of
@@ -31,9 +33,11 @@ def bank_topic(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
     return MemoryTopic(options, PARTITIONS, messages_of(events, options, PARTITIONS))
 
 
-def differences(target: Path, line: SnapshotLine) -> dict[str, list[str]]:
+def differences(
+    target: Path, line: SnapshotLine, opened: Callable[..., Any] = open_snapshot
+) -> dict[str, list[str]]:
     """How the target's snapshot at the line's ts differs from SQL's answer; empty: equal."""
-    found = open_snapshot(target, at=line.ts)
+    found = opened(target, at=line.ts)
     assert found.ts == line.ts, f"newest snapshot is {found.ts}"
     wrong = {name: ["missing"] for name in line.tables.keys() - found.tables.keys()}
     wrong |= {name: ["not in SQL"] for name in found.tables.keys() - line.tables.keys()}

@@ -24,12 +24,12 @@ from tools.processes import Child
 
 from tests.consumer.bank import TABLES, TOTAL
 from tests.consumer.bank_producer import PARTITIONS
-from tests.consumer.bank_targets import AtDelta, AtMariaDb, BankTarget, Truth, total, wait_until
+from tests.consumer.bank_targets import AtDelta, AtIceberg, AtMariaDb, BankTarget, Truth, total, wait_until
 from tidegate.consumer.mysql.session import MySqlServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(3600)]
 
-CASES = ("global", "lanes", "delta")
+CASES = ("global", "lanes", "delta", "iceberg")
 QUICK = 6
 """Kills in CI, over all cases."""
 SEED = 11
@@ -58,10 +58,11 @@ class Bank:
         self._start("producer", command).on_line(self._heard)
 
     def start_consumer(self) -> None:
-        command = [sys.executable, "-m", "tidegate", "consumer", "run", "--json", *self.target.options]
+        command = [sys.executable, "-m", "tidegate", "consumer", "run", "--json"]
         command += [] if self.spark else ["--master", "workers[2]"]
         command += ["--source", f"kafka://{self._kafka}/{self._topic}?protocol=open-protocol"]
-        self._start("consumer", [*command, "--commit-interval", "0.05", "--commit-rows", "60"])
+        command += ["--commit-interval", "0.05", "--commit-rows", "60"]
+        self._start("consumer", [*command, *self.target.options])
 
     def kill(self, name: str) -> None:
         """kill -9 of a whole process group."""
@@ -156,6 +157,8 @@ def bank(
     new_topic(1, f"{topic}.progress")
     if request.param == "delta":
         target: BankTarget = AtDelta(tmp_path / "lake")
+    elif request.param == "iceberg":
+        target = AtIceberg(tmp_path / "lake")
     else:
         server: MySqlServer = request.getfixturevalue("mariadb")
         target = AtMariaDb(server, 1 if request.param == "global" else 4, tmp_path / "own")

@@ -1,4 +1,4 @@
-"""DDL that moves rows without row events, on Delta tables: a real TiDB's partition jobs, RECOVER TABLE."""
+"""DDL that moves rows without row events, on Delta and Iceberg tables: a real TiDB's jobs, RECOVER TABLE."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tests.consumer.at_delta import applier_of
+from tests.consumer import at_delta, at_iceberg
 from tests.mounter.jobs import finished
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
-from tidegate.consumer.delta.maintenance import Upkeep, tidy
+from tidegate.consumer.delta import maintenance as of_delta
+from tidegate.consumer.iceberg import maintenance as of_iceberg
 from tidegate.consumer.position import PartitionPosition, Position
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 from tidegate.mounter.schema_store import SchemaStore
@@ -37,28 +39,37 @@ def message(event: DdlEvent, header: bool = True) -> DdlMessage:
 class Target:
     """A target that DDLs and rows are applied to by hand."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kind: str) -> None:
         self.root = root
-        self.applier = applier_of(root)
-        self.delta = self.applier.target
+        self._of = at_delta.applier_of if kind == "delta" else at_iceberg.applier_of
+        self._upkeep = of_delta if kind == "delta" else of_iceberg
+        self.applier = self._of(root)
+        self.inner = self.applier.target
 
     def ddl(self, *events: DdlEvent, header: bool = True) -> list[str]:
         return self.applier.ddl([message(event, header) for event in events])
 
     def put(self, name: tuple[str, str], ids: list[int]) -> None:
         """Rows (id, v = id) into a table."""
-        table = self.delta.tables[name]
+        table = self.inner.tables[name]
         schema = table.definition.arrow_schema
         columns = [
             pa.array(ids if field.name != "_tidegate_rowid" else map(str, ids), field.type)
             for field in schema
         ]
-        self.delta.lake.append(table.path, pa.table(columns, schema=schema))
-        table.version = self.delta.lake.version(table.path)
+        self.inner.lake.append(table.path, pa.table(columns, schema=schema))
+        table.version = self.inner.lake.version(table.path)
 
     def ids(self, name: tuple[str, str], column: str = "id") -> list[int]:
-        table = self.delta.tables[name]
-        return sorted(self.delta.lake.read(table.path, table.version)[column].to_pylist())
+        table = self.inner.tables[name]
+        assert self.inner.lake.version(table.path) == table.version
+        batches = self.inner.lake.batches(table.path, table.definition.arrow_schema)
+        return sorted(value for batch in batches for value in batch[column].to_pylist())
+
+    def tidy(self, position: Position) -> None:
+        """A round of upkeep."""
+        upkeep = Upkeep(retention_hours=1)
+        list(self._upkeep.Tidying(self.inner.lake, upkeep, self.inner.dropped_versions).round(position))
 
     def publish(self, ts: int) -> Position:
         position = Position(ts, "t", "open-protocol", "transaction", {0: PartitionPosition(0, ts, ts)})
@@ -66,18 +77,18 @@ class Target:
         return position
 
     def restart(self) -> None:
-        self.delta.close()
-        self.applier = applier_of(self.root)
-        self.delta = self.applier.target
-        self.delta.recover()
+        self.inner.close()
+        self.applier = self._of(self.root)
+        self.inner = self.applier.target
+        self.inner.recover()
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Iterator[Target]:
-    made = Target(tmp_path / "target")
-    made.delta.recover()
+@pytest.fixture(params=["delta", "iceberg"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Target]:
+    made = Target(tmp_path / "target", request.param)
+    made.inner.recover()
     yield made
-    made.delta.close()
+    made.inner.close()
 
 
 def test_partition_jobs_leave_the_rows_that_tidb_leaves(target: Target) -> None:
@@ -100,13 +111,13 @@ def test_partition_jobs_leave_the_rows_that_tidb_leaves(target: Target) -> None:
                 assert target.ids(r) == [11, 29, 31]
             case _, "alter table r exchange partition p12 with table ex":
                 target.put(ex, [12, 13])
-                was = target.delta.tables[r].definition.info
+                was = target.inner.tables[r].definition.info
                 assert was is not None
                 target.ddl(*events)
                 assert target.ids(r) == [12, 13, 31]
                 assert target.ids(ex) == [11, 29]
                 assert (
-                    target.delta.tables[ex].definition.table_id == was["partition"]["definitions"][0]["id"]
+                    target.inner.tables[ex].definition.table_id == was["partition"]["definitions"][0]["id"]
                 ), "the plain table has the partition's id from now on"
             case _, "alter table h add partition partitions 2":
                 target.put(h, [-5, 0, 1, 2])
@@ -120,14 +131,14 @@ def test_partition_jobs_leave_the_rows_that_tidb_leaves(target: Target) -> None:
                 target.ddl(*events)
                 assert target.ids(r) == [1, 2], "TiDB copies the rows to a new table id"
                 assert events[0].before is not None
-                assert target.delta.tables[r].definition.table_id != events[0].before["id"]
+                assert target.inner.tables[r].definition.table_id != events[0].before["id"]
             case "alter table n", _:
                 target.put(n, [1, 200])
                 target.ddl(*events)
                 assert target.ids(n) == [1, 200]
             case _:
                 target.ddl(*events)
-    assert sorted(target.delta.tables) == [("d_part", "ex"), ("d_part", "n"), ("d_part", "r2")]
+    assert sorted(target.inner.tables) == [("d_part", "ex"), ("d_part", "n"), ("d_part", "r2")]
     assert target.ids(("d_part", "r2")) == [1, 2]
 
 
@@ -169,13 +180,13 @@ def test_a_recovered_table_is_as_it_was_dropped(
     target.ddl(drop)
     if snapshots:
         position = target.publish(drop.finished_ts + 1)
-        tidy(target.delta.lake, position, Upkeep(retention_hours=1), target.delta.dropped_versions)
+        target.tidy(position)
         target.restart()
-    assert ("d_part", "n") not in target.delta.tables
+    assert ("d_part", "n") not in target.inner.tables
     target.ddl(recover(drop, drop.finished_ts + 20, "n" if name == "r2" else name))
     found = ("d_part", "n" if name == "r2" else name)
     assert target.ids(found) == [1, 2, 3]
-    assert target.delta.tables[found].definition.table_id == create.after["id"]
+    assert target.inner.tables[found].definition.table_id == create.after["id"]
 
 
 def test_a_truncated_table_can_come_back_beside_the_new_one(
@@ -200,10 +211,10 @@ def test_a_truncated_table_can_come_back_beside_the_new_one(
 
 
 def refused(target: Target, event: DdlEvent, header: bool = True) -> Fatal:
-    before = {name: table.version for name, table in target.delta.tables.items()}
+    before = {name: table.version for name, table in target.inner.tables.items()}
     with pytest.raises(Fatal, match="a DDL cannot be replayed at the target") as caught:
         target.ddl(event, header=header)
-    assert {name: table.version for name, table in target.delta.tables.items()} == before
+    assert {name: table.version for name, table in target.inner.tables.items()} == before
     assert event.query[:200] in caught.value.where
     assert f"{event.schema}.{event.table} at ts {event.finished_ts}" in caught.value.where
     assert "leave the table out with a [filter] rule" in caught.value.fix
@@ -256,7 +267,7 @@ def test_a_recovered_table_whose_files_are_gone_says_so(target: Target, jobs: di
     target.put(("d_part", "n"), [1, 2, 3])
     drop = replace(create, action=4, before=create.after, after=None, finished_ts=create.finished_ts + 10)
     target.ddl(drop)
-    for file in (target.root / "d_part/n").glob("*.parquet"):
+    for file in (target.root / "d_part").rglob("*.parquet"):
         file.unlink()
     with pytest.raises(Fatal, match="rows that are to come back are deleted") as caught:
         target.ddl(recover(drop, drop.finished_ts + 20, "back"))
@@ -285,20 +296,20 @@ def test_two_tables_that_swap_their_names_keep_their_rows(target: Target, header
     )
     target.ddl(a)
     target.ddl(b)
-    column = target.delta.tables["d1", "a"].definition.columns[0].name
+    column = target.inner.tables["d1", "a"].definition.columns[0].name
     for name, ids in (("a", [1, 2]), ("b", [3])):
-        table = target.delta.tables["d1", name]
+        table = target.inner.tables["d1", name]
         row = {f.name: pa.nulls(len(ids), f.type) for f in table.definition.arrow_schema}
         row[column] = pa.array(ids, row[column].type)
-        target.delta.lake.append(table.path, pa.table(row))
-        table.version = target.delta.lake.version(table.path)
+        target.inner.lake.append(table.path, pa.table(row))
+        table.version = target.inner.lake.version(table.path)
     target.publish(first.finished_ts + 1)
     target.restart()
     target.ddl(renamed(a, 0, "a", "t"), renamed(b, 1, "b", "a"), renamed(a, 2, "t", "b"), header=header)
-    assert sorted(target.delta.tables) == [("d1", "a"), ("d1", "b")]
+    assert sorted(target.inner.tables) == [("d1", "a"), ("d1", "b")]
     assert target.ids(("d1", "a"), column) == [3]
     assert target.ids(("d1", "b"), column) == [1, 2]
-    ids = [target.delta.tables["d1", name].definition.table_id for name in "ab"]
+    ids = [target.inner.tables["d1", name].definition.table_id for name in "ab"]
     assert ids == [902, 901]
     target.publish(first.finished_ts + 6)
     target.restart()
@@ -317,7 +328,7 @@ def test_a_rename_onto_another_table_stops_before_it_removes_anything(target: Ta
     for header in (True, False):
         with pytest.raises(Fatal, match=r"still there|other rows"):
             target.ddl(renamed(a, 0, "a", "b"), header=header)
-    assert sorted(target.delta.tables) == [("d1", "a"), ("d1", "b")]
+    assert sorted(target.inner.tables) == [("d1", "a"), ("d1", "b")]
 
 
 @pytest.mark.parametrize(

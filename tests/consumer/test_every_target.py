@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.consumer.each_target import SCHEMA, AtDelta, AtMariaDb, Killed, Place
+from tests.consumer.each_target import SCHEMA, AtDelta, AtIceberg, AtMariaDb, Killed, Place
 from tests.consumer.story import STORY, do, done_at, go_on, position, settled, state_at
 from tidegate.consumer.target import Settle, TableChanges, Target
 from tidegate.errors import Fatal, Fenced, InvalidInput, TidegateError
@@ -22,10 +22,12 @@ LIVES = 1000
 """Of the test that dies at every write, at most."""
 
 
-@pytest.fixture(params=["delta", "mariadb"])
+@pytest.fixture(params=["delta", "iceberg", "mariadb"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     if request.param == "delta":
         return AtDelta(tmp_path / "target")
+    if request.param == "iceberg":
+        return AtIceberg(tmp_path / "target")
     return AtMariaDb(request.getfixturevalue("mariadb"), tmp_path)
 
 

@@ -14,8 +14,9 @@ from deltalake import DeltaTable, write_deltalake
 from tests.consumer.logs import bank_topic, differences, snapshots
 from tests.consumer.memory_topic import consume
 from tidegate.consumer.delta.lock import target_lock
-from tidegate.consumer.delta.maintenance import Upkeep, tidy
+from tidegate.consumer.delta.maintenance import tidy
 from tidegate.consumer.delta.target import DeltaTarget
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput, TidegateError
 from tidegate.sink.lakehouse import SNAPSHOT_SCHEMA, SNAPSHOTS, Lakehouse
 
@@ -101,7 +102,7 @@ def test_a_name_that_somebody_else_uses_stops_the_consumer(tmp_path: Path, delta
         writes += [
             lambda: lake.append("sales/orders", ORDERS),
             lambda: lake.merge("sales/orders", ORDERS, ORDERS.slice(0, 0), ["id"]),
-            lambda: lake.rewrite("sales/orders", schema, lambda batch: batch),
+            lambda: lake.replace("sales/orders", schema, iter(())),
             lambda: lake.restore("sales/orders", 0),
             lambda: list(lake.slot_files("sales/orders").clean([0], time.time() + 9, time.time() + 9)),
         ]

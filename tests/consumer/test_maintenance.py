@@ -18,12 +18,13 @@ from tests.consumer.memory_topic import consume
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.ddl_plan import Create, Drop, Restore
 from tidegate.consumer.definition import Definition, from_info
-from tidegate.consumer.delta.maintenance import Tidying, Upkeep, tidy
+from tidegate.consumer.delta.maintenance import Tidying, tidy
 from tidegate.consumer.delta.target import DeltaTarget
 from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.snapshots import open_snapshot
 from tidegate.consumer.target import TableChanges
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.model.timestamp import compose
 from tidegate.sink import open_tables
 from tidegate.sink.lakehouse import COMPACT_FILES, SNAPSHOTS, Lakehouse

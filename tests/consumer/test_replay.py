@@ -7,7 +7,7 @@ from typing import Any
 from tests.consumer.one_table import KEY_FLAGS, OneTable
 from tidegate.consumer import definition
 from tidegate.consumer.convert import Losses
-from tidegate.consumer.delta.target import DeltaValues
+from tidegate.consumer.lake_target import LakeValues
 from tidegate.consumer.mysql.by_hand import MySqlByHand
 from tidegate.consumer.mysql.literals import MySqlValues
 from tidegate.consumer.replay import Tables, replay
@@ -20,7 +20,7 @@ BAG = OneTable.of([ColumnSpec("a", 3, 11, flag=NOT_NULL)])
 
 
 def tables(one: OneTable, zone: str = "UTC", *, database: bool = False) -> Tables:
-    values = MySqlValues() if database else DeltaValues(Losses())
+    values = MySqlValues() if database else LakeValues(Losses())
     return Tables({("shop", "items"): definition.from_info("shop", one.info, 1)}, values, zone)
 
 

@@ -21,8 +21,8 @@ from tidegate.cli.consumer import _JsonLines
 from tidegate.cli.consumer import status as live_line
 from tidegate.cli.consumer_status import PARTITIONS_SHOWN, as_dict, summary, table
 from tidegate.consumer.assembler import Segment
-from tidegate.consumer.delta.lock import lock_holder, target_lock
-from tidegate.consumer.delta.maintenance import Upkeep
+from tidegate.consumer.delta.lock import target_lock
+from tidegate.consumer.directory_lock import lock_holder
 from tidegate.consumer.flow import Flow
 from tidegate.consumer.gauges import Gauges
 from tidegate.consumer.lag import (
@@ -41,6 +41,7 @@ from tidegate.consumer.status import STATUS, STUCK_S, Diary, Said, Seen, heard, 
 from tidegate.consumer.target import Looked
 from tidegate.consumer.targets import DatabaseSettings
 from tidegate.consumer.targets import address_of as target_of
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.model.timestamp import compose

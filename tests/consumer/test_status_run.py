@@ -21,7 +21,6 @@ from tests.consumer.mysql.reading import forget
 from tests.consumer.test_job import LINE, PATIENCE_S, Heard, bank_messages, event, start
 from tests.consumer.topics import publish
 from tidegate.cli.consumer import app
-from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.group_offsets import ANSWER_S, PAUSE_S, GroupOffsets
 from tidegate.consumer.job import Listener, Settings
 from tidegate.consumer.mysql.progress import Progress
@@ -30,6 +29,7 @@ from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Topic
 from tidegate.consumer.status import STATUS, heard
 from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.delta.target import DeltaAddress
 from tidegate.consumer.job import Listener, Settings, run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput
 
@@ -25,7 +25,7 @@ def test_an_address_is_a_directory_or_a_server(tmp_path: Path) -> None:
     assert isinstance(found, MySqlAddress)
     assert str(found) == "mysql://me@db:3307/ as shop/1"
     assert found.folder == Path("tidegate-consumer-shop_1").absolute()
-    with pytest.raises(InvalidInput, match="delta:///absolute/directory or --target mysql://"):
+    with pytest.raises(InvalidInput, match="iceberg:///absolute/directory or mysql://"):
         address_of("postgres://db/", Upkeep(), NAMED)
 
 

@@ -98,7 +98,8 @@ def test_restore_undoes_rows_and_columns_and_only_once(lake: Lakehouse) -> None:
 def test_the_same_columns_in_another_order_are_a_change(lake: Lakehouse) -> None:
     lake.append(PATH, rows((1, MAX, [0.5])))
     turned = pa.schema([SCHEMA.field(name) for name in ("v", "id", "we`ird a.b")])
-    lake.rewrite(PATH, turned, lambda batch: batch.select(turned.names))
+    batches = lake.dataset(PATH).to_batches()
+    lake.replace(PATH, turned, (batch.select(turned.names) for batch in batches))
     assert lake.read(PATH).schema.names == turned.names
     assert lake.read(PATH).to_pylist() == [{"v": [0.5], "id": 1, "we`ird a.b": MAX}]
 

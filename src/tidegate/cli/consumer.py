@@ -1,4 +1,6 @@
-"""`tidegate consumer`: a topic into Delta tables, or into a database; `status` is in `consumer_status`.
+"""`tidegate consumer`: a topic into Delta or Iceberg tables, or into a database.
+
+`status` is in `consumer_status`, `snapshot` in `consumer_snapshot`.
 
 Thin: reads the options, calls `tidegate.consumer.job.run`, prints. Heavy imports happen in the command.
 """
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tidegate.cli import consistency, consumer_status
+from tidegate.cli import consistency, consumer_snapshot, consumer_status
 from tidegate.errors import TidegateError
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ def group() -> None:
 
 
 app.command("status")(consumer_status.show_status)
+app.command("snapshot")(consumer_snapshot.show_snapshot)
 
 
 @app.command()
@@ -48,8 +51,9 @@ def run(
     target: Annotated[
         str,
         typer.Option(
-            help="Where the tables go: delta:///absolute/directory, or mysql://user@host:port/ of a MySQL or "
-            "MariaDB server (the password in TIDEGATE_TARGET_PASSWORD, or ?password-file=FILE)."
+            help="Where the tables go: delta:///absolute/directory, iceberg:///absolute/directory, or "
+            "mysql://user@host:port/ of a MySQL or MariaDB server (the password in TIDEGATE_TARGET_PASSWORD, "
+            "or ?password-file=FILE)."
         ),
     ],
     name: Annotated[
@@ -157,14 +161,14 @@ def run(
     ] = True,
     retention_hours: Annotated[
         int,
-        typer.Option(min=0, help="Delta: how long snapshots stay readable, thinned out as they grow older."),
+        typer.Option(min=0, help="Files: how long snapshots stay readable, thinned out as they grow older."),
     ] = 24,
     keep_all_hours: Annotated[
-        float, typer.Option(min=0.0, help="Delta: every snapshot of so many hours stays.")
+        float, typer.Option(min=0.0, help="Files: every snapshot of so many hours stays.")
     ] = 1.0,
     keep_minutes_hours: Annotated[
         float,
-        typer.Option(min=0.0, help="Delta: up to this age one snapshot a minute stays, then one an hour."),
+        typer.Option(min=0.0, help="Files: up to this age one snapshot a minute stays, then one an hour."),
     ] = 6.0,
     master: Annotated[
         str, typer.Option(help="Spark master; or workers[N]: N processes on this machine, without Spark.")
@@ -198,11 +202,11 @@ def run(
     Prints one line when it runs and one at its end; on a terminal a live line in between, with --json one
     line a second. Warnings and errors go to standard error.
     """
-    from tidegate.consumer.delta.maintenance import Upkeep
     from tidegate.consumer.fetch_spark import ClusterSettings
     from tidegate.consumer.job import Listener, Settings, run, topic_of
     from tidegate.consumer.rules import Rules
     from tidegate.consumer.targets import DatabaseSettings, address_of
+    from tidegate.consumer.upkeep import Upkeep
     from tidegate.consumer.watermark import Mode
 
     stopping: list[int] = []

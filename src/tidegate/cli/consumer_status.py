@@ -36,10 +36,10 @@ def show_status(
     It asks the target and the broker and changes neither. Exit 0: the consumer runs and nothing is wrong;
     1: it does not run, or is stuck, or the target does not answer; 2: there is no such source or target.
     """
-    from tidegate.consumer.delta.maintenance import Upkeep
     from tidegate.consumer.source import Topic
     from tidegate.consumer.status import look
     from tidegate.consumer.targets import DatabaseSettings, address_of
+    from tidegate.consumer.upkeep import Upkeep
 
     with reported():
         address = address_of(target, Upkeep(), DatabaseSettings(name, folder))

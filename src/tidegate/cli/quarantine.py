@@ -113,8 +113,8 @@ def place_of(
     if not target:
         assert folder is not None
         return Place(_in(folder), None, None)
-    from tidegate.consumer.delta.maintenance import Upkeep
     from tidegate.consumer.targets import DatabaseSettings, address_of
+    from tidegate.consumer.upkeep import Upkeep
 
     address = address_of(target, Upkeep(), DatabaseSettings(name, folder))
     return Place(_in(address.folder), address, None)

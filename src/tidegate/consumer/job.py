@@ -56,7 +56,6 @@ from tidegate.consumer.checks import (
     check_whole,
 )
 from tidegate.consumer.commit import Committer
-from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.fetch_spark import JVM_LOG, ClusterSettings, SparkTasks, spark_tasks
 from tidegate.consumer.fetch_workers import LOG, workers
 from tidegate.consumer.fetcher import Fetcher, workers_of
@@ -73,6 +72,7 @@ from tidegate.consumer.status import Diary
 from tidegate.consumer.suspicion import Suspicion
 from tidegate.consumer.target import Address, Target
 from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput, Retryable, TidegateError, Undecodable
 from tidegate.sink import quarantine
@@ -105,7 +105,7 @@ class Settings:
     source: str
     """kafka://host:port/topic[,topic]?protocol=.."""
     target: str | Path
-    """delta:///directory, the directory, or mysql://user@host:port/."""
+    """delta:///directory, the directory, iceberg:///directory, or mysql://user@host:port/."""
     mode: Mode = Mode.TRANSACTION
     until: int | None = None
     time_zone: str = ""
@@ -132,7 +132,7 @@ class Settings:
     rules: Rules = NO_RULES
     """Which tables and columns are applied, and under which names. A target keeps to them."""
     upkeep: Upkeep = field(default_factory=Upkeep)
-    """Of a Delta target."""
+    """Of a Delta or Iceberg target."""
     database: DatabaseSettings = field(default_factory=DatabaseSettings)
 
 

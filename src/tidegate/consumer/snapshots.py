@@ -102,8 +102,9 @@ def target_directory(target: str | Path) -> Path:
         raise InvalidInput(
             "this target cannot be used",
             where=text,
-            why="Delta directories and MySQL or MariaDB servers are targets so far",
-            fix="write --target delta:///absolute/directory or --target mysql://user@host:port/",
+            why="directories of Delta or Iceberg tables and MySQL or MariaDB servers are targets so far",
+            fix="write --target delta:///absolute/directory, iceberg:///absolute/directory or "
+            "mysql://user@host:port/",
         )
     return Path(path)
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.delta.target import DeltaAddress
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
 from tidegate.consumer.mysql.target import LANES, MySqlAddress
 from tidegate.consumer.snapshots import target_directory
 from tidegate.consumer.target import Address
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import InvalidInput
+
+ICEBERG: Final = "iceberg"
+"""The scheme of its addresses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +41,8 @@ def address_of(
 ) -> Address:
     """What `--target` means; InvalidInput for what names none.
 
-    `delta:///directory`, a plain path, or `mysql://user@host:port/`. `by_offset`: the topics have no
-    watermarks.
+    `delta:///directory`, a plain path, `iceberg:///directory`, or `mysql://user@host:port/`. `by_offset`:
+    the topics have no watermarks.
     """
     text = str(target)
     if text.partition("://")[0] not in SCHEMES:
@@ -46,9 +50,15 @@ def address_of(
             raise InvalidInput(
                 f"{'--adopt' if database.adopt else '--skip-ddl'} is for databases",
                 where=text,
-                why="a Delta target makes its own tables, and nobody else writes them",
+                why="a target of files makes its own tables, and no other program writes them",
                 fix="leave it out, or write --target mysql://user@host:port/",
             )
+        if text.startswith(f"{ICEBERG}://"):
+            # pyiceberg and SQLAlchemy take about a second to import, which other targets need not wait for.
+            from tidegate.consumer.iceberg.snapshots import iceberg_directory
+            from tidegate.consumer.iceberg.target import IcebergAddress
+
+            return IcebergAddress(iceberg_directory(target), upkeep)
         return DeltaAddress(target_directory(target), upkeep)
     server = MySqlServer.from_uri(text)
     if not database.name:

@@ -133,7 +133,7 @@ _OF_A_ROW: Final = {
 def _without_marks(setting: Setting) -> dict[str, str]:
     """What row mode keeps where offsets are the progress."""
     unique = {
-        Seen.SNAPSHOTS: "not enforced by Delta tables",
+        Seen.SNAPSHOTS: "not enforced by tables of files",
         Seen.UNKNOWN: "two rows that exchange a value may collide",
     }
     nowhere = setting.ddls is Ddls.NOWHERE
@@ -153,7 +153,7 @@ def _without_marks(setting: Setting) -> dict[str, str]:
 def _unique_keys(setting: Setting) -> Promise:
     about, kept = "unique keys", "a value is free before another row takes it"
     if setting.seen is Seen.SNAPSHOTS:
-        return Promise(about, "not enforced by Delta tables", "not enforced by Delta tables")
+        return Promise(about, "not enforced by tables of files", "not enforced by tables of files")
     if setting.order is Order.TABLES and not setting.pieces:
         return Promise(about, kept, kept)
     return Promise(about, "two rows that exchange a value may collide", kept)

@@ -30,7 +30,7 @@ import shutil
 import threading
 import unicodedata
 import uuid
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -311,13 +311,6 @@ class Lakehouse:
                 commit_properties=_ONCE,
                 post_commithook_properties=_HOOKS,
             )
-
-    def rewrite(
-        self, path: str, schema: pa.Schema, change: Callable[[pa.RecordBatch], pa.RecordBatch]
-    ) -> None:
-        """Replace all rows by `change` of them, batch by batch, in one commit."""
-        batches = self.dataset(path).to_batches()
-        self._overwrite(path, schema, (change(batch) for batch in batches))
 
     def replace(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         """Put `batches` in the place of all rows, in one commit. They may come from the slot's own files."""

@@ -25,12 +25,12 @@ from tidegate.codec.base import Decoded, DecodedTable, WireColumn
 from tidegate.codec.registry import codec_options
 from tidegate.consumer.apply import Applier
 from tidegate.consumer.assembler import Piece
-from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress, MySqlTarget
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import stage
 from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.row import RowChange

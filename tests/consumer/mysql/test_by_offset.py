@@ -16,11 +16,11 @@ from tests.consumer.mysql.reading import forget
 from tests.consumer.test_by_offset import ITEMS, at, canal, put, truncated
 from tests.consumer.topics import Event
 from tidegate.consumer.apply import Applier
-from tidegate.consumer.delta.maintenance import Upkeep
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
 from tidegate.consumer.source import Clock
 from tidegate.consumer.targets import DatabaseSettings, address_of
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 

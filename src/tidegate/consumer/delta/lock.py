@@ -1,19 +1,13 @@
-"""One process writes a target directory: a lock of the operating system, which ends with that process."""
+"""The lock of a directory of Delta tables."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
-from tidegate.errors import InvalidInput
-from tidegate.sink.lakehouse import OWN, Lakehouse
-
-LOCKS: Final = Path("/proc/locks")
-"""See proc_locks(5)."""
+from tidegate.consumer.directory_lock import directory_lock
+from tidegate.sink.lakehouse import Lakehouse
 
 
 @contextmanager
@@ -22,49 +16,5 @@ def target_lock(root: Path) -> Iterator[None]:
 
     A directory that cannot be a target is refused before anything is put into it: see `Lakehouse.check`.
     """
-    try:
-        Lakehouse(root).check()
-        (root / OWN).mkdir(parents=True, exist_ok=True)
-        handle = os.open(root / OWN / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise InvalidInput(
-            "the target directory cannot be used",
-            where=str(root),
-            why=error.strerror or str(error),
-            fix="choose a --target directory that can be made and written",
-        ) from error
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
-            raise InvalidInput(
-                "another consumer writes this target",
-                where=str(root),
-                why=f"process {holder} holds its lock",
-                fix="stop that process, or choose another directory",
-            ) from error
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, str(os.getpid()).encode(), 0)
+    with directory_lock(root, Lakehouse(root).check):
         yield
-    finally:
-        os.close(handle)
-
-
-def lock_holder(root: Path) -> int | None:
-    """The process that holds the target; None: none that can be seen from here. Takes no lock.
-
-    A lock for a moment, only to try, would turn away a consumer that starts in that moment. So the kernel's
-    list of locks is read. It does not show locks of other machines and of other containers.
-    """
-    path = root / OWN / "lock"
-    try:
-        holder, inode = path.read_text().strip(), path.stat().st_ino
-        locks = LOCKS.read_text().splitlines()
-    except OSError:
-        return None
-    for line in locks:  # 1: FLOCK ADVISORY WRITE 4711 fe:00:1234 0 EOF
-        words = line.split()
-        if words[1:2] == ["FLOCK"] and words[4] == holder and words[5].rpartition(":")[2] == str(inode):
-            return int(holder)
-    return None

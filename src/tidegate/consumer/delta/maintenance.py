@@ -16,41 +16,16 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Final
 
-from tidegate.consumer.delta.thinning import HOUR_MS, forgotten
 from tidegate.consumer.position import Position
-from tidegate.model.timestamp import LOGICAL_BITS
+from tidegate.consumer.upkeep import GRACE_S, Kept, Upkeep
 from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
 from tidegate.sink.slot_files import SlotFiles
 
-GRACE_S: Final = 3600.0
-"""How long ago a data file must have left the newest version, and how old a file of a log must be, before it
-is deleted: somebody may just have opened a snapshot that is thinned now."""
 REMEMBERED_MAX: Final = 1_000
 """Tables whose log is not read again by the next round."""
-
-
-@dataclass(frozen=True, slots=True)
-class Upkeep:
-    """When and how much."""
-
-    retention_hours: int = 24
-    """How long snapshots stay, and how long a dropped table can come back."""
-    every_s: float = 600.0
-    """Seconds between two rounds."""
-    all_hours: float = 1.0
-    """Every snapshot of this time stays."""
-    minute_hours: float = 6.0
-    """After `all_hours` and up to this age one a minute stays; after it one an hour."""
-    piece_s: float = 0.1
-    """After this time a round lets commits go on."""
-
-
-Kept = Callable[[int], Mapping[str, Sequence[int]]]
-"""Further versions to keep, by path, given the oldest ts within the retention."""
 
 
 class Tidying:
@@ -79,7 +54,7 @@ class Tidying:
 
     def round(self, position: Position) -> Iterator[int]:
         """One round, by pieces; how many files each has deleted."""
-        for _ in self._lake.forget(self._forgotten()):
+        for _ in self._lake.forget(self._upkeep.forgotten(self._lake.snapshots())):
             yield 0
         versions = self._decide(position)
         yield 0
@@ -89,21 +64,11 @@ class Tidying:
             yield from self._tidy(path, needed)
             yield 0  # also where nothing was to be done: there may be thousands of tables
 
-    def _forgotten(self) -> list[int]:
-        upkeep = self._upkeep
-        return forgotten(
-            self._lake.snapshots(),
-            all_hours=min(upkeep.all_hours, upkeep.retention_hours),
-            minute_hours=upkeep.minute_hours,
-            hours=upkeep.retention_hours,
-        )
-
     def _decide(self, position: Position) -> dict[str, list[int]]:
         """By path, the versions that stay needed, ascending. Tables that none names go into the trash."""
         lake = self._lake
         named = lake.named_versions()
-        oldest = max(0, position.ts - (self._upkeep.retention_hours * HOUR_MS << LOGICAL_BITS))
-        for path, versions in self._kept(oldest).items():
+        for path, versions in self._kept(self._upkeep.oldest(position.ts)).items():
             named.setdefault(path, []).extend(versions)
         slots = lake.slots()
         for path in slots:

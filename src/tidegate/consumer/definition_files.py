@@ -8,6 +8,7 @@ numbers of its tables' definitions, so that a file is durable before any snapsho
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from tidegate.consumer import definition
 from tidegate.consumer.definition import Definition
-from tidegate.consumer.delta.journal import write_durably
+from tidegate.consumer.journal import write_durably
 from tidegate.consumer.position import Position
 from tidegate.errors import Fatal
 from tidegate.model.path_part import shortened
@@ -51,8 +52,13 @@ class DefinitionFiles:
             self._files.setdefault(stem, {})[number] = file
         return number
 
-    def find(self, path: str, held: pa.Schema, position: Position) -> tuple[Definition, int]:
-        """That of a table with the columns `held` in the snapshot of `position`; its number."""
+    def find(
+        self, path: str, holds: Callable[[pa.Schema], bool], columns: Sequence[str], position: Position
+    ) -> tuple[Definition, int]:
+        """That of a table in the snapshot of `position`; its number.
+
+        `holds`: whether the table's columns are those of a definition; `columns`: their names, for people.
+        """
         with self._lock:
             files = dict(self._files.get(file_stem(path), {}))
         if position.definitions is not None:
@@ -61,12 +67,12 @@ class DefinitionFiles:
             numbers = sorted((number for number in files if number <= position.ts), reverse=True)
         for number in numbers:
             known = definition.from_json(files[number].read_bytes()) if number in files else None
-            if known is not None and held.equals(known.arrow_schema):
+            if known is not None and holds(known.arrow_schema):
                 return known, number
         raise Fatal(
             "a table's definition is gone, or is not that of its rows",
             where=f"{self._folder}, table {path}",
-            why=f"the table has the columns {', '.join(held.names)}; definitions kept: {len(files)}",
+            why=f"the table has the columns {', '.join(columns)}; definitions kept: {len(files)}",
             fix="restore the directory, or start a new target",
         )
 

@@ -1,0 +1,168 @@
+"""The catalog of a target: pyiceberg's SQL catalog, in a SQLite file beside the tables, with a fence.
+
+The file holds one number, the *token*, that each takeover raises. Every transaction of a writer reads it
+under SQLite's write lock and is rolled back if it is not the writer's own. A commit of a table is one such
+transaction. So a consumer that was replaced commits nothing, whichever call it was in when it slept.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, Final
+
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io import FileIO
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot, SnapshotLogEntry
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import Identifier
+from sqlalchemy import Connection, event, text
+
+from tidegate.errors import Fenced
+
+NAME: Final = "tidegate"
+"""Of the catalog: pyiceberg finds tables by it, too."""
+FILE: Final = "catalog.db"
+KNOWN_MAX: Final = 64
+"""Tables whose metadata stay in memory."""
+PATIENCE_MS: Final = 30_000
+"""How long a transaction waits for those of others."""
+_TOKENS: Final = "tidegate_writer"
+_LOCATION: Final = (
+    "SELECT metadata_location FROM iceberg_tables"
+    " WHERE catalog_name=:name AND table_namespace=:namespace AND table_name=:table"
+)
+_TABLES: Final = (
+    "SELECT table_namespace, table_name, metadata_location FROM iceberg_tables WHERE catalog_name=:n"
+)
+
+
+def uri_of(root: Path) -> str:
+    """What pyiceberg calls the catalog's `uri`."""
+    return f"sqlite:///{root / FILE}"
+
+
+def location_of(root: Path) -> str:
+    """How metadata begin to name the files below the root. pyiceberg decodes no percent signs in it."""
+    return f"file://{root}"
+
+
+def open_catalog(root: Path) -> SqlCatalog:
+    """The catalog of a target for readers. To be called only if its file exists: SQLite would make one."""
+    return SqlCatalog(NAME, uri=uri_of(root), init_catalog_tables="false")
+
+
+def locations(catalog: SqlCatalog) -> dict[tuple[str, str], str]:
+    """By namespace and name, where each table's newest metadata is."""
+    with catalog.engine.connect() as connection:
+        found = connection.execute(text(_TABLES), {"n": NAME}).all()
+    return {(namespace, name): location for namespace, name, location in found}
+
+
+class WriterCatalog(SqlCatalog):
+    """The catalog for the one process that may write it. Any thread may use it."""
+
+    def __init__(self, root: Path) -> None:
+        """Makes the file if there is none. Nothing is fenced until `take_over`."""
+        super().__init__(NAME, uri=uri_of(root), warehouse=location_of(root))
+        self._root = root
+        self._known: OrderedDict[str, Table] = OrderedDict()
+        """By the location of its metadata, tables as they were loaded or committed last."""
+        self._lock = threading.Lock()
+        self._token: int | None = None
+        event.listen(self.engine, "connect", _begins_by_itself)
+        event.listen(self.engine, "begin", self._begin)
+        self.engine.dispose()  # of connections that were made before
+
+    def take_over(self) -> None:
+        """Shut out every earlier writer: none of its transactions commits after this one."""
+        self._token = None
+        with self.engine.begin() as connection:
+            connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_TOKENS} (token INTEGER NOT NULL)"))
+            held = connection.execute(text(f"SELECT max(token) FROM {_TOKENS}")).scalar() or 0
+            connection.execute(text(f"DELETE FROM {_TOKENS}"))
+            connection.execute(text(f"INSERT INTO {_TOKENS} VALUES (:token)"), {"token": held + 1})
+        self._token = held + 1
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        """A table at its newest metadata, which are read only if this process has not made or read them."""
+        namespace, name = self.namespace_from(identifier), self.table_name_from(identifier)
+        with self.engine.connect() as connection:
+            wanted = {"name": NAME, "namespace": ".".join(namespace), "table": name}
+            location = connection.execute(text(_LOCATION), wanted).scalar()
+        with self._lock:
+            held = self._known.get(location or "")
+        if held is None:
+            table = super().load_table(identifier)
+            self._remember(table.metadata_location, table.metadata, table.io)
+            return table
+        return Table((*namespace, name), held.metadata, held.metadata_location, held.io, self)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        """As pyiceberg does it; the new metadata are remembered."""
+        done = super().commit_table(table, requirements, updates)
+        self._remember(done.metadata_location, done.metadata, table.io)
+        return done
+
+    def _remember(self, location: str, metadata: TableMetadata, io: FileIO) -> None:
+        snapshots = [
+            one if isinstance(one, SharedSnapshot) else SharedSnapshot.model_construct(**dict(one))
+            for one in metadata.snapshots
+        ]
+        log = [
+            one if isinstance(one, SharedLogEntry) else SharedLogEntry.model_construct(**dict(one))
+            for one in metadata.snapshot_log
+        ]
+        shared = metadata.model_copy(update={"snapshots": snapshots, "snapshot_log": log})
+        with self._lock:
+            self._known[location] = Table((), shared, location, io, self)
+            while len(self._known) > KNOWN_MAX:
+                self._known.popitem(last=False)
+
+    def _begin(self, connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        if self._token is None:
+            return
+        held = connection.exec_driver_sql(f"SELECT max(token) FROM {_TOKENS}").scalar()
+        if held != self._token:
+            connection.exec_driver_sql("ROLLBACK")
+            raise Fenced(
+                "another consumer has taken this target over",
+                where=str(self._root),
+                why=f"the catalog's token is {held}, and this consumer's is {self._token}",
+                fix="leave it to the other consumer, or stop that one and start this one again",
+            )
+
+
+class SharedSnapshot(Snapshot):
+    """A snapshot that copies of a table's metadata share: nobody changes one.
+
+    pyiceberg 0.12 copies the metadata several times a commit, and a table may have 2,000 snapshots.
+    """
+
+    def __deepcopy__(self, memo: object) -> SharedSnapshot:
+        """Itself."""
+        return self
+
+
+class SharedLogEntry(SnapshotLogEntry):
+    """The same for an entry of the log of snapshots."""
+
+    def __deepcopy__(self, memo: object) -> SharedLogEntry:
+        """Itself."""
+        return self
+
+
+def _begins_by_itself(connection: Any, record: object) -> None:
+    """Let SQLAlchemy say when a transaction begins: Python's sqlite3 begins one only before a write."""
+    connection.isolation_level = None
+    connection.execute(f"PRAGMA busy_timeout={PATIENCE_MS}")
+    # A commit survives the death of the process. Like the files of the tables, it is left to the file system
+    # to put it on the disk; after a power cut the catalog is as it was at one moment, with all its tables.
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")

@@ -1,0 +1,134 @@
+"""Data files of a table: written, read, and chosen by the keys that they can hold.
+
+A file is read whole, and is at most `FILE_BYTES` of rows in memory when it is written here. So a merge needs
+the memory of its changes and of one file, whatever the size of the table.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import AlwaysTrue
+from pyiceberg.io import FileIO
+from pyiceberg.io.pyarrow import ArrowScan, _dataframe_to_data_files
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import (
+    BinaryType,
+    DecimalType,
+    IntegerType,
+    LongType,
+    StringType,
+)
+
+from tidegate.consumer.net_effect import factorize
+
+FILE_BYTES: Final = 64 << 20
+"""Of the rows of a data file, in memory."""
+_ORDERED: Final = (IntegerType, LongType, StringType, BinaryType, DecimalType)
+"""Types of keys whose bounds in manifests are compared: Python orders their values as Iceberg does."""
+
+
+def written(metadata: TableMetadata, io: FileIO, batches: Iterable[pa.RecordBatch]) -> Iterator[DataFile]:
+    """Write rows, in the types of data files, into as many files as needed; no more than one is in memory."""
+    held, size = list[pa.RecordBatch](), 0
+    for batch in batches:
+        for piece in _pieces(batch):
+            held.append(piece)
+            size += piece.nbytes
+            if size >= FILE_BYTES:
+                yield from _dataframe_to_data_files(metadata, pa.Table.from_batches(held), io)
+                held, size = [], 0
+    if size or any(batch.num_rows for batch in held):
+        yield from _dataframe_to_data_files(metadata, pa.Table.from_batches(held), io)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    count = max(1, -(-batch.nbytes // FILE_BYTES))
+    step = max(1, -(-batch.num_rows // count))
+    return (batch.slice(at, step) for at in range(0, batch.num_rows, step))
+
+
+def read(table: Table, task: FileScanTask, columns: pa.Schema) -> pa.Table:
+    """The rows of one file, in these types; columns that it lacks are NULL."""
+    schema = table.schema().select(*columns.names)
+    rows = ArrowScan(table.metadata, table.io, schema, AlwaysTrue()).to_table([task])
+    return rows.select(columns.names).cast(columns)
+
+
+class Touched:
+    """The keys that a merge changes, and which files can hold them."""
+
+    def __init__(self, keys: pa.Table, schema: Schema) -> None:
+        """`keys`: distinct, in the types of data files, under the names of `schema`."""
+        self._fields = [schema.find_field(name) for name in keys.column_names]
+        self._keys = keys
+        first = keys[0].to_pylist()
+        self._order = sorted(range(len(first)), key=first.__getitem__)
+        self._sorted = [first[at] for at in self._order]
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The key's."""
+        return self._keys.schema
+
+    def may_be_in(self, file: DataFile) -> bool:
+        """Whether some key lies between the bounds of a file's columns."""
+        low, high = self._bounds(file, 0)
+        begin = 0 if low is None else bisect_left(self._sorted, low)
+        end = len(self._sorted) if high is None else bisect_right(self._sorted, high)
+        if begin >= end:
+            return False
+        if len(self._fields) == 1:
+            return True
+        near = self._keys.take(pa.array(self._order[begin:end], pa.int64()))
+        within = np.ones(near.num_rows, np.bool_)
+        for at in range(1, len(self._fields)):
+            low, high = self._bounds(file, at)
+            column = near[at]
+            if low is not None:
+                within &= pc.greater_equal(column, pa.scalar(low, column.type)).to_numpy()
+            if high is not None:
+                within &= pc.less_equal(column, pa.scalar(high, column.type)).to_numpy()
+        return bool(within.any())
+
+    def _bounds(self, file: DataFile, at: int) -> tuple[Any, Any]:
+        field = self._fields[at]
+        if not isinstance(field.field_type, _ORDERED):
+            return None, None
+        ends = [(bounds or {}).get(field.field_id) for bounds in (file.lower_bounds, file.upper_bounds)]
+        low, high = (None if end is None else from_bytes(field.field_type, end) for end in ends)
+        return low, high
+
+    def found_in(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """For each row, which of the keys it has; -1: none."""
+        held = rows.select(self._keys.column_names)
+        if len(self._fields) == 1:
+            found = pc.index_in(held[0], value_set=self._keys[0].combine_chunks())
+            return np.asarray(pc.fill_null(found, -1).to_numpy(), np.int64)
+        codes = factorize(pa.concat_tables([self._keys, held]))
+        mine = codes[: self._keys.num_rows]
+        place = np.full(int(codes.max(initial=-1)) + 1, -1, np.int64)
+        place[mine] = np.arange(len(mine))
+        return place[codes[self._keys.num_rows :]]
+
+
+def by_key(tasks: Sequence[FileScanTask], schema: Schema, keys: Sequence[str]) -> list[FileScanTask]:
+    """The files in the order of their first keys, if manifests say them: neighbours go into one file."""
+    field = schema.find_field(keys[0]) if keys else None
+    if field is None or not isinstance(field.field_type, _ORDERED):
+        return list(tasks)
+    bounds = [(task.file.lower_bounds or {}).get(field.field_id) for task in tasks]
+    if any(bound is None for bound in bounds):
+        return list(tasks)
+    low = [from_bytes(field.field_type, bound) for bound in bounds if bound is not None]
+    return [tasks[at] for at in sorted(range(len(tasks)), key=low.__getitem__)]

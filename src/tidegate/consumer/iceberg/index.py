@@ -1,0 +1,212 @@
+"""The table of snapshots: `_tidegate.snapshots`, an Iceberg table, whose commits name what is consistent.
+
+One commit adds a row for each table (ts, schema_name, table_name, table_id, path, snapshot_id) and one
+without a path that carries the consumer's position. As a row, the position survives whatever other tools do
+to the table: rewriting its files, expiring its snapshots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.conversions import from_bytes
+from pyiceberg.expressions import BooleanExpression, EqualTo, GreaterThanOrEqual
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.types import LongType
+from sqlalchemy.exc import OperationalError
+
+from tidegate.consumer.directory_lock import OWN
+from tidegate.consumer.iceberg.catalog import locations, open_catalog
+from tidegate.consumer.iceberg.data_files import read, written
+from tidegate.consumer.iceberg.tables import MARK, Tables
+from tidegate.errors import Fatal, InvalidInput
+from tidegate.sink.lakehouse import SnapshotRow
+
+COLUMNS: Final = pa.schema(
+    [
+        pa.field("ts", pa.int64()),
+        pa.field("schema_name", pa.string()),
+        pa.field("table_name", pa.string()),
+        pa.field("table_id", pa.int64()),
+        pa.field("path", pa.string()),
+        pa.field("snapshot_id", pa.int64()),
+        pa.field("position", pa.string()),
+    ]
+)
+NAME: Final = (OWN, "snapshots")
+PATH: Final = f"{OWN}/snapshots"
+FILES_MAX: Final = 24
+"""More small files than these are written into one, in the next commit."""
+SMALL_BYTES: Final = 1 << 20
+"""Of a file that is written again with others."""
+
+
+class Index:
+    """That of one target, for its writer."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._published: int | None = None
+        self._small: int | None = None
+        """How many small files the table has; None: not known, or too many."""
+
+    def begin(self) -> None:
+        """Make the table."""
+        self._tables.create(PATH, NAME, COLUMNS)
+
+    def identity(self) -> str:
+        """The target's, as the table carries it; InvalidInput when it carries none."""
+        found = self._tables.mark_of(PATH)
+        if not found:
+            raise InvalidInput(
+                "the target's table of snapshots was not made by a consumer",
+                where=f"{NAME[0]}.{NAME[1]}",
+                why=f"it lacks the table property {MARK}",
+                fix="choose a new or empty directory",
+            )
+        return found
+
+    def table(self) -> Table:
+        """To read from."""
+        return self._tables.table(PATH)
+
+    def position(self) -> str | None:
+        """What `publish` committed with the newest snapshot; None: nothing was published."""
+        table = self.table()
+        self._published = newest(table)
+        found = position_of(table, self._published)
+        if found is None and self._published is not None:
+            raise Fatal(
+                "the target's position is gone",
+                where=f"the table {NAME[0]}.{NAME[1]}",
+                why="it names snapshots, and has no row with a position: somebody has removed them",
+                fix="roll the table back to an older snapshot, or start a new target directory",
+            )
+        return found
+
+    def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
+        """Name a snapshot, in one commit that must be the next after the last one that this process knows."""
+        added = _rows_of(ts, rows, position)
+        small = self._crowd()
+        if small:
+            table = self.table()
+            added = pa.concat_tables([*(read(table, task, COLUMNS) for task in small), added])
+        with self._tables.writing(PATH) as writing:
+            made = list(written(writing.table_metadata, writing.io, added.to_batches()))
+            self._tables.manifests.commit(writing, writing.io, [task.file for task in small], made)
+        self._published = ts
+        self._small = 1 if small or self._small is None else self._small + 1
+
+    def _crowd(self) -> list[FileScanTask]:
+        """The small files, if they are so many that they are to become one."""
+        if self._small is not None and self._small <= FILES_MAX:
+            return []
+        tasks = self._tables.manifests.tasks(self.table())
+        small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_BYTES]
+        self._small = len(small)
+        return small if len(small) > FILES_MAX else []
+
+    def forget(self, snapshots: Collection[int]) -> Iterator[None]:
+        """Remove the rows of these snapshots, a file of the table a piece."""
+        gone = pa.array(sorted(snapshots), pa.int64())
+        if not len(gone):
+            return
+        for task in self._tables.manifests.tasks(self.table()):
+            low, high = _bounds(task)
+            within = pc.and_(pc.greater_equal(gone, low), pc.less_equal(gone, high))
+            if pc.any(within, min_count=0).as_py():
+                self._rewrite(task, gone)
+                yield
+
+    def _rewrite(self, task: FileScanTask, gone: pa.Array) -> None:
+        rows = read(self.table(), task, COLUMNS)
+        kept = rows.filter(pc.invert(pc.is_in(rows["ts"], value_set=gone)))
+        with self._tables.writing(PATH) as writing:
+            made = list(written(writing.table_metadata, writing.io, kept.to_batches()))
+            self._tables.manifests.commit(writing, writing.io, [task.file], made)
+
+
+def names_in(root: Path) -> set[tuple[str, str]]:
+    """The tables in the catalog of a directory that has one; none if it is not a catalog yet."""
+    catalog = open_catalog(root)
+    try:
+        return set(locations(catalog))
+    except OperationalError:
+        return set()
+    finally:
+        catalog.close()
+
+
+def _bounds(task: FileScanTask) -> tuple[int, int]:
+    """The least and the largest ts in a file; all of them if the manifest does not say."""
+    field = COLUMNS.names.index("ts") + 1
+    low = (task.file.lower_bounds or {}).get(field)
+    high = (task.file.upper_bounds or {}).get(field)
+    return (
+        0 if low is None else from_bytes(LongType(), low),
+        (1 << 63) - 1 if high is None else from_bytes(LongType(), high),
+    )
+
+
+def newest(table: Table, at: int | None = None) -> int | None:
+    """The ts of the newest snapshot with ts <= `at` (None: of all); reads only files that may hold it."""
+    found: int | None = None
+    tasks = [task for task in table.scan().plan_files() if at is None or _bounds(task)[0] <= at]
+    for task in sorted(tasks, key=lambda task: _bounds(task)[1], reverse=True):
+        if found is not None and _bounds(task)[1] <= found:
+            break
+        ts = read(table, task, pa.schema([COLUMNS.field("ts")]))["ts"]
+        here = pc.max(ts if at is None else ts.filter(pc.less_equal(ts, at))).as_py()
+        found = here if found is None else max(found, here or found)
+    return found
+
+
+def rows_at(table: Table, ts: int) -> list[SnapshotRow]:
+    """The tables of the snapshot at exactly `ts`."""
+    found = _scan(table, EqualTo("ts", ts), COLUMNS.names[:-1])
+    return [SnapshotRow(*row.values()) for row in found.to_pylist() if row["path"] is not None]
+
+
+def position_of(table: Table, ts: int | None) -> str | None:
+    """The position that was published with the snapshot at `ts`; None: there is none."""
+    if ts is None:
+        return None
+    held = _scan(table, EqualTo("ts", ts), ["ts", "position"])["position"].drop_null()
+    return str(held[-1]) if len(held) else None
+
+
+def all_ts(table: Table) -> list[int]:
+    """The ts of all snapshots, ascending."""
+    return sorted(pc.unique(_scan(table, GreaterThanOrEqual("ts", 0), ["ts"])["ts"]).to_pylist())
+
+
+def named(table: Table) -> dict[str, list[int]]:
+    """Every path, and the snapshots of it that some snapshot of the target names."""
+    rows = _scan(table, GreaterThanOrEqual("ts", 0), ["path", "snapshot_id"])
+    found: dict[str, list[int]] = {}
+    distinct = rows.group_by(["path", "snapshot_id"]).aggregate([])
+    for path, snapshot in zip(distinct["path"].to_pylist(), distinct["snapshot_id"].to_pylist(), strict=True):
+        if path is not None:
+            found.setdefault(path, []).append(snapshot)
+    return found
+
+
+def _scan(table: Table, wanted: BooleanExpression, columns: Sequence[str]) -> pa.Table:
+    return table.scan(wanted, tuple(columns)).to_arrow().select(list(columns))
+
+
+def _rows_of(ts: int, rows: Sequence[SnapshotRow], position: str) -> pa.Table:
+    columns: list[list[Any]] = [
+        [*(row.ts for row in rows), ts],
+        [*(row.schema for row in rows), None],
+        [*(row.table for row in rows), None],
+        [*(row.table_id for row in rows), None],
+        [*(row.path for row in rows), None],
+        [*(row.version for row in rows), None],
+        [*(None for _ in rows), position],
+    ]
+    return pa.table(columns, schema=COLUMNS)

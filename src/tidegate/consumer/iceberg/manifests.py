@@ -1,0 +1,130 @@
+"""Manifests of a table: read once, and written so that a table has few of them.
+
+pyiceberg 0.12 reads every manifest three times for an overwrite, and keeps those for ever that list only
+deleted files: commits get slower with each one. Here entries are remembered by the manifest's path, because a
+manifest never changes. A commit leaves out manifests without live files, and writes many small ones as one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final
+
+from pyiceberg.io import FileIO
+from pyiceberg.manifest import DataFile, ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+
+ENTRIES_MAX: Final = 50_000
+"""Remembered entries, over all tables."""
+SMALL_ENTRIES: Final = 100
+"""A manifest with fewer live files is small."""
+SMALL_MAX: Final = 8
+"""More small manifests than these become one."""
+
+
+class Manifests:
+    """The live entries of manifests, remembered. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, list[ManifestEntry]] = OrderedDict()
+        self._count = 0
+
+    def entries(self, manifest: ManifestFile, io: FileIO) -> list[ManifestEntry]:
+        """The files that a manifest adds or keeps."""
+        with self._lock:
+            held = self._known.get(manifest.manifest_path)
+            if held is not None:
+                self._known.move_to_end(manifest.manifest_path)
+                return held
+        found = list(manifest.fetch_manifest_entry(io, discard_deleted=True))
+        with self._lock:
+            if manifest.manifest_path not in self._known:
+                self._known[manifest.manifest_path] = found
+                self._count += len(found) + 1
+            while self._count > ENTRIES_MAX and len(self._known) > 1:
+                self._count -= len(self._known.popitem(last=False)[1]) + 1
+        return found
+
+    def tasks(self, table: Table) -> list[FileScanTask]:
+        """The data files of a table at its newest snapshot. It has no delete files: none is written here."""
+        snapshot = table.current_snapshot()
+        if snapshot is None:
+            return []
+        live = [m for m in snapshot.manifests(table.io) if _is_live(m)]
+        return [FileScanTask(e.data_file) for m in live for e in self.entries(m, table.io)]
+
+    def commit(
+        self, writing: Transaction, io: FileIO, replaced: Sequence[DataFile], made: Sequence[DataFile]
+    ) -> None:
+        """Stage a snapshot without some data files and with others."""
+        operation = Operation.OVERWRITE if replaced else Operation.APPEND
+        snapshot = _Replacing(operation, writing, io)
+        snapshot.remembered = self
+        for file in replaced:
+            snapshot.delete_data_file(file)
+        for file in made:
+            snapshot.append_data_file(file)
+        snapshot.commit()
+
+
+class _Replacing(_OverwriteFiles):
+    """A snapshot whose manifests come from the parent's, by what is remembered of them."""
+
+    remembered: Manifests
+
+    def _deleted_entries(self) -> list[ManifestEntry]:
+        gone = self._gone()
+        return [
+            self._as(entry, ManifestEntryStatus.DELETED, self._snapshot_id)
+            for manifest in self._parents()
+            for entry in self.remembered.entries(manifest, self._io)
+            if entry.data_file.file_path in gone
+        ]
+
+    def _existing_manifests(self) -> list[ManifestFile]:
+        gone, kept = self._gone(), list[ManifestFile]()
+        small, loose = list[ManifestFile](), list[ManifestEntry]()
+        for manifest in self._parents():
+            entries = self.remembered.entries(manifest, self._io)
+            stay = [entry for entry in entries if entry.data_file.file_path not in gone]
+            if len(stay) < len(entries):
+                loose += stay
+            elif len(entries) < SMALL_ENTRIES:
+                small.append(manifest)
+            else:
+                kept.append(manifest)
+        if len(small) > SMALL_MAX:
+            loose += [entry for manifest in small for entry in self.remembered.entries(manifest, self._io)]
+            small = []
+        return kept + small + (self._write(loose) if loose else [])
+
+    def _write(self, entries: Sequence[ManifestEntry]) -> list[ManifestFile]:
+        with self.new_manifest_writer(self.spec(0)) as writer:
+            for entry in entries:
+                writer.add_entry(self._as(entry, ManifestEntryStatus.EXISTING, entry.snapshot_id))
+        return [writer.to_manifest_file()]
+
+    def _as(self, entry: ManifestEntry, status: ManifestEntryStatus, snapshot_id: int) -> ManifestEntry:
+        return ManifestEntry.from_args(
+            status=status,
+            snapshot_id=snapshot_id,
+            sequence_number=entry.sequence_number,
+            file_sequence_number=entry.file_sequence_number,
+            data_file=entry.data_file,
+        )
+
+    def _gone(self) -> set[str]:
+        return {file.file_path for file in self._deleted_data_files}
+
+    def _parents(self) -> list[ManifestFile]:
+        parent = self._transaction.table_metadata.snapshot_by_id(self._parent_snapshot_id or 0)
+        return [m for m in parent.manifests(self._io) if _is_live(m)] if parent is not None else []
+
+
+def _is_live(manifest: ManifestFile) -> bool:
+    return bool(manifest.has_added_files() or manifest.has_existing_files())

@@ -1,0 +1,394 @@
+"""The Iceberg tables below a directory, by path: opened, committed to, renamed, rolled back.
+
+A table's *path* is the directory of its files below the root, given once: `SCHEMA/TABLE-` and eight random
+hex digits. Its name in the catalog can change. The name of a dropped table is one of ours, in the namespace
+`_tidegate_dropped`, until its rows are removed or come back.
+
+Each table carries the property `tidegate.target` with the target's identity. Nothing is written or removed
+without it. The snapshot that this process has last made or restored is remembered for each table: a commit
+must be the next after it, and pyiceberg may not try again behind somebody else's.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io import FileIO
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    RemoveSnapshotsUpdate,
+    SetCurrentSchemaUpdate,
+    SetSnapshotRefUpdate,
+    TableUpdate,
+)
+from sqlalchemy.exc import OperationalError
+
+from tidegate.consumer.directory_lock import OWN
+from tidegate.consumer.iceberg.catalog import WriterCatalog, location_of, locations
+from tidegate.consumer.iceberg.columns import Evolution, iceberg_schema, iceberg_type
+from tidegate.consumer.iceberg.manifests import Manifests
+from tidegate.errors import Fatal, Retryable
+from tidegate.model.path_part import path_part
+
+MARK: Final = "tidegate.target"
+"""The table property that says to which target a table belongs."""
+DROPPED: Final = "_tidegate_dropped"
+"""The namespace of dropped tables."""
+TRASH: Final = f"{OWN}/trash"
+OPEN_MAX: Final = 64
+"""Tables whose metadata stay in memory."""
+BRANCH: Final = "main"
+PROPERTIES: Final = {
+    "format-version": "2",
+    "commit.retry.num-retries": "0",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "10",
+    "write.parquet.compression-codec": "zstd",
+}
+Name = tuple[str, str]
+
+
+class Writing(Transaction):
+    """A transaction that does not copy the table's whole metadata each time that it is asked for them.
+
+    pyiceberg 0.12 makes a deep copy about twenty times a commit, of every snapshot that the table has.
+    """
+
+    _seen: tuple[int, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The metadata with what is staged. Nobody changes them in place."""
+        if not self._updates:
+            return self._table.metadata
+        if self._seen is None or self._seen[0] != len(self._updates):
+            self._seen = len(self._updates), super().table_metadata
+        return self._seen[1]
+
+    @property
+    def io(self) -> FileIO:
+        """What reads and writes the table's files."""
+        return self._table.io
+
+
+class Tables:
+    """Those of one target. Several threads may use it, but only one at a time the same table."""
+
+    def __init__(self, root: Path, catalog: WriterCatalog) -> None:
+        self.root, self._catalog = root, catalog
+        self.identity = ""
+        self.manifests = Manifests()
+        self._lock = threading.Lock()
+        self._names: dict[str, Name] = {}
+        self._heads: dict[str, int] = {}
+        self._open: OrderedDict[str, Table] = OrderedDict()
+        self._namespaces: set[str] = set()
+        self.read_names()
+
+    # --- names
+
+    def read_names(self) -> None:
+        """Learn the tables' names from the catalog; forget what was known of the tables."""
+        found = {path_in(self.root, location): name for name, location in locations(self._catalog).items()}
+        with self._lock:
+            self._names = {path: name for path, name in found.items() if path is not None}
+            self._heads.clear()
+            self._open.clear()
+
+    def names(self) -> dict[str, Name]:
+        """By path, each table's name in the catalog; somebody else's may be among them."""
+        with self._lock:
+            return dict(self._names)
+
+    def fresh_path(self, schema: str, table: str) -> str:
+        """A path that no table has had."""
+        return f"{path_part(schema)}/{path_part(table)}-{uuid.uuid4().hex[:8]}"
+
+    def create(self, path: str, name: Name, columns: pa.Schema) -> None:
+        """An empty table, with a snapshot; Fatal when the catalog has another table of this name."""
+        self._make_namespace(name[0])
+        properties = PROPERTIES | {MARK: self.identity}
+        with self._translated(path):
+            transaction = self._catalog.create_table_transaction(
+                name, iceberg_schema(columns), f"{location_of(self.root)}/{path}", properties=properties
+            )
+            transaction.update_snapshot().fast_append().commit()
+            try:
+                table = transaction.commit_transaction()
+            except (TableAlreadyExistsError, CommitFailedException) as error:
+                raise self._foreign(name) from error
+        with self._lock:
+            self._names[path], self._heads[path] = name, _head(table)
+
+    def rename(self, path: str, name: Name) -> None:
+        """Give a table another name, under which there is none; Fatal when somebody else's is there."""
+        old = self._name_of(path)
+        if old == name:
+            return
+        self._make_namespace(name[0])
+        with self._translated(path):
+            try:
+                self._catalog.rename_table(old, name)
+            except TableAlreadyExistsError as error:
+                raise self._foreign(name) from error
+        with self._lock:
+            self._names[path] = name
+            self._open.pop(path, None)
+
+    def park(self, path: str) -> None:
+        """Take a table's name away; its rows can come back."""
+        self.rename(path, (DROPPED, path.replace("/", "+")))
+
+    def _make_namespace(self, namespace: str) -> None:
+        if namespace not in self._namespaces:
+            with self._translated(namespace):
+                self._catalog.create_namespace_if_not_exists((namespace,))
+            self._namespaces.add(namespace)
+
+    def _foreign(self, name: Name) -> Fatal:
+        return Fatal(
+            "a table that is not the target's stands where a table has to be",
+            where=f"{name[0]}.{name[1]} in the catalog of {self.root}",
+            why=f"it does not carry the target's mark, the table property {MARK}",
+            fix="rename or drop it there and start the consumer again; it goes on at its newest snapshot",
+        )
+
+    # --- tables
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a table."""
+        return path in self.names() and (self.root / path).is_dir()
+
+    def is_ours(self, path: str) -> bool:
+        """Whether a table carries the target's mark."""
+        return bool(self.identity) and self.mark_of(path) == self.identity
+
+    def mark_of(self, path: str) -> str | None:
+        """The identity of the target that a table belongs to; None for anything else, and for no table."""
+        try:
+            found = self._catalog.load_table(self._name_of(path)).properties.get(MARK)
+        except (NoSuchTableError, OSError, Fatal):
+            return None
+        return None if found is None else str(found)
+
+    def table(self, path: str) -> Table:
+        """A table at its newest snapshot; Fatal when it is not ours, or another process has written it."""
+        with self._lock:
+            held = self._open.get(path)
+            if held is not None:
+                self._open.move_to_end(path)
+                return held
+        with self._translated(path):
+            table = self._catalog.load_table(self._name_of(path))
+        if table.properties.get(MARK) != self.identity:
+            raise self._foreign(self._name_of(path))
+        head = self._heads.get(path)
+        if head is not None and _head(table) != head:
+            raise self._written_by_others(path, f"its snapshot is {_head(table)}, and ours is {head}")
+        self._keep(path, table)
+        return table
+
+    def head(self, path: str) -> int:
+        """The newest snapshot of a table."""
+        known = self._heads.get(path)
+        return _head(self.table(path)) if known is None else known
+
+    @contextmanager
+    def writing(self, path: str) -> Iterator[Writing]:
+        """A transaction on a table, committed at the end of the context."""
+        table = self.table(path)
+        with self._lock:
+            self._open.pop(path, None)  # what a commit that failed has left in memory is not used again
+        with self._translated(path):
+            transaction = Writing(table)
+            yield transaction
+            transaction.commit_transaction()
+        self._keep(path, table)
+
+    def restore(self, path: str, snapshot_id: int) -> bool:
+        """Make a snapshot the newest, with its columns; False when it is that already.
+
+        Fatal when the table has no such snapshot any more.
+        """
+        table = self.table(path)
+        wanted = self._snapshot(path, table, snapshot_id)
+        updates: list[TableUpdate] = []
+        if wanted.schema_id is not None and wanted.schema_id != table.metadata.current_schema_id:
+            updates.append(SetCurrentSchemaUpdate(schema_id=wanted.schema_id))
+        if _head(table) != snapshot_id:
+            updates.append(SetSnapshotRefUpdate(ref_name=BRANCH, type="branch", snapshot_id=snapshot_id))
+        if not updates:
+            return False
+        self._update(path, table, updates)
+        return True
+
+    def expire(self, path: str, snapshot_ids: Sequence[int]) -> None:
+        """Forget snapshots of a table; their files stay."""
+        self._update(path, self.table(path), [RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids))])
+
+    def _update(self, path: str, table: Table, updates: Sequence[TableUpdate]) -> None:
+        asserted = AssertRefSnapshotId(ref=BRANCH, snapshot_id=_head(table))
+        with self._lock:
+            self._open.pop(path, None)
+            self._heads.pop(path, None)
+        with self._translated(path):
+            self._catalog.commit_table(table, (asserted,), tuple(updates))
+        self.table(path)
+
+    def check_files(self, path: str, snapshot_id: int) -> None:
+        """Fatal when a snapshot of a table, or a data file of it, is deleted."""
+        table = self.table(path)
+        self._snapshot(path, table, snapshot_id)
+        for task in table.scan(snapshot_id=snapshot_id).plan_files():
+            if not table.io.new_input(task.file.file_path).exists():
+                raise self._deleted(task.file.file_path)
+
+    def _snapshot(self, path: str, table: Table, snapshot_id: int) -> Snapshot:
+        found = table.snapshot_by_id(snapshot_id)
+        if found is None:
+            raise self._deleted(f"{self.root / path}, snapshot {snapshot_id}")
+        return found
+
+    def _deleted(self, where: str) -> Fatal:
+        return Fatal(
+            "rows that are to come back are deleted already",
+            where=where,
+            why="the table's snapshot is older than the target's retention, or somebody has removed it",
+            fix="start a new target directory; a longer --retention-hours keeps them",
+        )
+
+    def discard(self, path: str) -> bool:
+        """Remove a table with its files: only one that no snapshot names. False when it is not ours."""
+        if (self.root / path).is_dir():
+            if not self.is_ours(path):
+                return False
+            trash = self.root / TRASH
+            trash.mkdir(parents=True, exist_ok=True)
+            (self.root / path).rename(trash / uuid.uuid4().hex)
+        # A process that was killed here has left a name without files: it goes at the next start.
+        with self._translated(path), suppress(NoSuchTableError):
+            self._catalog.drop_table(self._name_of(path))
+        with self._lock:
+            for known in (self._names, self._heads, self._open):
+                known.pop(path, None)
+        self.empty_trash()
+        return True
+
+    def empty_trash(self) -> None:
+        """Remove the files of discarded tables."""
+        shutil.rmtree(self.root / TRASH, ignore_errors=True)
+
+    # --- inside
+
+    def _name_of(self, path: str) -> Name:
+        with self._lock:
+            name = self._names.get(path)
+        if name is None:
+            raise Fatal(
+                "a table that a snapshot needs is gone",
+                where=f"{self.root / path}",
+                why="the catalog has no table with these files",
+                fix="restore the directory, or start a new target",
+            )
+        return name
+
+    def _keep(self, path: str, table: Table) -> None:
+        with self._lock:
+            self._heads[path] = _head(table)
+            self._open[path] = table
+            while len(self._open) > OPEN_MAX:
+                self._open.popitem(last=False)
+
+    def _written_by_others(self, path: str, why: str) -> Fatal:
+        return Fatal(
+            "somebody else has written a table of the target at the same time",
+            where=f"{self.root / path}",
+            why=why,
+            fix="end what else writes there, and start the consumer again at its newest snapshot",
+        )
+
+    @contextmanager
+    def _translated(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except CommitFailedException as error:
+            raise self._written_by_others(path, str(error)) from error
+        except (NoSuchTableError, FileNotFoundError) as error:
+            raise Fatal(
+                "a table that a snapshot needs is gone, or a file of it",
+                where=f"{self.root / path}",
+                why=str(error),
+                fix="restore the directory, or start a new target",
+            ) from error
+        except OperationalError as error:
+            raise Retryable(
+                "the catalog cannot be written now",
+                where=str(self.root),
+                why=str(error.orig),
+                fix="end what else holds the catalog's file, or free space on the disk",
+            ) from error
+
+
+def path_in(root: Path, location: str) -> str | None:
+    """The path of the table with metadata at a location; None: it is not below the root as ours are."""
+    parts = location.removeprefix(f"{location_of(root)}/").split("/")
+    return "/".join(parts[:2]) if len(parts) == 4 and parts[2] == "metadata" else None
+
+
+def _head(table: Table) -> int:
+    snapshot = table.metadata.current_snapshot_id
+    return -1 if snapshot is None else snapshot
+
+
+def change_columns(transaction: Transaction, change: Evolution, order: Sequence[str]) -> None:
+    """Change a table's columns, and put them into this order. Names are paths: a dot in them is a letter."""
+    if change.drops:
+        _drop(transaction, change.drops)
+    if change.renames:
+        _rename(transaction, change.renames)
+    if change.widened or change.adds:
+        _widen_and_add(transaction, change)
+    _order(transaction, order)
+
+
+def _drop(transaction: Transaction, names: Sequence[str]) -> None:
+    with transaction.update_schema(allow_incompatible_changes=True) as update:
+        for name in names:
+            update.delete_column((name,))
+
+
+def _rename(transaction: Transaction, pairs: Sequence[Name]) -> None:
+    with transaction.update_schema(allow_incompatible_changes=True) as update:
+        for old, new in pairs:
+            update.rename_column((old,), new)
+
+
+def _widen_and_add(transaction: Transaction, change: Evolution) -> None:
+    with transaction.update_schema(allow_incompatible_changes=True) as update:
+        for name, of_type in change.widened:
+            update.update_column((name,), iceberg_type(of_type))
+        for name, of_type in change.adds:
+            update.add_column((name,), iceberg_type(of_type))
+
+
+def _order(transaction: Transaction, order: Sequence[str]) -> None:
+    held = [field.name for field in transaction.table_metadata.schema().fields]
+    if held == list(order):
+        return
+    with transaction.update_schema(allow_incompatible_changes=True) as update:
+        update.move_first((order[0],))
+        for before, name in pairwise(order):
+            update.move_after((name,), (before,))

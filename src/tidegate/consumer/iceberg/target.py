@@ -1,0 +1,101 @@
+"""Iceberg tables as a target: see `lake_target`, and `lake` for the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from tidegate.consumer.definition import Definition
+from tidegate.consumer.definition_files import DefinitionFiles
+from tidegate.consumer.directory_lock import OWN, directory_lock, lock_holder
+from tidegate.consumer.iceberg.columns import holds
+from tidegate.consumer.iceberg.lake import IcebergLake
+from tidegate.consumer.iceberg.maintenance import Tidying
+from tidegate.consumer.iceberg.snapshots import newest_position, open_snapshot
+from tidegate.consumer.lake_target import LakeByHand, LakeTarget
+from tidegate.consumer.position import Position
+from tidegate.consumer.target import Looked, Name
+from tidegate.consumer.upkeep import Upkeep
+from tidegate.dispatcher.consistency import Seen
+
+NO_UPKEEP: Final = Upkeep()
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergAddress:
+    """A directory for Iceberg tables and their catalog."""
+
+    root: Path
+    upkeep: Upkeep = NO_UPKEEP
+
+    @property
+    def folder(self) -> Path:
+        """Beside the tables."""
+        return self.root / OWN
+
+    @property
+    def row_mode(self) -> bool:
+        """Until a snapshot is named no reader is sent to it."""
+        return True
+
+    @property
+    def seen(self) -> Seen:
+        """All tables at one ts."""
+        return Seen.SNAPSHOTS
+
+    @contextmanager
+    def opened(self) -> Iterator[IcebergTarget]:
+        """Under the lock of the directory."""
+        with directory_lock(self.root, IcebergLake(self.root).check):
+            target = IcebergTarget(self.root, self.upkeep)
+            try:
+                yield target
+            finally:
+                target.close()
+
+    def look(self) -> Looked:
+        """What the newest snapshot says, and which process has the directory's lock."""
+        IcebergLake(self.root).check()
+        text, pid = newest_position(self.root), lock_holder(self.root)
+        holder = f"process {pid} on this machine" if pid is not None else ""
+        return Looked(Position.from_json(text) if text is not None else None, holder)
+
+    def definitions(self) -> Mapping[Name, Definition]:
+        """Those of the newest snapshot."""
+        IcebergLake(self.root).check()
+        text, files = newest_position(self.root), DefinitionFiles(self.root)
+        if text is None:
+            return {}
+        position, found = Position.from_json(text), dict[Name, Definition]()
+        for table in open_snapshot(self.root, position.ts).tables.values():
+            held = table.columns()
+            names = [field.name for field in held.fields]
+            known, _ = files.find(table.path, partial(holds, held), names, position)
+            found[table.schema, table.table] = known
+        return found
+
+    def by_hand(self) -> LakeByHand:
+        """Nothing writes beside a consumer."""
+        return LakeByHand("change the row upstream once more; the consumer then writes all of it")
+
+    def __str__(self) -> str:
+        return f"iceberg://{self.root}"
+
+
+class IcebergTarget(LakeTarget):
+    """One target directory of Iceberg tables."""
+
+    lake: IcebergLake
+
+    def __init__(self, root: Path, upkeep: Upkeep = NO_UPKEEP) -> None:
+        lake = IcebergLake(root)
+        super().__init__(lake, Tidying(lake, upkeep, self.dropped_versions).work)
+
+    def close(self) -> None:
+        """Wait for writers, and let go of the catalog."""
+        super().close()
+        self.lake.close()

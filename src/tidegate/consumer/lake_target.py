@@ -1,0 +1,425 @@
+"""Tables in a directory as a target: they run ahead of each other, and one commit names a snapshot of all.
+
+Between two snapshots each table has commits of its own, and no snapshot names them. `commit` then names all
+tables' versions in one commit that also carries the position. After a crash `recover` takes every table back
+to the newest snapshot, drops what was never named, and reading restarts at that snapshot's position: every
+change is in the target exactly once, whichever step was interrupted.
+
+A DDL's intent, with the fingerprint of the definition before, goes to `_tidegate/ddl.jsonl` first. When the
+same DDL comes again after a crash, the table must be what the intent says it was, else the writer stops.
+
+One thread per table, at most `WRITERS`; one process per target (`directory_lock`). `Lake` is the format of
+the tables: `delta` and `iceberg` have one each.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.codec.base import DdlMessage
+from tidegate.consumer import ddl_plan
+from tidegate.consumer.convert import Losses, TargetColumn, to_target
+from tidegate.consumer.ddl_plan import REPEAT, Dropped
+from tidegate.consumer.definition import ROWID, Definition
+from tidegate.consumer.definition_files import DefinitionFiles
+from tidegate.consumer.directory_lock import OWN
+from tidegate.consumer.journal import DdlJournal, Going
+from tidegate.consumer.lake import Lake
+from tidegate.consumer.net_effect import BagEffect, Effect, Ints, factorize
+from tidegate.consumer.partitioning import Members
+from tidegate.consumer.position import Position
+from tidegate.consumer.rewrite import Rewriter
+from tidegate.consumer.stats import Stats
+from tidegate.consumer.target import Name, Parted, Settle, TableChanges
+from tidegate.errors import Fatal
+from tidegate.sink.lakehouse import SnapshotRow
+
+WRITERS: Final = 2
+INTENTS: Final = f"{OWN}/ddl.jsonl"
+
+
+@dataclass(slots=True)
+class Table:
+    """One table of the target as the writer knows it."""
+
+    definition: Definition
+    path: str
+    version: int
+    number: int = 0
+    """Of its definition, as it is kept beside the data; 0: not kept yet."""
+    grown: bool = False
+    """Whether rows were written since it was last compacted, or looked at for that."""
+
+
+class LakeValues:
+    """Values in the types of the tables; what they cannot hold is counted."""
+
+    def __init__(self, losses: Losses) -> None:
+        self._losses = losses
+
+    def type_of(self, column: TargetColumn) -> pa.DataType:
+        """As the column's definition says."""
+        return column.type
+
+    def convert(self, wire: pa.Array, column: TargetColumn, time_zone: str) -> pa.Array:
+        """See `convert.to_target`."""
+        return to_target(wire, column, time_zone, self._losses)
+
+
+@dataclass(frozen=True, slots=True)
+class LakeByHand:
+    """Tables whose versions are named by snapshots: what nobody names is taken back. See `target.ByHand`."""
+
+    advice: str
+
+    @property
+    def values(self) -> LakeValues:
+        """In the types of the tables."""
+        return LakeValues(Losses())
+
+    @property
+    def head(self) -> bytes:
+        """Nothing: it takes no SQL."""
+        return b""
+
+    def statements(self, changes: TableChanges) -> list[bytes]:
+        """None."""
+        return []
+
+
+class LakeTarget:
+    """One target directory."""
+
+    def __init__(self, lake: Lake, work: Callable[[Position], bool]) -> None:
+        """`work`: a piece of the upkeep, as `Target.tidy` says."""
+        self.stats = Stats()
+        self.values = LakeValues(self.stats.losses)
+        self.tables: dict[Name, Table] = {}
+        self.lake, self._work = lake, work
+        self._journal = DdlJournal(lake.root / INTENTS)
+        self._files = DefinitionFiles(lake.root)
+        self._counting = threading.Lock()
+        self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="lake")
+
+    @property
+    def definitions(self) -> Mapping[Name, Definition]:
+        """Every table's, by its name."""
+        return {name: table.definition for name, table in self.tables.items()}
+
+    @property
+    def replays_sql(self) -> bool:
+        """Tables are files; what no header tells is learnt from the rows."""
+        return False
+
+    @property
+    def begun(self) -> None:
+        """Nothing: `recover` undoes what was begun."""
+
+    def definition(self, name: Name) -> Definition | None:
+        """That of one table."""
+        table = self.tables.get(name)
+        return table.definition if table is not None else None
+
+    def close(self) -> None:
+        """Wait for writers."""
+        self._pool.shutdown()
+
+    # --- start
+
+    def recover(self) -> Position | None:
+        """Take the target back to its newest snapshot; its position, or None for a fresh target.
+
+        Only tables that carry the target's mark are touched; what else lies there is left alone.
+        """
+        self.lake.check()
+        (self.lake.root / OWN).mkdir(parents=True, exist_ok=True)
+        self.lake.begin()
+        self.tables.clear()
+        text = self.lake.position()
+        if text is None:  # what is marked and was never named is of a first run that was killed
+            for path in self.lake.slots():
+                self.lake.discard(path)
+            return None
+        position = Position.from_json(text)
+        rows = self.lake.snapshot_rows(position.ts)
+        self.lake.restore_all(rows)
+        for row in rows:
+            known, number = self._files.find(
+                row.path, partial(self.lake.holds, row.path), self.lake.columns(row.path), position
+            )
+            version = self.lake.version(row.path)
+            self.tables[row.schema, row.table] = Table(known, row.path, version, number)
+        self._discard_unnamed()
+        return position
+
+    def _discard_unnamed(self) -> None:
+        """Remove tables that no snapshot has ever named, and that no DDL has dropped."""
+        unknown = set(self.lake.slots()) - {table.path for table in self.tables.values()}
+        if unknown:
+            unknown -= self.lake.named_versions().keys() | self.dropped_versions().keys()
+        for path in sorted(unknown):
+            self.lake.discard(path)
+
+    # --- rows
+
+    def write(self, tables: Sequence[Settle], reached: Position, parted: Sequence[Parted] = ()) -> None:
+        """Settle and write tables side by side, a commit each; nothing is told of `reached` yet.
+
+        A table that comes in parts has a commit for each: readers see them when a snapshot names the last.
+        Raises the first failure, but only when no writer runs any more.
+        """
+        work = [self._pool.submit(self._write_table, settle) for settle in tables]
+        work += [self._pool.submit(self._write_parts, table) for table in parted]
+        wait(work)
+        for done in work:
+            done.result()
+
+    def _write_parts(self, table: Parted) -> None:
+        for part in range(table.parts):
+            self._write_table(partial(table.settle, part))
+
+    def _write_table(self, settle: Settle) -> None:
+        changes = settle()
+        if changes is None:
+            return
+        table = self.tables[changes.definition.schema, changes.definition.table]
+        if isinstance(changes.effect, Effect):
+            self._write_keyed(table, changes.effect)
+        else:
+            self._write_bag(table, changes.effect)
+        table.version, table.grown = self.lake.version(table.path), True
+        with self._counting:
+            self.stats.commits += 1
+
+    def _write_keyed(self, table: Table, effect: Effect) -> None:
+        if effect.upserts.num_rows + effect.deletes.num_rows == 0:
+            return
+        if effect.only_inserts:
+            self.lake.append(table.path, effect.upserts)
+        else:
+            self.lake.merge(table.path, effect.upserts, effect.deletes, table.definition.keys)
+
+    def _write_bag(self, table: Table, effect: BagEffect) -> None:
+        inserts = effect.inserts.append_column(ROWID, pa.array(effect.identities, pa.string()))
+        gone = self._find_in_bag(table, effect.deletes)
+        if len(gone):
+            deletes = pa.table({ROWID: gone})
+            self.lake.merge(table.path, inserts, deletes, [ROWID])
+        elif inserts.num_rows:
+            self.lake.append(table.path, inserts)
+
+    def _find_in_bag(self, table: Table, deletes: pa.Table) -> pa.Array:
+        """Row ids of rows equal to `deletes`, one for each. Reads the whole table: bags have no key."""
+        found, left = list[pa.Array](), deletes
+        for batch in self.lake.batches(table.path, table.definition.arrow_schema):
+            if left.num_rows == 0:
+                break
+            held = pa.Table.from_batches([batch])
+            at, left = _matched(held.select(left.column_names), left)
+            found.append(held[ROWID].combine_chunks().take(at))
+        with self._counting:
+            self.stats.missing_deletes += left.num_rows
+        return pa.chunked_array(found, pa.string()).combine_chunks()
+
+    # --- DDL
+
+    def has_done(self, message: DdlMessage) -> bool:
+        """Never: what no snapshot names is undone by `recover`."""
+        return False
+
+    def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
+        """Note the DDL in the journal, with the definition before and the rows that it takes away."""
+        held = self.tables.get((message.schema, message.table))
+        before = held.definition.fingerprint() if held is not None else None
+        self._journal.intend(
+            message, [type(step).__name__.lower() for step in steps], before, self._going(steps)
+        )
+
+    def _going(self, steps: Sequence[ddl_plan.Step]) -> list[Going]:
+        """The tables whose rows these steps take out of sight."""
+        names: list[Name] = []
+        for step in steps:
+            match step:
+                case ddl_plan.Drop(schema, table):
+                    names.append((schema, table))
+                case ddl_plan.Create(made):
+                    names.append((made.schema, made.table))
+        held = [self.tables[name] for name in names if name in self.tables]
+        return [Going(table.definition.table_id, table.path, table.version) for table in held]
+
+    def dropped(self) -> dict[int, Dropped]:
+        """By table id, where tables were when they were last dropped or truncated."""
+        gone = self._journal.gone()
+        return {one.table_id: Dropped(one.path, one.version) for one in gone if self.lake.exists(one.path)}
+
+    def dropped_versions(self, since: int = 0) -> dict[str, list[int]]:
+        """Versions that a RECOVER TABLE may ask for: of tables dropped at or after ts `since`, by path."""
+        found: dict[str, list[int]] = {}
+        for one in self._journal.gone(since):
+            found.setdefault(one.path, []).append(one.version)
+        return found
+
+    def execute(self, step: ddl_plan.Step) -> None:
+        """Do one step of a DDL."""
+        match step:
+            case ddl_plan.Create(made):
+                self._create(made)
+            case ddl_plan.Drop(schema, table):
+                self._drop((schema, table))
+            case ddl_plan.Rename(schema, table, made):
+                self._rename((schema, table), made)
+            case ddl_plan.Rewrite(made, sources, in_place):
+                self._rewrite(made, sources, in_place)
+            case ddl_plan.Redefine(made, _):
+                self._know(self.tables[made.schema, made.table], made)
+            case ddl_plan.Prune(schema, table, members):
+                self._prune(self.tables[schema, table], members)
+            case ddl_plan.Exchange(schema, table, members, other, validated):
+                self._exchange(self.tables[schema, table], members, other, validated=validated)
+            case ddl_plan.Restore(made, dropped):
+                self._restore(made, dropped)
+            case ddl_plan.Nothing(_):
+                pass
+            case ddl_plan.Replay():
+                raise AssertionError("files run no SQL")
+            case ddl_plan.Refuse(why):
+                raise AssertionError(f"refused before any step: {why}")
+
+    def _create(self, made: Definition) -> Table:
+        self._drop((made.schema, made.table))
+        path = self.lake.make(made.schema, made.table, made.arrow_schema)
+        table = Table(made, path, self.lake.version(path))
+        self.tables[made.schema, made.table] = table
+        self._know(table, made)
+        return table
+
+    def _drop(self, name: Name) -> None:
+        held = self.tables.pop(name, None)
+        if held is not None:
+            self.lake.vanish(held.path)
+
+    def _rename(self, old: Name, made: Definition) -> None:
+        held = self.tables.pop(old)
+        path = self.lake.move(held.path, made.schema, made.table)
+        self.tables[made.schema, made.table] = Table(held.definition, path, self.lake.version(path))
+        if held.definition.arrow_schema == made.arrow_schema:
+            self._know(self.tables[made.schema, made.table], made)
+
+    def _rewrite(self, made: Definition, sources: Sequence[ddl_plan.Source], in_place: bool) -> None:
+        table, columns = self.tables[made.schema, made.table], made.arrow_schema
+        if in_place:
+            self.lake.add_null_columns(table.path, columns)
+        elif not self.lake.evolve(table.path, columns, sources):
+            rewriter = Rewriter(made, sources, self.stats.losses)
+            self.lake.replace(table.path, columns, (rewriter(batch) for batch in self._rows_of(table)))
+        table.version = self.lake.version(table.path)
+        self._know(table, made)
+
+    def _rows_of(self, table: Table) -> Iterator[pa.RecordBatch]:
+        return self.lake.batches(table.path, table.definition.arrow_schema)
+
+    def _prune(self, table: Table, members: Members) -> None:
+        schema = table.definition.arrow_schema
+        stay = (b.filter(pc.invert(members.mask(b))) for b in self._rows_of(table))
+        self.lake.replace(table.path, schema, stay)
+        table.version = self.lake.version(table.path)
+
+    def _exchange(self, table: Table, members: Members, made: Definition, *, validated: bool) -> None:
+        """Both tables are read as they were before, whichever is written first."""
+        other = self.tables[made.schema, made.table]
+        if not validated and not self._all_in(other, members):
+            self._know(table, ddl_plan.misplaced(table.definition))
+        schema = table.definition.arrow_schema
+        # Both readers are of the versions before: each has its list of files when the first row is written.
+        old, leaving, come = self._rows_of(table), self._rows_of(table), self._rows_of(other)
+        stay = (b.filter(pc.invert(members.mask(b))) for b in old)
+        leave = (b.filter(members.mask(b)) for b in leaving)
+        self.lake.replace(table.path, schema, chain(stay, (b.select(schema.names) for b in come)))
+        self.lake.replace(other.path, made.arrow_schema, (b.select(made.arrow_schema.names) for b in leave))
+        for written in (table, other):
+            written.version = self.lake.version(written.path)
+        self._know(other, made)
+
+    def _all_in(self, table: Table, members: Members) -> bool:
+        """Whether each row of a table belongs into some partitions of another."""
+        return all(pc.all(members.mask(batch), min_count=0).as_py() for batch in self._rows_of(table))
+
+    def _restore(self, made: Definition, dropped: Dropped) -> None:
+        path = self.lake.move(dropped.path, made.schema, made.table, dropped.version)
+        table = Table(made, path, self.lake.version(path))
+        if not self.lake.holds(path, made.arrow_schema):
+            kept, now = ", ".join(self.lake.columns(path)), ", ".join(made.arrow_schema.names)
+            raise Fatal(
+                "a table that comes back has other columns than it had at the target",
+                where=f"table {made.name}",
+                why=f"kept: {kept}; now: {now}",
+                fix=REPEAT,
+            )
+        self.tables[made.schema, made.table] = table
+        self._know(table, made)
+
+    def _know(self, table: Table, made: Definition) -> None:
+        """Keep the definition beside the data: durable before any snapshot that needs it."""
+        table.definition = made
+        if made.guessed:
+            self.stats.guessed[made.name] = made.guessed
+        table.number = self._files.keep(table.path, made)
+
+    # --- commit point
+
+    def advance(self, position: Position) -> None:
+        """Nothing: what no snapshot names is undone by `recover`."""
+
+    def commit(self, position: Position) -> Position:
+        """Name the snapshot at position.ts; the position with the numbers of the tables' definitions."""
+        for table in self.tables.values():
+            if table.grown and self.lake.compact(table.path, table.definition.keys):
+                table.version = self.lake.version(table.path)
+            table.grown = False
+        rows = [
+            SnapshotRow(position.ts, schema, name, table.definition.table_id, table.path, table.version)
+            for (schema, name), table in sorted(self.tables.items())
+        ]
+        numbers = {table.path: table.number for table in self.tables.values()}
+        position = replace(position, definitions=numbers)
+        self.lake.publish(position.ts, rows, position.to_json())
+        return position
+
+    def tidy(self, position: Position) -> bool:
+        """A piece of the upkeep."""
+        return self._work(position)
+
+
+def _matched(held: pa.Table, wanted: pa.Table) -> tuple[pa.Array, pa.Table]:
+    """Where `held` has rows that equal some of `wanted`, one for each; and what is left of `wanted`."""
+    codes = factorize(pa.concat_tables([held, wanted]))
+    here, there = codes[: held.num_rows], codes[held.num_rows :]
+    size = int(codes.max(initial=-1)) + 1
+    common = np.minimum(np.bincount(here, minlength=size), np.bincount(there, minlength=size))
+    return pa.array(_first(here, common)), wanted.filter(pa.array(~_among_first(there, common)))
+
+
+def _first(codes: Ints, counts: Ints) -> Ints:
+    """Positions of the first `counts[code]` of each code."""
+    return np.flatnonzero(_among_first(codes, counts))
+
+
+def _among_first(codes: Ints, counts: Ints) -> npt.NDArray[np.bool_]:
+    """Of each position, whether it is among the first `counts[code]` of its code."""
+    order = np.argsort(codes, kind="stable")
+    ordered = codes[order]
+    rank = np.arange(len(codes)) - np.searchsorted(ordered, ordered)
+    among = np.zeros(len(codes), np.bool_)
+    among[order] = rank < counts[ordered]
+    return among

@@ -1,0 +1,35 @@
+"""What a target's snapshot is made of, for readers: each table, and the number of its version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tidegate.consumer.iceberg import snapshots as iceberg
+from tidegate.consumer.snapshots import open_snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTable:
+    """One table of a snapshot."""
+
+    name: str
+    """`schema.table` at the source."""
+    where: str
+    """Delta: the table's directory. Iceberg: its name in the catalog."""
+    version: int
+    """Delta: the table's version. Iceberg: the id of its snapshot."""
+
+
+def named_tables(target: str | Path, at: int | None = None) -> tuple[int, list[NamedTable]]:
+    """The ts of the newest snapshot with ts <= `at` (None: of all), and its tables in order of name.
+
+    InvalidInput when there is none, or the target is not a directory.
+    """
+    if str(target).startswith(f"{iceberg.SCHEME}://"):
+        held = iceberg.open_snapshot(target, at)
+        made = [NamedTable(n, ".".join(t.identifier), t.snapshot_id) for n, t in held.tables.items()]
+        return held.ts, sorted(made, key=lambda table: table.name)
+    found = open_snapshot(target, at)
+    tables = [NamedTable(name, str(table.path), table.version) for name, table in found.tables.items()]
+    return found.ts, sorted(tables, key=lambda table: table.name)
