@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,18 +16,19 @@ from tests.consumer.one_table import KEY_FLAGS, OneTable
 from tests.consumer.test_job import LINE, PATIENCE_S, bank_messages
 from tests.consumer.topics import Event, Mark, events_of, messages_of, publish
 from tests.contracts.maxwell_writer import MaxwellWriter
-from tidegate.codec.base import CodecOptions
+from tidegate.codec.base import CodecOptions, DdlMessage
 from tidegate.codec.protocols.avro.schema import AvroOptions
 from tidegate.codec.protocols.maxwell.plain import MaxwellOptions
 from tidegate.codec.registry import codec_of, codec_options, encoder
 from tidegate.codec.schema_book import SchemaBook, register_missing
+from tidegate.consumer.checks import check_no_ddls, check_one_topic
 from tidegate.consumer.job import Listener, Progress, Settings, run
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.snapshots import open_snapshot
-from tidegate.consumer.source import Topic
+from tidegate.consumer.source import Fetched, Topic
 from tidegate.consumer.sql_text import sql_rows
 from tidegate.consumer.watermark import Mode
-from tidegate.errors import InvalidInput
+from tidegate.errors import Fatal, InvalidInput
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.message import Message
 from tidegate.model.row import RowChange
@@ -74,8 +75,9 @@ def canal(events: Iterable[Event], *, header: bool) -> MemoryTopic:
     encode, messages = encoder(options), list[tuple[int, Message]]()
     for event in events:
         if isinstance(event, RowChange):  # rows go by their key
-            (id_, _) = event.new or event.old or (0, 0)
-            messages += [(int(id_) % PARTITIONS, message) for message in encode.encode_rows([event])]
+            id_ = (event.new or event.old or (0,))[0]
+            assert isinstance(id_, int)
+            messages += [(id_ % PARTITIONS, message) for message in encode.encode_rows([event])]
         elif isinstance(event, DdlEvent):
             message = encode.encode_ddl(event)
             assert message is not None
@@ -116,6 +118,70 @@ def test_what_is_sent_again_behind_a_ddl_changes_nothing(tmp_path: Path, header:
         topic.partitions[number] += messages
     consume_by_offset(topic, tmp_path / "target", size=5, rows=3)
     assert items(tmp_path / "target") == [{"id": 3, "n": 34}]
+
+
+WIDE = OneTable.of([ColumnSpec("id", 3, 11, flag=KEY_FLAGS), ColumnSpec("n", 3, 11), ColumnSpec("b", 3, 11)])
+
+
+def wide(ms: int, id_: int) -> RowChange:
+    return WIDE.change(at(ms), None, (id_, id_, 5))
+
+
+def sent_again(events: Sequence[Event], more: Sequence[Event], *, header: bool) -> MemoryTopic:
+    """The producer dies after the events and sends all of them again, and more."""
+    topic = canal(events, header=header)
+    for number, messages in canal([*events, *more], header=header).partitions.items():
+        topic.partitions[number] += messages
+    return topic
+
+
+def without_b() -> DdlEvent:
+    event = WIDE.ddl(at(50), 6, "ALTER TABLE items DROP COLUMN b", ITEMS.info)
+    return replace(event, before=WIDE.info)
+
+
+def dropped(ms: int) -> DdlEvent:
+    event = ITEMS.ddl(at(ms), 4, "DROP TABLE items", None)
+    return replace(event, removed_ids=(70,))
+
+
+def created_again(ms: int) -> DdlEvent:
+    made = ITEMS.info | {"id": 72}
+    event = replace(ITEMS.ddl(at(ms), 3, "CREATE TABLE items (id int primary key, n int)", made), before=None)
+    return replace(event, added_ids=(72,))
+
+
+@pytest.mark.parametrize("header", [True, False])
+def test_rows_of_an_older_table_that_are_sent_again_change_nothing(tmp_path: Path, header: bool) -> None:
+    """A column is gone; the table is gone; another one has its name."""
+    made = WIDE.created()
+    altered = [made, *(wide(n, n) for n in range(1, 9)), without_b(), put(60, 1, 6, old=1)]
+    more = sent_again(altered, [put(70, 9, 9)], header=header)
+    consume_by_offset(more, tmp_path / "altered", size=3, rows=2)
+    assert items(tmp_path / "altered") == [{"id": n, "n": 6 if n == 1 else n} for n in range(1, 10)]
+    gone = [ITEMS.created(), *(put(n, n, n) for n in range(1, 9)), dropped(50)]
+    other = replace(ITEMS.created(), schema="shop", table="other", query="create table other (id int)")
+    kept = [
+        replace(
+            other, finished_ts=at(60), after=ITEMS.info | {"id": 80, "name": {"O": "other", "L": "other"}}
+        )
+    ]
+    consume_by_offset(sent_again(gone, kept, header=header), tmp_path / "gone", size=3, rows=2)
+    assert "shop.items" not in open_snapshot(tmp_path / "gone").tables
+    anew = [*gone, created_again(60), put(61, 2, 22)]
+    consume_by_offset(sent_again(anew, [put(70, 3, 33)], header=header), tmp_path / "anew", size=3, rows=2)
+    assert items(tmp_path / "anew") == [{"id": 2, "n": 22}, {"id": 3, "n": 33}]
+
+
+def test_several_topics_are_read_only_where_there_is_no_ddl(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read together"):
+        run(Settings("kafka://127.0.0.1:1/a,b?protocol=canal-json", tmp_path, mode=Mode.ROW))
+    registry = "&schema-registry=http%3A%2F%2F127.0.0.1%3A1"
+    topics = Topic(f"kafka://127.0.0.1:1/a,b?protocol=avro{registry}", by_offset=True)
+    check_one_topic(topics)
+    ddl = DdlMessage(5, "truncate table t", None, "s", "t", None, 3)
+    with pytest.raises(Fatal, match="one of several topics"):
+        check_no_ddls(topics, [Fetched(0, 4, ddls=(ddl,))])
 
 
 def test_the_newest_commit_ts_of_a_key_wins_within_a_step(tmp_path: Path) -> None:

@@ -568,3 +568,115 @@ def test_what_tables_look_like_is_told_without_taking_the_target_over(tmp_path: 
     target.commit(position(2))
     assert address.definitions() == {("db", "t"): KEYED, ("db", "bag"): BAG}
     target.close()
+
+
+def test_commits_between_two_pieces_of_upkeep_lose_and_double_nothing(tmp_path: Path) -> None:
+    """New tables, and snapshots that are named while a round is under way, are not of its decision."""
+    target = IcebergTarget(tmp_path)
+    target.recover()
+    target.execute(Create(KEYED))
+
+    def write(at: int, made: Definition) -> None:
+        effect = Effect(rows(made, {at: at}), rows(made, {}).select(["id"]), np.array([True]))
+        target.write([lambda: TableChanges(made, effect)], position(at))
+        target.commit(position(at))
+
+    hours = range(0, 40 * HOUR_MS, HOUR_MS // 2)
+    for at in hours:
+        write(at, KEYED)
+    last, named, tables = hours[-1], dict[int, int](), 0
+    tidying = Tidying(target.lake, Upkeep(retention_hours=12, all_hours=1, minute_hours=2))
+    for _ in tidying.round(position(last)):
+        last += 1000
+        if tables < 4:
+            tables += 1
+            made = replace(KEYED, table=f"later_{tables}", table_id=100 + tables)
+            target.execute(Create(made))
+            write(last, made)
+        write(last + 1, KEYED)
+        last += 1
+        named[last] = len(hours) + len(named) + 1
+    for at, count in named.items():
+        seen = open_snapshot(tmp_path, compose(BEGIN_MS + at)).tables
+        assert seen["db.t"].to_arrow().num_rows == count
+    kept = of_index.Index(target.lake.tables).table().scan().to_arrow()
+    pairs = list(zip(kept["ts"].to_pylist(), kept["path"].to_pylist(), strict=True))
+    assert len(pairs) == len(set(pairs)), "a row of the index is there once"
+    target.close()
+    again = IcebergTarget(tmp_path)
+    again.recover()
+    assert {name for _, name in again.tables} == {"t", *(f"later_{n}" for n in range(1, tables + 1))}
+    again.close()
+
+
+def test_a_file_that_is_not_the_tables_is_never_replaced(tmp_path: Path) -> None:
+    target = IcebergTarget(tmp_path)
+    target.recover()
+    target.execute(Create(KEYED))
+    (path,) = target.lake.slots()
+    target.lake.append(path, rows(KEYED, {1: 1}))
+    (stale,) = target.lake.tables.manifests.tasks(target.lake.tables.table(path))
+    target.lake.merge(path, rows(KEYED, {1: 2}), rows(KEYED, {}).select(["id"]), ["id"])
+    with (
+        pytest.raises(AssertionError, match="the files that are replaced"),
+        target.lake.tables.writing(path) as w,
+    ):
+        target.lake.tables.manifests.commit(w, w.io, [stale.file], [])
+    target.close()
+
+
+def test_a_text_that_pyiceberg_cannot_bound_is_written_and_found(tmp_path: Path) -> None:
+    made = from_info(
+        "db", table_info(1, "t", [ColumnSpec("id", 15, 80, flag=NOT_NULL | PRIMARY, text=True)], ["id"]), 1
+    )
+    target = IcebergTarget(tmp_path)
+    target.recover()
+    target.execute(Create(made))
+    (path,) = target.lake.slots()
+    names = ["a", "b" * 15 + "\ud7ff" + "z"]
+    held = pa.table([names], schema=made.arrow_schema)
+    target.lake.append(path, held)
+    target.lake.merge(path, held.slice(0, 0), held.slice(1, 1), ["id"])
+    assert [b.to_pydict()["id"] for b in target.lake.batches(path, made.arrow_schema) if b.num_rows] == [
+        ["b"]
+    ]
+    target.close()
+
+
+def test_files_of_many_rows_that_are_small_on_disk_are_compacted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of_lake, "FILE_BYTES", 1000)
+    target = IcebergTarget(tmp_path)
+    target.recover()
+    target.execute(Create(KEYED))
+    (path,) = target.lake.slots()
+    for at in range(12):
+        target.lake.append(path, rows(KEYED, {at * 100 + n: 7 for n in range(100)}))
+    assert target.lake.compact(path, ["id"])
+    assert not target.lake.compact(path, ["id"])
+    tasks = target.lake.tables.manifests.tasks(target.lake.tables.table(path))
+    assert len(tasks) == 12, "each had as many rows as one file takes"
+    target.close()
+
+
+def test_rows_of_the_index_that_a_commit_writes_again_meanwhile_are_forgotten_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = IcebergTarget(tmp_path)
+    target.recover()
+    target.execute(Create(KEYED))
+    for at in range(8):
+        target.commit(position(at))
+    monkeypatch.setattr(of_index, "FILES_MAX", 3)
+    index, gone = target.lake.index, {compose(BEGIN_MS + at) for at in (1, 3, 5)}
+    for at, _ in enumerate(index.forget(gone), 100):
+        target.commit(position(at))  # it writes the small files of the table as one
+    held = index.table().scan().to_arrow().select(["ts", "path"]).to_pylist()
+    assert len(held) == len({tuple(row.values()) for row in held})
+    for _ in index.forget(gone):
+        pass
+    left = set(of_index.all_ts(index.table()))
+    assert not left & gone
+    assert {compose(BEGIN_MS + at) for at in (0, 2, 4, 6, 7, 100)} <= left
+    target.close()

@@ -9,6 +9,7 @@ import pytest
 from tests.consumer import offset_model
 from tests.consumer.test_assembler import segment
 from tidegate.codec.base import DdlMessage
+from tidegate.consumer import offset_flow
 from tidegate.consumer.assembler import Assembler
 from tidegate.consumer.flow import Ddls, Rows
 from tidegate.consumer.offset_flow import MAX_DONE, Group, OffsetFlow
@@ -67,6 +68,7 @@ def test_a_ddl_on_all_partitions_waits_for_its_copies_and_says_where_one_is_miss
         if isinstance(step, Rows):
             flow.assembler.take(step.bounds)
     assert isinstance(step, Ddls)
+    assert flow.snapshot(0) == 7, "the DDL is in it"
     assert applied(flow) == {0: 9, 1: 3}
 
 
@@ -98,15 +100,35 @@ def test_an_unnamed_state_is_named_once_and_above_the_last() -> None:
     assert flow.snapshot(42) is None
 
 
+def test_where_changes_tell_no_commit_ts_snapshots_are_named_by_the_time() -> None:
+    position = Position(0, "t", "avro", "row", {0: PartitionPosition(0, 0, 0)}, by_offset=True)
+    flow = OffsetFlow(position, [Group((0,))], offset_model.Broker(1, True).sides, now_ts=lambda: 99)
+    flow.take([Fetched(0, 5)], {})
+    assert applied(flow) == {0: 5}
+    assert (flow.snapshot(41), flow.snapshot(120)) == (99, 121)
+
+
+def test_an_interrupted_write_is_read_to_its_end_however_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_flow, "MAX_WAITING_ROWS", 5)
+    begin = {number: PartitionPosition(0, 0, 0) for number in (0, 1)}
+    position = Position(0, "t", "avro", "row", begin, by_offset=True)
+    flow = OffsetFlow(position, [Group((0, 1))], offset_model.Broker(2, True).sides, {0: 4, 1: 3})
+    flow.take([Fetched(0, 9, segments=(segment(0, 1, 9, 0),))], {})
+    assert flow.next_step(100) is None
+    assert flow.wanted() == {1: 0}
+    flow.take([Fetched(1, 3)], {})
+    assert flow.next_step(100) == Rows({0: 4, 1: 3})
+
+
 def test_no_change_above_a_snapshots_ts_is_in_it() -> None:
-    flow = fresh(1)
+    flow = fresh()
     early, late = (replace(segment(0, at, at + 2, at - 1), commit_ts=ts) for at, ts in ((1, 70), (4, 90)))
     flow.take([Fetched(0, 6, segments=(early, late), ddls=(ddl(80, 4),))], {})
-    assert applied(flow) == {0: 4}
+    assert applied(flow) == {0: 4, 1: 0}
     assert flow.snapshot(5) == 90, "the second segment is begun"
-    flow = fresh(1)
+    flow = fresh()
     flow.take([Fetched(0, 6, segments=(early, late), ddls=(ddl(80, 3),))], {})
-    assert applied(flow) == {0: 3}
+    assert applied(flow) == {0: 3, 1: 0}
     assert flow.snapshot(5) == 70
 
 

@@ -22,7 +22,7 @@ from tests.consumer.topics import publish
 from tidegate.codec.base import Batch
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import codec_options
-from tidegate.consumer.fetch_spark import carried, landed
+from tidegate.consumer.fetch_spark import APART_BYTES, APART_RANGES, SparkTasks, carried, landed
 from tidegate.consumer.fetch_workers import _Raised, workers
 from tidegate.consumer.fetcher import workers_of
 from tidegate.consumer.job import Listener, Settings, run
@@ -145,3 +145,31 @@ def test_rows_come_back_with_a_tasks_result_whatever_became_of_its_folder(tmp_pa
     back = landed(found, files, ours)
     assert [read_staged(segment) for segment in back.segments] == rows
     assert {segment.file for segment in back.segments} == {str(ours / "1-5.arrow")}
+
+
+def test_a_round_whose_rows_pass_through_the_jvm_is_bounded_and_no_range_waits_for_ever(
+    tmp_path: Path,
+) -> None:
+    asked: list[list[Range]] = []
+
+    class Context:
+        def parallelize(self, ranges: list[Range], count: int) -> Context:
+            asked.append(ranges)
+            return self
+
+        def map(self, task: object) -> Context:
+            return self
+
+        def collect(self) -> list[object]:
+            return []
+
+    class Session:
+        sparkContext = Context()
+
+    tasks = SparkTasks(Session(), tmp_path, lambda: False, apart=True)
+    ranges = [Range(number, 0, 1000) for number in range(APART_RANGES + 5)]
+    for _ in range(3):
+        tasks.fetch(Topic("kafka://127.0.0.1:1/t?protocol=open-protocol"), ranges, tmp_path)
+    assert {one.partition for round_ in asked for one in round_} == set(range(len(ranges)))
+    for round_ in asked:
+        assert sum(one.max_bytes for one in round_) <= APART_BYTES

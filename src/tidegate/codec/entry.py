@@ -143,6 +143,8 @@ class ReadCodec(Codec):
     """None: messages name no schemas."""
     named: Callable[[str], str] = str
     """How messages name a schema, table or column of that name."""
+    plain_ddls: bool = True
+    """Whether there may be DDL messages also where there are no watermarks."""
     utc: bool = False
     """TIMESTAMPs are in UTC, whatever the feed's time zone."""
     tells_zone: bool = False

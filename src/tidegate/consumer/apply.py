@@ -41,6 +41,8 @@ from tidegate.consumer.target import Name, TableChanges, Target
 from tidegate.errors import Fatal
 from tidegate.model.ddl import DdlEvent
 
+MAX_BARRIERS: Final = 1024
+"""Tables of which the last DDL is remembered: a producer repeats what came since its checkpoint only."""
 QUARANTINE: Final = "quarantine.jsonl"
 """In the consumer's folder."""
 
@@ -90,6 +92,7 @@ class Applier:
         """Of TIMESTAMP texts; empty: nobody has told it."""
         self._clock, self._by_kind = clock, clock in (None, Clock.EXACT)
         self._bad = BadRows(folder / QUARANTINE, place)
+        self._barriers: dict[Name, int] = {}
         self._numbers = 0
         """Of the files of parts."""
         self._counting = threading.Lock()
@@ -150,12 +153,14 @@ class Applier:
     def _pieces(self, name: Name, pieces: Sequence[Piece]) -> Iterator[tuple[Definition, Changes]]:
         """The changes of one table, piece by piece."""
         held = [piece for piece in pieces if staged_bytes(piece)]
+        if self._clock is not None:
+            held = [piece for piece in held if self._fresh(name, staged_rows([piece]))]
         if not held:
             return
         known = self._definition_for(name, [piece.segment for piece in held])
         aside, zone = partial(self._set_aside, name), self._zone_for(known)
         for piece in held:
-            staged = self._fresh(staged_rows([piece]), known)
+            staged = self._fresh(name, staged_rows([piece]))
             changes = staged_changes(staged, known, zone, self.target.values, aside)
             with self._counting:
                 self.stats.rows += len(changes)
@@ -170,14 +175,19 @@ class Applier:
         done: list[str] = []
         for event, message in events:
             chosen = self.selection.ddl(event, message, self.target.definitions.keys())
-            if chosen is None or self.target.has_done(chosen.message):
-                continue  # what is done cannot be planned: the tables are as it made them
+            if chosen is None:
+                continue
+            if self.target.has_done(chosen.message):  # it cannot be planned: the tables are as it made them
+                self._raise_barriers(chosen, self.target.definitions)
+                continue
             steps = self._planned(chosen)
             _refuse_if_needed(message, steps)
+            before = dict(self.target.definitions)
             self.target.intend(chosen.message, steps)
             for step in steps:
                 self.target.execute(step)
                 done.append(ddl_plan.in_words(step))
+            self._raise_barriers(chosen, before)
             self.stats.ddls += 1
         return done
 
@@ -242,12 +252,11 @@ class Applier:
         return position
 
     def _settle(self, name: Name, pieces: Sequence[Piece]) -> TableChanges | None:
-        staged = staged_rows(pieces)
+        staged = self._fresh(name, staged_rows(pieces))
         if not staged:
             return None
         known = self._definition_for(name, [one.segment for one in staged])
         aside = partial(self._set_aside, name)
-        staged = self._fresh(staged, known)
         changes = staged_changes(staged, known, self._zone_for(known), self.target.values, aside)
         if len(changes) == 0:
             return None
@@ -259,8 +268,37 @@ class Applier:
             return TableChanges(known, net_bag(changes))
         return TableChanges(known, net_effect(changes, known.keys, trust, self._by_kind))
 
-    def _fresh(self, staged: list[Staged], known: Definition) -> list[Staged]:
-        return without_repeats(staged, known, self._clock) if self._clock is not None else staged
+    def _fresh(self, name: Name, staged: list[Staged]) -> list[Staged]:
+        """By offset: the rows that were not sent again behind a DDL. The table may be gone, or another."""
+        if self._clock is None:
+            return staged
+        known = self.target.definition(name)
+        version = known.version if known is not None else 0
+        return without_repeats(staged, max(version, self._barriers.get(name, 0)), self._clock)
+
+    @property
+    def barriers(self) -> tuple[tuple[str, str, int], ...]:
+        """For the position: the ts of the last DDL about each table, of the newest `MAX_BARRIERS`."""
+        return tuple((*name, ts) for name, ts in self._barriers.items())
+
+    def know_barriers(self, kept: Sequence[tuple[str, str, int]]) -> None:
+        """Go on from a position."""
+        self._barriers = {(schema, table): ts for schema, table, ts in kept}
+
+    def _raise_barriers(self, chosen: Chosen, before: Mapping[Name, Definition]) -> None:
+        """A DDL is executed: rows up to its ts of the tables that it is about were before it."""
+        if self._clock is None:
+            return
+        now, message = self.target.definitions, chosen.message
+        about = {name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)}
+        about |= {(message.schema, message.table)} if message.table else set()
+        if (event := chosen.event) is not None and event.table:
+            about |= {(event.old_schema, event.old_table)}
+        for name in sorted(about):
+            self._barriers.pop(name, None)
+            self._barriers[name] = message.ts
+        while len(self._barriers) > MAX_BARRIERS:
+            del self._barriers[next(iter(self._barriers))]
 
     def _set_aside(self, name: Name, rows: Sequence[BadRow]) -> None:
         fresh = self._bad.add(name, rows)

@@ -64,14 +64,14 @@ def staged_rows(pieces: Sequence[Piece]) -> list[Staged]:
     return sorted(found, key=lambda one: one.segment.first_offset)
 
 
-def without_repeats(staged: Sequence[Staged], known: Definition, clock: Clock) -> list[Staged]:
-    """The rows of a topic that is read by offset, without those older than their table's definition.
+def without_repeats(staged: Sequence[Staged], barrier: int, clock: Clock) -> list[Staged]:
+    """The rows of a topic that is read by offset, without those older than the last DDL about their table.
 
     The producer sends a DDL when all rows up to its ts are acknowledged. Such a row was sent again.
     """
     if clock is Clock.NONE:
         return list(staged)
-    least = clock.tick(known.version)
+    least = clock.tick(barrier)
     kept = []
     for one in staged:
         said = one.rows.column(SAID_TS).to_numpy()

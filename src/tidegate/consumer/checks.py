@@ -99,6 +99,35 @@ def check_by_offset(topic: Topic, until: int | None) -> None:
         )
 
 
+def check_one_topic(topic: Topic) -> None:
+    """InvalidInput for several topics without watermarks, if there may be DDLs.
+
+    A DROP DATABASE, or a RENAME from one topic to another, is on one of them, and nothing tells where it
+    stands between the rows of the others.
+    """
+    if topic.by_offset and len(topic.names) > 1 and reader_of(topic.options).plain_ddls:
+        raise InvalidInput(
+            "several topics without watermarks cannot be read together",
+            where=f"topics {topic.name}",
+            why="where a DDL of one stands between the rows of the others is not known",
+            fix="run a consumer with a target of its own for each topic, or write them with watermarks",
+        )
+
+
+def check_no_ddls(topic: Topic, fetched: Iterable[Fetched]) -> None:
+    """Fatal for a DDL on one of several topics that are read by offset."""
+    if not topic.by_offset or len(topic.names) == 1:
+        return
+    for part in fetched:
+        for message in part.ddls:
+            raise Fatal(
+                "a DDL is on one of several topics without watermarks",
+                where=f"{topic.where(part.partition)}, offset {message.offset}: {message.query[:200]}",
+                why="where it stands between the rows of the others is not known",
+                fix="say in --source how the topics are written: with watermarks, --mode row is not needed",
+            )
+
+
 def _check_progress(held: Position, topic: Topic, target: str) -> None:
     if held.by_offset != topic.by_offset:
         kinds = {True: "offsets, without watermarks", False: "watermarks"}

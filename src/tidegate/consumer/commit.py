@@ -60,7 +60,12 @@ class Committer:
 
     def _at(self, ts: int) -> Position:
         applier = self._applier
-        return replace(self._flow.position(ts), time_zone=applier.zone, sources=applier.sources)
+        return replace(
+            self._flow.position(ts),
+            time_zone=applier.zone,
+            sources=applier.sources,
+            barriers=applier.barriers,
+        )
 
     def _publish(self, now: float) -> bool:
         ts = self._flow.snapshot(self.position.ts)

@@ -33,6 +33,8 @@ JVM_LOG: Final = "spark.log"
 """In the consumer's folder: what the JVM and its workers print."""
 APART_BYTES: Final = 64 << 20
 """About how many bytes of messages one round reads whose rows pass through the JVM."""
+APART_RANGES: Final = 16
+"""Ranges of such a round; the others have their turn in the next ones."""
 APART_MEMORY: Final = "1536m"
 """Of that JVM: decoded rows may be several times as large as their messages before they are compressed."""
 STOP_S: Final = 1.0
@@ -70,6 +72,8 @@ class SparkTasks:
         `apart`: executors cannot write where this process reads.
         """
         self._spark, self._log, self._stop, self._apart = spark, log, stop, apart
+        self._turn = 0
+        """Which range of the next round comes first."""
 
     def fetch(self, topic: Topic, ranges: Sequence[Range], staging: Path) -> list[Fetched]:
         """A job with a task for each range."""
@@ -82,8 +86,11 @@ class SparkTasks:
         return list(self._spark.sparkContext.parallelize(ranges, len(ranges)).map(task).collect())
 
     def _fetch_apart(self, topic: Topic, ranges: Sequence[Range], staging: Path) -> list[Fetched]:
-        share = max(APART_BYTES // len(ranges), 1)
-        small = [replace(one, max_bytes=min(one.max_bytes, share)) for one in ranges]
+        turn = self._turn % len(ranges)
+        chosen = [*ranges[turn:], *ranges[:turn]][:APART_RANGES]
+        self._turn = turn + len(chosen)
+        share = APART_BYTES // len(chosen)
+        small = [replace(one, max_bytes=min(one.max_bytes, share)) for one in chosen]
 
         def task(wanted: Range) -> tuple[Fetched, list[tuple[str, bytes]]]:
             with TemporaryDirectory(prefix="tidegate-") as own:

@@ -47,7 +47,9 @@ from tidegate.consumer.checks import (
     check_followed,
     check_ids,
     check_joining,
+    check_no_ddls,
     check_not_repartitioned,
+    check_one_topic,
     check_partitions,
     check_retained,
     check_same,
@@ -75,6 +77,7 @@ from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput, Retryable, TidegateError, Undecodable
+from tidegate.model.timestamp import compose
 from tidegate.sink import quarantine
 from tidegate.sink.quarantine import Quarantine
 
@@ -212,6 +215,7 @@ def run(
     topic = topic_of(settings)
     check_timed(topic)
     check_by_offset(topic, settings.until)
+    check_one_topic(topic)
     Selection(settings.rules)  # rules that cannot be read are refused before a target is taken over
     workers_of(settings.master)  # what cannot fetch is refused before a target is taken over
     address = address_of(settings.target, settings.upkeep, settings.database, by_offset=topic.by_offset)
@@ -283,6 +287,8 @@ class Consumer:
         )
         self._applied_at = self._tidied_at = self._reported_at = time.monotonic()
         known = {number: part.watermark for number, part in position.partitions.items()}
+        if topic.by_offset:  # the same for all: whether the target is fresh
+            known = dict.fromkeys(known, position.ts)
         self._suspicion = Suspicion(
             topic.name, position.protocol, known, settings.until, self._applied_at, topic.by_offset
         )
@@ -292,7 +298,7 @@ class Consumer:
         ddl_to = reader_of(topic.options).ddl_to
         if topic.clock is not None:
             groups, sides = groups_of(topic, numbers, ddl_to), partial(sides_of, clock=topic.clock)
-            return OffsetFlow(position, groups, sides, begun)
+            return OffsetFlow(position, groups, sides, begun, lambda: compose(_now_ms()))
         return Flow(position, settings.mode, places_of_ddl(topic, numbers, ddl_to), settings.until, begun)
 
     def loop(self, fetcher: Fetcher) -> None:
@@ -375,6 +381,8 @@ class Consumer:
         for kept in filter(None, (held, self._target.begun)):
             check_same_rules(kept, rules, str(self._address))
             self._applier.selection.know(kept.sources)
+        if held is not None:
+            self._applier.know_barriers(held.barriers)
         partitions = self._patiently(self._offsets.partitions)
         first = self._patiently(lambda: self._offsets.first(partitions))
         there = self._topic.names_of(partitions)
@@ -518,6 +526,7 @@ class Consumer:
             )
         check_complete(self._topic, news.fetched, self._settings.until)
         check_not_repartitioned(self._topic, news.fetched)
+        check_no_ddls(self._topic, news.fetched)
         at_end = [p for p, end in news.ends.items() if self._reached(p, news) >= end]
         self._suspicion.saw(news.fetched, at_end, now)
         signs = self._suspicion.news(now)

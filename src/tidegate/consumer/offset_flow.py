@@ -92,11 +92,14 @@ class OffsetFlow:
         groups: Iterable[Group],
         sides: Sides,
         begun: Mapping[int, int] | None = None,
+        now_ts: Callable[[], int] = lambda: 0,
     ) -> None:
         """`position` names every partition; a fresh target's has the topic's first offsets.
 
-        `begun`: by partition, the place up to which an interrupted write went.
+        `begun`: by partition, the place up to which an interrupted write went. `now_ts`: the time, which
+        names snapshots where changes tell no commit ts.
         """
+        self._now_ts = now_ts
         self.mode = Mode.ROW
         self._base, self._sides, self._begun = position, sides, begun
         self._next = {number: part.offset for number, part in position.partitions.items()}
@@ -133,6 +136,7 @@ class OffsetFlow:
             return dict(self._next)
         needed = {group.ddls_on for group in self._groups.values() if group.ddls_on is not None}
         needed |= {number for waiting in self._ddls.values() for number in waiting.lacks()}
+        needed |= {number for number, place in (self._begun or {}).items() if self._next[number] < place}
         return {number: at for number, at in self._next.items() if number in needed}
 
     def asked(self) -> list[int]:
@@ -178,6 +182,8 @@ class OffsetFlow:
         for name, waiting in self._ddls.items():
             if self._ready(waiting):
                 del self._ddls[name]
+                for number in waiting.group.partitions:
+                    self._newest[number] = max(self._newest[number], waiting.message.ts)
                 self._done[name] = None
                 while len(self._done) > MAX_DONE:
                     del self._done[next(iter(self._done))]
@@ -213,7 +219,8 @@ class OffsetFlow:
         """
         if all(self.assembler.applied(number) == at for number, at in self._named.items()):
             return None
-        return max(after + 1, *self._newest.values())
+        newest = max(self._newest.values())
+        return max(after + 1, newest or self._now_ts())
 
     def named(self) -> None:
         """The snapshot is named."""

@@ -81,8 +81,6 @@ class Offsets:
 
     def ends_written(self, partitions: Sequence[int]) -> dict[int, int]:
         """The offset behind the last message of each partition, committed or not."""
-        if not partitions:
-            return {}
         return self._list(partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
@@ -128,6 +126,8 @@ class Offsets:
         isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[int, int]:
         topic = self._topic
+        if not partitions:
+            return {}
         wanted = {TopicPartition(*topic.place(partition)): spec for partition in partitions}
         try:
             asked = self._admin.list_offsets(

@@ -72,6 +72,8 @@ class Position:
     """Which tables and columns are applied, and under which names: as the user gave it (`Rules.given`)."""
     sources: tuple[Source, ...] = ()
     """Where the tables at the target come from; none without a route."""
+    barriers: tuple[tuple[str, str, int], ...] = ()
+    """By offset: schema and table at the target, and the ts of the last DDL about them."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -114,6 +116,7 @@ class Position:
         body |= {"by_offset": True} if self.by_offset else {}
         body |= {"rules": self.rules} if self.rules else {}
         body |= {"sources": self.sources} if self.sources else {}
+        body |= {"barriers": self.barriers} if self.barriers else {}
         partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
@@ -141,6 +144,7 @@ class Position:
                 body.get("by_offset", False),
                 tuple(body.get("rules", ())),
                 tuple((to, table, of, name) for to, table, of, name in body.get("sources", ())),
+                tuple((schema, table, int(ts)) for schema, table, ts in body.get("barriers", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

@@ -454,7 +454,7 @@ def _take(reader: Consumer, wanted: Range) -> _Taken:
     taken, size, heard = _Taken(wanted.start), 0, time.monotonic()
     at_end = False
     while taken.next_offset < wanted.end and size < wanted.max_bytes and not at_end:
-        for message in take(reader, CONSUME_MESSAGES, 0.2):
+        for message in take(reader, min(CONSUME_MESSAGES, max(wanted.max_bytes // 1024, 1)), 0.2):
             heard = time.monotonic()
             error = message.error()
             if error is None:

@@ -243,8 +243,8 @@ class Suspicion:
             where=f"topic {self.topic} of {len(self._partitions)} partitions",
             why="the changefeed sends a DDL to each partition that it writes; it has stopped in between, or "
             "writes fewer partitions",
-            fix="see that the changefeed runs; if it writes fewer partitions, add its partition-num=N to "
-            "--source",
+            fix="see that the changefeed runs; if it writes fewer partitions, begin a new target with its "
+            "partition-num=N in --source",
         )
 
     def _read_for(self, number: int, seconds: float, now: float) -> bool:

@@ -46,10 +46,22 @@ def written(metadata: TableMetadata, io: FileIO, batches: Iterable[pa.RecordBatc
             held.append(piece)
             size += piece.nbytes
             if size >= FILE_BYTES:
-                yield from _dataframe_to_data_files(metadata, pa.Table.from_batches(held), io)
+                yield from _data_files(metadata, pa.Table.from_batches(held), io)
                 held, size = [], 0
     if size or any(batch.num_rows for batch in held):
-        yield from _dataframe_to_data_files(metadata, pa.Table.from_batches(held), io)
+        yield from _data_files(metadata, pa.Table.from_batches(held), io)
+
+
+def _data_files(metadata: TableMetadata, rows: pa.Table, io: FileIO) -> list[DataFile]:
+    try:
+        return list(_dataframe_to_data_files(metadata, rows, io))
+    except UnicodeEncodeError:
+        # pyiceberg cuts a long text that bounds a file, and adds one to its last character: behind U+D7FF
+        # there is none that can be encoded. Such a file goes without bounds, so that each merge reads it.
+        properties = {**metadata.properties, "write.metadata.metrics.default": "counts"}
+        return list(
+            _dataframe_to_data_files(metadata.model_copy(update={"properties": properties}), rows, io)
+        )
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

@@ -51,6 +51,8 @@ class Index:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self._published: int | None = None
+        self.named_since: set[tuple[str, int]] = set()
+        """Paths and snapshots that this process has named since the upkeep last looked at all of them."""
         self._small: int | None = None
         """How many small files the table has; None: not known, or too many."""
 
@@ -99,6 +101,7 @@ class Index:
             made = list(written(writing.table_metadata, writing.io, added.to_batches()))
             self._tables.manifests.commit(writing, writing.io, [task.file for task in small], made)
         self._published = ts
+        self.named_since |= {(row.path, row.version) for row in rows}
         self._small = 1 if small or self._small is None else self._small + 1
 
     def _crowd(self) -> list[FileScanTask]:
@@ -123,6 +126,10 @@ class Index:
                 yield
 
     def _rewrite(self, task: FileScanTask, gone: pa.Array) -> None:
+        if task.file.file_path not in {
+            one.file.file_path for one in self._tables.manifests.tasks(self.table())
+        }:
+            return  # a commit since has written it again with others; the next round finds those rows
         rows = read(self.table(), task, COLUMNS)
         kept = rows.filter(pc.invert(pc.is_in(rows["ts"], value_set=gone)))
         with self._tables.writing(PATH) as writing:

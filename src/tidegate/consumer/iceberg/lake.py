@@ -26,7 +26,7 @@ from tidegate.consumer.iceberg import columns as of_columns
 from tidegate.consumer.iceberg import index
 from tidegate.consumer.iceberg.catalog import FILE, WriterCatalog
 from tidegate.consumer.iceberg.columns import Evolution, stored
-from tidegate.consumer.iceberg.data_files import Touched, by_key, read, written
+from tidegate.consumer.iceberg.data_files import FILE_BYTES, Touched, by_key, read, written
 from tidegate.consumer.iceberg.index import Index
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
 from tidegate.errors import Fatal, InvalidInput
@@ -36,8 +36,8 @@ COMPACT_FILES: Final = 10
 """A table with more small data files than this is compacted before the next snapshot names it."""
 SMALL_BYTES: Final = 4 << 20
 """Of a small data file, on disk."""
-COMPACT_BYTES: Final = 16 << 20
-"""Of small files that become one, on disk."""
+FULL_MAX: Final = 100_000
+"""Files that are remembered as full, over all tables; then it begins again."""
 OWN_NAMESPACES: Final = (OWN, DROPPED)
 
 
@@ -55,6 +55,8 @@ class IcebergLake:
                 fix="choose another directory",
             )
         self._writer: tuple[WriterCatalog, Tables, Index] | None = None
+        self._full: set[str] = set()
+        """Files that compaction has made of as many rows as one takes, whatever their size on disk."""
 
     # --- what is ours
 
@@ -278,19 +280,27 @@ class IcebergLake:
         """Merge small data files if there are many; the rows stay the same. Whether anything was done."""
         table = self.tables.table(path)
         tasks = self.tables.manifests.tasks(table)
-        small = [task for task in tasks if task.file.file_size_in_bytes < SMALL_BYTES]
+        small = [task for task in tasks if self._is_small(task.file)]
         if len(small) <= COMPACT_FILES:
             return False
         schema = table.schema()
         types = schema.as_arrow()
         with self.tables.writing(path) as writing:
             made = list[DataFile]()
-            for group in _groups(by_key(small, schema, keys)):
-                rows = pa.concat_tables([read(table, task, types) for task in group])
+            for rows in _bundles(read(table, task, types) for task in by_key(small, schema, keys)):
                 order = [(key, "ascending") for key in keys if not pa.types.is_nested(rows[key].type)]
-                made += _files(writing, (rows.sort_by(order) if order else rows).to_batches())
+                files = _files(writing, (rows.sort_by(order) if order else rows).to_batches())
+                made += files
+                if rows.nbytes >= FILE_BYTES:
+                    self._full |= {file.file_path for file in files}
             self._commit(writing, [task.file for task in small], made)
         return True
+
+    def _is_small(self, file: DataFile) -> bool:
+        """Whether it is to be merged with others: rows that compress well make a small file of many."""
+        if len(self._full) > FULL_MAX:
+            self._full.clear()
+        return file.file_size_in_bytes < SMALL_BYTES and file.file_path not in self._full
 
     def publish(self, ts: int, rows: Sequence[SnapshotRow], position: str) -> None:
         """Name a snapshot: the commit point. `position` travels in the same commit."""
@@ -334,14 +344,14 @@ def _merged(held: pa.Table, touched: Touched, upserts: pa.Table, placed: Any) ->
     return pa.concat_tables([rest, upserts.take(pa.array(mine))])
 
 
-def _groups(tasks: Sequence[FileScanTask]) -> Iterator[list[FileScanTask]]:
-    """Neighbours that become one file."""
-    group, size = list[FileScanTask](), 0
-    for task in tasks:
-        group.append(task)
-        size += task.file.file_size_in_bytes
-        if size >= COMPACT_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+def _bundles(files: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of neighbours together, as many as one file takes: about `FILE_BYTES` in memory."""
+    held, size = list[pa.Table](), 0
+    for rows in files:
+        held.append(rows)
+        size += rows.nbytes
+        if size >= FILE_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_tables(held)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Final
 
@@ -51,31 +51,48 @@ class Tidying:
         lake = self._lake
         for _ in lake.index.forget(self._upkeep.forgotten(index.all_ts(lake.index.table()))):
             yield 0
-        needed = lake.named_versions()
-        for path, versions in self._kept(self._upkeep.oldest(position.ts)).items():
-            needed.setdefault(path, []).extend(versions)
+        # In one piece: tables and snapshots that come later are not of this decision.
+        slots, needed = lake.slots(), lake.named_versions()
+        lake.index.named_since.clear()
+        since = self._upkeep.oldest(position.ts)
         yield 0
-        for path in [*lake.slots(), index.PATH]:
-            if path != index.PATH and path not in needed:
+        for path in [*slots, index.PATH]:
+            if path == index.PATH or path in self._needed(needed, since):
+                if path == index.PATH or lake.tables.is_ours(path):
+                    self._expire(path, self._needed(needed, since).get(path, set()))
+                    yield 0
+                    yield from self._sweep(path)
+            else:
                 lake.discard(path)
-            elif path == index.PATH or lake.tables.is_ours(path):
-                self._expire(path, needed.get(path, []))
-                yield 0
-                yield from self._sweep(path)
             yield 0
 
-    def _expire(self, path: str, needed: Sequence[int]) -> None:
+    @property
+    def _grace_s(self) -> float:
+        return min(GRACE_S, self._upkeep.retention_hours * 3600)
+
+    def _needed(self, decided: Mapping[str, Sequence[int]], since: int) -> dict[str, set[int]]:
+        """By path, the snapshots that are needed now: commits and DDLs come between two pieces."""
+        needed = {path: set(versions) for path, versions in decided.items()}
+        for path, versions in self._kept(since).items():
+            needed.setdefault(path, set()).update(versions)
+        for path, version in self._lake.index.named_since:
+            needed.setdefault(path, set()).add(version)
+        return needed
+
+    def _expire(self, path: str, needed: Set[int]) -> None:
         """Forget the snapshots of a table that are not needed; its newest always is."""
         metadata = self._lake.tables.table(path).metadata
         stay = {*needed, metadata.current_snapshot_id}
+        if path == index.PATH:  # whoever has just opened it reads its files
+            since = (time.time() - self._grace_s) * 1000
+            stay |= {one.snapshot_id for one in metadata.snapshots if one.timestamp_ms > since}
         gone = [one.snapshot_id for one in metadata.snapshots if one.snapshot_id not in stay]
         if gone:
             self._lake.tables.expire(path, gone)
 
     def _sweep(self, path: str) -> Iterator[int]:
         """Delete the files of a table that are old enough, and that none of its snapshots has."""
-        grace = min(GRACE_S, self._upkeep.retention_hours * 3600)
-        old = _files_before(self._lake.root / path, time.time() - grace)
+        old = _files_before(self._lake.root / path, time.time() - self._grace_s)
         if not old:
             return
         held = set[str]()

@@ -18,8 +18,8 @@ from pyiceberg.table import FileScanTask, Table, Transaction
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 
-ENTRIES_MAX: Final = 50_000
-"""Remembered entries, over all tables."""
+REMEMBERED_MAX: Final = 200_000
+"""Of remembered entries, over all tables, the statistics of columns: about half a kB each."""
 SMALL_ENTRIES: Final = 100
 """A manifest with fewer live files is small."""
 SMALL_MAX: Final = 8
@@ -45,9 +45,9 @@ class Manifests:
         with self._lock:
             if manifest.manifest_path not in self._known:
                 self._known[manifest.manifest_path] = found
-                self._count += len(found) + 1
-            while self._count > ENTRIES_MAX and len(self._known) > 1:
-                self._count -= len(self._known.popitem(last=False)[1]) + 1
+                self._count += _size(found)
+            while self._count > REMEMBERED_MAX and len(self._known) > 1:
+                self._count -= _size(self._known.popitem(last=False)[1])
         return found
 
     def tasks(self, table: Table) -> list[FileScanTask]:
@@ -79,12 +79,15 @@ class _Replacing(_OverwriteFiles):
 
     def _deleted_entries(self) -> list[ManifestEntry]:
         gone = self._gone()
-        return [
+        found = [
             self._as(entry, ManifestEntryStatus.DELETED, self._snapshot_id)
             for manifest in self._parents()
             for entry in self.remembered.entries(manifest, self._io)
             if entry.data_file.file_path in gone
         ]
+        # A file that is not there any more is in another one by now: its rows would be in the table twice.
+        assert len(found) == len(gone), "the files that are replaced are the table's"
+        return found
 
     def _existing_manifests(self) -> list[ManifestFile]:
         gone, kept = self._gone(), list[ManifestFile]()
@@ -128,3 +131,7 @@ class _Replacing(_OverwriteFiles):
 
 def _is_live(manifest: ManifestFile) -> bool:
     return bool(manifest.has_added_files() or manifest.has_existing_files())
+
+
+def _size(entries: Sequence[ManifestEntry]) -> int:
+    return 1 + sum(1 + len(entry.data_file.column_sizes or {}) for entry in entries)

@@ -57,6 +57,8 @@ PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "10",
     "write.parquet.compression-codec": "zstd",
+    # One row group a file: pyiceberg takes the bounds of those groups that have some for the file's.
+    "write.parquet.row-group-limit": str(1 << 30),
 }
 Name = tuple[str, str]
 
@@ -180,7 +182,7 @@ class Tables:
         """The identity of the target that a table belongs to; None for anything else, and for no table."""
         try:
             found = self._catalog.load_table(self._name_of(path)).properties.get(MARK)
-        except (NoSuchTableError, OSError, Fatal):
+        except (NoSuchTableError, FileNotFoundError, Fatal):
             return None
         return None if found is None else str(found)
 

@@ -168,6 +168,9 @@ class MySqlTarget:
         wait(work)
         for done in work:
             done.result()
+        for table in parted:
+            if (known := self._definitions.get(table.name)) is not None:
+                self._check_uniques(known)
         of_lanes: dict[int, list[Parted]] = {number: [] for number in lanes}
         for table in parted:
             of_lanes.setdefault(self._lane_of(*table.name), []).append(table)
@@ -227,7 +230,6 @@ class MySqlTarget:
         made = Statements()
         changes = table.settle(part) if inserting or table.may_delete(part) else None
         if changes is not None:
-            self._check_uniques(changes.definition)
             (self._render_inserts if inserting else self._render_deletes)(changes, made)
         return made
 

@@ -58,4 +58,5 @@ CODEC: Final = RowCodec(
     checksums=lambda options: bool(options.has_checksums),
     splits_updates=lambda options: not options.avro_include_before_value,
     losses=_losses,
+    plain_ddls=False,
 )
