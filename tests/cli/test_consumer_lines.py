@@ -114,10 +114,10 @@ def test_a_start_says_what_its_mode_keeps_in_one_line_or_as_json(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"mode transaction (one transaction: {whole}")
     assert line.endswith("a partition that lags: delays everything)")
-    _JsonLines().level(setting, "transaction")
+    _JsonLines().ready(QUIET, setting, "transaction")
     told = json.loads(capsys.readouterr().out)
-    assert (told["event"], told["mode"]) == ("consistency", "transaction")
-    assert told["keeps"]["changes of one row"] == "in commit order"
+    assert (told["event"], told["consistency"]["mode"]) == ("ready", "transaction")
+    assert told["consistency"]["keeps"]["changes of one row"] == "in commit order"
 
 
 def test_on_a_terminal_a_start_shows_the_levels_side_by_side(

@@ -243,8 +243,7 @@ def run(
 
             def ready(progress: Progress) -> None:
                 measure(progress)
-                show.ready(progress)
-                show.level(consistency.of_consumer(topic, address), mode)
+                show.ready(progress, consistency.of_consumer(topic, address), mode)
 
             def report(progress: Progress) -> None:
                 measure(progress)
@@ -283,10 +282,11 @@ class _Lines:
         self.place = self.metrics = ""
         self._live = sys.stderr.isatty()
 
-    def ready(self, progress: Progress) -> None:
+    def ready(self, progress: Progress, setting: Setting, mode: str) -> None:
         at = f"goes on at snapshot {_moment(progress.ts)}" if progress.ts else "the target is new"
         metrics = f", metrics at {self.metrics}" if self.metrics else ""
         print(f"consumer ready: {self.place}, {at}{metrics}", flush=True)
+        self.level(setting, mode)
 
     def level(self, setting: Setting, mode: str) -> None:
         """Say what the chosen mode keeps and gives up: a table on a terminal, otherwise one line."""
@@ -330,12 +330,10 @@ class _JsonLines(_Lines):
         super().__init__()
         self._live = False
 
-    def ready(self, progress: Progress) -> None:
-        self._say("ready", progress, **({"metrics": self.metrics} if self.metrics else {}))
-
-    def level(self, setting: Setting, mode: str) -> None:
-        said = consistency.as_dict(setting).get(mode, {})
-        print(json.dumps({"event": "consistency", "mode": mode, "keeps": said}), flush=True)
+    def ready(self, progress: Progress, setting: Setting, mode: str) -> None:
+        keeps = {"mode": mode, "keeps": consistency.as_dict(setting).get(mode, {})}
+        metrics = {"metrics": self.metrics} if self.metrics else {}
+        self._say("ready", progress, consistency=keeps, **metrics)
 
     def report(self, progress: Progress) -> None:
         self._say("progress", progress)
@@ -343,7 +341,7 @@ class _JsonLines(_Lines):
     def stopped(self, progress: Progress) -> None:
         self._say("stopped", progress)
 
-    def _say(self, event: str, progress: Progress, **more: str) -> None:
+    def _say(self, event: str, progress: Progress, **more: object) -> None:
         # Thousands of partitions would make a long line every second: `consumer status --json` has them.
         counts = dataclasses.asdict(dataclasses.replace(progress, partitions=()))
         del counts["partitions"]
