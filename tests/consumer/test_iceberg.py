@@ -679,3 +679,9 @@ def test_rows_of_the_index_that_a_commit_writes_again_meanwhile_are_forgotten_la
     assert not left & gone
     assert {compose(BEGIN_MS + at) for at in (0, 2, 4, 6, 7, 100)} <= left
     target.close()
+
+
+def test_snapshots_of_a_database_are_refused_in_words() -> None:
+    done = CliRunner().invoke(app, ["snapshot", "--target", "mysql://root@127.0.0.1:1/"])
+    assert done.exit_code == 2
+    assert "a database has no snapshots" in done.output

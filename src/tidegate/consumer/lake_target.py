@@ -15,6 +15,7 @@ the tables: `delta` and `iceberg` have one each.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from tidegate.consumer.position import Position
 from tidegate.consumer.rewrite import Rewriter
 from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Name, Parted, Settle, TableChanges
+from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal
 from tidegate.sink.lakehouse import SnapshotRow
 
@@ -101,12 +103,14 @@ class LakeByHand:
 class LakeTarget:
     """One target directory."""
 
-    def __init__(self, lake: Lake, work: Callable[[Position], bool]) -> None:
-        """`work`: a piece of the upkeep, as `Target.tidy` says."""
+    def __init__(self, lake: Lake, upkeep: Upkeep, begin_round: Callable[[Position], Iterator[int]]) -> None:
+        """`begin_round`: of upkeep; its steps are short."""
         self.stats = Stats()
         self.values = LakeValues(self.stats.losses)
         self.tables: dict[Name, Table] = {}
-        self.lake, self._work = lake, work
+        self.lake, self._upkeep, self._begin_round = lake, upkeep, begin_round
+        self._round: Iterator[int] | None = None
+        """The one that is under way."""
         self._journal = DdlJournal(lake.root / INTENTS)
         self._files = DefinitionFiles(lake.root)
         self._counting = threading.Lock()
@@ -397,8 +401,15 @@ class LakeTarget:
         return position
 
     def tidy(self, position: Position) -> bool:
-        """A piece of the upkeep."""
-        return self._work(position)
+        """Work for about `Upkeep.piece_s`; whether the round is over."""
+        until = time.monotonic() + self._upkeep.piece_s
+        if self._round is None:
+            self._round = self._begin_round(position)
+        for _ in self._round:
+            if time.monotonic() >= until:
+                return False
+        self._round = None
+        return True
 
 
 def _matched(held: pa.Table, wanted: pa.Table) -> tuple[pa.Array, pa.Table]:

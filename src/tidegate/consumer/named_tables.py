@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tidegate.consumer.iceberg import snapshots as iceberg
+from tidegate.consumer.mysql.session import SCHEMES as DATABASES
 from tidegate.consumer.snapshots import open_snapshot
+from tidegate.errors import InvalidInput
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,13 @@ def named_tables(target: str | Path, at: int | None = None) -> tuple[int, list[N
 
     InvalidInput when there is none, or the target is not a directory.
     """
+    if str(target).partition("://")[0] in DATABASES:
+        raise InvalidInput(
+            "a database has no snapshots to read by",
+            where="--target",
+            why="its tables hold one state only, the newest",
+            fix="query its tables; with --lanes 1 every reader sees whole transactions",
+        )
     if str(target).startswith(f"{iceberg.SCHEME}://"):
         held = iceberg.open_snapshot(target, at)
         made = [NamedTable(n, ".".join(t.identifier), t.snapshot_id) for n, t in held.tables.items()]

@@ -33,27 +33,16 @@ class Tidying:
 
     def __init__(self, lake: Lakehouse, upkeep: Upkeep, kept: Kept = lambda since: {}) -> None:
         self._lake, self._upkeep, self._kept = lake, upkeep, kept
-        self._round: Iterator[int] | None = None
         self._remembered: OrderedDict[str, SlotFiles] = OrderedDict()
         self._clean: dict[str, tuple[int, ...]] = {}
         """By path, the needed versions when a round left nothing to do; the last is the newest version."""
 
-    def work(self, position: Position) -> bool:
-        """Work for about `piece_s`; whether the round is over. Begins one if none is under way.
-
-        To be called when a snapshot names the newest version of each table. Safe to be killed at any step.
-        """
-        until = time.monotonic() + self._upkeep.piece_s
-        if self._round is None:
-            self._round = self.round(position)
-        for _ in self._round:
-            if time.monotonic() >= until:
-                return False
-        self._round = None
-        return True
-
     def round(self, position: Position) -> Iterator[int]:
-        """One round, by pieces; how many files each has deleted."""
+        """One round, by pieces; how many files each has deleted.
+
+        To be begun and gone on with when a snapshot names the newest version of each table. Safe to be killed
+        at any step.
+        """
         for _ in self._lake.forget(self._upkeep.forgotten(self._lake.snapshots())):
             yield 0
         versions = self._decide(position)

@@ -96,4 +96,4 @@ class DeltaTarget(LakeTarget):
 
     def __init__(self, root: Path, upkeep: Upkeep = NO_UPKEEP) -> None:
         lake = DeltaLake(root)
-        super().__init__(lake, Tidying(lake, upkeep, self.dropped_versions).work)
+        super().__init__(lake, upkeep, Tidying(lake, upkeep, self.dropped_versions).round)

@@ -93,7 +93,7 @@ class IcebergTarget(LakeTarget):
 
     def __init__(self, root: Path, upkeep: Upkeep = NO_UPKEEP) -> None:
         lake = IcebergLake(root)
-        super().__init__(lake, Tidying(lake, upkeep, self.dropped_versions).work)
+        super().__init__(lake, upkeep, Tidying(lake, upkeep, self.dropped_versions).round)
 
     def close(self) -> None:
         """Wait for writers, and let go of the catalog."""
