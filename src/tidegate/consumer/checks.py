@@ -17,7 +17,7 @@ from tidegate.consumer.position import Position
 from tidegate.consumer.source import Fetched, Topic
 from tidegate.errors import Fatal, InvalidInput, Retryable
 
-ROW_MODE: Final = "say --mode row: changes are applied as they are read, without whole transactions"
+ROW_MODE: Final = "use --mode row, which applies changes as it reads them, not by transaction"
 
 
 def check_timed(topic: Topic) -> None:

@@ -167,8 +167,8 @@ class Suspicion:
             "the topic has no watermarks, so nothing can be applied",
             where=f"topic {self.topic}, {self._counts.messages} messages read",
             why=unmarked.why,
-            fix="say --mode row for a new target: changes are applied as they are read, without whole "
-            f"transactions; or create a changefeed with {unmarked.option} in its sink URI, into a new topic, "
+            fix="start a new target with --mode row, which applies changes as it reads them, not by "
+            f"transaction; or create a changefeed with {unmarked.option} in its sink URI, into a new topic, "
             "and read that one",
         )
 
