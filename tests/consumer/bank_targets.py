@@ -105,18 +105,14 @@ class AtFiles:
     """Named snapshots of a directory."""
 
     scheme: str
+    open: Callable[[int | None], Any]
+    """The newest snapshot at or before a ts."""
+    named: Callable[[], list[int]]
+    """The ts of all snapshots."""
 
     def __init__(self, root: Path) -> None:
         self.options = ["--target", f"{self.scheme}://{root}"]
         self._root = root
-
-    def open(self, ts: int | None) -> Any:
-        """The newest snapshot at or before a ts."""
-        raise NotImplementedError
-
-    def named(self) -> list[int]:
-        """The ts of all snapshots."""
-        raise NotImplementedError
 
     def look(self) -> Seen | None:
         try:
