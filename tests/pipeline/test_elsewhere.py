@@ -450,6 +450,9 @@ class NoJobs:
     def size(self) -> int:
         return 2
 
+    def spares(self) -> int:
+        return 0
+
     def run(self) -> None:
         threading.Event().wait()
 
