@@ -16,6 +16,7 @@ END_S = 120
 pytest_plugins = [
     "tests.fixtures.golden",
     "tests.fixtures.kafka",
+    "tests.fixtures.etcd",
     "tests.fixtures.mariadb",
     "tests.fixtures.registry",
     "tests.fixtures.spark",

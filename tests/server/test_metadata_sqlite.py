@@ -1,68 +1,14 @@
 import sqlite3
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from tidegate.control.metadata import SELECT_VALUE, Compare, Delete, Put
+from tidegate.control.metadata import SELECT_VALUE, Compare, Put
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.server.capture import identity_of, lock_folder, take_ownership
 from tidegate.server.metadata_sqlite import SqliteMetadata
-
-
-def test_revisions_rise_by_one_and_stay_with_their_key(tmp_path: Path) -> None:
-    store = SqliteMetadata(tmp_path / "metadata.db")
-    assert store.transact([], [Put("/a", b"1"), Put("/b", b"1")]).revision == 1
-    assert store.transact([], [Put("/a", b"2")]).revision == 2
-    found = store.get("/a")
-    assert found is not None
-    assert (found.value, found.create_revision, found.mod_revision) == (b"2", 1, 2)
-    assert [kv.key for kv in store.under("/")] == ["/a", "/b"]
-
-
-def test_a_failed_guard_changes_nothing(tmp_path: Path) -> None:
-    store = SqliteMetadata(tmp_path / "metadata.db")
-    store.transact([], [Put("/a", b"1")])
-    outcome = store.transact([Compare("/a", mod_revision=0)], [Put("/a", b"2"), Put("/b", b"2")])
-    assert (outcome.succeeded, outcome.revision) == (False, 1)
-    assert store.get("/b") is None
-    assert store.transact([Compare("/a", mod_revision=1, create_revision=1)], [Delete("/a")]).succeeded
-    assert store.get("/a") is None
-    store.transact([], [Put("/a", b"3")])
-    again = store.get("/a")
-    assert again is not None
-    assert again.create_revision == 3
-
-
-def test_names_with_wildcards_are_only_names(tmp_path: Path) -> None:
-    store = SqliteMetadata(tmp_path / "metadata.db")
-    store.transact([], [Put("/a%/x", b""), Put("/ab/x", b""), Put("/a%", b"")])
-    assert [kv.key for kv in store.under("/a%/")] == ["/a%/x"]
-
-
-def test_of_many_that_compare_and_swap_each_sees_the_one_before(tmp_path: Path) -> None:
-    path = tmp_path / "metadata.db"
-    SqliteMetadata(path).transact([], [Put("/n", b"0")])
-
-    def count(_: int) -> None:
-        store = SqliteMetadata(path)
-        for _ in range(20):
-            while True:
-                found = store.get("/n")
-                assert found is not None
-                value = str(int(found.value) + 1).encode()
-                if store.transact(
-                    [Compare("/n", mod_revision=found.mod_revision)], [Put("/n", value)]
-                ).succeeded:
-                    break
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(count, range(4)))
-    final = SqliteMetadata(path).get("/n")
-    assert final is not None
-    assert final.value == b"80"
 
 
 def test_what_is_committed_survives_kill_and_is_seen_by_other_processes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 The store is etcd's data model in small: keys with a create and a modification revision, one global
 revision that each successful transaction raises by one, and transactions that compare revisions first.
-`server.metadata_sqlite` keeps it on one node; etcd can stand in its place.
+`server.metadata_sqlite` keeps it on one node, `etcd.metadata` for several captures.
 
 Keys (cluster is PD's cluster id):
 
@@ -108,7 +108,10 @@ class MetadataStore(Protocol):
         ...
 
     def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
-        """One after the other as `transact`, each at a revision of its own. If it raises, none is applied."""
+        """As if one after the other, each at a revision of its own.
+
+        If this or `transact` raises, each may have been applied or not: an answer can be lost on its way.
+        """
         ...
 
     def close(self) -> None:

@@ -39,12 +39,23 @@ class KVStub:
                 request_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.RangeRequest.SerializeToString,
                 response_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.RangeResponse.FromString,
                 _registered_method=True)
+        self.Txn = channel.unary_unary(
+                '/etcdserverpb.KV/Txn',
+                request_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.TxnRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.TxnResponse.FromString,
+                _registered_method=True)
 
 
 class KVServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Range(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Txn(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -57,6 +68,11 @@ def add_KVServicer_to_server(servicer, server):
                     servicer.Range,
                     request_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.RangeRequest.FromString,
                     response_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.RangeResponse.SerializeToString,
+            ),
+            'Txn': grpc.unary_unary_rpc_method_handler(
+                    servicer.Txn,
+                    request_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.TxnRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.TxnResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,6 +102,191 @@ class KV:
             '/etcdserverpb.KV/Range',
             tidegate_dot_proto_dot_etcdserverpb__pb2.RangeRequest.SerializeToString,
             tidegate_dot_proto_dot_etcdserverpb__pb2.RangeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Txn(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.KV/Txn',
+            tidegate_dot_proto_dot_etcdserverpb__pb2.TxnRequest.SerializeToString,
+            tidegate_dot_proto_dot_etcdserverpb__pb2.TxnResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+
+class LeaseStub:
+    """Missing associated documentation comment in .proto file."""
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.LeaseGrant = channel.unary_unary(
+                '/etcdserverpb.Lease/LeaseGrant',
+                request_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseGrantRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseGrantResponse.FromString,
+                _registered_method=True)
+        self.LeaseRevoke = channel.unary_unary(
+                '/etcdserverpb.Lease/LeaseRevoke',
+                request_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseRevokeRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseRevokeResponse.FromString,
+                _registered_method=True)
+        self.LeaseKeepAlive = channel.stream_stream(
+                '/etcdserverpb.Lease/LeaseKeepAlive',
+                request_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseKeepAliveRequest.SerializeToString,
+                response_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseKeepAliveResponse.FromString,
+                _registered_method=True)
+
+
+class LeaseServicer:
+    """Missing associated documentation comment in .proto file."""
+
+    def LeaseGrant(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaseRevoke(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaseKeepAlive(self, request_iterator, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_LeaseServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'LeaseGrant': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseGrant,
+                    request_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseGrantRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseGrantResponse.SerializeToString,
+            ),
+            'LeaseRevoke': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseRevoke,
+                    request_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseRevokeRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseRevokeResponse.SerializeToString,
+            ),
+            'LeaseKeepAlive': grpc.stream_stream_rpc_method_handler(
+                    servicer.LeaseKeepAlive,
+                    request_deserializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseKeepAliveRequest.FromString,
+                    response_serializer=tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseKeepAliveResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'etcdserverpb.Lease', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+    server.add_registered_method_handlers('etcdserverpb.Lease', rpc_method_handlers)
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Lease:
+    """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def LeaseGrant(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Lease/LeaseGrant',
+            tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseGrantRequest.SerializeToString,
+            tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseGrantResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseRevoke(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/etcdserverpb.Lease/LeaseRevoke',
+            tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseRevokeRequest.SerializeToString,
+            tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseRevokeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseKeepAlive(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/etcdserverpb.Lease/LeaseKeepAlive',
+            tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseKeepAliveRequest.SerializeToString,
+            tidegate_dot_proto_dot_etcdserverpb__pb2.LeaseKeepAliveResponse.FromString,
             options,
             channel_credentials,
             insecure,

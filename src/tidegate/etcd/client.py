@@ -1,0 +1,235 @@
+"""Calls to an etcd cluster (v3 API): whichever endpoint answers, for as long as it is worth asking.
+
+etcd's own proto files are the reference for what a call means (etcd 3.4 and later, `rpc.proto`, `kv.proto`).
+Every call here is linearizable. Thread-safe; calls block.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.kvclient.channel import ChannelPool, beginning
+from tidegate.proto import etcdserverpb_pb2 as pb
+from tidegate.proto import etcdserverpb_pb2_grpc as rpc
+from tidegate.tls import Tls
+
+T = TypeVar("T")
+
+CALL_S: Final = 3.0
+"""One attempt. etcd itself gives up on a request it cannot commit after 5 to 7 s."""
+PATIENCE_S: Final = 10.0
+PAUSE_S: Final = 0.1
+ELSEWHERE: Final = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+    }
+)
+"""Answers after which another endpoint, or the same one later, may do better."""
+REFUSED: Final = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+
+
+class Unanswered(Exception):
+    """An attempt that ended without an answer: what it asked for may have been done all the same."""
+
+
+class EtcdClient:
+    """A client of one cluster at `endpoints` = `[http[s]://]host:port[,...]`.
+
+    `tls`: the certificates for https, by default those of the environment (`tidegate.tls`). An endpoint
+    without a scheme uses TLS if there are certificates. Raises InvalidInput for endpoints that will not do.
+    """
+
+    def __init__(self, endpoints: str, *, tls: Tls | None = None, patience_s: float = PATIENCE_S) -> None:
+        self.endpoints, secure = parse_endpoints(endpoints)
+        known = tls or Tls.from_environment()
+        if secure and known is None:
+            raise InvalidInput(
+                "etcd is to be reached by TLS, and there are no certificates.",
+                where=endpoints,
+                fix="give --ca, and --cert and --key if etcd asks for them (tidegate --help)",
+            )
+        self._pool = ChannelPool(known if secure or secure is None else None)
+        self._patience_s = patience_s
+        self._lock = threading.Lock()
+        self._at = 0
+        self._closed = False
+
+    @property
+    def where(self) -> str:
+        """For errors: all endpoints."""
+        return ",".join(self.endpoints)
+
+    def range(self, key: bytes, end: bytes = b"", *, limit: int = 0, revision: int = 0) -> Any:
+        """A RangeResponse: one key, or those in [key, end). `revision` 0: the latest."""
+        request = pb.RangeRequest(key=key, range_end=end, limit=limit, revision=revision)
+        return self._ask(lambda at: self._pool.stub(at, rpc.KVStub).Range, request)
+
+    def try_txn(self, request: Any, timeout_s: float = CALL_S) -> Any:
+        """One attempt at a TxnResponse. Raises Unanswered; the next attempt goes to another endpoint."""
+        return self._attempt(lambda at: self._pool.stub(at, rpc.KVStub).Txn, request, timeout_s)
+
+    def try_txns(self, requests: Sequence[Any], timeout_s: float = CALL_S) -> list[Any]:
+        """One attempt at each of several, all at once: TxnResponses, or Unanswered in their place."""
+        address = self._address()
+        calls: list[Any] = []
+        for request in requests:
+            try:
+                with beginning(address):
+                    calls.append(self._pool.stub(address, rpc.KVStub).Txn.future(request, timeout=timeout_s))
+            except Retryable as error:
+                calls.append(Unanswered(str(error)))
+        return [self._collect(address, one) for one in calls]
+
+    def _collect(self, address: str, call: Any) -> Any:
+        if isinstance(call, Unanswered):
+            return call
+        try:
+            return call.result()
+        except grpc.FutureCancelledError as error:
+            return Unanswered(str(error))
+        except grpc.RpcError as error:
+            try:
+                raise self._failure(address, error) from error
+            except Unanswered as unanswered:
+                return unanswered
+
+    def grant_lease(self, ttl_s: int) -> tuple[int, int]:
+        """A new lease: its id, and the seconds that etcd really gives it."""
+        found = self._ask(
+            lambda at: self._pool.stub(at, rpc.LeaseStub).LeaseGrant, pb.LeaseGrantRequest(TTL=ttl_s)
+        )
+        if found.error:
+            raise Retryable("etcd grants no lease.", where=self.where, why=found.error)
+        return int(found.ID), int(found.TTL)
+
+    def keep_alive(self, lease: int, timeout_s: float) -> int:
+        """One attempt to renew a lease: the seconds it has from now on; 0: it is gone. Raises Unanswered."""
+
+        def renew(address: str) -> Callable[..., Any]:
+            stub = self._pool.stub(address, rpc.LeaseStub)
+
+            def once(request: Any, timeout: float) -> Any:
+                answers = stub.LeaseKeepAlive(iter([request]), timeout=timeout)
+                try:
+                    return next(answers)
+                except StopIteration:
+                    raise Unanswered("the stream ended without an answer") from None
+                finally:
+                    answers.cancel()
+
+            return once
+
+        return int(self._attempt(renew, pb.LeaseKeepAliveRequest(ID=lease), timeout_s).TTL)
+
+    def revoke(self, lease: int) -> None:
+        """End a lease, and delete its keys. One that is gone already is no error."""
+        try:
+            self._ask(
+                lambda at: self._pool.stub(at, rpc.LeaseStub).LeaseRevoke, pb.LeaseRevokeRequest(ID=lease)
+            )
+        except _NotFound:
+            return
+
+    def close(self) -> None:
+        """End all calls."""
+        self._closed = True
+        self._pool.close()
+
+    def _ask(self, method: Callable[[str], Callable[..., Any]], request: Any) -> Any:
+        """Until there is an answer, for a request that may be done twice."""
+        return self.until_answered(lambda: self._attempt(method, request, CALL_S))
+
+    def until_answered(self, attempt: Callable[[], T]) -> T:
+        """Attempts with pauses. Raises Retryable when the patience is over."""
+        end = time.monotonic() + self._patience_s
+        while True:
+            try:
+                return attempt()
+            except Unanswered as error:
+                if self._closed or time.monotonic() + PAUSE_S >= end:
+                    raise Retryable(
+                        "etcd does not answer.",
+                        where=self.where,
+                        why=str(error),
+                        fix="check that most members of etcd run and can be reached; it is asked again",
+                    ) from error
+            time.sleep(PAUSE_S)
+
+    def _address(self) -> str:
+        with self._lock:
+            return self.endpoints[self._at % len(self.endpoints)]
+
+    def _attempt(self, method: Callable[[str], Callable[..., Any]], request: Any, timeout_s: float) -> Any:
+        address = self._address()
+        try:
+            with beginning(address):
+                return method(address)(request, timeout=timeout_s)
+        except Retryable as error:
+            raise Unanswered(str(error)) from error
+        except grpc.RpcError as error:
+            raise self._failure(address, error) from error
+
+    def _failure(self, address: str, error: grpc.RpcError) -> Exception:
+        """What a call's error means; the next call goes to the next endpoint if this one may be at fault."""
+        code, details = error.code(), str(error.details())
+        if code is grpc.StatusCode.NOT_FOUND:
+            return _NotFound(details, where=address)
+        if code in REFUSED:
+            return InvalidInput(
+                "etcd refuses us.",
+                where=address,
+                why=details,
+                fix="use an etcd that lets clients in by their certificates, or by none; we have no password",
+            )
+        if code not in ELSEWHERE:
+            return InvalidInput("etcd refuses a request.", where=address, why=f"{code.name}: {details}")
+        with self._lock:
+            if self.endpoints[self._at % len(self.endpoints)] == address:
+                self._at += 1
+        return Unanswered(f"{address}: {code.name}: {details}")
+
+
+class _NotFound(InvalidInput):
+    """There is no such lease."""
+
+
+def parse_endpoints(text: str) -> tuple[tuple[str, ...], bool | None]:
+    """`host:port` of each endpoint, and whether they use TLS; None: none says so. Raises InvalidInput."""
+    found, schemes = [], set()
+    for one in filter(None, (each.strip().rstrip("/") for each in text.split(","))):
+        scheme, _, address = one.rpartition("://")
+        host, _, port = address.rpartition(":")
+        if (
+            scheme not in ("", "http", "https")
+            or not host
+            or not port.isdecimal()
+            or "@" in host
+            or "/" in address
+        ):
+            raise InvalidInput(
+                "This is not an endpoint of etcd.",
+                where=one if "@" not in one else "an endpoint with a user name",
+                fix="give http://HOST:PORT, https://HOST:PORT or HOST:PORT, several with commas between them",
+            )
+        found.append(address)
+        schemes.add(scheme)
+    if not found or len(schemes) > 1:
+        raise InvalidInput(
+            "The endpoints of etcd are missing."
+            if not found
+            else "The endpoints of etcd differ in http and https.",
+            where=text,
+            fix="--etcd http://HOST:PORT[,http://HOST:PORT...]",
+        )
+    return tuple(found), {"": None, "http": False, "https": True}[schemes.pop()]

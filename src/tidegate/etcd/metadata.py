@@ -1,0 +1,225 @@
+"""The metadata store of several captures: `control.metadata.MetadataStore` over etcd.
+
+    guards, and each written key's revision as we know it --Txn--> yes: written
+                                                          +------> no: all these keys as they are now
+
+Why the second kind of guard: an attempt whose answer does not come is made again, and the first may still be
+on its way. Were it to arrive after later writes, it would set an older value, such as a checkpoint that goes
+back. With the key's revision in it, it can be carried out once, and only where it was meant.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from tidegate.control.metadata import Compare, Delete, KeyValue, Outcome, Put, Transaction
+from tidegate.errors import Fatal
+from tidegate.etcd.client import EtcdClient, Unanswered
+from tidegate.proto import etcdserverpb_pb2 as pb
+
+SCHEME: Final = "etcd:"
+PAGE: Final = 500
+"""Keys read at once; one is a few KiB."""
+ROUNDS: Final = 16
+"""How often a transaction is tried because another writes the same keys without a guard. Nobody does."""
+KNOWN_MAX: Final = 100_000
+"""Keys whose revision is remembered. Beyond, all are forgotten, and read when they are written next."""
+
+
+class EtcdMetadata:
+    """A `control.metadata.MetadataStore`. Thread-safe; calls block until etcd has answered, or Retryable.
+
+    After Retryable a write may have happened or not.
+    """
+
+    def __init__(self, client: EtcdClient) -> None:
+        self.client = client
+        self._lock = threading.Lock()
+        self._known: dict[str, int] = {}
+
+    def get(self, key: str) -> KeyValue | None:
+        """The latest committed value of a key."""
+        found = self.client.range(key.encode())
+        return _key_value(found.kvs[0]) if found.kvs else None
+
+    def under(self, prefix: str) -> Sequence[KeyValue]:
+        """All keys that begin with `prefix`, in key order, as of one revision."""
+        at, end = prefix.encode(), _after(prefix.encode())
+        found: list[KeyValue] = []
+        revision = 0
+        while True:
+            page = self.client.range(at, end, limit=PAGE, revision=revision)
+            found += [_key_value(one) for one in page.kvs]
+            if not page.more:
+                return found
+            revision = revision or int(page.header.revision)
+            at = page.kvs[-1].key + b"\0"
+
+    def transact(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Outcome:
+        """Apply all writes at one new revision if all guards hold, else none."""
+        return self._through(
+            Transaction(tuple(guards), tuple(writes)), self._request(guards, writes), unsure=False
+        )
+
+    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+        """As if one after the other. If it raises, each may have been applied or not."""
+        outcomes: list[Outcome] = []
+        for group in _apart(asked):
+            requests = [self._request(one.guards, one.writes) for one in group]
+            answers = self.client.try_txns(requests)
+            for one, request, answer in zip(group, requests, answers, strict=True):
+                if isinstance(answer, Unanswered):
+                    outcomes.append(self._through(one, request, unsure=True))
+                    continue
+                outcome = self._judge(one, answer, unsure=False)
+                if outcome is None:
+                    outcome = self._through(one, self._request(one.guards, one.writes), unsure=False)
+                outcomes.append(outcome)
+        return outcomes
+
+    def close(self) -> None:
+        """Give up the connections."""
+        self.client.close()
+
+    def _through(self, asked: Transaction, request: Any, *, unsure: bool) -> Outcome:
+        """Ask until it is known what has become of it. `unsure`: an attempt was made and not answered."""
+        state = [unsure]
+
+        def attempt() -> Any:
+            try:
+                return self.client.try_txn(request)
+            except Unanswered:
+                state[0] = True
+                raise
+
+        for _ in range(ROUNDS):
+            outcome = self._judge(asked, self.client.until_answered(attempt), unsure=state[0])
+            if outcome is not None:
+                return outcome
+            # An attempt that is still under way cannot be carried out any more: its guard has failed.
+            request, state[0] = self._request(asked.guards, asked.writes), False
+        raise Fatal(
+            "Somebody else writes the keys of this cluster's captures.",
+            where=", ".join(write.key for write in asked.writes),
+            why=f"they changed between {ROUNDS} attempts, and no owner's key did",
+            fix="find out who writes below /tidegate in this etcd, and stop it",
+        )
+
+    def _request(self, guards: Sequence[Compare], writes: Sequence[Put | Delete]) -> Any:
+        keys = [write.key for write in writes]
+        with self._lock:
+            known = {key: self._known.get(key) for key in keys}
+        for key in (key for key, revision in known.items() if revision is None):
+            found = self.get(key)
+            known[key] = found.mod_revision if found is not None else 0
+        compares = [one for guard in guards for one in _compares(guard)]
+        compares += [_mod(key, revision or 0) for key, revision in known.items()]
+        looked_at = dict.fromkeys([*keys, *(guard.key for guard in guards)])
+        return pb.TxnRequest(
+            compare=compares,
+            success=[_operation(write) for write in writes],
+            failure=[pb.RequestOp(request_range=pb.RangeRequest(key=key.encode())) for key in looked_at],
+        )
+
+    def _judge(self, asked: Transaction, answer: Any, *, unsure: bool) -> Outcome | None:
+        """What has become of a transaction; None: a written key had another revision than we knew."""
+        revision = int(answer.header.revision)
+        if answer.succeeded:
+            self._remember((write.key, revision if isinstance(write, Put) else 0) for write in asked.writes)
+            return Outcome(True, revision)
+        found = {
+            one.key: one
+            for part in answer.responses
+            for kv in part.response_range.kvs
+            for one in [_key_value(kv)]
+        }
+        self._remember(
+            (write.key, found[write.key].mod_revision if write.key in found else 0) for write in asked.writes
+        )
+        if unsure and (done := _done_at(asked.writes, found, revision)):
+            return Outcome(True, done)
+        return None if all(_holds(guard, found) for guard in asked.guards) else Outcome(False, revision)
+
+    def _remember(self, revisions: Iterable[tuple[str, int]]) -> None:
+        with self._lock:
+            if len(self._known) > KNOWN_MAX:
+                self._known.clear()
+            self._known.update(revisions)
+
+
+@lru_cache(maxsize=8)
+def shared(place: str) -> EtcdMetadata:
+    """The store at `etcd:ENDPOINTS`, with the connections that this process already has to it."""
+    return EtcdMetadata(EtcdClient(place.removeprefix(SCHEME)))
+
+
+def _apart(asked: Sequence[Transaction]) -> Iterable[list[Transaction]]:
+    """Groups of transactions that may be under way together: none writes what another writes or compares."""
+    group: list[Transaction] = []
+    written: set[str] = set()
+    compared: set[str] = set()
+    for one in asked:
+        writes, guards = {write.key for write in one.writes}, {guard.key for guard in one.guards}
+        if writes & (written | compared) or guards & written:
+            yield group
+            group, written, compared = [], set(), set()
+        group.append(one)
+        written |= writes
+        compared |= guards
+    if group:
+        yield group
+
+
+def _done_at(writes: Sequence[Put | Delete], found: Mapping[str, KeyValue], now: int) -> int:
+    """At which revision these writes have been applied; 0: they were not, or another has written since."""
+    if not any(isinstance(write, Put) for write in writes):
+        return now if not any(write.key in found for write in writes) else 0
+    revisions = set()
+    for write in writes:
+        held = found.get(write.key)
+        if isinstance(write, Delete):
+            if held is not None:
+                return 0
+        elif held is None or held.value != write.value:
+            return 0
+        else:
+            revisions.add(held.mod_revision)
+    return revisions.pop() if len(revisions) == 1 else 0
+
+
+def _holds(guard: Compare, found: Mapping[str, KeyValue]) -> bool:
+    held = found.get(guard.key)
+    created, modified = (held.create_revision, held.mod_revision) if held is not None else (0, 0)
+    return guard.create_revision in (None, created) and guard.mod_revision in (None, modified)
+
+
+def _compares(guard: Compare) -> Iterable[Any]:
+    key = guard.key.encode()
+    if guard.mod_revision is not None:
+        yield _mod(guard.key, guard.mod_revision)
+    if guard.create_revision is not None:
+        yield pb.Compare(target=pb.Compare.CREATE, key=key, create_revision=guard.create_revision)
+
+
+def _mod(key: str, revision: int) -> Any:
+    return pb.Compare(target=pb.Compare.MOD, key=key.encode(), mod_revision=revision)
+
+
+def _operation(write: Put | Delete) -> Any:
+    if isinstance(write, Delete):
+        return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=write.key.encode()))
+    return pb.RequestOp(request_put=pb.PutRequest(key=write.key.encode(), value=write.value))
+
+
+def _key_value(found: Any) -> KeyValue:
+    return KeyValue(
+        found.key.decode(), bytes(found.value), int(found.create_revision), int(found.mod_revision)
+    )
+
+
+def _after(prefix: bytes) -> bytes:
+    """The least key above all that begin with a prefix, which is text: its last byte is below 0xff."""
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else b"\0"

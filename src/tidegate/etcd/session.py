@@ -1,0 +1,88 @@
+"""A capture's lease in etcd, and until when the capture may rely on it.
+
+    grant --every TTL / 3--> renew, renew, ...        no answer for TTL - margin, or "it is gone" --> lost
+
+etcd ends a lease one TTL after it has answered a renewal. The answer takes time to arrive, and the capture
+may be stopped in between. So the capture counts from the moment at which it *sent* the renewal, and gives up
+a margin earlier: by its own clock it has ended before somebody else can take over by etcd's. The clock is
+the one that goes on while a machine sleeps (CLOCK_BOOTTIME).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.etcd.client import EtcdClient, Unanswered
+
+LEAST_TTL_S: Final = 3
+RENEWALS: Final = 3
+"""How often a lease is renewed within its TTL."""
+MARGIN: Final = 0.2
+"""The share of a TTL that is given up at its end."""
+PAUSE_S: Final = 0.1
+"""After a renewal that was not answered."""
+
+
+def now_s() -> float:
+    """Seconds by a clock that neither jumps nor stops while the machine sleeps."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
+
+
+@dataclass(slots=True)
+class LocalLease:
+    """Until when a lease may be relied on here. Pure."""
+
+    until: float = float("-inf")
+    gone: bool = False
+
+    def renewed(self, sent: float, ttl_s: int) -> None:
+        """A renewal that was sent then has been answered."""
+        if ttl_s <= 0:
+            self.gone = True
+        else:
+            self.until = max(self.until, sent + ttl_s * (1 - MARGIN))
+
+    def holds(self, now: float) -> bool:
+        """Whether nobody can have taken over yet."""
+        return not self.gone and now < self.until
+
+
+class Session:
+    """A lease that a thread renews until `close`. Raises Retryable when etcd does not answer at the start."""
+
+    def __init__(self, client: EtcdClient, ttl_s: int) -> None:
+        self._client, self._lease, self._ended = client, LocalLease(), threading.Event()
+        sent = now_s()
+        self.lease, self.ttl_s = client.grant_lease(ttl_s)
+        self._lease.renewed(sent, self.ttl_s)
+        self.why_lost = "no answer of etcd"
+        self._thread = threading.Thread(target=self._renew, name="etcd session", daemon=True)
+        self._thread.start()
+
+    @property
+    def holds(self) -> bool:
+        """Whether the capture may rely on its keys."""
+        return self._lease.holds(now_s())
+
+    def close(self) -> None:
+        """End the lease: its keys go, and whoever waits for them need not wait for the TTL."""
+        self._ended.set()
+        self._client.revoke(self.lease)
+
+    def _renew(self) -> None:
+        pause = self.ttl_s / RENEWALS
+        while not self._ended.wait(pause):
+            sent = now_s()
+            try:
+                self._lease.renewed(sent, self._client.keep_alive(self.lease, self.ttl_s / RENEWALS))
+            except Unanswered as error:
+                self.why_lost, pause = str(error), PAUSE_S
+                continue
+            if self._lease.gone:
+                self.why_lost = "etcd has ended the lease"
+                return
+            pause = self.ttl_s / RENEWALS

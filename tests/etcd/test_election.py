@@ -1,0 +1,115 @@
+"""Sessions and the election, over a real etcd."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.etcd.line import Line
+from tidegate.control.metadata import Compare, Put
+from tidegate.errors import Retryable
+from tidegate.etcd.client import EtcdClient
+from tidegate.etcd.election import Election, capture_prefix, put_leased
+from tidegate.etcd.metadata import EtcdMetadata
+from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session
+
+NUMBERS = iter(range(1_000_000, 2_000_000))
+WAIT_S = 60
+
+
+@pytest.fixture
+def cluster() -> int:
+    return next(NUMBERS)
+
+
+@pytest.fixture
+def client(etcd: str) -> Iterator[EtcdClient]:
+    one = EtcdClient(etcd)
+    yield one
+    one.close()
+
+
+def wait(what: object, holds: object) -> None:
+    end = time.monotonic() + WAIT_S
+    while not holds():  # type: ignore[operator]
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def test_a_local_lease_counts_from_when_it_was_sent_and_ends_early() -> None:
+    lease = LocalLease()
+    assert not lease.holds(0.0)
+    lease.renewed(10.0, 5)
+    assert lease.holds(10.0 + 5 * (1 - MARGIN) - 0.001)
+    assert not lease.holds(10.0 + 5 * (1 - MARGIN))
+    lease.renewed(12.0, 5)
+    lease.renewed(11.0, 5)  # an answer that was overtaken
+    assert lease.holds(12.0 + 5 * (1 - MARGIN) - 0.001)
+    lease.renewed(13.0, 0)
+    assert not lease.holds(13.0)
+
+
+def test_the_oldest_is_the_owner_and_the_next_has_a_higher_revision(client: EtcdClient, cluster: int) -> None:
+    sessions = [Session(client, 10) for _ in range(3)]
+    elections = [
+        Election(client, cluster, one.lease, name) for one, name in zip(sessions, "abc", strict=True)
+    ]
+    assert elections[0].owner() is None
+    for one in elections:
+        one.stand()
+        one.stand()  # a second time changes nothing
+    store, revisions = EtcdMetadata(client), []
+    for session, name in zip(sessions, "abc", strict=True):
+        owner = elections[0].owner()
+        assert owner is not None
+        assert owner.capture == name
+        guard = Compare(owner.key, mod_revision=owner.revision)
+        assert store.transact([guard], [Put(f"/{cluster}/x", name.encode())]).succeeded
+        revisions.append(owner.revision)
+        session.close()
+        assert not store.transact([guard], [Put(f"/{cluster}/x", b"zombie")]).succeeded
+    assert revisions == sorted(set(revisions))
+    assert elections[0].owner() is None
+
+
+def test_a_session_that_is_not_renewed_ends_here_before_it_ends_in_etcd(
+    etcd: str, client: EtcdClient, cluster: int
+) -> None:
+    line = Line(etcd)
+    session = Session(EtcdClient(line.endpoint, patience_s=1), LEAST_TTL_S)
+    election = Election(client, cluster, session.lease, "a")
+    election.stand()
+    wait("renewed", lambda: session.holds)
+    line.requests.clear()
+    line.cut()
+    wait("over here", lambda: not session.holds)
+    assert election.owner() is not None, "etcd must still keep it"
+    wait("over in etcd", lambda: election.owner() is None)
+    assert session.why_lost
+    line.close()
+
+
+def test_a_session_lives_as_long_as_it_is_renewed(client: EtcdClient, cluster: int) -> None:
+    session = Session(client, LEAST_TTL_S)
+    first = session._lease.until
+    wait("renewed twice", lambda: session._lease.until > first + LEAST_TTL_S * 0.5)
+    assert session.holds
+    client.revoke(session.lease)
+    wait("gone", lambda: session._lease.gone)
+    assert not session.holds
+    assert "ended the lease" in session.why_lost
+    session.close()  # what is gone is no error
+
+
+def test_a_name_belongs_to_one_session(client: EtcdClient, cluster: int) -> None:
+    one, two = Session(client, 10), Session(client, 10)
+    key = capture_prefix(cluster) + "a"
+    put_leased(client, key, b"1", one.lease)
+    put_leased(client, key, b"1", one.lease)
+    with pytest.raises(Retryable, match="Another capture has this name"):
+        put_leased(client, key, b"2", two.lease)
+    one.close()
+    put_leased(client, key, b"2", two.lease)
+    two.close()

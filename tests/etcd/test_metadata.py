@@ -1,0 +1,138 @@
+"""Writes to etcd whose answer is lost: done once, and never late."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tests.etcd.line import Line
+from tidegate.control.metadata import Compare, Delete, Put, Transaction
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.etcd import client as client_module
+from tidegate.etcd.client import EtcdClient, Unanswered, parse_endpoints
+from tidegate.etcd.metadata import EtcdMetadata
+
+
+@pytest.fixture
+def line(etcd: str) -> Iterator[Line]:
+    one = Line(etcd)
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def key() -> str:
+    return f"/{uuid.uuid4().hex}/a"
+
+
+def lose_the_answer(line: Line, store: EtcdMetadata, transactions: list[Transaction]) -> list[Any]:
+    """The transactions' outcomes, where the first attempt's answers do not arrive."""
+    store.get("/")  # the connection is open
+    line.answers.clear()
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(store.transact_all, transactions)
+        assert line.swallowed.wait(60)
+        line.answers.set()
+        line.cut()
+        return asked.result(60)
+
+
+def test_a_write_whose_answer_is_lost_was_ours(etcd: str, line: Line, key: str) -> None:
+    """Its guard fails at the second attempt, because of the first."""
+    store, direct = EtcdMetadata(EtcdClient(line.endpoint)), EtcdMetadata(EtcdClient(etcd))
+    absent = Compare(key, mod_revision=0)
+    (outcome,) = lose_the_answer(line, store, [Transaction((absent,), (Put(key, b"ours"),))])
+    found = direct.get(key)
+    assert found is not None
+    assert (outcome.succeeded, outcome.revision) == (True, found.mod_revision)
+    guard = Compare(key, mod_revision=found.mod_revision)
+    line.swallowed.clear()
+    (outcome,) = lose_the_answer(line, store, [Transaction((guard,), (Delete(key),))])
+    assert outcome.succeeded
+    assert direct.get(key) is None
+
+
+def test_a_write_that_another_was_quicker_with_is_not_ours(etcd: str, key: str) -> None:
+    store, other = EtcdMetadata(EtcdClient(etcd)), EtcdMetadata(EtcdClient(etcd))
+    other.transact([], [Put(key, b"theirs")])
+    assert not store.transact([Compare(key, mod_revision=0)], [Put(key, b"ours")]).succeeded
+
+
+class Late:
+    """A client whose first attempt is not answered, and is carried out only when the test says so."""
+
+    def __init__(self, endpoints: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.client = EtcdClient(endpoints)
+        self.held: list[Any] = []
+        self._send = self.client.try_txn
+        monkeypatch.setattr(self.client, "try_txn", self._first_is_held)
+
+    def _first_is_held(self, request: Any, timeout_s: float = 3.0) -> Any:
+        if not self.held:
+            self.held.append(request)
+            raise Unanswered("on its way")
+        return self._send(request, timeout_s)
+
+    def arrives(self) -> Any:
+        return self._send(self.held[0])
+
+
+def test_an_attempt_that_arrives_late_sets_no_older_value(
+    etcd: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would set a checkpoint back."""
+    late = Late(etcd, monkeypatch)
+    store = EtcdMetadata(late.client)
+    assert store.transact([], [Put(key, b"100")]).succeeded
+    assert store.transact([], [Put(key, b"200")]).succeeded
+    assert not late.arrives().succeeded
+    found = store.get(key)
+    assert found is not None
+    assert found.value == b"200"
+
+
+def test_no_answer_is_an_error_that_says_where(line: Line, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "CALL_S", 0.2)
+    client = EtcdClient(line.endpoint, patience_s=0.5)
+    line.close()
+    with pytest.raises(Retryable, match="etcd does not answer") as raised:
+        EtcdMetadata(client).transact([], [Put(key, b"1")])
+    assert line.endpoint.removeprefix("http://") in str(raised.value)
+
+
+def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, line: Line, key: str) -> None:
+    line.close()
+    store = EtcdMetadata(EtcdClient(f"{line.endpoint},{etcd}"))
+    assert store.transact([], [Put(key, b"1")]).succeeded
+    found = store.transact_all([Transaction((), (Put(key + str(n), b"1"),)) for n in range(8)])
+    assert all(one.succeeded for one in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("http://a:1,http://b:2/", (("a:1", "b:2"), False)),
+        ("https://a:1", (("a:1",), True)),
+        ("a:1, b:2", (("a:1", "b:2"), None)),
+        ("http://[::1]:2379", (("[::1]:2379",), False)),
+    ],
+)
+def test_endpoints(text: str, found: object) -> None:
+    assert parse_endpoints(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:b", "http://a:1,https://b:2", "ftp://a:1", "http://u:p@a:1"])
+def test_endpoints_that_will_not_do(text: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        parse_endpoints(text)
+    assert "u:p" not in str(raised.value)
+
+
+def test_tls_without_certificates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TIDEGATE_CA", raising=False)
+    with pytest.raises(InvalidInput, match="no certificates"):
+        EtcdClient("https://127.0.0.1:1")
