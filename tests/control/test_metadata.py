@@ -74,6 +74,17 @@ def test_a_grant_takes_its_ranges_from_whoever_has_them_and_names_him_until_he_i
     assert stored["b"].incarnation == 4
 
 
+def test_who_takes_from_one_that_had_not_fenced_its_givers_yet_fences_them() -> None:
+    """`a` may still write: `b` has died between its grant and its first fence."""
+    stored: dict[str, Grant] = {}
+    for seq, (capture, slots) in enumerate([("a", 4), ("b", 2), ("c", 3)], 1):
+        stored.update(raised(stored, capture, "i", (seq, 1), [ALL], slots))
+    assert dict(stored["c"].givers) == {"a": 4, "b": 2}
+    stored.update(raised(stored, "a", "i", (4, 1), [ALL], 1))
+    assert dict(stored["a"].givers) == {"b": 2, "c": 3}, "and its own slots, which it fences anyway"
+    assert stored["a"].slots == 4
+
+
 def test_a_part_of_a_range_that_is_taken_takes_all_of_it() -> None:
     stored = {"a": Grant("i", (1, 1), 1, 4, (GrantedRange(LOW, (1, 1)), GrantedRange(HIGH, (1, 1))))}
     changed = raised(stored, "b", "i", (1, 2), [Span(b"c", b"d")], 4)

@@ -71,11 +71,11 @@ class Late:
         self._send = self.client.try_txn
         monkeypatch.setattr(self.client, "try_txn", self._first_is_held)
 
-    def _first_is_held(self, request: Any, timeout_s: float = 3.0) -> Any:
+    def _first_is_held(self, request: Any) -> Any:
         if not self.held:
             self.held.append(request)
             raise Unanswered("on its way")
-        return self._send(request, timeout_s)
+        return self._send(request)
 
     def arrives(self) -> Any:
         return self._send(self.held[0])

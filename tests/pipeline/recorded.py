@@ -99,7 +99,7 @@ class RecordedFeed:
             "ranges": [["", ""]],
             "givers": {},
             "store_dir": str(self.store_dir),
-            "metadata_path": str(self.folder / "metadata.db"),
+            "metadata": str(self.folder / "metadata.db"),
             "socket_path": str(self.folder / "control.sock"),
         }
         for earlier in self.feed_dir.glob("spec-*.json"):

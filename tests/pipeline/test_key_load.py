@@ -81,7 +81,7 @@ class KeyFeed:
             "ranges": [["", ""]],
             "givers": {},
             "store_dir": str(self._folder),
-            "metadata_path": str(self._folder / "metadata.db"),
+            "metadata": str(self._folder / "metadata.db"),
             "socket_path": "",
             "load": True,
         }

@@ -46,7 +46,7 @@ def spec(kafka: str, new_topic: Callable[..., str], tmp_path: Path) -> FeedSpec:
         givers={},
         store_dir=nowhere,
         feed_dir=tmp_path,
-        metadata_path=nowhere,
+        metadata=str(nowhere),
         socket_path=nowhere,
     )
 

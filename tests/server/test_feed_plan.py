@@ -6,9 +6,10 @@ import pytest
 
 from tidegate.config import merge_config, parse_sink_uri
 from tidegate.control.barrier import SpanTask
-from tidegate.control.metadata import FeedId, Grant, Put, grant_key
+from tidegate.control.metadata import FeedId, Grant, GrantedRange, Put, grant_key, raised
 from tidegate.disk import DiskFull
 from tidegate.errors import Fenced
+from tidegate.model.span import Span
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.server.catalogues import DDL_SPAN_ID
 from tidegate.server.feed_plan import BarrierFile, FeedPlan, Paths, write_spec
@@ -25,10 +26,10 @@ def test_a_feed_made_again_in_a_new_metadata_store_is_not_the_one_that_was_there
     plan.folder.mkdir(parents=True)
     spec = FeedSpec.load(write_spec(plan, Grant("old", (1, 1), 1, 4)))
     store = SqliteMetadata(plan.paths.metadata)
-    key = grant_key(7, FEED, "c")
-    store.transact([], [Put(key, Grant("old", (1, 1), 1, 4).to_bytes())])
+    key, ranges = grant_key(7, FEED, "c"), (GrantedRange(Span(b"", b""), (1, 1)),)
+    store.transact([], [Put(key, Grant("old", (1, 1), 1, 4, ranges).to_bytes())])
     spec.prove()
-    store.transact([], [Put(key, Grant("new", (1, 1), 1, 4).to_bytes())])
+    store.transact([], [Put(key, Grant("new", (1, 1), 1, 4, ranges).to_bytes())])
     with pytest.raises(Fenced, match="Another incarnation") as caught:
         spec.prove()
     assert "'new'" in caught.value.why
@@ -36,6 +37,23 @@ def test_a_feed_made_again_in_a_new_metadata_store_is_not_the_one_that_was_there
     write_spec(plan, Grant("new", (1, 1), 1, 4))
     with pytest.raises(Fenced, match="has been replaced"):
         FeedSpec.load(plan.folder / Grant("old", (1, 1), 1, 4).spec_file)
+    store.close()
+
+
+def test_who_was_taken_over_has_no_proof_any_more(tmp_path: Path) -> None:
+    """Only the ranges are taken from its grant. With a proof it could fence the one that took them."""
+    uri = parse_sink_uri("kafka://127.0.0.1:1/topic?protocol=canal-json")
+    plan = FeedPlan(7, FEED, uri, merge_config({}, uri), "i", Paths(tmp_path, tmp_path / "events"), "a")
+    plan.folder.mkdir(parents=True)
+    stored = raised({}, "a", "i", (1, 1), [Span(b"", b"")], 4)
+    spec = FeedSpec.load(write_spec(plan, stored["a"]))
+    store = SqliteMetadata(plan.paths.metadata)
+    store.transact([], [Put(grant_key(7, FEED, "a"), stored["a"].to_bytes())])
+    spec.prove()
+    taken = raised(stored, "b", "i", (2, 1), [Span(b"", b"")], 4)
+    store.transact([], [Put(grant_key(7, FEED, name), one.to_bytes()) for name, one in taken.items()])
+    with pytest.raises(Fenced, match="Another incarnation"):
+        spec.prove()
     store.close()
 
 

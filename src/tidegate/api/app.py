@@ -12,11 +12,13 @@ from typing import Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidegate.api import captures, changefeeds, operations, readers, status
+from tidegate.api import captures, changefeeds, forward, operations, readers, status
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.server.capture import Capture
@@ -57,9 +59,30 @@ ROUTES: Final = [
 ]
 
 
+class ForOwner:
+    """Passes a capture's requests on to the owner while the capture stands by."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """An ASGI application."""
+        if scope["type"] == "http":
+            request = Request(scope, receive)
+            if forward.is_for_owner(request):
+                try:
+                    answer = await forward.to_owner(request)
+                except TidegateError as error:
+                    answer = await _refused(request, error)
+                await answer(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
 def create_app(capture: Capture) -> Starlette:
     """The API of a running capture."""
     app = Starlette(
+        middleware=[Middleware(ForOwner)],
         routes=[
             Mount("/api/v2", routes=ROUTES),
             Route("/status", status.show, methods=["GET"]),

@@ -1,6 +1,8 @@
-"""Captures and processors: one capture, one processor a feed for now."""
+"""Captures and processors: a feed has one processor for now, on the capture that owns it."""
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,13 +15,19 @@ from tidegate.server.new_feed import Refused
 async def show_all(request: Request) -> Response:
     """GET /captures."""
     capture = capture_of(request)
-    item = {
-        "id": capture.id,
-        "is_owner": True,
-        "address": capture.options.address,
-        "cluster_id": str(capture.cluster),
-    }
-    return JSONResponse({"total": 1, "items": [item]})
+    there = [(capture.id, capture.options.address)]
+    if (member := capture.membership) is not None:
+        there = [(one.id, one.address) for one in await asyncio.to_thread(member.captures)]
+    items = [
+        {
+            "id": found,
+            "is_owner": found == capture.id,
+            "address": address,
+            "cluster_id": str(capture.cluster),
+        }
+        for found, address in there
+    ]
+    return JSONResponse({"total": len(items), "items": items})
 
 
 async def processors(request: Request) -> Response:

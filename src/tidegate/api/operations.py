@@ -111,7 +111,7 @@ async def delete_gc_safepoint(request: Request) -> Response:
     await body_of(request)
     capture = capture_of(request)
     for scope in {-1, *capture.node.histories}:
-        service = service_id(capture.cluster, capture.node.identity, scope)
+        service = service_id(capture.cluster, capture.node.holder, scope)
         await asyncio.to_thread(capture.pd.hold_history, service, 0, 0, scope)
     event(LOG, logging.WARNING, "service GC safepoint deleted by request")
     return JSONResponse({})

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -20,8 +21,12 @@ import uvicorn
 from tidegate.api.app import create_app
 from tidegate.api.door import CONNECTIONS_MAX, Door, Rules
 from tidegate.api.listening import address_of, server_config
-from tidegate.errors import InvalidInput, TidegateError
+from tidegate.errors import Fenced, InvalidInput, TidegateError
+from tidegate.log import event
 from tidegate.server.capture import Capture, Options
+from tidegate.server.membership import AGAIN_S
+
+LOG: Final = logging.getLogger(__name__)
 
 CLOSE_S: Final = 1
 """Grace for open HTTP requests at the end."""
@@ -68,33 +73,49 @@ async def run(
     A PD that does not answer is waited for.
     """
     check_door(listener, rules)
-    capture = Capture(dataclasses.replace(options, address=address_of(listener)))
-    server = _Server(server_config(Door(create_app(capture), rules), CONNECTIONS_MAX, CLOSE_S))
+    options = dataclasses.replace(options, address=address_of(listener))
+    capture = Capture(options)
+    app = create_app(capture)
+    server = _Server(server_config(Door(app, rules), CONNECTIONS_MAX, CLOSE_S))
     # It listens before the capture is open: while that waits for PD, its status can be asked for.
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving.add_done_callback(lambda served: stop.set())
     try:
-        if await _started(capture, stop):
-            ready(capture)
-            capture.lost.add_done_callback(lambda lost: stop.set())
-            serving.add_done_callback(lambda served: stop.set())
-            await stop.wait()
-        return capture.lost.result() if capture.lost.done() else None
+        while True:
+            lost = await _live(capture, ready, stop)
+            if stop.is_set() or not (options.etcd and isinstance(lost, Fenced)):
+                return lost
+            event(LOG, logging.WARNING, "the capture stands again", why=str(lost))
+            await capture.stop()
+            await asyncio.sleep(AGAIN_S)
+            capture = app.state.capture = Capture(options)
     finally:
         server.should_exit = True
         await serving
         await capture.stop()
 
 
-async def _started(capture: Capture, stop: asyncio.Event) -> bool:
-    """Open the capture; False when it is told to stop before that is done."""
-    starting = asyncio.create_task(capture.start())
+async def _live(capture: Capture, ready: Ready, stop: asyncio.Event) -> TidegateError | None:
+    """From the capture's start until it is told to stop, or lost: then why."""
     stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
-    if not starting.done():
-        starting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
+    starting = asyncio.create_task(capture.start())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await starting
+            return None
+        try:
             await starting
-        return False
-    await starting
-    return True
+        except Fenced as error:
+            return error if capture.lost.done() else _raised(error)
+        ready(capture)
+        await asyncio.wait((capture.lost, stopping), return_when=asyncio.FIRST_COMPLETED)
+        return capture.lost.result() if capture.lost.done() else None
+    finally:
+        stopping.cancel()
+
+
+def _raised(error: TidegateError) -> TidegateError:
+    raise error

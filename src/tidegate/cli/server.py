@@ -58,6 +58,17 @@ def server(
         str,
         typer.Option(help="Disk the event store may take, as 500MB, 20GiB; 0: no bound. Docs: trouble.md."),
     ] = "0",
+    etcd: Annotated[
+        str,
+        typer.Option(
+            help="Endpoints of an etcd, http://HOST:PORT[,...], by which several captures share the work of "
+            "one cluster: one delivers, the others stand by. Docs: captures.md."
+        ),
+    ] = "",
+    session_ttl: Annotated[
+        int,
+        typer.Option(min=3, max=600, help="Seconds without a word after which another capture takes over."),
+    ] = 10,
     puller_timeout: Annotated[
         float,
         typer.Option(
@@ -114,6 +125,9 @@ def server(
             puller_timeout_s=puller_timeout,
             gc_ttl_s=gc_ttl,
             elsewhere=bool(workers),
+            etcd=etcd,
+            session_ttl_s=session_ttl,
+            standing_by=partial(_say_standing_by, as_json=as_json),
             application_command=partial(application_command, spark_master=spark_master, workers=workers),
         )
         rules = Rules(frozenset(name.lower() for name in allow_host or []), Token.from_environment())
@@ -207,5 +221,15 @@ def _say_ready(capture: Capture, as_json: bool) -> None:
         "pid": os.getpid(),
         "version": __version__,
     }
+    if capture.options.etcd:
+        ready["owner_rev"] = capture.node.owner_rev
     text = f"capture ready: http://{address}, PD {capture.options.pd}, cluster {capture.cluster}"
     print(json.dumps(ready) if as_json else text, flush=True)
+
+
+def _say_standing_by(capture: Capture, as_json: bool) -> None:
+    address, owner = capture.options.address, capture.owner
+    at = owner.address if owner is not None else ""
+    said = {"event": "standby", "addr": address, "owner": at, "pid": os.getpid()}
+    text = f"capture stands by: http://{address}; the owner is at http://{at}"
+    print(json.dumps(said) if as_json else text, flush=True)

@@ -162,6 +162,11 @@ def identity_key(cluster: int) -> str:
     return f"{ROOT}/{cluster}/identity"
 
 
+def holder_key(cluster: int, capture: str) -> str:
+    """The key that says that a capture may hold upstream's history; without the capture it begins all."""
+    return f"{ROOT}/{cluster}/__cdc_meta__/holder/{capture}"
+
+
 def feed_key(cluster: int, feed: FeedId, what: str) -> str:
     """The key of a feed's `info` or `status`."""
     assert what in ("info", "status")
@@ -282,7 +287,11 @@ def raised(
         kept = tuple(one for one in other.ranges if all(one.id.intersect(new.id) is None for new in wanted))
         others = {giver: n for giver, n in other.givers.items() if giver != capture}
         if kept != other.ranges:
-            givers[name] = other.slots
+            givers[name] = max(other.slots, givers.get(name, 0))
+            # Those it was to fence, too: it may have died before it did.
+            for giver, slots_of in other.givers.items():
+                if giver != capture:
+                    givers[giver] = max(slots_of, givers.get(giver, 0))
         if (kept, others) != (other.ranges, other.givers):
             changed[name] = replace(other, ranges=kept, givers=others)
     incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (0, 0)

@@ -25,6 +25,7 @@ CALL_S: Final = 3.0
 """One attempt. etcd itself gives up on a request it cannot commit after 5 to 7 s."""
 PATIENCE_S: Final = 10.0
 PAUSE_S: Final = 0.1
+HURRY_S: Final = 0.5
 ELSEWHERE: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -60,7 +61,7 @@ class EtcdClient:
                 fix="give --ca, and --cert and --key if etcd asks for them (tidegate --help)",
             )
         self._pool = ChannelPool(known if secure or secure is None else None)
-        self._patience_s = patience_s
+        self._patience_s, self._call_s = patience_s, CALL_S
         self._lock = threading.Lock()
         self._at = 0
         self._closed = False
@@ -75,18 +76,20 @@ class EtcdClient:
         request = pb.RangeRequest(key=key, range_end=end, limit=limit, revision=revision)
         return self._ask(lambda at: self._pool.stub(at, rpc.KVStub).Range, request)
 
-    def try_txn(self, request: Any, timeout_s: float = CALL_S) -> Any:
+    def try_txn(self, request: Any) -> Any:
         """One attempt at a TxnResponse. Raises Unanswered; the next attempt goes to another endpoint."""
-        return self._attempt(lambda at: self._pool.stub(at, rpc.KVStub).Txn, request, timeout_s)
+        return self._attempt(lambda at: self._pool.stub(at, rpc.KVStub).Txn, request, self._call_s)
 
-    def try_txns(self, requests: Sequence[Any], timeout_s: float = CALL_S) -> list[Any]:
+    def try_txns(self, requests: Sequence[Any]) -> list[Any]:
         """One attempt at each of several, all at once: TxnResponses, or Unanswered in their place."""
         address = self._address()
         calls: list[Any] = []
         for request in requests:
             try:
                 with beginning(address):
-                    calls.append(self._pool.stub(address, rpc.KVStub).Txn.future(request, timeout=timeout_s))
+                    calls.append(
+                        self._pool.stub(address, rpc.KVStub).Txn.future(request, timeout=self._call_s)
+                    )
             except Retryable as error:
                 calls.append(Unanswered(str(error)))
         return [self._collect(address, one) for one in calls]
@@ -141,6 +144,11 @@ class EtcdClient:
         except _NotFound:
             return
 
+    def hurry(self) -> None:
+        """Wait for no answer any more: one short attempt at what is still to be said."""
+        self._patience_s = 0.0
+        self._call_s = HURRY_S
+
     def close(self) -> None:
         """End all calls."""
         self._closed = True
@@ -148,7 +156,7 @@ class EtcdClient:
 
     def _ask(self, method: Callable[[str], Callable[..., Any]], request: Any) -> Any:
         """Until there is an answer, for a request that may be done twice."""
-        return self.until_answered(lambda: self._attempt(method, request, CALL_S))
+        return self.until_answered(lambda: self._attempt(method, request, self._call_s))
 
     def until_answered(self, attempt: Callable[[], T]) -> T:
         """Attempts with pauses. Raises Retryable when the patience is over."""

@@ -23,6 +23,8 @@ from tidegate.proto import etcdserverpb_pb2 as pb
 SCHEME: Final = "etcd:"
 PAGE: Final = 500
 """Keys read at once; one is a few KiB."""
+PROOF_S: Final = 3.0
+"""How long a worker waits for etcd: shorter than its transaction lasts at the sink."""
 ROUNDS: Final = 16
 """How often a transaction is tried because another writes the same keys without a guard. Nobody does."""
 KNOWN_MAX: Final = 100_000
@@ -153,7 +155,7 @@ class EtcdMetadata:
 @lru_cache(maxsize=8)
 def shared(place: str) -> EtcdMetadata:
     """The store at `etcd:ENDPOINTS`, with the connections that this process already has to it."""
-    return EtcdMetadata(EtcdClient(place.removeprefix(SCHEME)))
+    return EtcdMetadata(EtcdClient(place.removeprefix(SCHEME), patience_s=PROOF_S))
 
 
 def _apart(asked: Sequence[Transaction]) -> Iterable[list[Transaction]]:

@@ -22,6 +22,8 @@ RENEWALS: Final = 3
 """How often a lease is renewed within its TTL."""
 MARGIN: Final = 0.2
 """The share of a TTL that is given up at its end."""
+BEATS: Final = 3
+"""TTLs without a beat after which a lease is not renewed: the thread may go on when all else stands still."""
 PAUSE_S: Final = 0.1
 """After a renewal that was not answered."""
 
@@ -59,6 +61,7 @@ class Session:
         sent = now_s()
         self.lease, self.ttl_s = client.grant_lease(ttl_s)
         self._lease.renewed(sent, self.ttl_s)
+        self._beat = sent
         self.why_lost = "no answer of etcd"
         self._thread = threading.Thread(target=self._renew, name="etcd session", daemon=True)
         self._thread.start()
@@ -67,6 +70,10 @@ class Session:
     def holds(self) -> bool:
         """Whether the capture may rely on its keys."""
         return self._lease.holds(now_s())
+
+    def beat(self) -> None:
+        """What the session is for gets on. Without a beat for BEATS TTLs it ends."""
+        self._beat = now_s()
 
     def close(self) -> None:
         """End the lease: its keys go, and whoever waits for them need not wait for the TTL."""
@@ -77,6 +84,9 @@ class Session:
         pause = self.ttl_s / RENEWALS
         while not self._ended.wait(pause):
             sent = now_s()
+            if sent - self._beat > BEATS * self.ttl_s:
+                self.why_lost = "the control process stands still"
+                return
             try:
                 self._lease.renewed(sent, self._client.keep_alive(self.lease, self.ttl_s / RENEWALS))
             except Unanswered as error:

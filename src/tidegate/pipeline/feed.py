@@ -19,6 +19,7 @@ from typing import Any, Final
 from tidegate.config import ReplicaConfig, SinkUri, config_from_json, parse_sink_uri
 from tidegate.control.metadata import SELECT_VALUE, FeedId, Grant, grant_key
 from tidegate.errors import Fenced, Retryable
+from tidegate.etcd.metadata import SCHEME, shared
 from tidegate.eventstore.outlook import Wanted
 from tidegate.model.position import Position
 from tidegate.model.progress import TableRules
@@ -82,7 +83,8 @@ class FeedSpec:
     """Other captures whose slots are fenced, too: `Grant.givers`."""
     store_dir: Path
     feed_dir: Path
-    metadata_path: Path
+    metadata: str
+    """Where the grant is read: the path of the SQLite file, or `etcd:ENDPOINTS`."""
     socket_path: Path
     loads: bool = False
     """Whether what `load.json` plans comes before the stream."""
@@ -121,7 +123,7 @@ class FeedSpec:
             givers=found["givers"],
             store_dir=Path(found["store_dir"]),
             feed_dir=feed_dir,
-            metadata_path=Path(found["metadata_path"]),
+            metadata=found["metadata"],
             socket_path=Path(found["socket_path"]),
             loads=found.get("load", False),
         )
@@ -192,7 +194,7 @@ class FeedSpec:
     def granted(self) -> tuple[Span, ...]:
         """The ranges that this incarnation may write now, by the metadata store; else raises Fenced."""
         feed = FeedId(self.namespace, self.name)
-        found = prove(self.metadata_path, self.cluster_id, feed, self.capture, self._grant)
+        found = prove(self.metadata, self.cluster_id, feed, self.capture, self._grant)
         return tuple(one.id for one in found.ranges)
 
 
@@ -205,10 +207,11 @@ def rules_of(config: ReplicaConfig) -> TableRules | None:
     return TableRules(patterns, config.case_sensitive, config.force_replicate, width)
 
 
-def prove(metadata: Path, cluster: int, feed: FeedId, capture: str, mine: Grant) -> Grant:
+def prove(metadata: str, cluster: int, feed: FeedId, capture: str, mine: Grant) -> Grant:
     """A capture's grant as it is now, if it still is of this incarnation, else raises Fenced."""
     grant = read_grant(metadata, cluster, feed, capture)
-    if grant is None or not grant.is_same(mine):
+    # Without a range it was taken over: only its ranges are taken from a grant then.
+    if grant is None or not grant.is_same(mine) or not grant.ranges:
         raise Fenced(
             "Another incarnation of this changefeed writes now.",
             where=f"changefeed {feed}",
@@ -217,9 +220,12 @@ def prove(metadata: Path, cluster: int, feed: FeedId, capture: str, mine: Grant)
     return grant
 
 
-def read_grant(metadata: Path, cluster: int, feed: FeedId, capture: str) -> Grant | None:
+def read_grant(metadata: str, cluster: int, feed: FeedId, capture: str) -> Grant | None:
     """A capture's grant as committed now. Raises Retryable when the metadata store cannot be read."""
     key = grant_key(cluster, feed, capture)
+    if metadata.startswith(SCHEME):
+        found = shared(metadata).get(key)
+        return None if found is None else Grant.from_bytes(found.value)
     try:
         connection = sqlite3.connect(f"file:{metadata}?mode=ro", uri=True, timeout=GRANT_READ_S)
         try:
@@ -227,7 +233,7 @@ def read_grant(metadata: Path, cluster: int, feed: FeedId, capture: str) -> Gran
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise Retryable("The grant cannot be read.", where=str(metadata), why=str(error)) from error
+        raise Retryable("The grant cannot be read.", where=metadata, why=str(error)) from error
     return Grant.from_bytes(row[0]) if row else None
 
 

@@ -73,6 +73,8 @@ class Application:
         self._running: dict[tuple[str, int], Running] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
+        self._warm = False
+        """Whether it runs though nothing is to be run."""
         self.working = NOTHING
         """What it does, as it said last."""
         self._said: TidegateError | None = None
@@ -93,10 +95,18 @@ class Application:
         one = Running(changefeed, incarnation, spec)
         self._running[one.key] = one
         self._tell(one)
+        self._want()
+        return one
+
+    def warm(self) -> None:
+        """Start it now and keep it running: whoever stands by is to deliver at once when its turn comes."""
+        self._warm = True
+        self._want()
+
+    def _want(self) -> None:
         self._wanted.set()
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="application keeper")
-        return one
 
     async def end(self, one: Running) -> None:
         """Until nobody works for it any more."""
@@ -163,13 +173,22 @@ class Application:
                 await self._keeper
         if self._child is not None:
             await self._child.stop(STOP_S)
+        self._lose("the application was ended")
+
+    def _lose(self, how: str) -> None:
+        """Whatever ran in it is gone."""
+        self._connection, self.working = None, NOTHING
+        lost, self._running = self._running, {}
+        for one in lost.values():
+            one.how = str(self._said) if self._said is not None else how
+            one.gone.set()
 
     async def _keep(self) -> None:
         """Start it whenever something is to run and it is not there."""
         while True:
             await self._wanted.wait()
             self._wanted.clear()
-            if not self._running:
+            if not (self._running or self._warm):
                 continue
             began = self._clock.monotonic()
             try:
@@ -182,11 +201,9 @@ class Application:
                 await self._child.stop(0)
             except (OSError, TidegateError) as error:  # no room for its log, for one
                 how = str(error)
-            self._connection, self.working = None, NOTHING
-            lost, self._running = self._running, {}
-            for one in lost.values():
-                one.how = str(self._said) if self._said is not None else how
-                one.gone.set()
+            self._lose(how)
+            if self._warm:
+                self._wanted.set()
             await asyncio.sleep(max(0.0, APART_S - (self._clock.monotonic() - began)))
 
 

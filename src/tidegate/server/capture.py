@@ -5,7 +5,8 @@
 One capture a data folder (a lock on `DATA_DIR/lock`). At start it waits until PD answers, however long that
 takes: `waiting_for` says so. Then it rewrites the cluster's owner key; the key's new revision is the first
 part of every token it grants and guards every write it makes, so that a capture that was replaced can store
-nothing. Children die with this process.
+nothing. Where several captures share an etcd it stands in the election instead, with all its processes
+running, until it is the owner (`server.membership`). Children die with this process.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import logging
 import os
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, assert_never, cast
+from typing import Any, Final, assert_never, cast
 
-from tidegate import metrics
+from tidegate import __version__, metrics
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import TABLE_MODE
 from tidegate.control.gc import TTL_S
@@ -43,6 +44,8 @@ from tidegate.control.metadata import (
 from tidegate.control.watchdog import Hung, Watchdog
 from tidegate.disk import Ballast, disk_bytes
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
+from tidegate.etcd.client import EtcdClient
+from tidegate.etcd.metadata import SCHEME
 from tidegate.kvclient.pd import PdClient
 from tidegate.log import event, redact
 from tidegate.model.reports import (
@@ -61,6 +64,15 @@ from tidegate.model.reports import (
 from tidegate.server.application import Application, ApplicationCommand
 from tidegate.server.catalogues import Catalogues
 from tidegate.server.feed_plan import Paths
+from tidegate.server.membership import (
+    CHECK_S,
+    LOOK_S,
+    NAME_FILE,
+    CaptureInfo,
+    Membership,
+    Resigned,
+    capture_name,
+)
 from tidegate.server.metadata_sqlite import SqliteMetadata
 from tidegate.server.node import Captured, Node
 from tidegate.server.owner_sink import OpenSink, open_owner
@@ -81,7 +93,8 @@ RESTART_MAX_S: Final = 5.0
 PULLER_START_S: Final = 600.0
 """Patience with a puller that has not said anything yet: it opens its store, and compiles kernels where there
 are none for this machine."""
-LOOK_S: Final = 0.5
+WATCH_S: Final = 0.5
+"""How often a puller's signs of life are looked at."""
 LOCAL: Final = "local"
 """The capture's name in grants and transactional ids: a metadata store of one node has one. The same for
 every data folder, so that a feed which is made again in another fences what the first has left behind."""
@@ -118,6 +131,12 @@ class Options:
     application_command: ApplicationCommand = application_command
     elsewhere: bool = False
     """Whether that runs its workers on other machines."""
+    etcd: str = ""
+    """Endpoints of the etcd in which several captures keep what they share; empty: this capture is alone."""
+    session_ttl_s: int = 10
+    """How long others wait for a capture that says nothing."""
+    standing_by: Callable[[Capture], None] = lambda capture: None
+    """Called when the capture begins to stand by, and when another owner is elected meanwhile."""
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
@@ -139,8 +158,13 @@ class Capture:
         self._said: dict[int, int] = {}
         """How often each puller has reported, by its process id; it says hello before it opens its store."""
         self._keepers: list[asyncio.Task[None]] = []
+        self._application: Application | None = None
         self._puller_trouble = ("", 0)
         self._ready = False
+        self.membership: Membership | None = None
+        """Among the captures that share an etcd; None: this one is alone, or not that far yet."""
+        self.owner: CaptureInfo | None = None
+        """Who owns the feeds while this capture stands by."""
 
     async def start(self) -> None:
         """Open everything; raises TidegateError. Leaves nothing behind when it fails or is cancelled."""
@@ -154,6 +178,9 @@ class Capture:
     async def stop(self) -> None:
         """End feeds and children, close everything; takes a few seconds at most."""
         self._ready = False
+        if self.lost.done() and self._application is not None:
+            # Others may deliver by now: what writes ends first, and nothing waits for a store that is away.
+            await self._application.stop()
         await self._stack.aclose()
 
     async def _open(self) -> None:
@@ -168,17 +195,17 @@ class Capture:
         stack.callback(disk.shutdown, False)
         ballast = Ballast(options.data_dir)
         ballast.keep(options.clock.now_ms())
-        metadata = await asyncio.get_running_loop().run_in_executor(
-            disk, SqliteMetadata, paths.metadata, ballast
-        )
-        stack.callback(metadata.close)
-        check_format(metadata, self.cluster, options.data_dir)
-        owner_rev = take_ownership(metadata, self.cluster, self.id)
+        check_mode(paths, shared=bool(options.etcd))
+        metadata = await self._open_metadata(paths, disk, ballast)
+        check_format(metadata, self.cluster, options.etcd or str(options.data_dir))
+        member = self.membership
+        owner_rev = take_ownership(metadata, self.cluster, self.id) if member is None else 0
         application = Application(options.application_command, paths.socket, paths.application, options.clock)
+        self._application = application
         self.node = Node(
             cluster=self.cluster,
             identity=identity_of(metadata, self.cluster),
-            capture=LOCAL,
+            capture=LOCAL if member is None else member.me.name,
             epoch=owner_rev,
             address=options.address,
             owner_rev=owner_rev,
@@ -191,6 +218,8 @@ class Capture:
             application=application,
             open_sink=options.open_sink,
             lost=self._on_lost,
+            shared=f"{SCHEME}{options.etcd}" if member is not None else "",
+            over=self._over,
             gc_ttl_s=options.gc_ttl_s,
             ballast=ballast,
         )
@@ -202,6 +231,9 @@ class Capture:
         stack.push_async_callback(self._end_pullers)
         stack.push_async_callback(application.stop)
         self._captured(TABLE_MODE)
+        if member is not None:
+            application.warm()
+            await self._until_elected(member)
         await self.reactor.start()
         stack.push_async_callback(self.reactor.stop)
         sweep = asyncio.create_task(self.readers.sweep(), name="readers without a query")
@@ -229,6 +261,108 @@ class Capture:
             self.waiting_for = ""
             return cluster
 
+    # --- among others --------------------------------------------------------------------------------
+
+    async def _open_metadata(self, paths: Paths, disk: ThreadPoolExecutor, ballast: Ballast) -> MetadataStore:
+        options, stack, loop = self.options, self._stack, asyncio.get_running_loop()
+        if not options.etcd:
+            alone = await loop.run_in_executor(disk, SqliteMetadata, paths.metadata, ballast)
+            stack.callback(alone.close)
+            return alone
+        me = CaptureInfo(self.id, capture_name(options.data_dir), options.address, __version__)
+        client = EtcdClient(options.etcd)
+        stack.callback(client.close)
+        begin = partial(Membership, client, self.cluster, me, options.session_ttl_s)
+        where = f"etcd at {options.etcd}"
+        member: Membership = await self._until(begin, f"{where} to answer")
+        self.membership = member
+        stack.push_async_callback(self._leave, member, client)
+        await self._until(member.register, f"{where}: the capture's last session to end")
+        watch = asyncio.create_task(self._watch_session(member), name="session")
+        stack.callback(watch.cancel)
+        event(
+            LOG,
+            logging.INFO,
+            "session begun",
+            capture=me.name,
+            etcd=options.etcd,
+            ttl_s=options.session_ttl_s,
+        )
+        return member.metadata
+
+    async def _until(self, work: Callable[[], Any], what: str) -> Any:
+        """Until a call to etcd succeeds, however long that takes; `waiting_for` says so."""
+        failures = 0
+        while True:
+            self._raise_if_lost()
+            try:
+                found = await asyncio.to_thread(work)
+            except Retryable as error:
+                if failures == 0:
+                    self.waiting_for = what
+                    event(LOG, logging.WARNING, "waiting for etcd", error=str(error))
+                await asyncio.sleep(PD_WAITS_S[min(failures, len(PD_WAITS_S) - 1)])
+                failures += 1
+                continue
+            self.waiting_for = ""
+            return found
+
+    async def _leave(self, member: Membership, client: EtcdClient) -> None:
+        """End the session, so that the next owner need not wait until it has run out."""
+        if self.lost.done():
+            client.hurry()
+        try:
+            await asyncio.to_thread(member.close)
+        except TidegateError as error:
+            event(LOG, logging.WARNING, "session ends by itself", error=str(error))
+
+    async def _watch_session(self, member: Membership) -> None:
+        while member.holds:
+            member.beat()
+            await asyncio.sleep(CHECK_S)
+        self._on_lost(member.lost())
+
+    async def _until_elected(self, member: Membership) -> None:
+        """Stand, and wait for our turn."""
+        await self._until(member.stand, f"etcd at {self.options.etcd} to answer")
+        shown = None
+        while True:
+            self._raise_if_lost()
+            try:
+                owner = await asyncio.to_thread(member.owner)
+                if owner is not None and member.is_mine(owner):
+                    break
+                if owner is not None and owner != shown:
+                    shown = owner
+                    await self._stand_by(member, owner.capture)
+            except Retryable as error:  # the session says when this has lasted too long
+                event(LOG, logging.WARNING, "etcd does not answer", error=str(error))
+            await asyncio.sleep(LOOK_S)
+        self.node.owner_key, self.node.owner_rev, self.node.epoch = owner.key, owner.revision, owner.revision
+        self.waiting_for, self.owner = "", None
+        event(LOG, logging.INFO, "elected", capture=member.me.name, owner_rev=owner.revision)
+
+    async def _stand_by(self, member: Membership, name: str) -> None:
+        found = await asyncio.to_thread(member.captures)
+        self.owner = next((one for one in found if one.name == name), None)
+        at = f" at {self.owner.address}" if self.owner is not None else ""
+        self.waiting_for = f"its turn: capture {name}{at} is the owner"
+        event(
+            LOG, logging.INFO, "standing by", owner=name, owner_addr=self.owner.address if self.owner else ""
+        )
+        self.options.standing_by(self)
+
+    def _over(self) -> TidegateError | None:
+        """Why nothing may be written any more."""
+        if self.lost.done():
+            return self.lost.result()
+        member = self.membership
+        return None if member is None or member.holds else member.lost()
+
+    def _raise_if_lost(self) -> None:
+        if self.lost.done():
+            raise self.lost.result()
+
     @property
     def ready(self) -> bool:
         """Whether the start is over: only then there are a reactor and a node."""
@@ -239,7 +373,13 @@ class Capture:
             self.lost.set_result(error)
 
     async def resign(self) -> None:
-        """Take ownership anew, as another capture would: feeds end, and start again under new tokens."""
+        """Take ownership anew, as another capture would: feeds end, and start again under new tokens.
+
+        Among others: another capture becomes the owner, and this one stands by.
+        """
+        if self.membership is not None:
+            self._on_lost(Resigned("The capture was asked to resign.", where=self.options.address))
+            return
         await self.reactor.resign(lambda: take_ownership(self.node.metadata, self.cluster, self.id))
 
     # --- the puller ----------------------------------------------------------------------------------
@@ -302,7 +442,7 @@ class Capture:
         ended = asyncio.create_task(puller.wait())
         try:
             while not ended.done():
-                await asyncio.wait({ended}, timeout=LOOK_S)
+                await asyncio.wait({ended}, timeout=WATCH_S)
                 said, spans = self._said.get(puller.pid, 0), len(self._modes[kv_mode].spans.held)
                 work = "its start" if not said else f"{spans} spans to follow" if spans else ""
                 patience = self.options.puller_timeout_s if said else PULLER_START_S
@@ -410,7 +550,20 @@ def lock_folder(data_dir: Path) -> int:
     return descriptor
 
 
-def check_format(metadata: MetadataStore, cluster: int, where: Path) -> None:
+def check_mode(paths: Paths, *, shared: bool) -> None:
+    """Raises InvalidInput when the changefeeds of this data folder are kept elsewhere than we would look."""
+    other = paths.metadata if shared else paths.data_dir / NAME_FILE
+    if other.exists():
+        kept = "in the folder itself" if shared else "in an etcd"
+        raise InvalidInput(
+            "The data folder was used in another way.",
+            where=str(paths.data_dir),
+            why=f"its changefeeds are kept {kept}; started so they would be gone, or run twice",
+            fix="start with a new --data-dir" + ("" if shared else ", or with the --etcd it was used with"),
+        )
+
+
+def check_format(metadata: MetadataStore, cluster: int, where: str) -> None:
     """Raises InvalidInput when another version, to which the grants say something else, has written here."""
     found, owned = metadata.get(format_key(cluster)), metadata.get(owner_key(cluster))
     if (found.value if found is not None else b"") == FORMAT:
@@ -434,7 +587,7 @@ def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:
     return outcome.revision
 
 
-def identity_of(metadata: SqliteMetadata, cluster: int) -> str:
+def identity_of(metadata: MetadataStore, cluster: int) -> str:
     """The metadata store's own word, made when it is first asked for."""
     key = identity_key(cluster)
     metadata.transact((Compare(key, mod_revision=0),), (Put(key, uuid.uuid4().hex[:12].encode()),))

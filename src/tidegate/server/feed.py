@@ -162,7 +162,7 @@ class Feed(FeedLife):
         """What the incarnations have in common."""
         node = self.node
         paths = dataclasses.replace(node.paths, store=self.captured.store)
-        return FeedPlan.of(node.cluster, self.id, self.info, paths, node.capture)
+        return FeedPlan.of(node.cluster, self.id, self.info, paths, node.capture, node.shared)
 
     @property
     def wanted(self) -> Span:

@@ -131,12 +131,26 @@ class FeedPlan:
     """Whether the initial load comes first: `load.json` is there."""
     grant: Grant | None = None
     """Under which the owner's sink is opened."""
+    shared: str = ""
+    """Where several captures keep their metadata, as `etcd:ENDPOINTS`; empty: in the file of `paths`."""
 
     @classmethod
-    def of(cls, cluster: int, feed: FeedId, info: FeedInfo, paths: Paths, capture: str) -> FeedPlan:
+    def of(
+        cls, cluster: int, feed: FeedId, info: FeedInfo, paths: Paths, capture: str, shared: str = ""
+    ) -> FeedPlan:
         """That of a feed as it is stored."""
         uri, config = parse_sink_uri(info.sink_uri), config_from_json(info.config)
-        return cls(cluster, feed, uri, config, info.instance, paths, capture)
+        return cls(cluster, feed, uri, config, info.instance, paths, capture, shared=shared)
+
+    @classmethod
+    def sink_of(cls, cluster: int, feed: FeedId, uri: SinkUri, config: ReplicaConfig, paths: Paths) -> Sink:
+        """The sink of a feed that is not stored yet, to be asked what it is."""
+        return cls(cluster, feed, uri, config, "", paths, "").sink
+
+    @property
+    def metadata(self) -> str:
+        """Where grants are read."""
+        return self.shared or str(self.paths.metadata)
 
     @property
     def folder(self) -> Path:
@@ -170,7 +184,7 @@ class FeedPlan:
             "ranges": [[one.id.start.hex(), one.id.end.hex()] for one in grant.ranges],
             "givers": dict(grant.givers),
             "store_dir": str(self.paths.store),
-            "metadata_path": str(self.paths.metadata),
+            "metadata": self.metadata,
             "socket_path": str(self.paths.socket),
             "load": self.load,
         }

@@ -29,12 +29,15 @@ LOG: Final = logging.getLogger(__name__)
 def plan_load(pd: PdClient, ts: int, tasks: Iterable[SpanTask], folder: Path) -> LoadPlan:
     """The plan in the folder, or a new one: the spans, cut where regions end now, kept durably. Blocks.
 
-    A damaged one is replaced. If ranges were begun that the new one does not have, `LoadQueue` refuses it.
+    A damaged one is replaced, and that of another ts, which an earlier changefeed of this name has left. If
+    ranges were begun that the new one does not have, `LoadQueue` refuses it.
     """
     path = folder / LOAD_FILE
     if path.exists():
         try:
-            return LoadPlan.from_bytes(path.read_bytes())
+            kept = LoadPlan.from_bytes(path.read_bytes())
+            if kept.ts == ts:
+                return kept
         except Undecodable as error:
             event(LOG, logging.WARNING, "initial load is planned again", where=str(path), why=error.why)
     pd.regions.clear()  # what was read long ago may be one region where there are a thousand now

@@ -21,6 +21,7 @@ from tidegate.kvclient.pd import Keyspace, PdClient
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.stripes import chosen_width
 from tidegate.server.table_cuts import find_cuts
+from tidegate.sink.base import Description
 
 SHOWN_TABLES: Final = 20
 """How many tables without a key an error, or a changefeed's status, names."""
@@ -70,6 +71,24 @@ def check_new(
             fix="choose a later target-ts",
         )
     return NewFeed(feed, uri, checked, start_ts, target_ts)
+
+
+def check_shared(new: NewFeed, sink: Description) -> None:
+    """Raises InvalidInput for a feed that another capture could not take over."""
+    why = ""
+    if new.uri.is_reader:
+        why = "a reader's changes are kept on the disk of one capture"
+    elif sink.here:
+        why = "it writes to the disk of one capture"
+    elif not sink.fenced_by:
+        why = "nothing stops a capture that was replaced from writing to it"
+    if why:
+        raise InvalidInput(
+            "Captures that share an etcd cannot have this changefeed.",
+            where=str(new.feed),
+            why=why,
+            fix="use a sink that fences, such as Kafka; or a server of its own, without --etcd",
+        )
 
 
 def with_tables(new: NewFeed, tables: Sequence[TableVersion]) -> NewFeed:

@@ -79,6 +79,12 @@ class Node:
     pulse: Pulse = field(default_factory=Pulse)
     next_grant: int = 1
     next_message: int = 1
+    shared: str = ""
+    """Where several captures keep their metadata, as `etcd:ENDPOINTS`; empty: there is one capture."""
+    owner_key: str = ""
+    """Whose revision is `owner_rev`."""
+    over: Callable[[], TidegateError | None] = lambda: None
+    """Why nothing may be written any more, though the store may not know it yet; None: all is well."""
     gc_ttl_s: int = TTL_S
     """How long upstream's history is kept for a feed that is stopped or has failed."""
     histories: dict[int, History] = field(default_factory=dict)
@@ -92,6 +98,14 @@ class Node:
 
     def __post_init__(self) -> None:
         self._commits = Commits(self.metadata, self.disk)
+        self.owner_key = self.owner_key or owner_key(self.cluster)
+
+    @property
+    def holder(self) -> str:
+        """Who holds upstream's history at PD. A hold is one capture's: one that was replaced and does not
+        know it yet lets go of none but its own.
+        """
+        return f"{self.identity}-{self.capture}" if self.shared else self.identity
 
     def now_ms(self) -> int:
         """Upstream's time as far as it is known."""
@@ -110,8 +124,16 @@ class Node:
     async def write(self, *writes: Put | Delete, guards: tuple[Compare, ...] = ()) -> bool:
         """Write durably while we are the owner, else raise Fenced. False: another guard failed."""
         while True:
-            mine = Compare(owner_key(self.cluster), mod_revision=self.owner_rev)
-            outcome = await self._commits.transact(Transaction((mine, *guards), writes))
+            if (over := self.over()) is not None:
+                self.lost(over)
+                raise over
+            mine = Compare(self.owner_key, mod_revision=self.owner_rev)
+            try:
+                outcome = await self._commits.transact(Transaction((mine, *guards), writes))
+            except Retryable as error:
+                if self.shared:
+                    self._give_up(error)
+                raise
             if outcome.succeeded:
                 return True
             if mine.mod_revision == self.owner_rev:  # else we have taken ownership anew meanwhile
@@ -119,10 +141,19 @@ class Node:
         loop = asyncio.get_running_loop()
         held = await loop.run_in_executor(self.disk, self.metadata.get, mine.key)
         if held is None or held.mod_revision != self.owner_rev:
-            error = Fenced("Another control process owns this cluster's changefeeds now.", where=mine.key)
-            self.lost(error)
-            raise error
+            fenced = Fenced("Another control process owns this cluster's changefeeds now.", where=mine.key)
+            self.lost(fenced)
+            raise fenced
         return False
+
+    def _give_up(self, error: Retryable) -> None:
+        """After a write of which nobody knows whether it is stored, all that we believe of our feeds goes.
+
+        It is read again when the capture is elected again.
+        """
+        why = f"{error.what} {error.why}"
+        fix = "nothing: the capture stands again by itself"
+        self.lost(Fenced("What is stored in etcd is not known.", where=self.shared, why=why, fix=fix))
 
     def manifest(self, store: Path, span: str) -> Manifest | None:
         """A span's manifest, of which only what was appended is read again; None while there is none."""

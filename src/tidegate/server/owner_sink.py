@@ -137,7 +137,7 @@ def open_owner(plan: FeedPlan) -> OwnerSink:
     assert grant is not None
 
     def still_ours() -> None:
-        prove(plan.paths.metadata, plan.cluster, feed, plan.capture, grant)
+        prove(plan.metadata, plan.cluster, feed, plan.capture, grant)
 
     sink = plan.sink
     in_messages = sink.describe().form is Form.MESSAGES

@@ -265,7 +265,8 @@ class FeedProcessor:
     async def _open(self, dispatch: Dispatch) -> None:
         """Catalogue and spans at the stored checkpoint, unless they are open."""
         info = await self._info(dispatch)
-        plan = FeedPlan.of(self.node.cluster, self.id, info, self.node.paths, self.node.capture)
+        node = self.node
+        plan = FeedPlan.of(node.cluster, self.id, info, node.paths, node.capture, node.shared)
         captured = self.node.captured(plan.config.tidegate.kv_mode)
         plan = replace(plan, paths=replace(plan.paths, store=captured.store))
         ranges = tuple(one.id for one in dispatch.ranges)
@@ -381,6 +382,7 @@ class FeedProcessor:
                 "The changefeed's grant is not the dispatched one.", where=f"changefeed {self.id}"
             )
         assert self._ddl is not None
+        plan.folder.mkdir(parents=True, exist_ok=True)  # another capture may have made the changefeed
         self._barrier = BarrierFile(plan.folder / "barrier.json", grant.token, self._ddl.span_id)
         self._write_barrier()
         if dispatch.load:

@@ -31,8 +31,9 @@ from tidegate.control.metadata import (
     Put,
     feed_key,
     feed_of_key,
+    holder_key,
 )
-from tidegate.errors import Fatal, InvalidInput, TidegateError
+from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
 from tidegate.eventstore import outlook
 from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.stores import check_versions
@@ -42,11 +43,13 @@ from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.clock_watch import ClockWatch
 from tidegate.server.feed import Feed
+from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.new_feed import (
     NewFeed,
     Refused,
     check_keyspace,
     check_new,
+    check_shared,
     is_embedded,
     named_code,
     split_tables,
@@ -99,6 +102,8 @@ class Reactor:
         self._resuming: set[FeedId] = set()
         self._released: set[FeedId] = set()
         self._swept_at = float("-inf")
+        self._has_predecessors = bool(node.shared)
+        """Whether owners before us may still hold history at PD."""
         self._tasks: list[asyncio.Task[None]] = []
         self.clock_watch = ClockWatch(node.pd, node.clock, self._gc_now.set)
         node.upstream_ms = self.clock_watch.now_ms
@@ -117,6 +122,8 @@ class Reactor:
             status = stored.get(feed_key(node.cluster, named[0], "status"))
             known = FeedStatus.from_bytes(status.value) if status else FeedStatus(info.start_ts)
             self.feeds[named[0]] = Feed(node, named[0], info, known)
+        if node.shared:
+            await node.write(Put(holder_key(node.cluster, node.capture), b"{}"))
         # Before anything is registered: a hold that ran out while nothing ran here may have cost history.
         await self._tend_gc(force=True)
         for feed in self.feeds.values():
@@ -200,10 +207,14 @@ class Reactor:
 
     async def _create(self, new: NewFeed) -> Feed:
         node = self.node
+        if node.shared:
+            check_shared(
+                new, FeedPlan.sink_of(node.cluster, new.feed, new.uri, new.config, node.paths).describe()
+            )
         check_versions(await asyncio.to_thread(node.pd.stores))
         new = await self._in_keyspace(new)
         start_ts = await self._start_ts(new)
-        held = creating_id(node.cluster, node.identity, new.feed)
+        held = creating_id(node.cluster, node.holder, new.feed)
         scope = new.config.tidegate.keyspace_id
         guarded = new.config.check_gc_safe_point or new.config.tidegate.initial_load
         if guarded:
@@ -395,7 +406,7 @@ class Reactor:
             )
         new = check_new(feed, info.sink_uri, info.config, ts, info.target_ts)
         await self._start_ts(new)
-        held = creating_id(node.cluster, node.identity, feed)
+        held = creating_id(node.cluster, node.holder, feed)
         await self._hold(held, ts, found.scope)
         lasting = True
         try:
@@ -582,7 +593,8 @@ class Reactor:
                     await self._gc_now.wait()
             force = self._gc_now.is_set()
             self._gc_now.clear()
-            await self._tend_gc(force=force)
+            if await self._tend_gc(force=force) and self._has_predecessors:
+                await self._let_go_of_predecessors()
             self._tell_needs()
             self._tend_catalogues()
             await self._look_at_disk()
@@ -591,6 +603,20 @@ class Reactor:
                 captured.spans.drop_below(limits)
             await self._sweep()
             self._measure()
+
+    async def _let_go_of_predecessors(self) -> None:
+        """What earlier owners held is held by us now: let go of it, else PD keeps it until it runs out."""
+        node, front = self.node, holder_key(self.node.cluster, "")
+        try:
+            for kv in await self._on(node.disk, node.metadata.under, front):
+                if (name := kv.key.removeprefix(front)) == node.capture:
+                    continue
+                for scope in {-1, *self._gcs}:
+                    await self._let_go(service_id(node.cluster, f"{node.identity}-{name}", scope), scope)
+                await node.write(Delete(kv.key))
+            self._has_predecessors = False
+        except Retryable as error:
+            event(LOG, logging.WARNING, "holds of earlier owners stay for now", error=str(error))
 
     def _tend_catalogues(self) -> None:
         for captured in self._captured():
@@ -713,7 +739,7 @@ class Reactor:
         self._released = set(released)
 
     def _update(self, scope: int, hold: Hold) -> int:
-        service = service_id(self.node.cluster, self.node.identity, scope)
+        service = service_id(self.node.cluster, self.node.holder, scope)
         return self.node.pd.hold_history(service, hold.ttl_s, hold.safe_point, scope)
 
     def _measure(self) -> None:

@@ -164,6 +164,13 @@ class Readers:
         rules = list(rules_of(tables, rows))
         found = self._reactor.feeds.get(feed)
         if found is None:
+            if self._reactor.node.shared:
+                raise InvalidInput(
+                    "Captures that share an etcd can have no readers.",
+                    where=self._reactor.node.address,
+                    why="a reader's changes are kept on the disk of one capture",
+                    fix="read from a server of its own, without --etcd",
+                )
             if self._elsewhere:
                 raise InvalidInput(
                     "This capture can have no readers.",

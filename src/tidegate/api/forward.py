@@ -1,0 +1,61 @@
+"""A capture that stands by answers for itself; what concerns changefeeds it passes on to the owner.
+
+As TiCDC does: a client may ask any capture. A request that was passed on is not passed on once more, so that
+two captures which take each other for the owner do not send it to and fro.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import httpx
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tidegate.api.status import starting_capture_of
+from tidegate.errors import Retryable
+
+PASSED_ON: Final = "x-tidegate-passed-on"
+KEPT: Final = ("authorization", "content-type", "accept")
+"""Headers of a request that the owner gets, too."""
+ANSWER_S: Final = 60.0
+OWN: Final = ("/status", "/api/v2/status", "/api/v2/health", "/api/v2/log", "/metrics")
+"""What each capture answers itself."""
+
+
+def is_for_owner(request: Request) -> bool:
+    """Whether the request is another capture's to answer."""
+    capture = starting_capture_of(request)
+    return not capture.ready and capture.owner is not None and request.url.path not in OWN
+
+
+async def to_owner(request: Request) -> Response:
+    """The owner's answer. Raises Retryable where there is none."""
+    capture = starting_capture_of(request)
+    owner = capture.owner
+    assert owner is not None
+    if PASSED_ON in request.headers:
+        raise Retryable(
+            "The captures do not agree on the owner yet.",
+            where=capture.options.address,
+            fix="try again later",
+        )
+    headers = {name: request.headers[name] for name in KEPT if name in request.headers}
+    path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    try:
+        async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False) as client:
+            answer = await client.request(
+                request.method,
+                f"http://{owner.address}{path}",
+                headers={**headers, PASSED_ON: capture.options.address},
+                content=await request.body(),
+            )
+    except httpx.HTTPError as error:
+        raise Retryable(
+            "The owner does not answer.",
+            where=f"capture {owner.name} at {owner.address}",
+            why=f"{type(error).__name__}: {error}",
+            fix="try again: if it is gone, another capture is elected when its session ends",
+        ) from error
+    kind = answer.headers.get("content-type", "application/json")
+    return Response(answer.content, answer.status_code, media_type=kind)
