@@ -53,5 +53,7 @@ class Line:
 
     def close(self) -> None:
         """For good."""
+        with contextlib.suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)  # else a thread in `accept` takes one more
         self._listener.close()
         self.cut()

@@ -10,10 +10,11 @@ import pytest
 from tests.etcd.line import Line
 from tidegate.control.metadata import Compare, Put
 from tidegate.errors import Retryable
+from tidegate.etcd import session as session_module
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.election import Election, capture_prefix, put_leased
 from tidegate.etcd.metadata import EtcdMetadata
-from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session
+from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session, now_s
 
 NUMBERS = iter(range(1_000_000, 2_000_000))
 WAIT_S = 60
@@ -113,3 +114,19 @@ def test_a_name_belongs_to_one_session(client: EtcdClient, cluster: int) -> None
     one.close()
     put_leased(client, key, b"2", two.lease)
     two.close()
+
+
+def test_a_session_whose_process_stands_still_is_not_renewed(
+    client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread would renew it for ever, and nobody could take over."""
+    monkeypatch.setattr(session_module, "BEATS", 1)
+    session = Session(client, LEAST_TTL_S)
+    began = now_s()
+    while now_s() < began + LEAST_TTL_S * 1.5:
+        session.beat()
+        assert session.holds
+        time.sleep(0.05)
+    wait("over", lambda: not session.holds)
+    assert "stands still" in session.why_lost
+    session.close()

@@ -63,6 +63,7 @@ class Running:
         clock: Clock | None = None,
         puller_timeout_s: float = 60.0,
         event_store_bytes: int = 0,
+        etcd: str = "",
     ) -> None:
         self.out, self.data_dir = out, data_dir
         out.mkdir(exist_ok=True)
@@ -74,6 +75,9 @@ class Running:
             clock=clock or SystemClock(),
             puller_timeout_s=puller_timeout_s,
             event_store_bytes=event_store_bytes,
+            etcd=etcd,
+            session_ttl_s=5,
+            standing_by=self._ready,
         )
         self.address = ""
         self._up = threading.Event()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,17 @@ from typing import Any
 import pytest
 
 from tidegate.clock import SystemClock
-from tidegate.control.metadata import FeedId, Grant, Put, format_key, grant_key
-from tidegate.errors import Fenced, InvalidInput, TidegateError
+from tidegate.control.metadata import (
+    FeedId,
+    Grant,
+    MetadataStore,
+    Outcome,
+    Put,
+    Transaction,
+    format_key,
+    grant_key,
+)
+from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.model.span import Span
 from tidegate.server.capture import check_format, take_ownership
 from tidegate.server.feed_plan import Paths
@@ -37,7 +46,11 @@ def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., No
     """Makes a node that has just become the owner; `lost` is told when it is no longer."""
     with ThreadPoolExecutor(1) as disk:
 
-        def make(lost: Callable[[TidegateError], None] = lambda error: None) -> Node:
+        def make(
+            lost: Callable[[TidegateError], None] = lambda error: None,
+            metadata: MetadataStore = metadata,
+            **more: Any,
+        ) -> Node:
             nothing: Any = None
             return Node(
                 cluster=CLUSTER,
@@ -55,6 +68,7 @@ def owner(metadata: SqliteMetadata, tmp_path: Path) -> Iterator[Callable[..., No
                 application=nothing,
                 open_sink=nothing,
                 lost=lost,
+                **more,
             )
 
         yield make
@@ -124,3 +138,41 @@ def test_a_data_folder_of_another_version_is_refused(metadata: SqliteMetadata, t
     take_ownership(metadata, CLUSTER + 1, "an earlier version's")
     with pytest.raises(InvalidInput, match="has the form 1"):
         check_format(metadata, CLUSTER + 1, tmp_path)
+
+
+class Unanswered(SqliteMetadata):
+    """Each write happens, and its answer is lost, once `silent` says so."""
+
+    silent = False
+
+    def transact_all(self, asked: Sequence[Transaction]) -> list[Outcome]:
+        outcomes = super().transact_all(asked)
+        if self.silent:
+            raise Retryable("etcd does not answer.")
+        return outcomes
+
+
+@pytest.mark.parametrize("shared", ["", "etcd:127.0.0.1:1"])
+def test_a_shared_store_that_does_not_answer_ends_what_is_believed_of_the_feeds(
+    owner: Callable[..., Node], tmp_path: Path, shared: str
+) -> None:
+    """A pause that is stored, and believed not to be, would be in force when the next capture takes over."""
+    lost: list[TidegateError] = []
+    store = Unanswered(tmp_path / "shared.db")
+    node = owner(lost.append, store, shared=shared)
+    store.silent = True
+    with pytest.raises(Retryable):
+        asyncio.run(node.write(Put("/x", b"1")))
+    assert [type(one) for one in lost] == ([Fenced] if shared else [])
+    store.close()
+
+
+def test_nothing_is_written_once_the_session_is_over_whatever_the_store_knows(
+    owner: Callable[..., Node], metadata: SqliteMetadata
+) -> None:
+    lost: list[TidegateError] = []
+    node = owner(lost.append, over=lambda: Fenced("The session is over."))
+    with pytest.raises(Fenced):
+        asyncio.run(node.write(Put("/x", b"1")))
+    assert len(lost) == 1
+    assert metadata.get("/x") is None

@@ -1,0 +1,124 @@
+"""Captures that share an etcd, in one process: what each says, holds, refuses and keeps apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.server.test_capture import Running, bank, wait_for, work
+
+from tidegate.api.forward import PASSED_ON
+from tidegate.config import merge_config, parse_sink_uri
+from tidegate.control.gc import service_id
+from tidegate.control.metadata import FeedId
+from tidegate.errors import InvalidInput
+from tidegate.server.capture import check_mode
+from tidegate.server.feed_plan import FeedPlan, Paths
+from tidegate.server.membership import NAME_FILE, capture_name
+from tidegate.server.new_feed import NewFeed, check_shared
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+__all__ = ["bank"]
+
+Start = Callable[[str], Running]
+
+
+@pytest.fixture
+def start(upstream: EmbeddedUpstream, etcd: str, tmp_path: Path) -> Iterator[Start]:
+    running: list[Running] = []
+
+    def one(name: str) -> Running:
+        running.append(Running(upstream.pd_addr, tmp_path / name, tmp_path / "out", etcd=etcd))
+        return running[-1]
+
+    yield one
+    for each in running:
+        each.stop()
+
+
+def held(upstream: EmbeddedUpstream) -> set[str]:
+    """Under which names PD holds history."""
+    services = upstream._safe_points.services(upstream.tso.present())
+    return {each.service_id for each in services if each.service_id != "gc_worker"}
+
+
+def test_the_next_owner_goes_on_and_holds_history_under_its_own_name(
+    upstream: EmbeddedUpstream, start: Start, bank: BankWorkload
+) -> None:
+    first = start("a")
+    assert first.create("one")["http"] == 200
+    second = start("b")
+    assert not second.capture.ready
+    assert second.call("GET", "/changefeeds/one")["http"] == 200, "passed on to the owner"
+    answer = httpx.get(
+        f"http://{second.address}/api/v2/changefeeds/one", headers={PASSED_ON: "another"}, trust_env=False
+    )
+    assert answer.status_code == 503, "and once only"
+    work(bank, 20)
+    last = first.capture.pd.tso()
+    wait_for(lambda: first.feed("one")["checkpoint_ts"] >= last, "the first delivers")
+    node = first.capture.node
+    names = {
+        one: service_id(node.cluster, f"{node.identity}-{one.capture.membership.me.name}")
+        for one in (first, second)
+    }
+    assert held(upstream) == {names[first]}
+    first.stop()
+    wait_for(lambda: second.capture.ready, "the second is elected")
+    work(bank, 20)
+    last = second.capture.pd.tso()
+    wait_for(lambda: second.feed("one")["checkpoint_ts"] >= last, "the second delivers")
+    wait_for(lambda: held(upstream) == {names[second]}, "the first's hold is gone")
+    (there,) = second.call("GET", "/captures")["items"]
+    assert (there["is_owner"], there["address"]) == (True, second.address)
+
+
+@pytest.mark.parametrize("lacks", [{"here": True}, {"fenced_by": ""}, {}])
+def test_a_sink_that_another_capture_could_not_take_over_is_refused(lacks: dict[str, Any]) -> None:
+    uri = parse_sink_uri("kafka://127.0.0.1:1/t?protocol=open-protocol")
+    new = NewFeed(FeedId("default", "one"), uri, merge_config({}, uri), 0, 0)
+    sink = FeedPlan.sink_of(1, new.feed, uri, new.config, Paths(Path("d"), Path("s"))).describe()
+    if lacks:
+        with pytest.raises(InvalidInput, match="cannot have this changefeed"):
+            check_shared(new, replace(sink, **lacks))
+    else:
+        check_shared(new, sink)
+
+
+def test_a_reader_is_refused(start: Start) -> None:
+    one = start("a")
+    reader = one.call(
+        "POST",
+        "/readers",
+        {"changefeed_id": "r", "tables": ["bank.accounts"], "rows": "typed", "start_ts": 0},
+    )
+    assert reader["http"] == 400, reader
+    assert "disk of one capture" in reader["error_msg"]
+    assert one.call("GET", "/changefeeds")["total"] == 0
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_data_folder_is_used_in_one_way(tmp_path: Path, shared: bool) -> None:
+    """Its changefeeds would be gone, or run twice."""
+    paths = Paths(tmp_path, tmp_path / "events")
+    check_mode(paths, shared=shared)
+    if shared:
+        paths.metadata.write_bytes(b"")
+    else:
+        capture_name(tmp_path)
+    with pytest.raises(InvalidInput, match="used in another way"):
+        check_mode(paths, shared=shared)
+    check_mode(paths, shared=not shared)
+
+
+def test_a_capture_keeps_its_name(tmp_path: Path) -> None:
+    assert capture_name(tmp_path) == capture_name(tmp_path)
+    (tmp_path / NAME_FILE).write_text("../../another")
+    with pytest.raises(InvalidInput, match="name is damaged"):
+        capture_name(tmp_path)
