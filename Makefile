@@ -60,6 +60,12 @@ cluster: setup ## a Spark cluster under another user, its parts killed and stopp
 chaos: setup ## regions and stores in trouble under load, 300 seeds: make chaos SEEDS=20 FEEDS=2
 	@$(PY) -m pytest -s tests/integration/test_chaos.py --seeds $(or $(SEEDS),300) --feed-seeds $(or $(FEEDS),20) --chaos-seconds 6 $(PYTEST_ARGS)
 
+explore: setup ## every order of events in which captures take a changefeed over: 4.7 million states, six minutes
+	@$(PY) -m tests.control.takeover
+
+captures: setup ## three captures over etcd: killed, stopped, resigned; how long each takeover takes
+	@$(PY) -m pytest -s tests/integration/test_captures.py $(PYTEST_ARGS)
+
 isolation: setup ## histories of concurrent transactions, checked for snapshot isolation: make isolation SEEDS=20000
 	@$(PY) -m pytest -s tests/tikv/test_isolation.py --isolation-seeds $(or $(SEEDS),20000) --timeout 86400 $(PYTEST_ARGS)
 

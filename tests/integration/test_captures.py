@@ -59,11 +59,10 @@ class Captures(Cluster):
         self.server = self.addresses[name]
         return name
 
-    def wait_on(self) -> float:
-        """Until something that is committed now is delivered; the seconds that took."""
-        began = time.monotonic()
+    def wait_on(self, after: str, since: float) -> None:
+        """Until something that is committed now is delivered. Prints the seconds since the old owner's end."""
         self.wait_checkpoint(self.tso())
-        return time.monotonic() - began
+        print(f"{after}: {time.monotonic() - since:.1f} s until the next owner delivers")
 
 
 @pytest.fixture
@@ -89,28 +88,32 @@ def test_another_capture_takes_over_however_the_owner_ends(captures: Captures) -
     captures.start_consumer()
     captures.wait_checkpoint(ready["last_commit_ts"])
 
+    at = time.monotonic()
     captures.kill("a")
     second = captures.owner("bc")
-    captures.wait_on()
+    captures.wait_on("killed", at)
 
     # Its application and its workers go on for as long as they are let; its lease runs out meanwhile.
+    at = time.monotonic()
     os.kill(captures.children[second].pid, signal.SIGSTOP)
     (third,) = set("bc") - {second}
     assert captures.owner(third) == third
-    captures.wait_on()
+    captures.wait_on("stopped", at)
     os.kill(captures.children[second].pid, signal.SIGCONT)
     eventually("the zombie stands by", lambda: "its turn" in captures.status(second).get("waiting_for", ""))
     assert not captures.status(second)["is_owner"]
-    captures.wait_on()
+    captures.wait_checkpoint(captures.tso())
 
+    at = time.monotonic()
     httpx.post(f"http://{captures.server}/api/v2/owner/resign", timeout=60).raise_for_status()
     assert captures.owner(second) == second
-    captures.wait_on()
+    captures.wait_on("resigned", at)
     captures.start_capture("a")
 
+    at = time.monotonic()
     captures.children.pop(second).end()
     captures.owner("a" + third)
-    captures.wait_on()
+    captures.wait_on("ended", at)
 
     workload.ask_to_end()
     done = workload.wait_line(lambda line: line.get("event") == "done")

@@ -45,6 +45,17 @@ def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -
         show(found | {"changefeeds": states}, described(found, states), as_json)
 
 
+@app.command()
+def resign(server: ServerOption = DEFAULT_SERVER) -> None:
+    """Let another capture become the owner; a capture without others starts its changefeeds again.
+
+    Any capture of the cluster may be asked: it forwards the request to the owner.
+    """
+    with reported():
+        call(server, "POST", "/owner/resign")
+        print("the owner resigns; `tidegate capture list` shows the next one")
+
+
 def described(found: dict[str, Any], states: dict[str, int] | None) -> str:
     """The answer of GET /status in words. `states`: how many changefeeds are in each; None: not known yet."""
     known = "-" if states is None else ", ".join(f"{count} {state}" for state, count in states.items())

@@ -229,6 +229,13 @@ class Grant:
         mine = self.instance, self.token, self.incarnation
         return mine == (other.instance, other.token, other.incarnation)
 
+    def is_proven_by(self, stored: Grant | None) -> bool:
+        """Whether whoever works under this grant may write, by what is stored now.
+
+        Without a range it was taken over: a taker takes the ranges and leaves the rest as it is.
+        """
+        return stored is not None and stored.is_same(self) and bool(stored.ranges)
+
     def to_bytes(self) -> bytes:
         """As stored."""
         return _bytes(

@@ -210,8 +210,7 @@ def rules_of(config: ReplicaConfig) -> TableRules | None:
 def prove(metadata: str, cluster: int, feed: FeedId, capture: str, mine: Grant) -> Grant:
     """A capture's grant as it is now, if it still is of this incarnation, else raises Fenced."""
     grant = read_grant(metadata, cluster, feed, capture)
-    # Without a range it was taken over: only its ranges are taken from a grant then.
-    if grant is None or not grant.is_same(mine) or not grant.ranges:
+    if grant is None or not mine.is_proven_by(grant):
         raise Fenced(
             "Another incarnation of this changefeed writes now.",
             where=f"changefeed {feed}",
