@@ -93,7 +93,7 @@ class Bounds(NamedTuple):
     deaths: int = 1
 
 
-CI = Bounds(3, 2, 2, 0)
+CI = Bounds(3, 1, 2, 0)
 LONG = Bounds(3, 2, 2, 1)
 """4.7 million states: six minutes."""
 

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+import signal
+import socket
+import subprocess
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.etcd.line import Line
+from tests.kvclient.test_tls import certified
 from tidegate.control.metadata import Compare, Delete, Put, Transaction
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.etcd import client as client_module
 from tidegate.etcd.client import EtcdClient, Unanswered, parse_endpoints
 from tidegate.etcd.metadata import EtcdMetadata
+from tidegate.launcher import bound
 
 
 @pytest.fixture
@@ -130,6 +137,34 @@ def test_endpoints_that_will_not_do(text: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         parse_endpoints(text)
     assert "u:p" not in str(raised.value)
+
+
+def test_etcd_is_reached_by_tls_with_the_certificates_of_the_command_line(
+    etcd: str, tmp_path: Path, key: str
+) -> None:
+    """`etcd` is only asked for because it installs the package."""
+    ours, theirs = certified(tmp_path, "one"), certified(tmp_path, "two")
+    server = shutil.which("etcd")
+    assert server is not None
+    ports = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    client, peer = (f"127.0.0.1:{one.getsockname()[1]}" for one in ports)
+    for one in ports:
+        one.close()
+    command = [server, "--name", "one", "--data-dir", str(tmp_path / "data"), "--log-level", "error"]
+    command += ["--listen-client-urls", f"https://{client}", "--advertise-client-urls", f"https://{client}"]
+    command += ["--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"]
+    command += ["--initial-cluster", f"one=http://{peer}", "--client-cert-auth"]
+    command += ["--trusted-ca-file", str(ours.ca), "--cert-file", str(ours.cert), "--key-file", str(ours.key)]
+    running = subprocess.Popen(bound(command, signal.SIGKILL))
+    try:
+        store = EtcdMetadata(EtcdClient(f"https://{client}", tls=ours, patience_s=60))
+        assert store.transact([], [Put(key, b"1")]).succeeded
+        with pytest.raises(Retryable, match="does not answer"):
+            EtcdMetadata(EtcdClient(f"https://{client}", tls=theirs, patience_s=0.5)).get(key)
+        store.close()
+    finally:
+        running.kill()
+        running.wait()
 
 
 def test_tls_without_certificates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

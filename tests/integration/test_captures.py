@@ -60,7 +60,7 @@ class Captures(Cluster):
         return name
 
     def wait_on(self, after: str, since: float) -> None:
-        """Until something that is committed now is delivered. Prints the seconds since the old owner's end."""
+        """Until what is committed now is delivered. Prints the seconds since the old owner ended."""
         self.wait_checkpoint(self.tso())
         print(f"{after}: {time.monotonic() - since:.1f} s until the next owner delivers")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.etcd.line import Line
 from tests.server.test_capture import Running, bank, wait_for, work
 
 from tidegate.api.forward import PASSED_ON
@@ -122,3 +123,29 @@ def test_a_capture_keeps_its_name(tmp_path: Path) -> None:
     (tmp_path / NAME_FILE).write_text("../../another")
     with pytest.raises(InvalidInput, match="name is damaged"):
         capture_name(tmp_path)
+
+
+def test_a_capture_that_is_cut_off_from_etcd_stops_and_goes_on_when_etcd_answers(
+    upstream: EmbeddedUpstream, etcd: str, bank: BankWorkload, tmp_path: Path
+) -> None:
+    line = Line(etcd)
+    running = Running(upstream.pd_addr, tmp_path / "a", tmp_path / "out", etcd=line.endpoint)
+    try:
+        assert running.create("one")["http"] == 200
+        first = running.capture
+        work(bank, 20)
+        last = first.pd.tso()
+        wait_for(lambda: running.feed("one")["checkpoint_ts"] >= last, "it delivers")
+        line.requests.clear()
+        line.cut()
+        wait_for(lambda: not running.call("GET", "/status")["is_owner"], "its session is over")
+        line.requests.set()
+        line.cut()
+        wait_for(lambda: running.capture is not first and running.capture.ready, "it is elected again")
+        work(bank, 20)
+        last = running.capture.pd.tso()
+        wait_for(lambda: running.feed("one")["checkpoint_ts"] >= last, "it delivers again")
+        assert running.capture.node.owner_rev > first.node.owner_rev
+    finally:
+        running.stop()
+        line.close()
