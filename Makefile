@@ -10,8 +10,8 @@ help: ## what one can do here
 setup: ## make .venv with everything pinned, and compile the kernels
 	@tools/setup
 
-demo: setup ## the main path, live: TiKV -> capture -> Spark -> Kafka -> Spark -> Delta, and the proof; TARGET=mariadb
-	@$(PY) -m tools.demo $(if $(TARGET),--target '$(TARGET)')
+demo: setup ## the main path, live: TiKV -> capture -> Spark -> Kafka -> Spark -> Delta, and the proof; TARGET=mariadb CAPTURES=3
+	@$(PY) -m tools.demo $(if $(TARGET),--target '$(TARGET)') $(if $(CAPTURES),--captures '$(CAPTURES)')
 
 test: setup ## every test, with the real services; in two processes: make test WORKERS=2
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)

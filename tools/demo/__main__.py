@@ -2,7 +2,8 @@
 
 Starts an embedded TiKV with a bank workload, a Kafka broker, a capture with its Spark pipeline and the Spark
 consumer, shows them at work, then lets them drain and compares source and target at one timestamp.
-The target is Delta tables, or with `make demo TARGET=mariadb` a MariaDB.
+The target is Delta tables, or with `make demo TARGET=mariadb` a MariaDB. With `make demo CAPTURES=3` three
+captures share an etcd: the one that delivers is killed, the next resigns, and the third ends the run.
 Ctrl-C at any moment ends every process. Everything it makes lies under build/demo.
 """
 
@@ -37,6 +38,9 @@ def main() -> int:
     )
     parser.add_argument("--rate", type=float, default=600, help="row changes a second of the workload")
     parser.add_argument("--target", default="delta", help="where the rows go: delta or mariadb")
+    parser.add_argument(
+        "--captures", type=int, default=1, help="with several, one is killed and one resigns meanwhile"
+    )
     parser.add_argument("--dir", type=Path, default=ROOT / "build" / "demo", help="where everything goes")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C
@@ -54,18 +58,21 @@ def main() -> int:
     shutil.rmtree(options.dir, ignore_errors=True)
     options.dir.mkdir(parents=True)
     console = Console()
-    path = MainPath(options.dir, options.rate, target)
+    path = MainPath(options.dir, options.rate, target, options.captures)
     board = Board(path)
     try:
         with Live(board, console=console, refresh_per_second=4, transient=False):
             path.start()
-            board.run_for(options.seconds)
+            for disturb in [path.kill_owner, path.resign] if options.captures > 1 else []:
+                board.run_for(options.seconds / 3)
+                disturb()
+            board.run_for(options.seconds / (3 if options.captures > 1 else 1))
             board.drain(DRAIN_S)
             board.end()
         proof = path.prove()
         console.print(closing_table(board, proof))
         console.print(f"[dim]plots of the run:[/] {write_page(options.dir / 'report.html', board, proof)}")
-        console.print(f"[dim]{target.name}:[/] {target}   [dim]capture:[/] {options.dir / 'capture'}")
+        console.print(f"[dim]{target.name}:[/] {target}   [dim]capture:[/] {options.dir / path.captures[-1]}")
         return 0 if proof.equal else 1
     except KeyboardInterrupt:
         console.print("\nStopped; ending every process.")

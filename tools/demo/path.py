@@ -63,8 +63,15 @@ class Lags:
 class MainPath:
     """Upstream, workload, broker, capture, consumer; started in parallel where nothing depends."""
 
-    def __init__(self, folder: Path, rate: float, target: DemoTarget) -> None:
+    def __init__(self, folder: Path, rate: float, target: DemoTarget, captures: int = 1) -> None:
         self.folder, self.rate, self.target = folder, rate, target
+        self.captures = (
+            [f"capture-{number + 1}" for number in range(captures)] if captures > 1 else ["capture"]
+        )
+        self.addresses: dict[str, str] = {}
+        """Of the captures that run."""
+        self.takeovers: list[tuple[str, float]] = []
+        """What happened to an owner, and the seconds until the next one delivered."""
         self.children: dict[str, Child] = {}
         self.stage = "starting"
         self.server = self.pd = self.uri = self._kafka_said = ""
@@ -84,11 +91,10 @@ class MainPath:
         broker.start()
         upstream = self._child("upstream", "upstream", "run", "--data-dir", self.folder / "upstream")
         self.pd = upstream.wait_line(lambda line: "pd" in line)["pd"]
-        folder = self.folder / "capture"
-        capture = self._child(
-            "capture", "server", "--pd", self.pd, "--addr", "127.0.0.1:0", "--data-dir", folder
-        )
-        self.server = capture.wait_line(lambda line: "addr" in line)["addr"]
+        etcd = self._start_etcd() if len(self.captures) > 1 else []
+        for name in self.captures:
+            self._start_capture(name, *etcd)
+        self.server = self.addresses[self.captures[0]]
         self.target.start()
         broker.join()
         if not self.uri:
@@ -112,6 +118,45 @@ class MainPath:
             time.sleep(0.1)
         self.live_ms = time.time() * 1000
         self.stage = "live"
+
+    def _start_capture(self, name: str, *options: str) -> None:
+        where = ("--pd", self.pd, "--addr", "127.0.0.1:0", "--data-dir", self.folder / name)
+        capture = self._child(name, "server", *where, *options)
+        self.addresses[name] = capture.wait_line(lambda line: "addr" in line)["addr"]
+
+    def kill_owner(self) -> None:
+        """kill -9 of the capture that delivers; another must take over."""
+        owner, at = self.owner(), time.monotonic()
+        self.children.pop(owner).kill()
+        del self.addresses[owner]
+        self.server = next(iter(self.addresses.values()))
+        self._thread(lambda: self._watch_takeover(f"{owner} was killed", at))
+
+    def resign(self) -> None:
+        """Ask the capture that delivers to let another do it."""
+        owner, at = self.owner(), time.monotonic()
+        httpx.post(f"http://{self.addresses[owner]}/api/v2/owner/resign", timeout=10).raise_for_status()
+        self._thread(lambda: self._watch_takeover(f"{owner} resigned", at))
+
+    def owner(self) -> str:
+        """The capture that delivers, as soon as there is one."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            for name, address in self.addresses.items():
+                try:
+                    if httpx.get(f"http://{address}/status", timeout=2).json()["is_owner"]:
+                        return name
+                except httpx.HTTPError:
+                    continue
+            time.sleep(0.1)
+        raise TimeoutError("No capture became the owner.")
+
+    def _watch_takeover(self, what: str, since: float) -> None:
+        wanted = int(time.time() * 1000) << 18
+        while not self._ended.wait(0.1):
+            if int(self.feed_now().get("checkpoint_ts", 0)) >= wanted:
+                self.takeovers.append((what, time.monotonic() - since))
+                return
 
     def _wait_started(self) -> None:
         deadline = time.monotonic() + START_S
@@ -198,6 +243,13 @@ class MainPath:
         if done.returncode == 0:
             bootstrap = json.loads(done.stdout)["kafka"]["bootstrap"]
             self.uri = f"kafka://{bootstrap}/bank?protocol=open-protocol&partition-num={PARTITIONS}"
+
+    def _start_etcd(self) -> list[str]:
+        command = [str(SERVICES), "start", "etcd", "--dir", str(self.folder / "services"), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise TimeoutError(f"etcd did not start.\n{done.stderr}")
+        return ["--etcd", json.loads(done.stdout)["etcd"]["endpoints"], "--session-ttl", "3"]
 
     def _thread(self, work: Any) -> None:
         thread = threading.Thread(target=work, daemon=True)

@@ -115,6 +115,9 @@ class Board:
             "last DDL",
             Text(str(workload.get("last_ddl", "") or "-")[:48]),
         )
+        if len(self.path.captures) > 1:
+            told = [f"{what}: {seconds:.1f} s" for what, seconds in self.path.takeovers]
+            grid.add_row("captures", str(len(self.path.addresses)), "takeovers", "; ".join(told) or "-")
         return grid
 
     def _rate(self, name: str) -> float:
@@ -165,6 +168,10 @@ def figures(board: Board, proof: Proof) -> list[tuple[str, str]]:
         ),
         ("row changes", f"{board.path.kafka_rows:,}"),
         ("first change on Kafka", f"{board.first_change_s:.0f} s after the start"),
+        *(
+            (what, f"the next capture delivered {seconds:.1f} s later")
+            for what, seconds in board.path.takeovers
+        ),
     ]
 
 

@@ -159,6 +159,7 @@ class Capture:
         """How often each puller has reported, by its process id; it says hello before it opens its store."""
         self._keepers: list[asyncio.Task[None]] = []
         self._application: Application | None = None
+        self._etcd: EtcdClient | None = None
         self._puller_trouble = ("", 0)
         self._ready = False
         self.membership: Membership | None = None
@@ -179,8 +180,8 @@ class Capture:
         """End feeds and children, close everything; takes a few seconds at most."""
         self._ready = False
         if self.lost.done() and self._application is not None:
-            # Others may deliver by now: what writes ends first, and nothing waits for a store that is away.
-            await self._application.stop()
+            # Another is to deliver, and need not wait: its sinks fence what still writes here.
+            await asyncio.gather(self._application.stop(), self._leave())
         await self._stack.aclose()
 
     async def _open(self) -> None:
@@ -270,13 +271,13 @@ class Capture:
             stack.callback(alone.close)
             return alone
         me = CaptureInfo(self.id, capture_name(options.data_dir), options.address, __version__)
-        client = EtcdClient(options.etcd)
+        self._etcd = client = EtcdClient(options.etcd)
         stack.callback(client.close)
         begin = partial(Membership, client, self.cluster, me, options.session_ttl_s)
         where = f"etcd at {options.etcd}"
         member: Membership = await self._until(begin, f"{where} to answer")
         self.membership = member
-        stack.push_async_callback(self._leave, member, client)
+        stack.push_async_callback(self._leave)
         await self._until(member.register, f"{where}: the capture's last session to end")
         watch = asyncio.create_task(self._watch_session(member), name="session")
         stack.callback(watch.cancel)
@@ -307,8 +308,11 @@ class Capture:
             self.waiting_for = ""
             return found
 
-    async def _leave(self, member: Membership, client: EtcdClient) -> None:
+    async def _leave(self) -> None:
         """End the session, so that the next owner need not wait until it has run out."""
+        member, client = self.membership, self._etcd
+        if member is None or client is None:
+            return
         if self.lost.done():
             client.hurry()
         try:
