@@ -286,9 +286,23 @@ class Client:
 
     def until(self, condition: Callable[[], bool]) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: self.failure is not None or condition(), WAIT_S)
+            assert self._changed.wait_for(lambda: self.failure is not None or condition(), WAIT_S), (
+                self.standing()
+            )
         if self.failure is not None:
             raise self.failure
+
+    def standing(self) -> str:
+        """What is known of the feeds and of the endpoint, for a wait that was in vain."""
+        feeds = [
+            f"{key}: error {feed.error}, initialized {feed.initialized}, resolved {feed.resolved_ts}"
+            for key, feed in self.feeds.items()
+        ]
+        own = self.endpoint
+        alive = own._thread.is_alive(), own._ticker.is_alive(), self._thread.is_alive()
+        states = [(one.region.id, one.state, one.stopped) for one in self.connection.downstreams.values()]
+        frozen = own._faults.resolved_frozen
+        return f"{alive=} scanning={own._scanning} {frozen=} downstreams={states}\n" + "\n".join(feeds[:200])
 
     def close(self) -> None:
         self.endpoint.close(self.connection)
