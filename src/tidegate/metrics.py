@@ -47,6 +47,12 @@ misencoded_rows: Final = Counter(
     FEED,
     registry=REGISTRY,
 )
+alignment_marks: Final = Counter(
+    "tidegate_alignment_marks",
+    "Places where dispatch by conflict has put alignment marks, one a place, whatever the partitions",
+    FEED,
+    registry=REGISTRY,
+)
 batch_s: Final = Histogram(
     "tidegate_pipeline_batch_seconds",
     "From handing a worker a piece of work until it is durable",

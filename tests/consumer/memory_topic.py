@@ -16,6 +16,7 @@ from tidegate.consumer.apply import Applier
 from tidegate.consumer.changes import sides_of
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.flow import Flow
+from tidegate.consumer.mark_headers import mark_headers, told_apart
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
@@ -63,14 +64,16 @@ class MemoryTopic:
         )
         decoded = decoder(self.options).decode(batch)
         staging.mkdir(parents=True, exist_ok=True)
+        resolved, aligns = told_apart(decoded.resolved, mark_headers(batch))
         return Fetched(
             partition,
             start + len(found),
             len(found),
             tuple(stage(decoded, partition, staging / f"{number}.arrow", clock)),
-            tuple(decoded.resolved),
+            tuple(resolved),
             tuple(decoded.ddls),
             tuple(decoded.bad),
+            aligns=tuple(aligns),
         )
 
 

@@ -259,6 +259,17 @@ def test_each_way_to_break_it_is_found_and_named(rule: Rule) -> None:
     assert named.ts
 
 
+def test_dispatched_by_conflict_a_row_may_be_where_its_key_or_its_table_says() -> None:
+    router = Router([DispatchRule(partition="conflict")], "t")
+    by_table = crc32(b"sa") % 3
+    row = next(number for number in range(9) if place("a", number, 3) != by_table)
+    for partition in range(3):
+        check = TopicCheck(range(3), router=router)
+        check.take(partition, decoded([Row(row, 10)], 0))
+        wrong = partition not in (by_table, place("a", row, 3))
+        assert check.finish().counts == ({Rule.PLACED: 1} if wrong else {})
+
+
 def test_the_first_violation_has_its_place() -> None:
     (first,) = judged(broken(Rule.ORDER)).violations
     assert (first.rule, first.partition, first.offset, first.ts, first.table) == (Rule.ORDER, 1, 1, 10, "s.a")
@@ -424,6 +435,14 @@ def test_alignment_marks_that_differ_between_partitions_or_go_back_are_named(
     verdict = verdict_of(sound, wrong)
     assert set(verdict.counts) == {Rule.ALIGNED}
     assert verdict.violations[0].table == "s.a"
+
+
+def test_a_row_below_its_tables_mark_that_comes_behind_the_mark_is_named() -> None:
+    for table, ts, wrong in (("a", 19, True), ("a", 20, False), ("b", 19, False)):
+        check = TopicCheck([0])
+        check.take(0, *headed((0, aligned(20))))
+        check.take(0, decoded([Row(3, ts, table=table)], 5))
+        assert check.finish().counts == ({Rule.ALIGNED: 1} if wrong else {})
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def messages_of(block: MessageBlock) -> list[tuple[int, Message]]:
         key = None if length < 0 else data[start : start + length]
         start, length = int(block.value_start[i]), int(block.value_length[i])
         value = None if length < 0 else data[start : start + length]
-        found.append((int(block.partition[i]), Message(key, value)))
+        found.append((int(block.partition[i]), Message(key, value, block.headers)))
     return found
 
 

@@ -35,6 +35,7 @@ def test_each_rule_has_its_order_and_the_weakest_counts() -> None:
     known = {
         "default": Order.TABLES,
         "table": Order.TABLES,
+        "conflict": Order.ALIGNED,
         "index-value": Order.ROWS,
         "rowid": Order.ROWS,
         "columns": Order.VALUES,
@@ -64,6 +65,12 @@ def test_transaction_level_keeps_order_and_unique_keys_with_every_dispatcher(ord
     ("order", "row", "unique", "together"),
     [
         (Order.TABLES, "in commit order", "free before", "of one table together"),
+        (
+            Order.ALIGNED,
+            "in commit order",
+            "if readers wait at alignment marks",
+            "apart, also those of one table",
+        ),
         (Order.ROWS, "in commit order", "collide", "apart, also those of one table"),
         (Order.VALUES, "until a hashed column changes", "collide", "apart, also those of one table"),
         (Order.NOTHING, "may end up old, or twice", "collide", "together, but two transactions"),

@@ -1,7 +1,7 @@
 """A capture that stands by answers for itself; what concerns changefeeds it passes on to the owner.
 
-As TiCDC does: a client may ask any capture. A request that was passed on is not passed on once more, so that
-two captures which take each other for the owner do not send it to and fro.
+As TiCDC does: a client may ask any capture. A request that was passed on is not passed on once more: two
+captures that take each other for the owner would send it back for ever.
 """
 
 from __future__ import annotations

@@ -159,6 +159,8 @@ def settled(config: ReplicaConfig, *, reading: bool = False) -> ReplicaConfig:
         _check_images(found, options, config)
         _check_schemas(found, options, config)
         _check_read_back(found, options, config)
+        if not reading:
+            _check_alignment(options, config)
     return config
 
 
@@ -274,6 +276,20 @@ def _check_read_back(found: RowCodec, options: CodecOptions, config: ReplicaConf
             why=why,
             fix="add what is missing to the sink URI, choose another protocol, or leave verify-encoded out",
         )
+
+
+def _check_alignment(options: CodecOptions, config: ReplicaConfig) -> None:
+    """Dispatch by conflict puts marks on a topic, which are Resolved messages with a header."""
+    if has_marks(options) or all(rule.partition != "conflict" for rule in config.sink.dispatchers):
+        return
+    unmarked = codec(options.protocol).unmarked
+    option = unmarked.option if unmarked is not None else ""
+    raise InvalidInput(
+        f"partition = 'conflict' does not go with protocol {options.protocol} as it is set.",
+        where="dispatch rules",
+        why="its messages have no Resolved, so that no alignment mark can tell readers where to wait",
+        fix=(f"add {option} to the sink URI, or " if option else "") + "choose another protocol or partition",
+    )
 
 
 def unverified(found: ReadCodec, options: CodecOptions) -> str:

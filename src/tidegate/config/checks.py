@@ -79,6 +79,7 @@ def check(config: ReplicaConfig) -> None:
             fix="remove [[sink.column-selectors]], or set integrity-check-level = 'none'",
         )
     _check_large(config)
+    _check_conflict(config)
     if kafka.required_acks != -1:
         raise InvalidInput(
             f"required-acks = {kafka.required_acks} would lose rows.",
@@ -143,6 +144,38 @@ def _check_pieces(config: ReplicaConfig) -> None:
                 fix="leave table-cuts out: enable-table-across-nodes in [scheduler] chooses them",
             )
         previous = key
+
+
+def _check_conflict(config: ReplicaConfig) -> None:
+    """Dispatch by conflict sees a table's unique values in one writer, and as deletes and inserts."""
+    rules = [rule for rule in config.sink.dispatchers if rule.partition == "conflict"]
+    if not rules:
+        return
+    where = f"dispatch rule for {', '.join(rules[0].matcher)}"
+    if config.scheduler.enable_table_across_nodes or config.tidegate.table_cuts:
+        raise InvalidInput(
+            "partition = 'conflict' does not go with tables in pieces.",
+            where=where,
+            why="each piece of a table has a writer of its own: two rows that exchange a unique value may be "
+            "in two pieces, and neither writer sees the conflict",
+            fix="leave enable-table-across-nodes and table-cuts out, or choose partition = 'table'",
+        )
+    if not config.splits_updates:
+        raise InvalidInput(
+            "partition = 'conflict' does not go with output-raw-change-event = true.",
+            where=where,
+            why="an update frees a unique value and takes another one: readers must be able to stop between"
+            " the two",
+            fix="leave output-raw-change-event out, or choose partition = 'table'",
+        )
+    for rule in rules:
+        if rule.index or rule.columns:
+            raise InvalidInput(
+                "partition = 'conflict' takes no index and no columns.",
+                where=f"dispatch rule for {', '.join(rule.matcher)}",
+                why="rows go where their handle key says, and all unique keys are tracked",
+                fix="leave them out",
+            )
 
 
 def _check_large(config: ReplicaConfig) -> None:

@@ -49,7 +49,7 @@ LARGE_OPTIONS: Final = ("none", "handle-key-only", "claim-check")
 MESSAGE_COMPRESSIONS: Final = ("none", "snappy", "lz4")
 """Of the messages themselves, apart from Kafka's own."""
 SASL_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
-PARTITION_RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns")
+PARTITION_RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns", "conflict")
 INTEGRITY_LEVELS: Final = ("none", "correctness")
 CORRUPTION_LEVELS: Final = ("warn", "error")
 

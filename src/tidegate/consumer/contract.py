@@ -72,7 +72,7 @@ class Rule(StrEnum):
     DDL_LATE = "a DDL comes before the Resolved of its ts"
     BEFORE_DDL = "no row above a DDL comes before it"
     AFTER_DDL = "after a DDL no row at or below it appears for the first time"
-    ALIGNED = "an alignment mark is on every partition, and its table's epochs rise"
+    ALIGNED = "an alignment mark is on every partition, behind the table's older rows, and its epochs rise"
     DECODABLE = "every message can be decoded"
 
 
@@ -369,6 +369,9 @@ class TopicCheck:
         if ts < known:
             why = f"the row's change of {known} appeared before it"
             self._violated(Rule.ORDER, state, offset, ts, why, table)
+        if ts < state.epochs.get(table, 0):
+            why = f"the table's alignment mark of {state.epochs[table]} came before it"
+            self._violated(Rule.ALIGNED, state, offset, ts, why, table)
         ddl = state.ddl if self._strict else state.table_ddl.get(table, 0)
         if ts < ddl or (self._strict and ts == ddl):
             why = f"a DDL of {ddl} came before it"

@@ -5,6 +5,9 @@
     next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
     position(ts)   ->  what to keep with the target so that a restart loses and doubles nothing
 
+In row mode, partitions of one topic meet at its alignment marks (docs/formats/contract.md). In transaction
+mode they are together everywhere.
+
 Where a target was interrupted in the middle of a write, `begun` comes first: the very rows up to its bounds,
 so that what is written again is what was written then. After Resolved a partition brings nothing new below
 it, so the bounds alone say which rows those are.
@@ -30,6 +33,7 @@ import orjson
 from tidegate.codec import ddl_header
 from tidegate.codec.base import DdlMessage
 from tidegate.consumer.assembler import Assembler
+from tidegate.consumer.places import topic_index
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched
 from tidegate.consumer.watermark import Limits, Mode, Watermarks, bounds
@@ -38,6 +42,8 @@ MAX_WAITING_ROWS: Final = 20_000_000
 """Above this only the partitions that hold the watermark back are read on."""
 MAX_WAITING_BYTES: Final = 16 << 30
 """Likewise, of their staging files. One transaction that is larger is read to its end all the same."""
+MAX_MEETINGS: Final = 10_000
+"""Likewise, of alignment marks that partitions have not reached."""
 MAX_MARKS: Final = 4096
 """Resolved marks remembered per partition; every second one is forgotten when there are more."""
 
@@ -105,6 +111,9 @@ class Flow:
         self.watermarks = Watermarks({number: p.watermark for number, p in position.partitions.items()})
         self.assembler = Assembler({number: p.applied for number, p in position.partitions.items()})
         self._ddls: dict[tuple[int, str], _Waiting] = {}
+        self._meetings: dict[int, dict[int, dict[int, int]]] = {}
+        """Row mode: by topic and commit ts the alignment marks that its partitions have not passed, each with
+        the offset of its first copy in each partition."""
 
     def join(
         self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...], ids: Mapping[str, str]
@@ -125,7 +134,8 @@ class Flow:
     def wanted(self) -> dict[int, int]:
         """Where to read on, by partition."""
         held = self.assembler
-        crowded = held.rows > MAX_WAITING_ROWS or held.bytes > MAX_WAITING_BYTES
+        meetings = sum(map(len, self._meetings.values()))
+        crowded = held.rows > MAX_WAITING_ROWS or held.bytes > MAX_WAITING_BYTES or meetings > MAX_MEETINGS
         numbers = self.watermarks.laggards() if crowded else list(self._at)
         return {number: self._at[number].next_offset for number in numbers}
 
@@ -142,6 +152,8 @@ class Flow:
                 state.marks = state.marks[1::2]
             for message in part.ddls:
                 self._queue(part.partition, message)
+            if self.mode is Mode.ROW:
+                self._take_aligns(part)
 
     def next_step(self, max_rows: int) -> Rows | Ddls | None:
         """What can be applied now: at most about max_rows rows and `STEP_BYTES`; None when nothing moves.
@@ -155,7 +167,7 @@ class Flow:
             return Rows(begun)
         ddl_ts = min((waiting.message.ts for waiting in self._ddls.values()), default=None)
         limits = Limits(ddl_ts=ddl_ts, until=self.until, ddl_places=self._ddl_places, align=self.align)
-        allowed = bounds(self.watermarks, self.mode, limits)
+        allowed = self._meeting(bounds(self.watermarks, self.mode, limits))
         moves = {p: ts for p, ts in allowed.items() if ts > self.assembler.applied(p)}
         if moves:
             cut = self.assembler.cut(max(moves.values()), max_rows)
@@ -190,7 +202,9 @@ class Flow:
 
     def waiting(self) -> int:
         """About how many rows could be applied now."""
-        allowed = bounds(self.watermarks, self.mode, Limits(until=self.until, align=self.align))
+        allowed = self._meeting(
+            bounds(self.watermarks, self.mode, Limits(until=self.until, align=self.align))
+        )
         return self.assembler.pending(allowed)
 
     def ddl_waits_at(self, ts: int) -> bool:
@@ -208,6 +222,7 @@ class Flow:
         for number, state in self._at.items():
             applied = self.assembler.applied(number)
             copies = [o for w in self._ddls.values() for p, o in w.copies if p == number]
+            copies += self._marks_ahead(number)
             offset = min([self.assembler.restart_offset(number, state.next_offset), *copies])
             passed = [mark for at, mark in state.marks if at < offset]
             state.marks = [(at, mark) for at, mark in state.marks if mark > applied]
@@ -222,6 +237,39 @@ class Flow:
     def next_offsets(self) -> dict[int, int]:
         """Up to where each partition has been read; for showing lag only."""
         return {number: state.next_offset for number, state in self._at.items()}
+
+    def _take_aligns(self, part: Fetched) -> None:
+        held = self._meetings.setdefault(topic_index(part.partition), {})
+        for ts, offset in part.aligns:
+            held.setdefault(ts, {}).setdefault(part.partition, offset)
+
+    def _meeting(self, allowed: dict[int, int]) -> dict[int, int]:
+        """Bounds that keep each topic's partitions together at its next alignment mark.
+
+        All of them first come to the ts below the mark's, then make its ts in one step, then go on. A
+        partition whose watermark covers the mark has brought it, so none can pass it unseen.
+        """
+        for topic, meetings in self._meetings.items():
+            members = [number for number in self._at if topic_index(number) == topic]
+            for ts in [ts for ts in meetings if self._is_past(members, ts)]:
+                del meetings[ts]
+            if not meetings:
+                continue
+            ts = min(meetings)
+            due = all(
+                allowed[number] >= ts and self.assembler.applied(number) >= ts - 1 for number in members
+            )
+            cap = ts if due else ts - 1
+            allowed |= {number: min(allowed[number], cap) for number in members}
+        return allowed
+
+    def _is_past(self, members: Iterable[int], ts: int) -> bool:
+        return all(self.assembler.applied(number) >= ts for number in members)
+
+    def _marks_ahead(self, number: int) -> list[int]:
+        """The offsets of alignment marks that a partition has not reached: a restart must read them again."""
+        applied, held = self.assembler.applied(number), self._meetings.get(topic_index(number), {})
+        return [copies[number] for ts, copies in held.items() if ts > applied and number in copies]
 
     def _queue(self, partition: int, message: DdlMessage) -> None:
         name = identity(message)

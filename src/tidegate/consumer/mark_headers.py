@@ -1,19 +1,21 @@
 """What the Kafka headers of Resolved messages say: docs/formats/contract.md, "Forms that are decided". Pure.
 
-tidegate-align   JSON: id (text), table (`schema.table`), epoch (a count that rises)
+tidegate-align   JSON: id (text), table (`schema.table`), epoch (the commit ts, which rises)
 tidegate-epoch   a count: how often the number of partitions has changed
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
-from tidegate.codec.base import Batch
+from tidegate.codec.alignment import ALIGN_HEADER
+from tidegate.codec.base import BadMessage, Batch
 
-ALIGN: Final = "tidegate-align"
+ALIGN: Final = ALIGN_HEADER
 EPOCH: Final = "tidegate-epoch"
 MAX_COUNT: Final = 1 << 63
 MAX_DIGITS: Final = 19
@@ -21,11 +23,12 @@ MAX_DIGITS: Final = 19
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A Resolved that asks readers to have applied everything up to it before they go on with a table."""
+    """A Resolved that asks readers to meet at a commit ts: `codec.alignment`."""
 
     id: str
     table: str
     epoch: int
+    """The commit ts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,35 @@ def mark_headers(batch: Batch) -> MarkHeaders:
                     found.epochs[int(offset)] = _epoch(value)
             except ValueError as error:
                 found.unsound[int(offset)] = f"its header {name}: {error}"
+    return found
+
+
+def told_apart(
+    resolved: Iterable[tuple[int, int]], headers: MarkHeaders
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """Of a batch's Resolved messages, (ts, offset) each: watermarks, and alignment marks with the commit ts
+    of their place instead of their own ts.
+    """
+    watermarks, aligns = [], []
+    for ts, offset in resolved:
+        if offset in headers.alignments:
+            aligns.append((headers.alignments[offset].epoch, offset))
+        elif offset not in headers.unsound:
+            watermarks.append((ts, offset))
+    return watermarks, aligns
+
+
+def unsound_marks(batch: Batch, headers: MarkHeaders) -> list[BadMessage]:
+    """The messages whose headers cannot be read: a reader that left them out might not wait where it must."""
+    at = {int(offset): number for number, offset in enumerate(batch.offsets)} if headers.unsound else {}
+    return [
+        BadMessage(offset, _bytes(batch.keys[at[offset]]), _bytes(batch.values[at[offset]]), why)
+        for offset, why in headers.unsound.items()
+    ]
+
+
+def _bytes(cell: Any) -> bytes | None:
+    found: bytes | None = cell.as_py() if hasattr(cell, "as_py") else cell
     return found
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from tidegate.codec.base import DecodedTable, WireColumn
 from tidegate.config import DispatchRule
+from tidegate.dispatcher.partitions import CONFLICT
 from tidegate.dispatcher.router import Router
 from tidegate.model.schema import Kind
 from tidegate.model.slots import DELETE
@@ -60,6 +61,8 @@ class Placement:
         if rule is None:
             rule = self._rules[name] = self._router.rule_of(table.schema, table.table)
         places = self._places(table, rule)
+        if rule.partition == CONFLICT and partition == self._by_table(table):
+            places[:] = partition  # a table whose unique values cannot be tracked; messages do not say which
         wrong = np.flatnonzero((places != partition) & (places != UNKNOWN))
         unknown = int((places == UNKNOWN).sum())
         return [(int(i), int(places[i])) for i in wrong], unknown, rule.partition
@@ -90,9 +93,9 @@ class Placement:
         count, size = self._count, len(table)
         if rule.partition == "ts":
             return (table.commit_ts % np.uint64(count)).astype(np.int64)
-        seed = crc32((table.schema + table.table).encode())
         if rule.partition in ("table", "default"):
-            return np.full(size, seed % count, dtype=np.int64)
+            return np.full(size, self._by_table(table), dtype=np.int64)
+        seed = crc32((table.schema + table.table).encode())
         hashed = self._hashed(table, rule)
         if hashed is None:
             return np.full(size, UNKNOWN, dtype=np.int64)
@@ -104,6 +107,9 @@ class Placement:
         places = np.array([state % count for state in states], dtype=np.int64)
         places[unknown] = UNKNOWN
         return places
+
+    def _by_table(self, table: DecodedTable) -> int:
+        return crc32((table.schema + table.table).encode()) % self._count
 
     def _hashed(self, table: DecodedTable, rule: DispatchRule) -> list[WireColumn] | None:
         """The columns whose values are hashed; None: the message does not say which, or lacks some."""

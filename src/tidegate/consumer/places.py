@@ -17,6 +17,11 @@ def number_of(names: Sequence[str], name: str, partition: int) -> int:
     return names.index(name) << PARTITION_BITS | partition
 
 
+def topic_index(number: int) -> int:
+    """Which of the topics a partition is of."""
+    return number >> PARTITION_BITS
+
+
 def place_of(names: Sequence[str], number: int) -> tuple[str, int]:
     """The inverse of `number_of`."""
     return names[number >> PARTITION_BITS], number & ((1 << PARTITION_BITS) - 1)

@@ -48,6 +48,7 @@ from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_source_ur
 from tidegate.consumer.assembler import Segment
 from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader
+from tidegate.consumer.mark_headers import mark_headers, told_apart, unsound_marks
 from tidegate.consumer.places import number_of, place_of
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.kvclient.pd import PdClient
@@ -90,7 +91,7 @@ class Fetched:
     messages: int = 0
     segments: tuple[Segment, ...] = ()
     resolved: tuple[tuple[int, int], ...] = ()
-    """(ts, offset), in offset order."""
+    """(ts, offset), in offset order; without alignment marks."""
     ddls: tuple[DdlMessage, ...] = ()
     bad: tuple[BadMessage, ...] = ()
     unmarked: bool = False
@@ -101,6 +102,8 @@ class Fetched:
     """Why the broker gave nothing, when it did not; the range stays to be read."""
     outage: tuple[str, str, str, str] | None = None
     """What, where, why and what to do: a schema registry gives no schemas; the range stays to be read."""
+    aligns: tuple[tuple[int, int], ...] = ()
+    """(commit ts, offset) of alignment marks."""
 
 
 class Clock(Enum):
@@ -327,14 +330,18 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
 def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, staging: Path) -> Fetched:
     """What was fetched, with all that the messages held; each piece of rows is in a file of its own."""
     unmarked = registry.codec(topic.options.protocol).unmarked
+    headers = mark_headers(batch)
+    found = replace(found, bad=(*found.bad, *unsound_marks(batch, headers)))
     try:
         for piece in decoder.pieces(batch):
             file = staging / f"{found.partition}-{found.next_offset}-{time.monotonic_ns()}.arrow"
             bad = (*found.bad, *piece.bad)
+            resolved, aligns = told_apart(piece.resolved, headers)
             found = replace(
                 found,
                 segments=(*found.segments, *stage(piece, found.partition, file, topic.clock)),
-                resolved=(*found.resolved, *piece.resolved),
+                resolved=(*found.resolved, *resolved),
+                aligns=(*found.aligns, *aligns),
                 ddls=(*found.ddls, *piece.ddls),
                 bad=bad,
                 repartitions=(*found.repartitions, *piece.repartitions),

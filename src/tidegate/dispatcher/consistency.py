@@ -26,13 +26,15 @@ class Order(IntEnum):
 
     TABLES = 1
     """Whole tables."""
-    ROWS = 2
+    ALIGNED = 2
+    """As `ROWS`, with alignment marks where a row takes a unique value that another one has left."""
+    ROWS = 3
     """All changes of a row; the rows of a table are on several partitions."""
-    VALUES = 3
+    VALUES = 4
     """The changes of a row until a hashed column changes; then the row goes on in another partition."""
-    NOTHING = 4
+    NOTHING = 5
     """Whole transactions, but the changes of one row are on several partitions."""
-    UNKNOWN = 5
+    UNKNOWN = 6
     """The reader does not know the dispatch rules."""
 
 
@@ -88,6 +90,8 @@ def _order(rule: DispatchRule) -> Order:
     match rule.partition:
         case "default" | "table":
             return Order.TABLES
+        case "conflict":
+            return Order.ALIGNED
         case "index-value" | "rowid" if not rule.index:
             return Order.ROWS
         case "ts":
@@ -123,6 +127,7 @@ def promises(setting: Setting) -> list[Promise]:
 
 _OF_A_ROW: Final = {
     Order.TABLES: "in commit order",
+    Order.ALIGNED: "in commit order",
     Order.ROWS: "in commit order",
     Order.VALUES: "in commit order until a hashed column changes; then the row may end up old, or twice",
     Order.NOTHING: "on several partitions: the row may end up old, or twice",
@@ -156,6 +161,8 @@ def _unique_keys(setting: Setting) -> Promise:
         return Promise(about, "not enforced by tables of files", "not enforced by tables of files")
     if setting.order is Order.TABLES and not setting.pieces:
         return Promise(about, kept, kept)
+    if setting.order is Order.ALIGNED and not setting.pieces:
+        return Promise(about, f"{kept}, if readers wait at alignment marks", kept)
     return Promise(about, "two rows that exchange a value may collide", kept)
 
 
@@ -185,6 +192,8 @@ def _in_row_mode(setting: Setting) -> str:
 
 def _slow_partition(setting: Setting) -> Promise:
     own = "delays its own rows, and DDL"
+    if setting.order is Order.ALIGNED:
+        own = "delays its own rows, DDL, and what lies behind an alignment mark"
     row = f"{own}; every snapshot waits for it" if setting.seen is Seen.SNAPSHOTS else own
     return Promise("a partition that lags", row, "delays everything")
 

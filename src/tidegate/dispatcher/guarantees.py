@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from tidegate.config import DispatchRule
-from tidegate.dispatcher.partitions import hashed_columns
+from tidegate.dispatcher.partitions import CONFLICT, hashed_columns
+from tidegate.dispatcher.unique_keys import tracked_keys, why_by_table
 from tidegate.model.schema import TableSchema
 
 
@@ -23,6 +24,8 @@ def weakness(table: TableSchema, rule: DispatchRule) -> str:
             "the changes of one row are on several partitions, in no order between them: "
             "readers must sort by commit ts up to Resolved"
         )
+    if rule.partition == CONFLICT:
+        return _of_conflict(table)
     hashed, handle = set(hashed_columns(table, rule)), set(table.handle_key)
     if not hashed:
         return ""
@@ -41,6 +44,24 @@ def weakness(table: TableSchema, rule: DispatchRule) -> str:
             "may be on different partitions, and only Resolved tells which came first"
         )
     return ""
+
+
+def _of_conflict(table: TableSchema) -> str:
+    if why := why_by_table(table):
+        return f"all its rows go to one partition, as by table, because {why}"
+    if not tracked_keys(table):
+        return ""
+    return (
+        "where a row takes a unique value that another one has left, alignment marks are on all partitions: "
+        "readers of single partitions must wait there for the others"
+    )
+
+
+UNREADABLE: Final = (
+    "TiCDC's own consumer cannot read a topic with alignment marks: it stops at the first one "
+    "('partition resolved ts fallback'), because a mark is a Resolved below those before it"
+)
+"""What dispatch by conflict gives up for any table."""
 
 
 APART: Final = (

@@ -10,13 +10,16 @@ from typing import Final
 from zlib import crc32
 
 from tidegate.config import DispatchRule
+from tidegate.dispatcher.unique_keys import why_by_table
 from tidegate.errors import InvalidInput
 from tidegate.model.row import RowChange
 from tidegate.model.schema import TableSchema
 from tidegate.tidb.text import value_text
 
-RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns")
-"""What `partition` of a rule may be; `rowid` is TiCDC's older name of index-value."""
+CONFLICT: Final = "conflict"
+RULES: Final = ("default", "table", "ts", "index-value", "rowid", "columns", CONFLICT)
+"""What `partition` of a rule may be; `rowid` is TiCDC's older name of index-value. TiCDC has no `conflict`:
+it is index-value where `unique_keys` can be tracked, else table."""
 
 
 def table_hash(table: TableSchema) -> int:
@@ -28,6 +31,8 @@ def hashed_columns(table: TableSchema, rule: DispatchRule) -> tuple[int, ...]:
     """Positions of the columns whose values a rule hashes; raises InvalidInput when the table lacks them."""
     if rule.partition in ("index-value", "rowid"):
         return _index_columns(table, rule.index) if rule.index else tuple(sorted(table.handle_key))
+    if rule.partition == CONFLICT:
+        return () if why_by_table(table) else tuple(sorted(table.handle_key))
     if rule.partition == "columns":
         return tuple(_column(table, name) for name in rule.columns)
     return ()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final, Self
 
 from tidegate.config import DispatchRule, ReplicaConfig
-from tidegate.dispatcher.partitions import RULES
+from tidegate.dispatcher.partitions import CONFLICT, RULES
 from tidegate.dispatcher.topics import check_expression, topic_name
 from tidegate.errors import InvalidInput
 from tidegate.model.ddl import DdlEvent
@@ -46,6 +46,11 @@ class Router:
     def has_topics(self) -> bool:
         """Whether rows may go to other topics than the default one."""
         return any(rule.topic for _, rule in self._rules)
+
+    @property
+    def has_conflicts(self) -> bool:
+        """Whether any table's rows may need alignment marks."""
+        return any(rule.partition == CONFLICT for _, rule in self._rules)
 
     def rule(self, table: TableSchema) -> DispatchRule:
         """The rule of a table."""

@@ -35,6 +35,8 @@ class MessageBlock:
     """How many row changes each message carries."""
     topic: str = ""
     """Empty: the changefeed's own."""
+    headers: tuple[tuple[str, bytes], ...] = ()
+    """Of every message."""
 
     def __len__(self) -> int:
         return len(self.partition)

@@ -24,6 +24,7 @@ import pyarrow as pa
 from tidegate.clock import SystemClock
 from tidegate.codec.readback import Misencoded
 from tidegate.config import ReplicaConfig
+from tidegate.dispatcher.conflict import Conflicts, SpanConflicts
 from tidegate.dispatcher.split import Part
 from tidegate.errors import Fatal, Fenced
 from tidegate.filter.feed import FeedFilter
@@ -46,7 +47,7 @@ from tidegate.pipeline.ranges import Range
 from tidegate.pipeline.schemas import SchemaReader
 from tidegate.pipeline.slots import Slot
 from tidegate.pipeline.work import Lease, Report, Tell
-from tidegate.sink.base import Description, Domain, SlotTaken, Writer
+from tidegate.sink.base import Description, Domain, Form, SlotTaken, Writer
 from tidegate.tidb.keys import stripe_ids
 
 TAKE_BACKS: Final = 5
@@ -74,6 +75,8 @@ class Stretch:
     """Both as of the last commit."""
     tables: list[int] | None = None
     """Only their rows are read; None: all that the spans hold."""
+    conflicts: SpanConflicts | None = None
+    """Of the rows that were written; None: no rule is by conflict, or nothing was written yet."""
 
     @classmethod
     def of(cls, ranges: Sequence[Range], past: Position | None) -> Stretch:
@@ -175,6 +178,8 @@ class Worker:
         self._spans: dict[str, Span] = {}
         """The bounds of the spans that were delivered."""
         self._growth = GROWTH
+        by_conflict = self.plan.form is Form.MESSAGES and self.plan.router.has_conflicts
+        self._conflicts = Conflicts() if by_conflict else None
 
     def deliver(self, ranges: list[Range], tell: Tell = lambda spans: None) -> list[Report]:
         """Deliver some ranges, durable on return, but for those that this capture has lost meanwhile.
@@ -220,6 +225,9 @@ class Worker:
                     self._commit(batch, stretches)
                     tell({told.span: told.ts for other in stretches for told in other.reports})
         self._commit(batch, stretches)
+        for one in stretches:
+            if one.conflicts is not None and self._conflicts is not None:
+                self._conflicts.commit(one.name, one.upto, one.conflicts)
 
     def _commit(self, batch: Transaction, stretches: list[Stretch]) -> None:
         batch.commit()
@@ -232,6 +240,8 @@ class Worker:
         if schemas is not None and self._follows is not None:
             stretch.tables = self._wanted(stretch, schemas, self._follows)
         splits = self.schemas is not None and self.plan.split_updates
+        if self._conflicts is not None:
+            stretch.conflicts = self._conflicts.begin(stretch.name, stretch.ranges[0].after)
         ahead = AheadOf(self._ahead, [self.bounds(one.span) for one in stretch.ranges], self._ahead_follows)
         cutter = Cutter(
             partial(self._read, stretch),
@@ -252,7 +262,7 @@ class Worker:
                 # Of those that are out nobody looks whether they are split: their new halves may be due.
                 cutter.met += piece.block.num_rows - block.num_rows
             if block.num_rows:
-                encoded = self.encode(block, schemas, part=piece.part)
+                encoded = self.encode(block, schemas, part=piece.part, conflicts=stretch.conflicts)
                 cutter.met += encoded.split
                 self._note_growth(block, encoded)
                 self.judge(stretch.name, encoded)
@@ -306,6 +316,7 @@ class Worker:
         *,
         at: int | None = None,
         part: Part = Part.SPLIT,
+        conflicts: SpanConflicts | None = None,
     ) -> stages.Encoded:
         """All stages over entries; `schemas` is None for a feed of keys. The rest as `stages.run`."""
         if schemas is None:
@@ -314,7 +325,14 @@ class Worker:
         else:
             follows = self._follows if at is None else None
             encoded = stages.run(
-                block, schemas, self.plan, self.clock.now_ms(), at=at, part=part, follows=follows
+                block,
+                schemas,
+                self.plan,
+                self.clock.now_ms(),
+                at=at,
+                part=part,
+                follows=follows,
+                conflicts=conflicts,
             )
         self.access.beat()
         return encoded
@@ -442,6 +460,7 @@ class Transaction:
         report.bytes += encoded.bytes
         report.messages += encoded.messages
         report.misencoded += len(encoded.misencoded)
+        report.alignments += encoded.alignments
         report.lag_ms = self._worker.clock.now_ms() - physical_ms(encoded.last_ts)
         if again:
             return

@@ -9,27 +9,31 @@ is encoded may be read back and compared (`integrity.verify-encoded`). A plan en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from tidegate.claim_check import ClaimStorage
+from tidegate.codec.alignment import mark_block
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.definitions import definition_block
-from tidegate.codec.entry import Schemas
+from tidegate.codec.entry import MarkEncoder, Schemas
 from tidegate.codec.keys import encode_keys
 from tidegate.codec.large import CLAIM_CHECK, LargeOptions
 from tidegate.codec.readback import Misencoded, ReadBack
-from tidegate.codec.registry import codec_of, options_of
+from tidegate.codec.registry import codec_of, marks, options_of
 from tidegate.codec.schema_book import SchemaBook, SchemaRegistry, register_missing
 from tidegate.config import ReplicaConfig, revealed
 from tidegate.dispatcher.columns import ColumnSelectors
+from tidegate.dispatcher.conflict import SpanConflicts
 from tidegate.dispatcher.kernels import partition_block
+from tidegate.dispatcher.partitions import CONFLICT
 from tidegate.dispatcher.router import Router
 from tidegate.dispatcher.split import Part, part_of
 from tidegate.filter.event_filter import EventFilter
@@ -38,7 +42,7 @@ from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.key_range import KeyRange
 from tidegate.model.message import MessageBlock
 from tidegate.model.schema import TableSchema
-from tidegate.model.slots import RowBlock
+from tidegate.model.slots import RowBlock, take
 from tidegate.mounter.columns import to_arrow
 from tidegate.mounter.decode import Checks, MountOptions, Quarantined, mount
 from tidegate.mounter.integrity import Mismatch, Tally, verify, with_checksums
@@ -57,6 +61,8 @@ class Plan:
     codec: CodecOptions
     codec_of: Callable[[str], CodecOptions]
     """The same for a topic: a schema registry's subjects are named by it."""
+    marks: Callable[[], MarkEncoder]
+    """Encodes Resolved, for alignment marks."""
     router: Router
     partitions: Callable[[str], int]
     """Of a topic; always the same number."""
@@ -107,6 +113,7 @@ def plan(
     read_back = ReadBack(codec(topic)) if config.integrity.verify_encoded and form is Form.MESSAGES else None
     return Plan(
         codec=codec(topic),
+        marks=partial(marks, codec(topic)),
         codec_of=lru_cache(TOPICS_REMEMBERED)(codec),
         registered=registered,
         router=Router.of(config, topic),
@@ -166,6 +173,11 @@ class Encoded:
     split: int = 0
     """Updates of unique keys that were met."""
 
+    @property
+    def alignments(self) -> int:
+        """Places where alignment marks are."""
+        return sum(1 for one in self.content if isinstance(one, MessageBlock) and one.headers)
+
 
 def run(
     block: pa.RecordBatch,
@@ -176,11 +188,14 @@ def run(
     at: int | None = None,
     part: Part = Part.SPLIT,
     follows: Follows | None = None,
+    conflicts: SpanConflicts | None = None,
 ) -> Encoded:
     """All stages over one block of entries sorted by commit ts. `build_ms` is the wall clock.
 
     `at`: decode with the schemas valid then, instead of before each row's commit ts. `follows`: as `mount`.
-    `part`: what of the block goes out; in a feed that splits no update SPLIT is WHOLE.
+    `part`: what of the block goes out; in a feed that splits no update SPLIT is WHOLE. `conflicts`: where
+    alignment marks belong among rows that are dispatched by conflict; None: rows that take no value from
+    another one, as those of an initial load.
     """
     if plan.form is Form.ENTRIES:
         return _encoded(block, [block], tally=Tally())
@@ -194,7 +209,7 @@ def run(
         if plan.checksums:
             tables = [with_checksums(rows, checks) for rows in tables]
     misencoded = list[Misencoded]()
-    content, split = _content(tables, plan, build_ms, part, misencoded)
+    content, split = _content(tables, plan, build_ms, part, misencoded, conflicts)
     rows = block.num_rows if follows is None else sum(map(len, tables)) + len(bad)
     return _encoded(
         block,
@@ -254,7 +269,12 @@ def _encoded(
 
 
 def _content(
-    tables: list[RowBlock], plan: Plan, build_ms: int, part: Part, misencoded: list[Misencoded]
+    tables: list[RowBlock],
+    plan: Plan,
+    build_ms: int,
+    part: Part,
+    misencoded: list[Misencoded],
+    conflicts: SpanConflicts | None,
 ) -> tuple[list[Content], int]:
     """What goes out of each table, and how many updates change a unique key; adds to `misencoded`."""
     found: list[Content] = []
@@ -277,13 +297,29 @@ def _content(
         topic = plan.router.topic_by(rule, rows.table.schema, rows.table.table)
         if topic != plan.router.default_topic:
             codec = plan.codec_of(topic)
-        partition = partition_block(routed, rule, plan.partitions(topic), plan.mount.time_zone)
+        count = plan.partitions(topic)
+        partition = partition_block(routed, rule, count, plan.mount.time_zone)
         if plan.registered is not None:
             plan.registered(routed.table, codec)
-        told = definition_block(routed.table, partition, codec, build_ms)
-        encoded = encode_block(routed, partition, codec, build_ms)
-        if plan.read_back is not None:
-            misencoded += plan.read_back.compare(routed, encoded, partition)
-        blocks = [*([] if told is None else [told]), encoded]
-        found += [replace(one, topic=topic) for one in blocks]
+        places = list[int]()
+        if conflicts is not None and rule.partition == CONFLICT:
+            places = conflicts.places(routed, partition)
+        for first, end in _between(places, len(routed)):
+            if first in places:
+                ts = int(routed.commit_ts[first])
+                found.append(mark_block(plan.marks(), routed.table.name, ts, topic, count, build_ms))
+            some, where = routed, partition
+            if places:
+                some, where = take(routed, np.arange(first, end)), partition[first:end]
+            told = definition_block(some.table, where, codec, build_ms)
+            encoded = encode_block(some, where, codec, build_ms)
+            if plan.read_back is not None:
+                misencoded += plan.read_back.compare(some, encoded, where)
+            blocks = [*([] if told is None else [told]), encoded]
+            found += [replace(one, topic=topic) for one in blocks]
     return found, split
+
+
+def _between(places: Sequence[int], count: int) -> Iterator[tuple[int, int]]:
+    """The rows from each place to the next one, and those before the first."""
+    return pairwise(sorted({0, *places, count}))

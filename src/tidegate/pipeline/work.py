@@ -38,10 +38,11 @@ class Report:
     excused: int = 0
     mismatched: int = 0
     misencoded: int = 0
+    alignments: int = 0
     lag_ms: int = 0
 
 
-COUNTS: Final = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded")
+COUNTS: Final = ("rows", "messages", "bytes", "quarantined", *INTEGRITY_OUTCOMES, "misencoded", "alignments")
 """What is summed up over ranges."""
 
 

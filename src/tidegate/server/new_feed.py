@@ -11,7 +11,8 @@ from typing import Any, Final
 from tidegate.codec.registry import codec_of, options_of, settled
 from tidegate.config import ReplicaConfig, SinkUri, merge_config, parse_sink_uri
 from tidegate.control.metadata import FeedId
-from tidegate.dispatcher.guarantees import APART, IN_PIECES, weakness
+from tidegate.dispatcher.guarantees import APART, IN_PIECES, UNREADABLE, weakness
+from tidegate.dispatcher.partitions import CONFLICT
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput
 from tidegate.filter.feed import FeedFilter
@@ -156,7 +157,7 @@ class WeakOrder:
     dispatcher: str
     what: str
     tables: tuple[str, ...]
-    """The first of them."""
+    """The first of them, or the rules that name them."""
     more: int
 
 
@@ -167,6 +168,9 @@ def weak_orders(followed: list[TableVersion], config: ReplicaConfig, topic: str)
     router = Router.of(config, topic)
     ruled = [(table, router.rule_of(table.schema, table.table)) for table in followed if not table.is_view]
     found: dict[tuple[str, str], list[str]] = {}
+    for rule in config.sink.dispatchers:
+        if rule.partition == CONFLICT:  # said whatever tables there are, because more may be made later
+            found.setdefault((CONFLICT, UNREADABLE), []).extend(rule.matcher)
     for table, rule in [one for one in ruled if one[1].topic][:WEIGHED_TABLES]:
         if router.topic_of(table.schema, table.table) != topic:
             found.setdefault((f"{rule.partition}, topic {rule.topic}", APART), []).append(table.name)

@@ -75,6 +75,7 @@ class Totals:
                 rows=misencoded,
                 quarantine=str(folder / "quarantine.jsonl"),
             )
+        metrics.alignment_marks.labels(*labels).inc(stats.get("alignments", 0))
         self.batches += 1
         self.batch_ms, self.lag_ms = stats.get("batch_ms", 0), stats.get("lag_ms", 0)
         metrics.batch_s.labels(*labels).observe(self.batch_ms / 1000)

@@ -194,18 +194,27 @@ class SlotWriter:
     def _produce_part(self, block: MessageBlock, part: np.ndarray[Any, Any]) -> None:
         """Hand over one partition's messages, in order, as fast as the broker takes them."""
         data, topic, partition = block.data.data, block.topic or self._topic, int(block.partition[part[0]])
+        headers = list(block.headers)
         weights = np.cumsum(np.maximum(block.value_length[part], 0) + np.maximum(block.key_length[part], 0))
         first = done = 0
         while first < len(part):
             end = max(first + 1, int(np.searchsorted(weights, done + CHUNK_BYTES, side="right")))
             size, done = int(weights[end - 1]) - done, int(weights[end - 1])
             self._wait(self._pace.window(time.monotonic()) - size)
-            self._hand_over(topic, partition, _messages(data, block, part[first:end]))
+            self._hand_over(topic, partition, _messages(data, block, part[first:end]), headers)
             self._under_way.add(end - first, size)
             self._pace.sent(size)
             first = end
 
-    def _hand_over(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
+    def _hand_over(
+        self, topic: str, partition: int, messages: list[dict[str, Any]], headers: list[tuple[str, bytes]]
+    ) -> None:
+        if headers:
+            for one in messages:
+                self._producer.produce(
+                    topic, partition=partition, headers=headers, on_delivery=self._failed, **one
+                )
+            return
         done = self._producer.produce_batch(topic, messages, partition=partition, on_delivery=self._failed)
         if done != len(messages):
             refused = next(m["_error"] for m in messages if m.get("_error") is not None)

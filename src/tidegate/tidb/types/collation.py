@@ -38,6 +38,11 @@ def pads(collate: str) -> bool:
     return collate not in _NO_PAD
 
 
+def is_bytewise(collate: str) -> bool:
+    """Whether texts are compared by their bytes, but for spaces at the end if it `pads`."""
+    return not collate or collate in _EXACT or collate in _PLAIN
+
+
 def key(data: bytes, collate: str) -> bytes:
     """The key of a text of that collation; a text that is not UTF-8 is its own bytes."""
     if collate in _EXACT or not collate:

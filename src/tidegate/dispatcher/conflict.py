@@ -1,0 +1,272 @@
+"""Dispatch by conflict: where readers must align their partitions before a row takes a unique value. Pure.
+
+A row goes to the partition that its handle key says, as with `index-value`, so all changes of one row are in
+order. A unique value that one row has given up and another row takes may be on two partitions, and no
+partition by itself says which came first. This module finds that place: the writer puts an *alignment mark*
+there on every partition (`docs/formats/contract.md`).
+
+    delete A (u = 1)   partition 0      u = 1 was freed on partition 0
+    ---- mark ----     all partitions   because
+    insert B (u = 1)   partition 2      takes it on partition 2
+
+Only a delete frees a value and only an insert takes one, because `split` has made a delete and an insert of
+every update that changes a key. So the tracker remembers what was freed since its last mark, and looks at
+inserts. It also asks for a mark before the next row where it does not know what was freed: at its beginning,
+which is where a writer starts again, and after it was full.
+
+Values that are taken are not remembered: before another row can take one, a delete must free it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tidegate.config import DispatchRule
+from tidegate.dispatcher.kernels import partition_block
+from tidegate.dispatcher.unique_keys import (
+    HASHES,
+    NO_VALUE,
+    UniqueKey,
+    compared,
+    is_bytes,
+    tracked_keys,
+)
+from tidegate.kernel import PAD, address
+from tidegate.model.schema import Column, Kind
+from tidegate.model.slots import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, take
+from tidegate.tidb.types import collation
+
+KEYS_MAX: Final = 1 << 17
+"""Values that a table's tracker remembers, about 100 bytes each; at more it forgets all of them."""
+TOTAL_MAX: Final = 1 << 20
+"""The same of all tables of a writer."""
+TABLES_MAX: Final = 10_000
+"""Tables that a writer has trackers of."""
+_SEVERAL: Final = -1
+"""In the place of a partition: the value was freed on more than one."""
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Tracker:
+    """The unique values that one table's rows have freed since its last mark."""
+
+    def __init__(self, keys_max: int = KEYS_MAX) -> None:
+        self._keys_max = keys_max
+        self._freed: dict[int, int] = {}
+        """By hash, the partition of the delete."""
+        self._unknown = True
+        """Whether values may be free that are not in `_freed`."""
+
+    def __len__(self) -> int:
+        return len(self._freed)
+
+    def forget(self) -> None:
+        """Nothing is known any more: the next row needs a mark before it."""
+        self._freed.clear()
+        self._unknown = True
+
+    def row(self, op: int, partition: int, hashes: Sequence[int]) -> bool:
+        """Take the next row; True: a mark belongs before it. The plain twin of `places`.
+
+        `hashes`: of its values of each key, of the old image of a delete, else of the new.
+        """
+        marks = self._unknown or (op == INSERT and self._conflicts(partition, hashes))
+        if marks:
+            self._mark()
+        if op == DELETE:
+            self._free(partition, hashes)
+        return marks
+
+    def places(
+        self, block: RowBlock, partition: npt.NDArray[np.int32], keys: Sequence[UniqueKey]
+    ) -> list[int]:
+        """Take the next rows, in their order; the rows before which a mark belongs, ascending."""
+        found = [0] if self._unknown and len(block) else []
+        if found:
+            self._mark()
+        rows = np.flatnonzero(block.op != UPDATE)
+        if not self._freed and not (block.op[rows] == DELETE).any():
+            return found  # rows that only come in take no value from another one
+        ops, where = block.op[rows], partition[rows]
+        hashes = key_hashes(take(block, rows), keys)
+        if self._is_quiet(ops, where, hashes):
+            deletes = ops == DELETE
+            for at, values in zip(where[deletes].tolist(), hashes[deletes].tolist(), strict=True):
+                self._free(at, values)
+            return found
+        values_of = dict(zip(rows.tolist(), hashes.tolist(), strict=True))
+        each = enumerate(zip(block.op.tolist(), partition.tolist(), strict=True))
+        return found + [at for at, (op, here) in each if self.row(op, here, values_of.get(at, ()))]
+
+    def _conflicts(self, partition: int, hashes: Sequence[int]) -> bool:
+        return any(self._freed.get(value, partition) != partition for value in hashes)
+
+    def _mark(self) -> None:
+        self._freed.clear()
+        self._unknown = False
+
+    def _free(self, partition: int, hashes: Sequence[int]) -> None:
+        for value in hashes:
+            if value != NO_VALUE and self._freed.setdefault(value, partition) != partition:
+                self._freed[value] = _SEVERAL
+        if len(self._freed) > self._keys_max:
+            self.forget()
+
+    def _is_quiet(self, op: npt.NDArray[np.uint8], partition: npt.NDArray[np.int32], hashes: Int64s) -> bool:
+        """Whether no row of these can need a mark, whatever their order is.
+
+        So it is where each value that is freed, here or before, and taken here has one partition only.
+        """
+        deletes = op == DELETE
+        if len(self._freed) + int(deletes.sum()) * hashes.shape[1] > self._keys_max:
+            return False
+        freed, taken = hashes[deletes].ravel(), hashes[~deletes].ravel()
+        shared = set(taken.tolist()) & (self._freed.keys() | set(freed.tolist()))
+        shared.discard(NO_VALUE)
+        if not shared:
+            return True
+        values, where = hashes.ravel(), np.repeat(partition, hashes.shape[1])
+        concerned = np.isin(values, np.fromiter(shared, np.int64, len(shared)))
+        known = {value: self._freed[value] for value in shared if value in self._freed}
+        return all(
+            known.setdefault(value, at) == at
+            for value, at in zip(values[concerned].tolist(), where[concerned].tolist(), strict=True)
+        )
+
+
+def key_hashes(block: RowBlock, keys: Sequence[UniqueKey]) -> Int64s:
+    """int64[rows, keys]: the hash of each row's value of each key, or NO_VALUE.
+
+    Of the old image of a delete, else of the new. The plain twin is `unique_keys.value_hashes`.
+    """
+    found = np.empty((len(block), len(keys)), np.int64)
+    deletes = block.op == DELETE
+    for number, key in enumerate(keys):
+        lengths = np.where(deletes[:, None], block.old.l[:, key.columns], block.new.l[:, key.columns])
+        null = (lengths == NULL).any(axis=1)
+        made, kept = _compared(block, key, deletes)
+        names = tuple(block.table.columns[position].name for position in key.columns)
+        hashes = partition_block(made, DispatchRule(partition="columns", columns=names), HASHES)
+        del kept  # alive until here: slots point into it
+        found[:, number] = np.where(null, NO_VALUE, hashes.astype(np.int64) + number * HASHES)
+    return found
+
+
+def _compared(block: RowBlock, key: UniqueKey, deletes: npt.NDArray[np.bool_]) -> tuple[RowBlock, list[Any]]:
+    """The block with texts and binaries of a key as they are compared; and what its slots point into."""
+    bytes_like = [
+        (position, length)
+        for position, length in zip(key.columns, key.lengths, strict=True)
+        if is_bytes(block.table, position)
+        and (length >= 0 or block.table.columns[position].kind is Kind.STRING)
+    ]
+    if not bytes_like:
+        return block, []
+    new, old = (Image(image.a.copy(), image.l.copy()) for image in (block.new, block.old))
+    kept: list[Any] = []
+    for position, length in bytes_like:
+        for image, rows in ((new, np.flatnonzero(~deletes)), (old, np.flatnonzero(deletes))):
+            kept.append(_rewrite(block, image, rows, position, length))
+    return replace(block, new=new, old=old), kept
+
+
+def _rewrite(
+    block: RowBlock, image: Image, rows: Int64s, position: int, length: int
+) -> npt.NDArray[np.uint8]:
+    """Let a column of an image point to what counts of its values; the buffer that they point into.
+
+    Slots of values that count as they are stay.
+    """
+    rows = rows[image.l[rows, position] > 0]
+    rows = rows[
+        _differ(block.table.columns[position], image.a[rows, position], image.l[rows, position], length)
+    ]
+    cells = zip(image.a[rows, position].tolist(), image.l[rows, position].tolist(), strict=True)
+    texts = [compared(ctypes.string_at(at, size), block.table, position, length) for at, size in cells]
+    data = np.frombuffer(b"".join(texts) + bytes(PAD), np.uint8).copy()
+    sizes = np.fromiter(map(len, texts), np.int64, len(texts))
+    image.a[rows, position] = address(data) + np.cumsum(sizes) - sizes
+    image.l[rows, position] = sizes
+    return data
+
+
+def _differ(column: Column, at: Int64s, sizes: npt.NDArray[np.int32], length: int) -> npt.NDArray[np.bool_]:
+    """Which values, none of them empty, `compared` may change."""
+    if not len(at) or (column.kind is Kind.STRING and not collation.is_bytewise(column.collate)):
+        return np.ones(len(at), np.bool_)
+    found = sizes > length if length >= 0 else np.zeros(len(at), np.bool_)
+    if column.kind is Kind.STRING and collation.pads(column.collate):
+        last, first = at + sizes - 1, int(at.min())
+        # Only the last byte of each value is read. What is between values need not be memory.
+        memory = np.frombuffer(pa.foreign_buffer(first, int(last.max()) - first + 1), np.uint8)
+        found = found | (memory[last - first] == ord(" "))
+    return found
+
+
+class Conflicts:
+    """The trackers of one writer, by span and table. A table is in one span, which has one writer at a time.
+
+    Other writers may deliver a span in between, so what is known of it holds only if the next range begins
+    where the last one that was committed here ended.
+    """
+
+    def __init__(self, keys_max: int = KEYS_MAX, total_max: int = TOTAL_MAX) -> None:
+        self._keys_max, self._total_max = keys_max, total_max
+        self._upto: dict[str, int] = {}
+        """By span, up to which commit ts its trackers have taken what is durable."""
+        self._trackers: dict[str, dict[int, tuple[int, Tracker]]] = {}
+        """By span and table id, the tracker of the table's last version."""
+
+    def begin(self, span: str, after: int) -> SpanConflicts:
+        """For a span's rows above `after`. What is known of the span is lost unless `commit` follows."""
+        trackers = self._trackers.pop(span, {})
+        if self._upto.pop(span, None) != after:
+            trackers = {}
+        return SpanConflicts(trackers, self._keys_max)
+
+    def commit(self, span: str, upto: int, conflicts: SpanConflicts) -> None:
+        """All rows of a span up to `upto` are durable."""
+        held = sum(map(len, self._trackers.values()))
+        values = sum(len(one) for found in self._trackers.values() for _, one in found.values())
+        if held + len(conflicts) > TABLES_MAX or values + conflicts.values > self._total_max:
+            self._upto.clear()
+            self._trackers.clear()
+        if not len(conflicts) or len(conflicts) > TABLES_MAX or conflicts.values > self._total_max:
+            return
+        self._upto[span], self._trackers[span] = upto, conflicts.trackers
+
+
+class SpanConflicts:
+    """The trackers of one span's tables while a range of it is delivered."""
+
+    def __init__(self, trackers: dict[int, tuple[int, Tracker]], keys_max: int = KEYS_MAX) -> None:
+        self.trackers, self._keys_max = trackers, keys_max
+
+    def __len__(self) -> int:
+        return len(self.trackers)
+
+    @property
+    def values(self) -> int:
+        """How many unique values all trackers remember."""
+        return sum(len(tracker) for _, tracker in self.trackers.values())
+
+    def places(self, block: RowBlock, partition: npt.NDArray[np.int32]) -> list[int]:
+        """Take the next rows of a table; the rows before which a mark belongs, ascending."""
+        keys = tracked_keys(block.table)
+        if not keys:
+            return []
+        version, tracker = self.trackers.get(block.table.id, (0, None))
+        if tracker is None or version != block.table.version:
+            if tracker is None and len(self.trackers) >= TABLES_MAX:
+                self.trackers.clear()
+            tracker = Tracker(self._keys_max)
+            self.trackers[block.table.id] = block.table.version, tracker
+        return tracker.places(block, partition, keys)

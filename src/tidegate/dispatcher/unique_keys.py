@@ -1,0 +1,149 @@
+"""The unique keys of a table whose values rows may take from each other, and what tells values apart. Pure.
+
+Dispatch by conflict sends a row where its handle key says. Two rows that use one value of another unique key
+may then be on different partitions, so these values are what `dispatcher.conflict` keeps track of. They are
+known by a hash that is equal wherever TiDB calls the values equal: texts go through their collation, prefix
+keys hash the prefix alone. Unequal values may share a hash. That costs a needless mark and breaks nothing.
+
+A table has such keys in a form that can be tracked, or a reason why it has not (`why_by_table`). Then all
+its rows go to one partition, where no conflict can arise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+from zlib import crc32
+
+from tidegate.model.row import RowChange, Value
+from tidegate.model.schema import Column, Index, Kind, TableSchema
+from tidegate.tidb.text import value_text
+from tidegate.tidb.types import collation
+
+HASHES: Final = 1 << 31
+"""Values are known by one of so many hashes, each key's apart."""
+NO_VALUE: Final = -1
+"""The hash of a value with a NULL in it, which equals no other."""
+_UNSURE: Final = frozenset({Kind.FLOAT, Kind.DOUBLE, Kind.JSON, Kind.VECTOR})
+"""Kinds with equal values of different texts, such as 0 and -0."""
+_EXACT: Final = frozenset({"binary", "utf8mb4_0900_bin"})
+"""Collations under which different texts are never equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueKey:
+    """A unique key whose values rows of several partitions may take from each other."""
+
+    columns: tuple[int, ...]
+    """Positions in `TableSchema.columns`."""
+    lengths: tuple[int, ...]
+    """Characters, or bytes of a binary column, that count of each; -1: all."""
+
+
+def tracked_keys(table: TableSchema) -> tuple[UniqueKey, ...]:
+    """The keys whose values are tracked; none where `why_by_table` has a reason."""
+    if why_by_table(table):
+        return ()
+    positions = _positions(table)
+    return tuple(
+        UniqueKey(tuple(positions[offset] for offset in index.columns), index.lengths)
+        for index in _movable(table)
+    )
+
+
+def why_by_table(table: TableSchema) -> str:
+    """Why the table's unique values cannot be tracked, in words; empty: they can."""
+    if not table.handle_key:
+        return "it has no key that its rows are known by"
+    movable, positions = _movable(table), _positions(table)
+    if movable and table.partitions:
+        return "it is partitioned, so that several writers send its rows"
+    for index in movable:
+        for offset in index.columns:
+            if offset not in positions:
+                return f"its unique key {index.name} has a column whose values are not replicated"
+            if why := _why_not(table.columns[positions[offset]]):
+                return f"{why}, and it is in the unique key {index.name}"
+    return ""
+
+
+def _why_not(column: Column) -> str:
+    if column.kind in _UNSURE:
+        return f"equal values of {column.name} may be written differently"
+    if column.kind is Kind.STRING and column.collate not in collation.KNOWN:
+        return f"the collation {column.collate} of {column.name} is not known"
+    return ""
+
+
+def _movable(table: TableSchema) -> list[Index]:
+    """The unique indexes of which rows with one value may be on different partitions."""
+    return [index for index in table.indexes if index.unique and not _holds_handle(table, index)]
+
+
+def _holds_handle(table: TableSchema, index: Index) -> bool:
+    """Whether equal values of an index have equal texts in all columns of the handle key.
+
+    Then they have one partition. It is not so where only a prefix counts, or where a collation calls
+    different texts equal: a primary key of texts is such an index.
+    """
+    positions = _positions(table)
+    exact = {
+        positions[offset]
+        for offset, length in zip(index.columns, index.lengths, strict=True)
+        if offset in positions and length < 0 and _is_exact(table.columns[positions[offset]])
+    }
+    return exact.issuperset(table.handle_key)
+
+
+def _is_exact(column: Column) -> bool:
+    if column.kind is Kind.STRING:
+        return column.collate in _EXACT
+    return column.kind not in _UNSURE
+
+
+def _positions(table: TableSchema) -> dict[int, int]:
+    return {column.offset: at for at, column in enumerate(table.columns)}
+
+
+def compared(data: bytes, table: TableSchema, position: int, length: int) -> bytes:
+    """What counts of a text or binary value under a unique key; equal where TiDB calls the values equal."""
+    column = table.columns[position]
+    if 0 <= length < len(data):
+        data = _prefix(data, length) if column.kind is Kind.STRING else data[:length]
+    return collation.key(data, column.collate) if column.kind is Kind.STRING else data
+
+
+def _prefix(data: bytes, length: int) -> bytes:
+    try:
+        return data.decode()[:length].encode()
+    except UnicodeDecodeError:
+        return data[:length]
+
+
+def value_hash(row: RowChange, number: int, key: UniqueKey) -> int:
+    """The hash of a row's value of key `number`, or NO_VALUE; of a delete's old image, else of the new."""
+    image = row.old if row.new is None else row.new
+    assert image is not None, "a row has an image"
+    state = crc32((row.table.schema + row.table.table).encode())
+    for position, length in zip(key.columns, key.lengths, strict=True):
+        value = image[position]
+        if value is None:
+            return NO_VALUE
+        state ^= crc32(row.table.columns[position].name.encode() + _text(row.table, position, value, length))
+    return number * HASHES + state % HASHES
+
+
+def _text(table: TableSchema, position: int, value: Value, length: int) -> bytes:
+    text = value_text(table.columns[position].kind, value)
+    return compared(text, table, position, length) if is_bytes(table, position) else text
+
+
+def is_bytes(table: TableSchema, position: int) -> bool:
+    """Whether a column's values are texts or binary, so that a prefix or a collation may count."""
+    return table.columns[position].kind in (Kind.STRING, Kind.BYTES)
+
+
+def value_hashes(row: RowChange, keys: Sequence[UniqueKey]) -> list[int]:
+    """The hashes of a row's values of all keys; the plain twin of `conflict.key_hashes`."""
+    return [value_hash(row, number, key) for number, key in enumerate(keys)]
