@@ -398,12 +398,27 @@ def test_a_nonce_is_good_once_and_versions_are_the_same(here: Here) -> None:
     assert here.service.refused == ""
 
 
+class Room(threading.Semaphore):
+    """Says when it was taken first."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.taken = threading.Event()
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        found = super().acquire(blocking, timeout)
+        if found:
+            self.taken.set()
+        return found
+
+
 def test_no_more_strangers_are_heard_than_there_is_room_for(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(here.service, "_strangers", threading.Semaphore(1))
+    room = Room(1)
+    monkeypatch.setattr(here.service, "_strangers", room)
     silent = here.capture().line()
-    assert not silent.waits(0.5)
+    assert room.taken.wait(WAIT_S), "however slow its connection is"
     assert received(here.come()) is None
     silent.close()
 
