@@ -5,6 +5,7 @@ The registry is our own, so that importing this module has no effect on the proc
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -69,6 +70,13 @@ restarts: Final = Counter(
     "tidegate_process_restarts", "Child processes started again", ("process",), registry=REGISTRY
 )
 ddl_events: Final = Counter("tidegate_owner_ddl_events", "DDL events delivered", FEED, registry=REGISTRY)
+
+
+def forget_feed(namespace: str, changefeed: str) -> None:
+    """What an owner says of a changefeed, once it is not the owner any more."""
+    for gauge in (checkpoint_ts, checkpoint_lag_s, resolved_ts, status):
+        with suppress(KeyError):
+            gauge.remove(namespace, changefeed)
 
 
 def render() -> bytes:

@@ -18,8 +18,6 @@ class Line:
         self.requests, self.answers = threading.Event(), threading.Event()
         self.requests.set()
         self.answers.set()
-        self.swallowed = threading.Event()
-        """Set once an answer was lost."""
         self._open: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -37,8 +35,6 @@ class Line:
             while data := source.recv(65536):
                 if passes.is_set():
                     target.sendall(data)
-                elif passes is self.answers:
-                    self.swallowed.set()
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)

@@ -79,7 +79,7 @@ def test_a_session_that_is_not_renewed_ends_here_before_it_ends_in_etcd(
     etcd: str, client: EtcdClient, cluster: int
 ) -> None:
     line = Line(etcd)
-    session = Session(EtcdClient(line.endpoint, patience_s=1), LEAST_TTL_S)
+    session = Session(EtcdClient(line.endpoint, patience_s=1), 2 * LEAST_TTL_S)
     election = Election(client, cluster, session.lease, "a")
     election.stand()
     wait("renewed", lambda: session.holds)

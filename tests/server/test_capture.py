@@ -76,7 +76,7 @@ class Running:
             puller_timeout_s=puller_timeout_s,
             event_store_bytes=event_store_bytes,
             etcd=etcd,
-            session_ttl_s=5,
+            session_ttl_s=8,
             standing_by=self._ready,
         )
         self.address = ""

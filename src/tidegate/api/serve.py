@@ -21,7 +21,7 @@ import uvicorn
 from tidegate.api.app import create_app
 from tidegate.api.door import CONNECTIONS_MAX, Door, Rules
 from tidegate.api.listening import address_of, server_config
-from tidegate.errors import Fenced, InvalidInput, TidegateError
+from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.log import event
 from tidegate.server.capture import Capture, Options
 from tidegate.server.membership import AGAIN_S
@@ -61,6 +61,17 @@ def check_door(listener: socket.socket, rules: Rules) -> None:
         )
 
 
+def check_reachable(listener: socket.socket) -> None:
+    """Raises InvalidInput for an address by which other captures would reach themselves."""
+    if ipaddress.ip_address(listener.getsockname()[0].partition("%")[0]).is_unspecified:
+        raise InvalidInput(
+            "Other captures cannot reach this address.",
+            where=address_of(listener),
+            why="with --etcd a capture that stands by forwards requests to the owner's --addr",
+            fix="give --addr an address of this machine that the others reach",
+        )
+
+
 async def run(
     options: Options,
     listener: socket.socket,
@@ -73,6 +84,8 @@ async def run(
     A PD that does not answer is waited for.
     """
     check_door(listener, rules)
+    if options.etcd:
+        check_reachable(listener)
     options = dataclasses.replace(options, address=address_of(listener))
     capture = Capture(options)
     app = create_app(capture)
@@ -83,7 +96,7 @@ async def run(
     try:
         while True:
             lost = await _live(capture, ready, stop)
-            if stop.is_set() or not (options.etcd and isinstance(lost, Fenced)):
+            if lost is None or stop.is_set() or not options.etcd:
                 return lost
             event(LOG, logging.WARNING, "the capture stands again", why=str(lost))
             await capture.stop()
@@ -108,14 +121,12 @@ async def _live(capture: Capture, ready: Ready, stop: asyncio.Event) -> Tidegate
             return None
         try:
             await starting
-        except Fenced as error:
-            return error if capture.lost.done() else _raised(error)
+        except (Fenced, Retryable) as error:
+            if not capture.options.etcd:
+                raise
+            return error  # etcd, or the session, went away meanwhile
         ready(capture)
         await asyncio.wait((capture.lost, stopping), return_when=asyncio.FIRST_COMPLETED)
         return capture.lost.result() if capture.lost.done() else None
     finally:
         stopping.cancel()
-
-
-def _raised(error: TidegateError) -> TidegateError:
-    raise error

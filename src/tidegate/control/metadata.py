@@ -162,9 +162,9 @@ def identity_key(cluster: int) -> str:
     return f"{ROOT}/{cluster}/identity"
 
 
-def holder_key(cluster: int, capture: str) -> str:
-    """The key that says that a capture may hold upstream's history; without the capture it begins all."""
-    return f"{ROOT}/{cluster}/__cdc_meta__/holder/{capture}"
+def holder_key(cluster: int, term: str) -> str:
+    """The key that says that an owner may hold upstream's history in its term; without it, it begins all."""
+    return f"{ROOT}/{cluster}/__cdc_meta__/holder/{term}"
 
 
 def feed_key(cluster: int, feed: FeedId, what: str) -> str:

@@ -6,6 +6,7 @@ Every call here is linearizable. Thread-safe; calls block.
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,8 +14,8 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from tidegate.errors import InvalidInput, Retryable
-from tidegate.kvclient.channel import ChannelPool, beginning
+from tidegate.errors import Fenced, InvalidInput, Retryable
+from tidegate.kvclient.channel import ChannelPool, at_end, beginning
 from tidegate.proto import etcdserverpb_pb2 as pb
 from tidegate.proto import etcdserverpb_pb2_grpc as rpc
 from tidegate.tls import Tls
@@ -26,6 +27,8 @@ CALL_S: Final = 3.0
 PATIENCE_S: Final = 10.0
 PAUSE_S: Final = 0.1
 HURRY_S: Final = 0.5
+READ_S: Final = 0.5
+"""After the end of a stream, for what has come before."""
 ELSEWHERE: Final = frozenset(
     {
         grpc.StatusCode.UNAVAILABLE,
@@ -51,7 +54,7 @@ class EtcdClient:
     without a scheme uses TLS if there are certificates. Raises InvalidInput for endpoints that will not do.
     """
 
-    def __init__(self, endpoints: str, *, tls: Tls | None = None, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, endpoints: str, *, tls: Tls | None = None, patience_s: float | None = None) -> None:
         self.endpoints, secure = parse_endpoints(endpoints)
         known = tls or Tls.from_environment()
         if secure and known is None:
@@ -61,7 +64,7 @@ class EtcdClient:
                 fix="give --ca, and --cert and --key if etcd asks for them (tidegate --help)",
             )
         self._pool = ChannelPool(known if secure or secure is None else None)
-        self._patience_s, self._call_s = patience_s, CALL_S
+        self._patience_s, self._call_s = PATIENCE_S if patience_s is None else patience_s, CALL_S
         self._lock = threading.Lock()
         self._at = 0
         self._closed = False
@@ -122,16 +125,7 @@ class EtcdClient:
         def renew(address: str) -> Callable[..., Any]:
             stub = self._pool.stub(address, rpc.LeaseStub)
 
-            def once(request: Any, timeout: float) -> Any:
-                answers = stub.LeaseKeepAlive(iter([request]), timeout=timeout)
-                try:
-                    return next(answers)
-                except StopIteration:
-                    raise Unanswered("the stream ended without an answer") from None
-                finally:
-                    answers.cancel()
-
-            return once
+            return lambda request, timeout: _first(stub.LeaseKeepAlive(iter([request]), timeout=timeout))
 
         return int(self._attempt(renew, pb.LeaseKeepAliveRequest(ID=lease), timeout_s).TTL)
 
@@ -141,7 +135,7 @@ class EtcdClient:
             self._ask(
                 lambda at: self._pool.stub(at, rpc.LeaseStub).LeaseRevoke, pb.LeaseRevokeRequest(ID=lease)
             )
-        except _NotFound:
+        except LeaseGone:
             return
 
     def hurry(self) -> None:
@@ -192,7 +186,7 @@ class EtcdClient:
         """What a call's error means; the next call goes to the next endpoint if this one may be at fault."""
         code, details = error.code(), str(error.details())
         if code is grpc.StatusCode.NOT_FOUND:
-            return _NotFound(details, where=address)
+            return LeaseGone("etcd has ended the lease.", where=address, why=details)
         if code in REFUSED:
             return InvalidInput(
                 "etcd refuses us.",
@@ -208,8 +202,36 @@ class EtcdClient:
         return Unanswered(f"{address}: {code.name}: {details}")
 
 
-class _NotFound(InvalidInput):
-    """There is no such lease."""
+def _first(call: Any) -> Any:
+    """The first message of a stream. Raises grpc.RpcError, and Unanswered if it has ended without one.
+
+    It is read in a thread, because gRPC may never complete a receive (`kvclient.channel.at_end`).
+    """
+    came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def read() -> None:
+        try:
+            came.put(next(call))
+        except (grpc.RpcError, StopIteration) as error:
+            came.put(error)
+
+    def ended() -> None:
+        # What has been received is handed out first.
+        threading.Timer(READ_S, came.put, [Unanswered("the stream ended without an answer")]).start()
+
+    at_end(call, ended)
+    threading.Thread(target=read, name="etcd lease", daemon=True).start()
+    found = came.get()
+    call.cancel()
+    if isinstance(found, StopIteration):
+        raise Unanswered("the stream ended without an answer")
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+class LeaseGone(Fenced):
+    """There is no such lease any more."""
 
 
 def parse_endpoints(text: str) -> tuple[tuple[str, ...], bool | None]:

@@ -179,7 +179,7 @@ class Capture:
     async def stop(self) -> None:
         """End feeds and children, close everything; takes a few seconds at most."""
         self._ready = False
-        if self.lost.done() and self._application is not None:
+        if self.membership is not None and self.lost.done() and self._application is not None:
             # Another is to deliver, and need not wait: its sinks fence what still writes here.
             await asyncio.gather(self._application.stop(), self._leave())
         await self._stack.aclose()
@@ -198,14 +198,19 @@ class Capture:
         ballast.keep(options.clock.now_ms())
         check_mode(paths, shared=bool(options.etcd))
         metadata = await self._open_metadata(paths, disk, ballast)
-        check_format(metadata, self.cluster, options.etcd or str(options.data_dir))
         member = self.membership
-        owner_rev = take_ownership(metadata, self.cluster, self.id) if member is None else 0
+        where = options.etcd or str(options.data_dir)
+        prepare = partial(identified, metadata, self.cluster, where)
+        if member is None:
+            identity = await asyncio.get_running_loop().run_in_executor(disk, prepare)
+            owner_rev = take_ownership(metadata, self.cluster, self.id)
+        else:
+            identity, owner_rev = await self._until(prepare, f"etcd at {options.etcd} to answer"), 0
         application = Application(options.application_command, paths.socket, paths.application, options.clock)
         self._application = application
         self.node = Node(
             cluster=self.cluster,
-            identity=identity_of(metadata, self.cluster),
+            identity=identity,
             capture=LOCAL if member is None else member.me.name,
             epoch=owner_rev,
             address=options.address,
@@ -236,6 +241,7 @@ class Capture:
             application.warm()
             await self._until_elected(member)
         await self.reactor.start()
+        stack.push_async_callback(self._leave)
         stack.push_async_callback(self.reactor.stop)
         sweep = asyncio.create_task(self.readers.sweep(), name="readers without a query")
         stack.callback(sweep.cancel)
@@ -270,17 +276,17 @@ class Capture:
             alone = await loop.run_in_executor(disk, SqliteMetadata, paths.metadata, ballast)
             stack.callback(alone.close)
             return alone
-        me = CaptureInfo(self.id, capture_name(options.data_dir), options.address, __version__)
         self._etcd = client = EtcdClient(options.etcd)
+        me = CaptureInfo(self.id, capture_name(options.data_dir), options.address, __version__)
         stack.callback(client.close)
         begin = partial(Membership, client, self.cluster, me, options.session_ttl_s)
         where = f"etcd at {options.etcd}"
         member: Membership = await self._until(begin, f"{where} to answer")
         self.membership = member
         stack.push_async_callback(self._leave)
-        await self._until(member.register, f"{where}: the capture's last session to end")
         watch = asyncio.create_task(self._watch_session(member), name="session")
         stack.callback(watch.cancel)
+        await self._until(member.register, f"{where}: the capture's last session to end")
         event(
             LOG,
             logging.INFO,
@@ -337,8 +343,8 @@ class Capture:
                 if owner is not None and member.is_mine(owner):
                     break
                 if owner is not None and owner != shown:
-                    shown = owner
                     await self._stand_by(member, owner.capture)
+                    shown = owner
             except Retryable as error:  # the session says when this has lasted too long
                 event(LOG, logging.WARNING, "etcd does not answer", error=str(error))
             await asyncio.sleep(LOOK_S)
@@ -358,9 +364,9 @@ class Capture:
 
     def _over(self) -> TidegateError | None:
         """Why nothing may be written any more."""
-        if self.lost.done():
-            return self.lost.result()
         member = self.membership
+        if member is not None and self.lost.done():
+            return self.lost.result()
         return None if member is None or member.holds else member.lost()
 
     def _raise_if_lost(self) -> None:
@@ -580,6 +586,12 @@ def check_format(metadata: MetadataStore, cluster: int, where: str) -> None:
             fix="start with another --data-dir and create the changefeeds again, or use that version",
         )
     metadata.transact((Compare(format_key(cluster), mod_revision=0),), (Put(format_key(cluster), FORMAT),))
+
+
+def identified(metadata: MetadataStore, cluster: int, where: str) -> str:
+    """The store's word, once its form was looked at. Raises InvalidInput."""
+    check_format(metadata, cluster, where)
+    return identity_of(metadata, cluster)
 
 
 def take_ownership(metadata: MetadataStore, cluster: int, capture: str) -> int:

@@ -67,7 +67,9 @@ class FeedLife(ABC):
         """Let go of all that `_replicate` opened; `forget`: for ever."""
 
     def start(self) -> None:
-        """Run the loop, unless the feed's life has ended or it runs already."""
+        """Run the loop, unless the feed's life has ended, it runs already, or another capture is to do so."""
+        if self.node.over() is not None:  # a request that was under way when that began
+            return
         if not self.life.ended and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._run(), name=f"feed {self.id}")
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from tidegate.clock import Clock
 from tidegate.control.gc import TTL_S, History
@@ -23,7 +24,7 @@ from tidegate.control.metadata import (
     raised,
 )
 from tidegate.disk import Ballast
-from tidegate.errors import Fenced, Retryable, TidegateError
+from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
@@ -36,6 +37,9 @@ from tidegate.server.owner_sink import OpenSink
 from tidegate.server.post import Post
 from tidegate.server.pulse import Pulse
 from tidegate.server.spans import SpanRegistry
+
+WRITE_MAX: Final = 1 << 20
+"""Bytes of one write to an etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +106,15 @@ class Node:
 
     @property
     def holder(self) -> str:
-        """Who holds upstream's history at PD. A hold is one capture's: one that was replaced and does not
-        know it yet lets go of none but its own.
+        """Who holds upstream's history at PD: of several captures one as the owner that it is now. Whoever
+        was replaced and does not know it yet, or comes late, lets go of no hold but that of its own term.
         """
-        return f"{self.identity}-{self.capture}" if self.shared else self.identity
+        return f"{self.identity}-{self.term}" if self.shared else self.identity
+
+    @property
+    def term(self) -> str:
+        """The capture's name, and the revision by which it is the owner."""
+        return f"{self.capture}-{self.owner_rev}"
 
     def now_ms(self) -> int:
         """Upstream's time as far as it is known."""
@@ -128,9 +137,11 @@ class Node:
                 self.lost(over)
                 raise over
             mine = Compare(self.owner_key, mod_revision=self.owner_rev)
+            if self.shared:
+                check_size(writes)
             try:
                 outcome = await self._commits.transact(Transaction((mine, *guards), writes))
-            except Retryable as error:
+            except TidegateError as error:
                 if self.shared:
                     self._give_up(error)
                 raise
@@ -146,7 +157,7 @@ class Node:
             raise fenced
         return False
 
-    def _give_up(self, error: Retryable) -> None:
+    def _give_up(self, error: TidegateError) -> None:
         """After a write of which nobody knows whether it is stored, all that we believe of our feeds goes.
 
         It is read again when the capture is elected again.
@@ -189,3 +200,15 @@ class Node:
         """What this capture may write of a feed now."""
         found = await self.read(grant_key(self.cluster, feed, self.capture))
         return None if found is None else Grant.from_bytes(found)
+
+
+def check_size(writes: Sequence[Put | Delete]) -> None:
+    """Raises InvalidInput for more than etcd takes in one request (1.5 MiB, `--max-request-bytes`)."""
+    size = sum(len(one.value) for one in writes if isinstance(one, Put))
+    if size > WRITE_MAX:
+        raise InvalidInput(
+            "This is more than can be kept in etcd.",
+            where=", ".join(one.key for one in writes),
+            why=f"{size:,} bytes, of at most {WRITE_MAX:,}",
+            fix="use fewer or shorter rules: patterns instead of names of tables",
+        )

@@ -123,7 +123,7 @@ class Reactor:
             known = FeedStatus.from_bytes(status.value) if status else FeedStatus(info.start_ts)
             self.feeds[named[0]] = Feed(node, named[0], info, known)
         if node.shared:
-            await node.write(Put(holder_key(node.cluster, node.capture), b"{}"))
+            await node.write(Put(holder_key(node.cluster, node.term), b"{}"))
         # Before anything is registered: a hold that ran out while nothing ran here may have cost history.
         await self._tend_gc(force=True)
         for feed in self.feeds.values():
@@ -141,10 +141,14 @@ class Reactor:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for feed in self.feeds.values():
+            metrics.forget_feed(feed.id.namespace, feed.id.name)  # another capture may have them from now on
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
         await asyncio.gather(*(processor.stop() for processor in self.processors.values()))
 
     def _begin_processor(self, changefeed: str) -> None:
+        if self.node.over() is not None:
+            return
         feed = FeedId.parse(changefeed)
         self.processors[feed] = processor = FeedProcessor(self.node, feed)
         self.node.post.processors[changefeed] = processor.box
@@ -207,10 +211,7 @@ class Reactor:
 
     async def _create(self, new: NewFeed) -> Feed:
         node = self.node
-        if node.shared:
-            check_shared(
-                new, FeedPlan.sink_of(node.cluster, new.feed, new.uri, new.config, node.paths).describe()
-            )
+        self._check_shared(new)
         check_versions(await asyncio.to_thread(node.pd.stores))
         new = await self._in_keyspace(new)
         start_ts = await self._start_ts(new)
@@ -237,6 +238,13 @@ class Reactor:
                 await self._let_go(held, scope)
         event(LOG, logging.INFO, "changefeed created", changefeed=str(new.feed), start_ts=start_ts)
         return feed
+
+    def _check_shared(self, new: NewFeed) -> None:
+        """Where captures share an etcd, raises InvalidInput for a feed that another could not take over."""
+        node = self.node
+        if node.shared:
+            sink = FeedPlan.sink_of(node.cluster, new.feed, new.uri, new.config, node.paths)
+            check_shared(new, sink.describe())
 
     async def _in_keyspace(self, new: NewFeed) -> NewFeed:
         """With the id of the keyspace that it names; for life, whatever PD calls by that name later."""
@@ -314,11 +322,14 @@ class Reactor:
                 fix=f"use a start-ts of at least {possible} ({readable(possible)})",
             )
 
-    async def _let_go(self, service: str, scope: int) -> None:
+    async def _let_go(self, service: str, scope: int) -> bool:
+        """False: PD did not answer, and the hold stays until it expires."""
         try:
             await asyncio.to_thread(self.node.pd.hold_history, service, 0, 0, scope)
         except TidegateError as error:
-            event(LOG, logging.WARNING, "temporary safepoint stays until it expires", error=str(error))
+            event(LOG, logging.WARNING, "safepoint stays until it expires", service=service, error=str(error))
+            return False
+        return True
 
     async def _store(
         self, new: NewFeed, start_ts: int, catalogue: SchemaStore | None, tables: Sequence[TableVersion]
@@ -514,6 +525,7 @@ class Reactor:
                 why="the tables there were at the checkpoint cannot be looked up any more",
                 fix="resume it as it is; or remove the changefeed and create it again from a later start-ts",
             )
+        self._check_shared(new)
         catalogue = await self._catalogue(new, found.persisted)
         if catalogue is not None:
             tables = await asyncio.to_thread(catalogue.entries, found.persisted)
@@ -609,10 +621,12 @@ class Reactor:
         node, front = self.node, holder_key(self.node.cluster, "")
         try:
             for kv in await self._on(node.disk, node.metadata.under, front):
-                if (name := kv.key.removeprefix(front)) == node.capture:
+                if (term := kv.key.removeprefix(front)) == node.term:
                     continue
                 for scope in {-1, *self._gcs}:
-                    await self._let_go(service_id(node.cluster, f"{node.identity}-{name}", scope), scope)
+                    held = service_id(node.cluster, f"{node.identity}-{term}", scope)
+                    if not await self._let_go(held, scope):
+                        return
                 await node.write(Delete(kv.key))
             self._has_predecessors = False
         except Retryable as error:
@@ -739,8 +753,15 @@ class Reactor:
         self._released = set(released)
 
     def _update(self, scope: int, hold: Hold) -> int:
-        service = service_id(self.node.cluster, self.node.holder, scope)
-        return self.node.pd.hold_history(service, hold.ttl_s, hold.safe_point, scope)
+        service, pd = service_id(self.node.cluster, self.node.holder, scope), self.node.pd
+        if (over := self.node.over()) is not None:
+            raise over
+        least = pd.hold_history(service, hold.ttl_s, hold.safe_point, scope)
+        if (over := self.node.over()) is not None:
+            # The next owner may have let go of it already: then nobody else would do it again.
+            pd.hold_history(service, 0, 0, scope)
+            raise over
+        return least
 
     def _measure(self) -> None:
         now_ms = self.clock_watch.now_ms()
