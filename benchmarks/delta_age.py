@@ -1,6 +1,6 @@
 """What a Delta target costs as it ages: commits, a restart and upkeep, by tables and by snapshots.
 
-    python -m benchmarks.delta_age [--tables 10,100,400] [--snapshots 300,1000,3000] [--json FILE]
+    python -m benchmarks.delta_age [--tables 10,100,400] [--snapshots 300,1000,3000] [--s3] [--json FILE]
 
 The target alone, without a topic and without Spark. Each commit changes one table of the target by ten rows
 (two inserts and then eight updates of rows that are there) and names a snapshot; snapshots are two seconds
@@ -8,7 +8,9 @@ of the source's time apart. `commit` is the median of the last 30, `recover` wha
 position is known, `upkeep` one whole round of tidying and `longest` the longest time that it keeps the loop
 waiting. Every 300 snapshots, which is ten minutes, there is a round, too. Before the last round all files
 are dated two hours back, because young ones are never deleted. `log` is the number of files in the log of
-the table that changed most, before and after the round, and `open` the time to open it.
+the table that changed most, before and after the round, and `open` the time to open it (from the disk).
+With `--s3` the target is in an S3 server on this machine (`tools/services start s3`), whose answers take a
+few milliseconds: what is measured is the number of requests, not a network.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +41,8 @@ from tidegate.consumer.net_effect import Effect
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.target import TableChanges
 from tidegate.model.timestamp import compose
+from tidegate.sink.object_store import Bucket, ObjectStore
+from tidegate.sink.store import Store
 from tidegate.workload.schema import NOT_NULL, PRIMARY, ColumnSpec, table_info
 
 SCHEMA: Final = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -51,14 +57,17 @@ ROUND: Final = 300
 FEW_TABLES: Final = 4
 FEW_SNAPSHOTS: Final = 60
 AGED_S: Final = 7_200.0
+SERVICES: Final = Path(__file__).parents[1] / "tools" / "services"
 
 
 class Aging:
     """One target that grows older."""
 
-    def __init__(self, root: Path, tables: int) -> None:
+    def __init__(self, root: Path, tables: int, store: Store | None = None) -> None:
+        """`root`: where the files are; `store`: how they are reached, None for the disk."""
         self.root, self.snapshots = root, 0
-        self.target = DeltaTarget(root)
+        self.at: Path | Store = store or root
+        self.target = DeltaTarget(self.at, consumer="bench")
         self.target.recover()
         self.made = [definition_of(f"t{number:05d}") for number in range(tables)]
         for made in self.made:
@@ -87,7 +96,7 @@ class Aging:
         commits = commits[-SAMPLE:]
         began = time.perf_counter()
         self.target.close()
-        self.target = DeltaTarget(self.root)
+        self.target = DeltaTarget(self.at, consumer="bench")
         self.target.recover()
         recover = time.perf_counter() - began
         found = {
@@ -153,16 +162,38 @@ def ms(seconds: float) -> float:
     return round(seconds * 1000, 1)
 
 
-def measure(tables: Sequence[int], snapshots: Sequence[int]) -> list[dict[str, Any]]:
+Place = Callable[[str], tuple[Path, Store | None]]
+"""By the name of a target, where its files are and how they are reached."""
+
+
+@contextmanager
+def places(s3: bool) -> Iterator[Place]:
+    """A folder for targets, or an S3 server for them; gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
+        if not s3:
+            yield lambda name: (Path(folder) / name, None)
+            return
+        command = [str(SERVICES), "start", "s3", "--dir", folder, "--owner", str(os.getpid()), "--json"]
+        held = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["s3"]
+        os.environ |= {"AWS_ACCESS_KEY_ID": held["key"], "AWS_SECRET_ACCESS_KEY": held["secret"]}
+        bucket, data = held["bucket"], Path(held["data"])
+        try:
+            yield lambda name: (data / bucket / name, ObjectStore(Bucket(bucket, name, held["endpoint"])))
+        finally:
+            subprocess.run([str(SERVICES), "stop", "--dir", folder], check=True)
+
+
+def measure(tables: Sequence[int], snapshots: Sequence[int], place: Place) -> list[dict[str, Any]]:
     """First by the number of tables, each in a target of its own; then by the number of snapshots."""
     found = []
-    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as folder:
-        for count in tables:
-            print(f"  {count} tables", file=sys.stderr)
-            found.append(Aging(Path(folder) / f"of-{count}", count).measure(FEW_SNAPSHOTS))
-        for count in snapshots:
-            print(f"  {count} snapshots", file=sys.stderr)
-            found.append(Aging(Path(folder) / f"aged-{count}", FEW_TABLES).measure(count))
+    for count in tables:
+        print(f"  {count} tables", file=sys.stderr)
+        root, store = place(f"of-{count}")
+        found.append(Aging(root, count, store).measure(FEW_SNAPSHOTS))
+    for count in snapshots:
+        print(f"  {count} snapshots", file=sys.stderr)
+        root, store = place(f"aged-{count}")
+        found.append(Aging(root, FEW_TABLES, store).measure(count))
     return found
 
 
@@ -176,9 +207,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--tables", type=numbers, default=[10, 100, 400])
     parser.add_argument("--snapshots", type=numbers, default=[300, 1_000, 3_000])
+    parser.add_argument("--s3", action="store_true", help="in an S3 server on this machine")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    found = measure(arguments.tables, arguments.snapshots)
+    with places(arguments.s3) as place:
+        found = measure(arguments.tables, arguments.snapshots, place)
     print(table([tuple(found[0]), *(tuple(short(value) for value in one.values()) for one in found)]))
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": machine(), "rounds": found}))

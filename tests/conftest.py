@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.fixtures.etcd",
     "tests.fixtures.mariadb",
     "tests.fixtures.registry",
+    "tests.fixtures.s3",
     "tests.fixtures.spark",
     "tests.fixtures.stuck_grpc",
     "tests.fixtures.upstream",

@@ -46,7 +46,7 @@ class Jars:
         }
         self.fetch_kafka.__globals__.update(moved)
 
-    def retrieve(self, wanted: list[Any], work: Path) -> None:
+    def retrieve(self, title: str, wanted: list[Any], work: Path) -> None:
         self.fetches += 1
         (work / "libs").mkdir()
         for name, data in self.served.items():

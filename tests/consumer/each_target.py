@@ -15,8 +15,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from tests.consumer.mysql.mortal import Killed, MortalServer
 from tests.consumer.mysql.reading import forget
+from tests.fixtures.s3 import S3Place
 from tidegate.consumer.definition import ROWID
-from tidegate.consumer.delta.target import DeltaAddress, DeltaTarget
+from tidegate.consumer.delta.target import BucketAddress, DeltaAddress, DeltaTarget
 from tidegate.consumer.iceberg.catalog import WriterCatalog
 from tidegate.consumer.iceberg.snapshots import newest_position
 from tidegate.consumer.iceberg.tables import Tables
@@ -30,7 +31,7 @@ SCHEMA = "contract"
 Rows = list[tuple[Any, ...]]
 WRITES = (
     "create", "append", "merge", "replace", "add_null_columns", "rename", "restore", "compact",
-    "publish", "discard",
+    "publish", "discard", "take_over",
 )  # fmt: skip
 """Of a Lakehouse: each changes what lies on the disk."""
 
@@ -74,11 +75,15 @@ class AtDelta:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def address(self) -> DeltaAddress:
+    def address(self) -> Address:
         return DeltaAddress(self.root)
 
-    def other(self) -> DeltaAddress:
+    def other(self) -> Address:
         return DeltaAddress(self.root)
+
+    def lake(self) -> Lakehouse:
+        """To look at it from outside."""
+        return Lakehouse(self.root)
 
     def mortal(self, dies_at: int) -> tuple[Any, FilesLife]:
         life = FilesLife(dies_at)
@@ -97,7 +102,7 @@ class AtDelta:
             yield target
 
     def seen(self) -> dict[str, Rows]:
-        lake, found = Lakehouse(self.root), {}
+        lake, found = self.lake(), dict[str, Rows]()
         named = {row.path: row.table for row in lake.snapshot_rows()} if lake.position() else {}
         for path, table in named.items():
             rows = lake.read(path)  # its newest version: what a restart has not undone shows here
@@ -106,7 +111,7 @@ class AtDelta:
         return found
 
     def state(self) -> Hashable:
-        return Lakehouse(self.root).position()
+        return self.lake().position()
 
     def put_foreign(self, table: str) -> None:
         folder = self.root / SCHEMA / table
@@ -121,6 +126,25 @@ class AtDelta:
         shutil.rmtree(self.root / SCHEMA / table)
         if not any((self.root / SCHEMA).iterdir()):
             (self.root / SCHEMA).rmdir()
+
+
+class AtDeltaInS3(AtDelta):
+    """Its `root` is where the server keeps the prefix."""
+
+    exclusive = False
+
+    def __init__(self, s3: S3Place, folder: Path) -> None:
+        super().__init__(s3.folder)
+        self._s3, self._folder = s3, folder
+
+    def address(self) -> Address:
+        return BucketAddress(self._s3.store(), "contract", self._folder / "own")
+
+    def other(self) -> Address:
+        return BucketAddress(self._s3.store(), "contract-other", self._folder / "other")
+
+    def lake(self) -> Lakehouse:
+        return Lakehouse(self._s3.store())
 
 
 class AtIceberg:

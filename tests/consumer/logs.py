@@ -34,7 +34,7 @@ def bank_topic(protocol: str, last_snapshot: int = -1) -> MemoryTopic:
 
 
 def differences(
-    target: Path, line: SnapshotLine, opened: Callable[..., Any] = open_snapshot
+    target: Path | str, line: SnapshotLine, opened: Callable[..., Any] = open_snapshot
 ) -> dict[str, list[str]]:
     """How the target's snapshot at the line's ts differs from SQL's answer; empty: equal."""
     found = opened(target, at=line.ts)

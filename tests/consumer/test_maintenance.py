@@ -235,9 +235,9 @@ def test_a_commit_opens_no_table_and_a_restart_each_one_once(
 ) -> None:
     opened: list[str] = []
 
-    def noting(uri: str) -> DeltaTable:
+    def noting(uri: str, storage_options: dict[str, str] | None = None) -> DeltaTable:
         opened.append(str(Path(uri).relative_to(tmp_path)))
-        return DeltaTable(uri)
+        return DeltaTable(uri, storage_options=storage_options)
 
     grown = Grown(tmp_path, 5)
     grown.commit(NOW_MS, *range(5))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.consumer.delta.target import DeltaAddress
+from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
 from tidegate.consumer.job import Listener, Settings, run
 from tidegate.consumer.mysql.session import MySqlServer
 from tidegate.consumer.mysql.target import MySqlAddress
@@ -14,6 +14,7 @@ from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import InvalidInput
+from tidegate.sink.object_store import Bucket, ObjectStore
 
 NAMED = DatabaseSettings("shop/1")
 
@@ -48,9 +49,13 @@ def test_a_folder_is_of_one_consumer(tmp_path: Path) -> None:
     for _ in range(2):
         with MySqlAddress(server, "one", tmp_path / "own").opened():
             pass
-    other = MySqlAddress(server, "other", tmp_path / "own")
-    with pytest.raises(InvalidInput, match="the folder is another consumer's"), other.opened():
-        pass
+    bucket = ObjectStore(Bucket("lake", "a", "http://127.0.0.1:1"))
+    for other in (
+        MySqlAddress(server, "other", tmp_path / "own"),
+        BucketAddress(bucket, "one", tmp_path / "own"),
+    ):
+        with pytest.raises(InvalidInput, match="the folder is another consumer's"), other.opened():
+            pass
     (tmp_path / "file").touch()
     blocked = MySqlAddress(server, "one", tmp_path / "file" / "own")
     with pytest.raises(InvalidInput, match="cannot be used"), blocked.opened():

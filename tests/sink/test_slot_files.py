@@ -17,6 +17,7 @@ from tidegate.sink import slot_files
 from tidegate.sink.delta_log import FileHistory, checkpoints, needless
 from tidegate.sink.lakehouse import Lakehouse
 from tidegate.sink.slot_files import COMMITS_A_PIECE, SlotFiles
+from tidegate.sink.store import DiskStore
 
 SCHEMA = pa.schema([("id", pa.int64())])
 PATH = "a/b"
@@ -213,7 +214,9 @@ def test_death_at_any_deletion_leaves_all_that_is_needed(
             if next(steps, None) is None:
                 raise Killed
 
-        mortal = SlotFiles(tmp_path / PATH, lambda at: [file.name for file in lake.files(PATH, at)], lives_on)
+        mortal = SlotFiles(
+            DiskStore(tmp_path), PATH, lambda at: [file.name for file in lake.files(PATH, at)], lives_on
+        )
         try:
             list(mortal.clean(needed, time.time(), time.time()))
             break

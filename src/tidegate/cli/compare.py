@@ -16,7 +16,9 @@ from tidegate.errors import InvalidInput, TidegateError
 
 def compare(
     pd: Annotated[str, typer.Option(help="Address of the source's PD.")],
-    target: Annotated[str, typer.Option(help="Delta target: delta:///absolute/directory.")],
+    target: Annotated[
+        str, typer.Option(help="Delta target: delta:///directory or delta+s3://bucket/prefix.")
+    ],
     at: Annotated[str, typer.Option(help="A ts, or 'latest': the target's newest snapshot.")] = "latest",
     rules: Annotated[
         list[str] | None, typer.Option("--filter", help="Table rule as in the changefeed, may be repeated.")

@@ -51,20 +51,24 @@ def run(
     target: Annotated[
         str,
         typer.Option(
-            help="Where the tables go: delta:///absolute/directory, iceberg:///absolute/directory, or "
-            "mysql://user@host:port/ of a MySQL or MariaDB server (the password in TIDEGATE_TARGET_PASSWORD, "
-            "or ?password-file=FILE)."
+            help="Where the tables go: delta:///absolute/directory, iceberg:///absolute/directory, "
+            "delta+s3://bucket/prefix?endpoint=URL&region=NAME (with AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY in the environment), or mysql://user@host:port/ of a MySQL or MariaDB "
+            "server (the password in TIDEGATE_TARGET_PASSWORD, or ?password-file=FILE)."
         ),
     ],
     name: Annotated[
         str,
-        typer.Option(help="Of a database's consumer: by it it finds its position there again."),
+        typer.Option(
+            help="Of the consumer of a database or of a bucket: by it the consumer finds its position there "
+            "again."
+        ),
     ] = "",
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Of a database's consumer: for rows on their way, Spark's log and rows set aside; else "
-            "./tidegate-consumer-NAME."
+            help="Of the consumer of a database or of a bucket: for rows on their way, Spark's log and rows "
+            "set aside; else ./tidegate-consumer-NAME."
         ),
     ] = None,
     lanes: Annotated[

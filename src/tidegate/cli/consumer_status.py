@@ -25,9 +25,10 @@ WIDTH: Final = 200
 def show_status(
     source: Annotated[str, typer.Option(help="The topics that the consumer reads, as for `consumer run`.")],
     target: Annotated[str, typer.Option(help="Its target, as for `consumer run`.")],
-    name: Annotated[str, typer.Option(help="Its name, if it writes a database.")] = "",
+    name: Annotated[str, typer.Option(help="Its name, if it writes a database or a bucket.")] = "",
     folder: Annotated[
-        Path | None, typer.Option(help="Its folder, if it writes a database; else ./tidegate-consumer-NAME.")
+        Path | None,
+        typer.Option(help="Its folder, if it writes a database or a bucket; else ./tidegate-consumer-NAME."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

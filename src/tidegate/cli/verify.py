@@ -129,9 +129,9 @@ def _outcome(search: Verification, held: TableSnapshot, repair: str) -> dict[str
     written = 0
     if repair and verdict.differences:
         if repair == APPLY:
-            apply(held.path.parents[1], verdict.ts, held, search.shape, verdict.differences)
+            apply(held.directory.parents[1], verdict.ts, held, search.shape, verdict.differences)
         else:
-            lines = list(statements(held.path, search.shape, verdict.differences))
+            lines = list(statements(held.directory, search.shape, verdict.differences))
             written = len(lines)
             _write("".join(f"{line}\n" for line in lines), repair)
     repaired = repair == APPLY and bool(verdict.differences) and verdict.complete and not verdict.undecodable

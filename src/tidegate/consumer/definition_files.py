@@ -7,21 +7,24 @@ numbers of its tables' definitions, so that a file is durable before any snapsho
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 from tidegate.consumer import definition
 from tidegate.consumer.definition import Definition
-from tidegate.consumer.journal import write_durably
 from tidegate.consumer.position import Position
 from tidegate.errors import Fatal
 from tidegate.model.path_part import shortened
+from tidegate.sink.store import Store
 
 DEFINITIONS: Final = "_tidegate/definitions"
+FILE: Final = re.compile(r".*@\d+\.json", re.DOTALL)
+NUMBERS_MAX: Final = 1_000
+"""Attempts to find a free number."""
 STEM_MAX: Final = 255 - len(f"@{0:020d}.json")
 """Signs of a definition file's name before its number."""
 
@@ -29,28 +32,43 @@ STEM_MAX: Final = 255 - len(f"@{0:020d}.json")
 class DefinitionFiles:
     """Those of one target; may be called from several threads."""
 
-    def __init__(self, root: Path) -> None:
-        self._folder = root / DEFINITIONS
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._lock = threading.Lock()
-        self._files: dict[str, dict[int, Path]] = {}
-        """By the stem of their names and by their numbers. The folder is listed once."""
-        for file in self._folder.glob("*@*.json"):
-            self._files.setdefault(_stem_of(file), {})[_number_of(file)] = file
-        self._number = max((number for files in self._files.values() for number in files), default=0)
+        self._files: dict[str, dict[int, str]] = {}
+        """Their names, by the names' stems and by their numbers."""
+        self._number = 0
         """Of the newest; those of a crashed run count too, so that none is ever overwritten."""
+
+    def read(self) -> None:
+        """List the folder: a writer does it once, when no earlier writer can name a snapshot any more."""
+        found: dict[str, dict[int, str]] = {}
+        for name in self._store.files(DEFINITIONS):
+            if FILE.fullmatch(name):
+                found.setdefault(_stem_of(name), {})[_number_of(name)] = name
+        with self._lock:
+            self._files = found
+            self._number = max((number for files in found.values() for number in files), default=0)
 
     def keep(self, path: str, made: Definition) -> int:
         """Keep the definition of the table at `path`; its number."""
-        with self._lock:
-            self._number += 1
-            number = self._number
-        self._folder.mkdir(parents=True, exist_ok=True)
-        stem = file_stem(path)
-        file = self._folder / f"{stem}{number:020d}.json"
-        write_durably(file, made.to_json())
-        with self._lock:
-            self._files.setdefault(stem, {})[number] = file
-        return number
+        stem, data = file_stem(path), made.to_json()
+        for _ in range(NUMBERS_MAX):
+            with self._lock:
+                self._number += 1
+                number = self._number
+            name = f"{stem}{number:020d}.json"
+            # A consumer that was replaced may have taken the number since the folder was listed.
+            if self._store.create(f"{DEFINITIONS}/{name}", data):
+                with self._lock:
+                    self._files.setdefault(stem, {})[number] = name
+                return number
+        raise Fatal(
+            "no free number was found for a table's definition",
+            where=f"{self._store.uri(DEFINITIONS)}, table {path}",
+            why=f"{NUMBERS_MAX} numbers in a row were taken since the consumer has started",
+            fix="end what else writes there, and start the consumer again",
+        )
 
     def find(
         self, path: str, holds: Callable[[pa.Schema], bool], columns: Sequence[str], position: Position
@@ -66,12 +84,13 @@ class DefinitionFiles:
         else:  # an earlier release numbered them by the ts of their DDL
             numbers = sorted((number for number in files if number <= position.ts), reverse=True)
         for number in numbers:
-            known = definition.from_json(files[number].read_bytes()) if number in files else None
+            data = self._store.get(f"{DEFINITIONS}/{files[number]}") if number in files else None
+            known = definition.from_json(data) if data is not None else None
             if known is not None and holds(known.arrow_schema):
                 return known, number
         raise Fatal(
             "a table's definition is gone, or is not that of its rows",
-            where=f"{self._folder}, table {path}",
+            where=f"{self._store.uri(DEFINITIONS)}, table {path}",
             why=f"the table has the columns {', '.join(columns)}; definitions kept: {len(files)}",
             fix="restore the directory, or start a new target",
         )
@@ -82,9 +101,9 @@ def file_stem(path: str) -> str:
     return shortened(path.replace("/", "+"), path, STEM_MAX) + "@"
 
 
-def _stem_of(file: Path) -> str:
-    return file.name.rpartition("@")[0] + "@"
+def _stem_of(name: str) -> str:
+    return name.rpartition("@")[0] + "@"
 
 
-def _number_of(file: Path) -> int:
-    return int(file.stem.rpartition("@")[2])
+def _number_of(name: str) -> int:
+    return int(name.removesuffix(".json").rpartition("@")[2])

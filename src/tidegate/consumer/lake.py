@@ -8,21 +8,21 @@ table has beyond the version that the newest snapshot names is unfinished, and c
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
 
 from tidegate.consumer.ddl_plan import Source
 from tidegate.sink.lakehouse import SnapshotRow
+from tidegate.sink.store import Store
 
 
 class Lake(Protocol):
     """The tables below one root directory. One process writes; its threads may write different tables."""
 
     @property
-    def root(self) -> Path:
-        """The directory."""
+    def store(self) -> Store:
+        """Where its files are."""
 
     # --- what there is
 
@@ -31,6 +31,9 @@ class Lake(Protocol):
 
     def begin(self) -> None:
         """Shut out an earlier writer, and remove what it was about to remove."""
+
+    def check_writer(self) -> None:
+        """Fenced if another process has taken the target over, where that can happen without a lock."""
 
     def position(self) -> str | None:
         """What `publish` committed with the newest snapshot; None: nothing was ever published."""

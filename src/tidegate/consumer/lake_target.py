@@ -8,7 +8,8 @@ change is in the target exactly once, whichever step was interrupted.
 A DDL's intent, with the fingerprint of the definition before, goes to `_tidegate/ddl.jsonl` first. When the
 same DDL comes again after a crash, the table must be what the intent says it was, else the writer stops.
 
-One thread per table, at most `WRITERS`; one process per target (`directory_lock`). `Lake` is the format of
+One thread per table, at most `WRITERS`; one process per target: by `directory_lock`, and in an object store
+by what the commit point itself says (`Lakehouse.take_over`). `Lake` is the format of
 the tables: `delta` and `iceberg` have one each.
 """
 
@@ -111,8 +112,8 @@ class LakeTarget:
         self.lake, self._upkeep, self._begin_round = lake, upkeep, begin_round
         self._round: Iterator[int] | None = None
         """The one that is under way."""
-        self._journal = DdlJournal(lake.root / INTENTS)
-        self._files = DefinitionFiles(lake.root)
+        self._journal = DdlJournal(lake.store, INTENTS)
+        self._files = DefinitionFiles(lake.store)
         self._counting = threading.Lock()
         self._pool = ThreadPoolExecutor(WRITERS, thread_name_prefix="lake")
 
@@ -147,8 +148,9 @@ class LakeTarget:
         Only tables that carry the target's mark are touched; what else lies there is left alone.
         """
         self.lake.check()
-        (self.lake.root / OWN).mkdir(parents=True, exist_ok=True)
+        self.lake.store.make_folder(OWN)
         self.lake.begin()
+        self._files.read()
         self.tables.clear()
         text = self.lake.position()
         if text is None:  # what is marked and was never named is of a first run that was killed
@@ -194,6 +196,7 @@ class LakeTarget:
             self._write_table(partial(table.settle, part))
 
     def _write_table(self, settle: Settle) -> None:
+        self.lake.check_writer()
         changes = settle()
         if changes is None:
             return
@@ -244,6 +247,7 @@ class LakeTarget:
 
     def intend(self, message: DdlMessage, steps: Sequence[ddl_plan.Step]) -> None:
         """Note the DDL in the journal, with the definition before and the rows that it takes away."""
+        self.lake.check_writer()
         held = self.tables.get((message.schema, message.table))
         before = held.definition.fingerprint() if held is not None else None
         self._journal.intend(
@@ -276,6 +280,7 @@ class LakeTarget:
 
     def execute(self, step: ddl_plan.Step) -> None:
         """Do one step of a DDL."""
+        self.lake.check_writer()
         match step:
             case ddl_plan.Create(made):
                 self._create(made)

@@ -14,13 +14,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from tidegate.errors import InvalidInput
-from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
+from tidegate.sink.object_store import SCHEME as BUCKETS
+from tidegate.sink.object_store import Bucket, ObjectStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,12 +35,24 @@ class TableSnapshot:
     schema: str
     table: str
     table_id: int
-    path: Path
-    """The Delta table's directory."""
+    path: Path | str
+    """The Delta table's directory, or its URI in an object store."""
     version: int
     """The Delta version to read it at."""
     _lake: Lakehouse
     _slot: str
+
+    @property
+    def directory(self) -> Path:
+        """The Delta table's directory; InvalidInput in an object store."""
+        if isinstance(self.path, Path):
+            return self.path
+        raise InvalidInput(
+            "this works with targets on the local disk only",
+            where=self.path,
+            why="the table is in an object store",
+            fix="read it with `dataset()` or `to_arrow()`, or open it as the Delta table it is",
+        )
 
     def dataset(self) -> ds.Dataset:
         """The rows as a pyarrow dataset: filters and column choice are pushed down."""
@@ -69,27 +83,38 @@ class Snapshot:
 
 
 def open_snapshot(target: str | Path, at: int | None = None) -> Snapshot:
-    """The newest snapshot with ts <= `at`, or the newest of all. `target`: a directory or a `delta://` URI.
+    """The newest snapshot with ts <= `at`, or the newest of all.
 
-    Raises InvalidInput when there is none.
+    `target`: a directory, or a Delta target's URI, `delta:///directory` or `delta+s3://bucket/prefix`. Raises
+    InvalidInput when there is none.
     """
-    root = target_directory(target)
-    lake = Lakehouse(root)
+    lake = lake_of(target)
     ts = lake.snapshot_ts(at)
     if ts is None:
         raise InvalidInput(
             "there is no such snapshot",
-            where=f"{root}/_tidegate/snapshots",
+            where=lake.store.uri(SNAPSHOTS),
             why="nothing was committed yet" if at is None else f"none at or below ts {at}",
             fix="wait until the consumer has committed, or ask for a later ts",
         )
     tables = {
         f"{row.schema}.{row.table}": TableSnapshot(
-            row.schema, row.table, row.table_id, root / row.path, row.version, lake, row.path
+            row.schema, row.table, row.table_id, _path_of(lake, row.path), row.version, lake, row.path
         )
         for row in lake.snapshot_rows(ts)
     }
     return Snapshot(ts, MappingProxyType(tables))
+
+
+def lake_of(target: str | Path) -> Lakehouse:
+    """A Delta target to read from: a directory, or `delta+s3://bucket/prefix`; InvalidInput for others."""
+    if str(target).startswith(f"{BUCKETS}://"):
+        return Lakehouse(ObjectStore(Bucket.from_uri(str(target))))
+    return Lakehouse(target_directory(target))
+
+
+def _path_of(lake: Lakehouse, slot: str) -> Path | str:
+    return lake.store.local(slot) or lake.store.uri(slot)
 
 
 def target_directory(target: str | Path) -> Path:
@@ -98,16 +123,29 @@ def target_directory(target: str | Path) -> Path:
     if "://" not in text:
         return Path(text).expanduser().absolute()
     scheme, _, path = text.partition("://")
+    if scheme == BUCKETS:
+        raise InvalidInput(
+            "this works with targets on the local disk only",
+            where=text,
+            why="the target is in an object store",
+            fix="write delta:///absolute/directory",
+        )
     if scheme not in ("delta", "file") or not path.startswith("/"):
         raise InvalidInput(
             "this target cannot be used",
             where=text,
-            why="directories of Delta or Iceberg tables and MySQL or MariaDB servers are targets so far",
-            fix="write --target delta:///absolute/directory, iceberg:///absolute/directory or "
-            "mysql://user@host:port/",
+            why=_NO_ICEBERG if scheme.startswith("iceberg") else _TARGETS,
+            fix="write --target delta:///absolute/directory, delta+s3://bucket/prefix, "
+            "iceberg:///absolute/directory or mysql://user@host:port/",
         )
     return Path(path)
 
+
+_TARGETS: Final = (
+    "Delta tables in a directory or in S3, Iceberg tables in a directory, and MySQL or MariaDB servers are "
+    "targets so far"
+)
+_NO_ICEBERG: Final = "Iceberg tables are on a local disk so far: their catalog is a file beside them"
 
 _SPARK_TYPES: Mapping[Any, str] = {
     pa.int8(): "tinyint",

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tidegate.consumer.delta.target import DeltaAddress
+from tidegate.consumer.delta.target import BucketAddress, DeltaAddress
 from tidegate.consumer.mysql.session import SCHEMES, MySqlServer
 from tidegate.consumer.mysql.target import LANES, MySqlAddress
 from tidegate.consumer.snapshots import target_directory
 from tidegate.consumer.target import Address
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import InvalidInput
+from tidegate.sink.object_store import SCHEME as BUCKETS
+from tidegate.sink.object_store import Bucket, ObjectStore
 
 ICEBERG: Final = "iceberg"
 """The scheme of its addresses."""
@@ -21,7 +23,7 @@ ICEBERG: Final = "iceberg"
 
 @dataclass(frozen=True, slots=True)
 class DatabaseSettings:
-    """What a database needs to be told beside its address."""
+    """What a database needs besides its address; an object store takes the name and the folder of it."""
 
     name: str = ""
     """The consumer's, by which it knows its place again."""
@@ -41,8 +43,8 @@ def address_of(
 ) -> Address:
     """What `--target` means; InvalidInput for what names none.
 
-    `delta:///directory`, a plain path, `iceberg:///directory`, or `mysql://user@host:port/`. `by_offset`:
-    the topics have no watermarks.
+    `delta:///directory`, a plain path, `delta+s3://bucket/prefix`, `iceberg:///directory`, or
+    `mysql://user@host:port/`. `by_offset`: the topics have no watermarks.
     """
     text = str(target)
     if text.partition("://")[0] not in SCHEMES:
@@ -59,16 +61,11 @@ def address_of(
             from tidegate.consumer.iceberg.target import IcebergAddress
 
             return IcebergAddress(iceberg_directory(target), upkeep)
+        if text.startswith(f"{BUCKETS}://"):
+            return _in_a_bucket(ObjectStore(Bucket.from_uri(text)), upkeep, database)
         return DeltaAddress(target_directory(target), upkeep)
     server = MySqlServer.from_uri(text)
-    if not database.name:
-        raise InvalidInput(
-            "a consumer that writes a database needs a name",
-            where=str(server),
-            why="by it the consumer finds its position there again, and no other consumer may have it",
-            fix="add --name NAME, and keep it",
-        )
-    folder = database.folder or Path(f"tidegate-consumer-{database.name.replace('/', '_')}").absolute()
+    folder = _own_folder(database, str(server))
     return MySqlAddress(
         *(server, database.name, folder, database.lanes),
         adopting=database.adopt,
@@ -76,3 +73,19 @@ def address_of(
         transaction_bytes=database.transaction_bytes,
         by_offset=by_offset,
     )
+
+
+def _in_a_bucket(store: ObjectStore, upkeep: Upkeep, database: DatabaseSettings) -> BucketAddress:
+    return BucketAddress(store, database.name, _own_folder(database, str(store)), upkeep)
+
+
+def _own_folder(settings: DatabaseSettings, where: str) -> Path:
+    """The consumer's folder on this machine; InvalidInput if it has no name."""
+    if not settings.name:
+        raise InvalidInput(
+            "a consumer whose target is not on this machine needs a name",
+            where=where,
+            why="by it the consumer finds its position there again, and no other consumer may have it",
+            fix="add --name NAME, and keep it",
+        )
+    return settings.folder or Path(f"tidegate-consumer-{settings.name.replace('/', '_')}").absolute()

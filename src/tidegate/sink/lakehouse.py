@@ -17,27 +17,33 @@ log, so older snapshots stay readable at their versions. A rename links the data
 Statistics are written for integer and date columns only: delta-rs cuts decimals to 64 bits and timestamps
 to milliseconds in them, and a merge that skips files by such bounds would miss rows.
 
-One process writes: the consumer's driver, under the lock of its root. Not safe for two. Its threads may write
-to different tables at once. Durability is the file system's. Local paths only for now; links fall back to
-copies.
+The files are in a `Store`: a local disk or an object store.
+
+On a disk one process writes: the consumer's driver, under the lock of its root. Not safe for two.
+
+In an object store there is no lock, and only the snapshots of the newest consumer to `take_over` count. It
+puts a word of its own, the table property `tidegate.writer`, into the log of the table of snapshots. Each
+commit there has to be the next after one that has the writer's own word, so a writer that was replaced can
+name nothing any more. It is `Fenced` when it looks next, at the latest when it commits.
+
+The threads of one process may write to different tables at once.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
+import socket
 import threading
-import unicodedata
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
@@ -45,11 +51,12 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, wr
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction
 
-from tidegate.errors import Fatal, InvalidInput
+from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable, TidegateError
 from tidegate.model.path_part import path_part
 from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.sink.open_tables import OpenTables
 from tidegate.sink.slot_files import SlotFiles
+from tidegate.sink.store import OWN, DiskStore, Store, store_of
 
 SNAPSHOT_SCHEMA: Final = pa.schema(
     [
@@ -62,16 +69,17 @@ SNAPSHOT_SCHEMA: Final = pa.schema(
         pa.field("position", pa.string()),
     ]
 )
-OWN: Final = "_tidegate"
 SNAPSHOTS: Final = f"{OWN}/snapshots"
-TRASH: Final = f"{OWN}/trash"
-"""Where a table's directory goes before its files are removed: half of it would carry no mark any more."""
+SLOTS: Final = f"{OWN}/slots"
+"""In an object store: an empty object for each path that was ever given to a table."""
 MARK: Final = "tidegate.target"
 """The table property that says to which target a table belongs."""
+WRITER: Final = "tidegate.writer"
+"""The table property of the table of snapshots that says who may write the target: see `Writer`."""
+TAKEOVERS: Final = 20
+"""Attempts to take a target over, while another consumer names snapshots."""
 SLICE: Final = 600_000 << LOGICAL_BITS
 """Ten minutes: snapshots of so much time are kept in one file."""
-TRASH_A_PIECE: Final = 200
-"""Files of discarded slots that are removed at once."""
 COMPACT_FILES: Final = 24
 """A table with more data files than this is compacted before the next snapshot names it."""
 _NO_COLUMNS: Final = pa.schema([pa.field("_tidegate_none", pa.int8())])
@@ -98,6 +106,37 @@ class SnapshotRow:
     version: int
 
 
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who has taken over a target in an object store."""
+
+    name: str
+    """The consumer's."""
+    word: str
+    """Given to this one process."""
+    process: int
+    host: str
+
+    @staticmethod
+    def of_this_process(name: str) -> Writer:
+        """A new one."""
+        return Writer(name, uuid.uuid4().hex, os.getpid(), socket.gethostname())
+
+    @staticmethod
+    def from_json(text: str) -> Writer:
+        """As `to_json` has made it."""
+        held = orjson.loads(text)
+        return Writer(held["name"], held["word"], held["process"], held["host"])
+
+    def to_json(self) -> str:
+        """One line."""
+        held = {"name": self.name, "word": self.word, "process": self.process, "host": self.host}
+        return orjson.dumps(held).decode()
+
+    def __str__(self) -> str:
+        return f"consumer {self.name}, process {self.process} on {self.host}"
+
+
 def slot_path(schema: str, table: str) -> str:
     """The path of a new table below the root, see `path_part`; a table made earlier keeps the path it has.
 
@@ -107,25 +146,39 @@ def slot_path(schema: str, table: str) -> str:
 
 
 class Lakehouse:
-    """The Delta tables below one root directory."""
+    """The Delta tables below one root: a directory, or a prefix in an object store."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path | Store) -> None:
         """Raises InvalidInput for a directory name that delta-rs cannot open."""
-        self.root = root.absolute()
-        if set(str(self.root)) & set("%\\[]^|"):
+        self.store = store_of(root)
+        if isinstance(self.store, DiskStore) and set(str(self.store)) & set("%\\[]^|"):
             raise InvalidInput(
                 "the target directory's name holds a character that Delta tables cannot live under",
-                where=str(self.root),
+                where=str(self.store),
                 why="one of % \\ [ ] ^ |",
                 fix="choose another directory",
             )
 
-        self._tables = OpenTables(self.root)
+        self._tables = OpenTables(self.store)
+        self._writer: Writer | None = None
+        """In an object store: this process, once it has taken the target over."""
+        self._versions: dict[str, int] = {}
+        """In an object store: by path, the version that this process has made or found at the start."""
         self._published: int | None = None
         """The newest snapshot's ts as this process has read or named it."""
         self._id: str | None = None
         self._beginning = threading.Lock()
         """Held to learn or give the identity: on a new target the first tables come side by side."""
+
+    @property
+    def root(self) -> Path:
+        """The directory of a target on the local disk."""
+        assert isinstance(self.store, DiskStore), "an object store has no directory"
+        return self.store.root
+
+    @property
+    def _kind(self) -> str:
+        return "prefix" if self.store.shared else "directory"
 
     # --- what is ours
 
@@ -135,13 +188,11 @@ class Lakehouse:
         InvalidInput when it holds something else; Fatal when it holds a target's tables and nothing that says
         which of their versions are valid.
         """
-        if not self.root.is_dir():
-            return
         if self.exists(SNAPSHOTS):
             if self._mark_of(SNAPSHOTS) is None:
                 raise InvalidInput(
                     "the target's table of snapshots was not made by this release",
-                    where=f"{self.root / SNAPSHOTS}",
+                    where=self._uri(SNAPSHOTS),
                     why=f"it lacks the table property {MARK}",
                     fix="choose a new or empty directory",
                 )
@@ -150,17 +201,17 @@ class Lakehouse:
         if marked:
             raise Fatal(
                 "the directory holds tables of a target whose table of snapshots is gone",
-                where=f"{self.root}: {_listed(marked)}; {SNAPSHOTS} is missing or has no readable log",
+                where=f"{self.store}: {_listed(marked)}; {SNAPSHOTS} is missing or has no readable log",
                 why="without it nobody can tell which of their versions are valid, nor where to read on",
                 fix=f"restore {SNAPSHOTS}, or choose a new or empty directory",
             )
-        others = sorted(entry.name for entry in self.root.iterdir() if entry.name not in (OWN, "lost+found"))
+        others = sorted(name for name in self._entries("") if name not in (OWN, "lost+found"))
         if others:
             raise InvalidInput(
-                "the target directory holds something else",
-                where=f"{self.root}: {_listed(others)}",
-                why="none of it was made by a consumer, and a target owns its directory",
-                fix="choose a new or empty directory",
+                f"the target {self._kind} holds something else",
+                where=f"{self.store}: {_listed(others)}",
+                why=f"none of it was made by a consumer, and a target owns its {self._kind}",
+                fix=f"choose a new or empty {self._kind}",
             )
 
     def _identity(self) -> str:
@@ -169,6 +220,7 @@ class Lakehouse:
             if self._id is None:
                 if not self.exists(SNAPSHOTS):
                     self._begin(SNAPSHOTS, SNAPSHOT_SCHEMA, uuid.uuid4().hex)
+                    self._tables.drop(SNAPSHOTS)
                 self._id = self._mark_of(SNAPSHOTS)
                 assert self._id is not None, "`check` refuses a table of snapshots without a mark"
             return self._id
@@ -177,28 +229,50 @@ class Lakehouse:
         """The identity of the target that a slot's table belongs to; None for anything else there."""
         try:
             found: str | None = self._tables.newest(path).metadata().configuration.get(MARK)
-        except (DeltaError, OSError, ValueError):
+        except (DeltaError, ValueError):
             return None  # nothing that can be read as a Delta table, so no table of ours
+        except OSError as error:
+            trouble = self.store.trouble(error, path)
+            if trouble is error:  # a file that cannot be read
+                return None
+            raise trouble from error
         return found
 
     def _begin(self, path: str, schema: pa.Schema, identity: str) -> None:
-        folder = self.root / path
-        folder.mkdir(parents=True, exist_ok=True)
+        self.store.make_folder(path)
         # A writer that was killed before its first commit has left an empty log at most.
-        if any(entry.name != "_delta_log" for entry in folder.iterdir()) or self.exists(path):
+        entries = self._entries(path)
+        if any(name != "_delta_log" for name in entries) or self.exists(path):
             raise Fatal(
                 "a folder that is not the target's stands where a table has to be",
-                where=f"{folder}: {_listed(sorted(entry.name for entry in folder.iterdir()))}",
+                where=f"{self._uri(path)}: {_listed(entries)}",
                 why=f"it does not carry the target's mark, the table property {MARK}",
                 fix="move it away and start the consumer again; it goes on at its newest snapshot",
             )
-        DeltaTable.create(
-            self._uri(path),
-            schema=schema,
-            configuration={MARK: identity} | _configuration(schema),
-            post_commithook_properties=_HOOKS,
-            raise_if_key_not_exists=False,
-        )
+        try:
+            with self._asking(path):
+                DeltaTable.create(
+                    self._uri(path),
+                    schema=schema,
+                    configuration={MARK: identity} | _configuration(schema),
+                    storage_options=self.store.options,
+                    post_commithook_properties=_HOOKS,
+                    raise_if_key_not_exists=False,
+                )
+        except DeltaError as error:
+            if not self.store.shared:
+                raise
+            raise Retryable(
+                "another consumer has begun the same table at the same time",
+                where=self._uri(path),
+                why=str(error),
+                fix="start one consumer for a target",
+            ) from error
+        self._versions[path] = 0
+
+    def _entries(self, folder: str) -> list[str]:
+        """What a folder holds, by name."""
+        return sorted([*self.store.files(folder), *self.store.folders(folder)])
 
     def _writable(self, path: str) -> DeltaTable:
         """A slot's table to write to; Fatal unless it carries this target's mark."""
@@ -207,27 +281,113 @@ class Lakehouse:
         if found != self._identity():
             raise Fatal(
                 "a table that is not the target's stands where one of its tables has to be",
-                where=f"{self.root / path}",
+                where=self._uri(path),
                 why=f"its table property {MARK} is {found or 'missing'}, the target's is {self._identity()}",
                 fix="move it away and restore the target's own, or start a new target directory",
             )
+        if self._writer is not None:
+            if path == SNAPSHOTS:
+                self._refuse_replaced(table)
+            elif self._versions.get(path, table.version()) != table.version():
+                raise self._written_by_another(path, self._versions[path] + 1, "it was opened again")
         return table
+
+    def _written_by_another(self, path: str, version: int, why: str) -> TidegateError:
+        """The error for a version of a table that somebody else has made; Fenced if that was a successor."""
+        try:
+            self.check_writer()
+        except Fenced as fenced:
+            return fenced
+        return Fatal(
+            "somebody else has written a table of the target at the same time",
+            where=self._uri(path),
+            why=f"version {version} is not this consumer's ({why})",
+            fix="end what else writes there, and start the consumer again at its newest snapshot",
+        )
 
     @contextmanager
     def _writing(self, path: str) -> Iterator[DeltaTable]:
         """The table for one commit, which must be the next after what `_writable` has seen."""
         table = self._writable(path)
+        before = int(table.version())
         self._tables.drop(path)  # what a commit that failed has left in memory is not used again
         try:
-            yield table
+            with self._asking(path):
+                yield table
         except CommitFailedError as error:
-            raise Fatal(
-                "somebody else has written a table of the target at the same time",
-                where=f"{self.root / path}",
-                why=f"version {table.version() + 1} is not this consumer's ({error})",
-                fix="end what else writes there, and start the consumer again at its newest snapshot",
-            ) from error
+            raise self._written_by_another(path, before + 1, str(error)) from error
+        except DeltaError:
+            self.check_writer()  # a successor may have removed the whole table
+            raise
+        # delta-rs reads the log again behind its commit, and would take in somebody else's next one.
+        if self._writer is not None and table.version() > before + 1:
+            raise self._written_by_another(path, before + 2, "it came right behind this consumer's")
         self._tables.keep(path, table)
+        self._versions[path] = int(table.version())
+
+    # --- who may write: in an object store
+
+    def take_over(self, name: str) -> None:
+        """Make this process the writer, as the consumer `name`; every earlier one is Fenced from here on.
+
+        InvalidInput if the target is another consumer's; Retryable if others were quicker again and again.
+        """
+        self._identity()
+        mine = Writer.of_this_process(name)
+        for _ in range(TAKEOVERS):
+            self._tables.drop(SNAPSHOTS)
+            table = self._open(SNAPSHOTS)
+            held = self.writer(table)
+            if held is not None and held.name != name:
+                raise InvalidInput(
+                    "another consumer writes this target",
+                    where=str(self.store),
+                    why=f"it belongs to the consumer {held.name}, and this one is {name}",
+                    fix=f"choose another prefix, or go on with --name {held.name}",
+                )
+            try:
+                with self._asking(SNAPSHOTS):
+                    table.alter.set_table_properties(
+                        {WRITER: mine.to_json()},
+                        raise_if_not_exists=False,
+                        commit_properties=_ONCE,
+                        post_commithook_properties=_HOOKS,
+                    )
+            except CommitFailedError:
+                continue
+            self._versions.clear()
+            self._tables.begin_owned(SNAPSHOTS, table)
+            self._writer = mine
+            return
+        raise Retryable(
+            "the target could not be taken over",
+            where=self._uri(SNAPSHOTS),
+            why=f"{TAKEOVERS} times in a row another process has committed first",
+            fix="end the other consumer of this target, and start again",
+        )
+
+    def writer(self, table: DeltaTable | None = None) -> Writer | None:
+        """Who has taken the target over last; None: it was never in an object store."""
+        table = table or self._open(SNAPSHOTS)
+        text = table.metadata().configuration.get(WRITER)
+        return Writer.from_json(text) if text else None
+
+    def check_writer(self) -> None:
+        """Fenced if another process has taken over since. On a disk: nothing, this process has the lock."""
+        if self._writer is not None:
+            with self._asking(SNAPSHOTS):
+                newest = self._tables.checked(SNAPSHOTS)
+            self._refuse_replaced(newest)
+
+    def _refuse_replaced(self, table: DeltaTable) -> None:
+        held = self.writer(table)
+        if held != self._writer:
+            raise Fenced(
+                "this consumer's target was taken over",
+                where=str(self.store),
+                why=f"it now belongs to {held}",
+                fix="nothing, if that one shall go on; otherwise end it, and start this one again",
+            )
 
     # --- tables
 
@@ -235,7 +395,10 @@ class Lakehouse:
         """Whether a slot holds a Delta table."""
         if self._tables.held(path) is not None:
             return True
-        return (self.root / path / "_delta_log").is_dir() and DeltaTable.is_deltatable(self._uri(path))
+        if not self.store.has_folder(f"{path}/_delta_log"):
+            return False
+        with self._asking(path):
+            return bool(DeltaTable.is_deltatable(self._uri(path), storage_options=self.store.options))
 
     def version(self, path: str) -> int:
         """The newest version of a slot."""
@@ -248,27 +411,11 @@ class Lakehouse:
         differs only in what the disk ignores: earlier releases made folders with capital letters.
         """
         identity = self._identity()
-        self._refuse_shared_folder(path)
+        self.store.check_folder(path)
         if self.exists(path) and self._mark_of(path) == identity:
             self._overwrite(path, schema, iter(()))
         else:
             self._begin(path, schema, identity)
-
-    def _refuse_shared_folder(self, path: str) -> None:
-        folder = self.root
-        for part in path.split("/"):
-            wanted = folder / part
-            if not wanted.exists():
-                return
-            for entry in folder.iterdir():
-                if entry.name != part and _folded(entry.name) == _folded(part) and wanted.samefile(entry):
-                    raise Fatal(
-                        "two tables would share one folder",
-                        where=f"{entry} and {wanted}",
-                        why="the disk ignores case, and an earlier release named the first one as its table",
-                        fix="start a new target directory: folders made by this release never collide",
-                    )
-            folder = wanted
 
     def append(self, path: str, rows: pa.Table) -> None:
         """Add rows."""
@@ -317,23 +464,24 @@ class Lakehouse:
         self._overwrite(path, schema, batches)
 
     def rename(self, source: str, target: str, version: int | None = None) -> None:
-        """Give the rows of one slot to another: the data files are linked, none is rewritten.
+        """Give the rows of one slot to another: the data files are linked or copied, none is rewritten.
 
         `version` of the source, None: its newest. Fatal when files of an older one are deleted already.
         """
         held = self._open(source, version)
-        missing = [name for name in _files(held) if not (self.root / source / name).exists()]
+        there = self.store.files(source)
+        missing = [name for name in _files(held) if name not in there]
         if missing:
             raise Fatal(
                 "rows that are to come back are deleted already",
-                where=f"{self.root / source / missing[0]}",
+                where=self._uri(f"{source}/{missing[0]}"),
                 why="the table's version is older than the target's retention",
                 fix="start a new target directory; a longer --retention-hours keeps them",
             )
         schema = pa.schema(held.schema())
         self.create(target, schema)
         for name in _files(held):
-            _link(self.root / source / name, self.root / target / name)
+            self.store.copy(f"{source}/{name}", f"{target}/{name}")
         actions = _add_actions(held)
         with self._writing(target) as table:
             table.create_write_transaction(
@@ -343,10 +491,14 @@ class Lakehouse:
                 commit_properties=_ONCE,
                 post_commithook_properties=_HOOKS,
             )
+        # Such a commit leaves the open table at the version before it.
+        self._tables.drop(target)
+        self._versions[target] += 1
 
     def restore(self, path: str, version: int) -> bool:
         """Undo everything after `version`; False when there is nothing to undo."""
         table = self._writable(path)
+        self._versions[path] = int(table.version())
         if table.version() == version:
             return False
         newest = table.history(1)[0]
@@ -364,8 +516,16 @@ class Lakehouse:
         return self._rows_of(path, table, _files(table))
 
     def files(self, path: str, version: int | None = None) -> list[Path]:
-        """The data files of a slot at a version."""
-        return [self.root / path / name for name in _files(self._open(path, version))]
+        """The data files of a slot at a version; InvalidInput for a target that is not on the local disk."""
+        found = [self.store.local(f"{path}/{name}") for name in _files(self._open(path, version))]
+        local = [file for file in found if file is not None]
+        if len(local) < len(found):
+            raise InvalidInput(
+                "the rows are in an object store, and their files have no path on this machine",
+                where=self._uri(path),
+                fix="read the table with `dataset()` or `to_arrow()`, or open it as the Delta table it is",
+            )
+        return local
 
     def read(self, path: str, version: int | None = None, columns: list[str] | None = None) -> pa.Table:
         """A slot's rows at a version."""
@@ -389,7 +549,31 @@ class Lakehouse:
         def files_at(version: int) -> list[str]:
             return _files(self._open(path, version))
 
-        return SlotFiles(self.root / path, files_at, lambda: self._writable(path))
+        def check() -> None:
+            self._writable(path)
+            self.check_writer()
+
+        return SlotFiles(self.store, path, files_at, check)
+
+    def slot_for(self, schema: str, table: str) -> str:
+        """Where a new table of this name goes: on a disk, into the slot of its name.
+
+        In an object store a path that was ever discarded is not used again: a process that was replaced may
+        still be deleting there (`ObjectStore.discard`). A path that the newest snapshot names cannot have
+        been discarded; any other one must never have been used.
+        """
+        path = slot_path(schema, table)
+        if not self.store.shared:
+            return path
+        named = {(row.schema, row.table): row.path for row in self.snapshot_rows()}
+        if (schema, table) in named:
+            return named[schema, table]
+        taken = f"{SLOTS}/{path}"
+        if self.store.get(taken) is None and self.store.has_folder(path):
+            return path  # somebody else's, as `create` says
+        if self.store.create(taken, b""):
+            return path
+        return f"{path}~{uuid.uuid4().hex[:8]}"
 
     # --- snapshots
 
@@ -418,7 +602,7 @@ class Lakehouse:
         if self._published is not None and newest != self._published:
             raise Fatal(
                 "another consumer has named a snapshot of this target",
-                where=f"{self.root / SNAPSHOTS}",
+                where=self._uri(SNAPSHOTS),
                 why=f"the newest snapshot there is {newest}, and this consumer's is {self._published}",
                 fix="end one of the two, and start the other again: it goes on at the newest snapshot",
             )
@@ -451,10 +635,10 @@ class Lakehouse:
             if held.num_rows:
                 self._published = newest
                 return str(held["position"][pc.index(held["ts"], pc.max(held["ts"])).as_py()])
-        if table.version():
+        if _rows_were_written(table):
             raise Fatal(
                 "the target's position is gone",
-                where=f"{self.root / SNAPSHOTS}",
+                where=self._uri(SNAPSHOTS),
                 why="the table has had commits and holds no row with a position: somebody removed them",
                 fix="restore an older version of that table, or start a new target directory",
             )
@@ -551,8 +735,9 @@ class Lakehouse:
         return self._rows_of(SNAPSHOTS, table, names).to_table(columns=columns, filter=wanted)
 
     def _rows_of(self, path: str, table: DeltaTable, files: Sequence[str]) -> ds.Dataset:
-        names = [str(self.root / path / name) for name in files]
-        return ds.dataset(names, schema=pa.schema(table.schema()), format="parquet")
+        names = [self.store.file(f"{path}/{name}") for name in files]
+        schema = pa.schema(table.schema())
+        return ds.dataset(names, schema=schema, format="parquet", filesystem=self.store.filesystem)
 
     def discard(self, path: str) -> bool:
         """Remove a slot with its files: only for slots that no snapshot names. False when it is not ours."""
@@ -565,10 +750,9 @@ class Lakehouse:
         """Put a slot that no snapshot names into the trash. False when it is not ours."""
         if self._mark_of(path) != self._identity():
             return False
-        trash = self.root / TRASH
-        trash.mkdir(parents=True, exist_ok=True)
         self._tables.drop(path)
-        (self.root / path).rename(trash / uuid.uuid4().hex)
+        self._versions.pop(path, None)
+        self.store.discard(path, self.check_writer)
         return True
 
     def empty_trash(self) -> None:
@@ -578,24 +762,17 @@ class Lakehouse:
 
     def emptying_trash(self) -> Iterator[None]:
         """The same a piece at a time: some hundred files each."""
-        trash = self.root / TRASH
-        files = (Path(folder) / name for folder, _, names in os.walk(trash) for name in names)
-        while piece := list(islice(files, TRASH_A_PIECE)):
-            for file in piece:
-                file.unlink(missing_ok=True)
-            yield
-        shutil.rmtree(trash, ignore_errors=True)
+        return self.store.emptying_trash()
 
     def slots(self) -> list[str]:
-        """All Delta tables where slots may be, other people's included; links are never followed."""
-        if not self.root.is_dir():
-            return []
-        return sorted(
-            f"{schema.name}/{table.name}"
-            for schema in _folders(self.root)
-            for table in _folders(schema)
-            if (table / "_delta_log").is_dir()
-        )
+        """All Delta tables where slots may be, other people's included; links are never followed.
+
+        In an object store all folders where slots may be: to look into each would take a request for each.
+        """
+        store = self.store
+        schemas = _slot_names(store, "")
+        found = (f"{schema}/{table}" for schema in schemas for table in _slot_names(store, schema))
+        return sorted(path for path in found if store.shared or store.has_folder(f"{path}/_delta_log"))
 
     def _overwrite(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
         told: list[Exception] = []
@@ -624,21 +801,32 @@ class Lakehouse:
                 _configuration(schema), commit_properties=_ONCE, post_commithook_properties=_HOOKS
             )
 
+    @contextmanager
+    def _asking(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            trouble = self.store.trouble(error, path)
+            if trouble is error:
+                raise
+            raise trouble from error
+
     def _uri(self, path: str) -> str:
-        return str(self.root / path)
+        return self.store.uri(path)
 
     def _open(self, path: str, version: int | None = None) -> DeltaTable:
         try:
-            if version is None:
-                return self._tables.newest(path)
-            held = self._tables.held(path)
-            if held is not None and held.version() == version:
-                return held
-            return DeltaTable(self._uri(path), version=version)
+            with self._asking(path):
+                if version is None:
+                    return self._tables.newest(path)
+                held = self._tables.held(path)
+                if held is not None and held.version() == version:
+                    return held
+                return DeltaTable(self._uri(path), version=version, storage_options=self.store.options)
         except TableNotFoundError as error:
             raise Fatal(
                 "a Delta table that a snapshot needs is gone",
-                where=str(self.root / path),
+                where=self._uri(path),
                 why=str(error),
                 fix="restore the directory, or start a new target",
             ) from error
@@ -646,7 +834,7 @@ class Lakehouse:
             at = "" if version is None else f" at version {version}"
             raise Fatal(
                 "a Delta table cannot be read",
-                where=f"{self.root / path}{at}",
+                where=f"{self._uri(path)}{at}",
                 why=str(error),
                 fix="check the directory; a snapshot older than the retention can no longer be read",
             ) from error
@@ -711,17 +899,16 @@ def _bounds(table: DeltaTable) -> list[_Bounded]:
     return [_Bounded(*one) for one in zip(map(unquote, held["path"].to_pylist()), low, high, strict=True)]
 
 
-def _folders(parent: Path) -> list[Path]:
-    """The directories in a directory that may be a schema or a table: not links, not ours by name."""
-    try:
-        found = list(parent.iterdir())
-    except OSError:
-        return []  # somebody else's that we may not read
-    return [e for e in found if not e.name.startswith((".", "_")) and not e.is_symlink() and e.is_dir()]
+def _slot_names(store: Store, folder: str) -> list[str]:
+    """The folders in a folder that may be a schema or a table: not ours by name."""
+    return [name for name in store.folders(folder) if not name.startswith((".", "_"))]
 
 
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
+def _rows_were_written(table: DeltaTable) -> bool:
+    """Whether a table has had other commits than its creation and those of writers that took it over."""
+    if not table.version():
+        return False
+    return any(one.get("operation") not in ("CREATE TABLE", "SET TBLPROPERTIES") for one in table.history())
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -737,15 +924,6 @@ def _configuration(schema: pa.Schema) -> dict[str, str]:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
-
-
-def _link(source: Path, target: Path) -> None:
-    if target.exists():
-        return
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
 
 
 def _files(table: DeltaTable) -> list[str]:

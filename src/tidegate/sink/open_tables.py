@@ -2,37 +2,48 @@
 
 An open table is used again only while it is the newest state of what lies at its path: the commit it stands
 at is the very file that was seen then (inode, size, time), and no further commit follows. Otherwise it is
-opened from the disk. So somebody else's commit, or another table that was put in its place, is seen at the
+opened again. So somebody else's commit, or another table that was put in its place, is seen at the
 next call, as if nothing had been kept. Two calls of stat take the place of listing and reading a log.
+
+In an object store these are two requests, and a writer that owns the target (`begin_owned`) does without
+them. A commit of somebody else is found when the writer commits: its own must be the next.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from pathlib import Path
+from collections.abc import Hashable
 from typing import Final
 
 from deltalake import DeltaTable
+
+from tidegate.sink.store import Store
 
 OPEN_MAX: Final = 2_000
 """How many tables stay open; then the one that was used longest ago is closed. One takes about 10 to 100 KB,
 and more where it has thousands of data files."""
 
-Stamp = tuple[int, int, int]
-
 
 class OpenTables:
     """Those below one root. Safe for threads that use different tables."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._open: OrderedDict[str, tuple[DeltaTable, int, Stamp]] = OrderedDict()
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._owned = False
+        self._open: OrderedDict[str, tuple[DeltaTable, int, Hashable]] = OrderedDict()
         self._lock = threading.Lock()
+
+    def begin_owned(self, path: str, table: DeltaTable) -> None:
+        """This process is the only writer from here on. `table` was just written; all others are closed."""
+        with self._lock:
+            self._open.clear()
+            self._owned = True
+        self.keep(path, table)
 
     def newest(self, path: str) -> DeltaTable:
         """The table at its newest version; raises what delta-rs raises."""
-        return self.held(path) or self.keep(path, DeltaTable(str(self._root / path)))
+        return self.held(path) or self._opened(path)
 
     def held(self, path: str) -> DeltaTable | None:
         """The open table when it is still the newest state, else None."""
@@ -43,15 +54,22 @@ class OpenTables:
         if entry is None:
             return None
         table, version, stamp = entry
-        if self._stamp(path, version) != stamp or self._commit(path, version + 1).exists():
+        if not self._owned and (self._stamp(path, version) != stamp or self._follows(path, version)):
             self.drop(path)
             return None
         return table
 
+    def checked(self, path: str) -> DeltaTable:
+        """The newest state for an owner too: asks if a commit follows. Keeps what is kept."""
+        held = self.held(path)
+        if held is not None and not self._follows(path, int(held.version())):
+            return held
+        return self._load(path)
+
     def keep(self, path: str, table: DeltaTable) -> DeltaTable:
         """Keep a table open that was just opened or written."""
         version = int(table.version())
-        stamp = self._stamp(path, version)
+        stamp = "owned" if self._owned else self._stamp(path, version)
         if stamp is None:  # its commit is in a checkpoint only: nothing to recognize it by
             self.drop(path)
             return table
@@ -67,12 +85,18 @@ class OpenTables:
         with self._lock:
             self._open.pop(path, None)
 
-    def _stamp(self, path: str, version: int) -> Stamp | None:
-        try:
-            found = self._commit(path, version).stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+    def _opened(self, path: str) -> DeltaTable:
+        return self.keep(path, self._load(path))
 
-    def _commit(self, path: str, version: int) -> Path:
-        return self._root / path / "_delta_log" / f"{version:020d}.json"
+    def _load(self, path: str) -> DeltaTable:
+        return DeltaTable(self._store.uri(path), storage_options=self._store.options)
+
+    def _stamp(self, path: str, version: int) -> Hashable | None:
+        return self._store.stamp(_commit(path, version))
+
+    def _follows(self, path: str, version: int) -> bool:
+        return self._store.stamp(_commit(path, version + 1)) is not None
+
+
+def _commit(path: str, version: int) -> str:
+    return f"{path}/_delta_log/{version:020d}.json"

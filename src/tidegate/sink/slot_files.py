@@ -8,12 +8,11 @@ needed ones are never touched. `delta_log` decides.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tidegate.sink.delta_log import FileHistory, actions_of, checkpoints, needless
+from tidegate.sink.store import Store
 
 COMMITS_A_PIECE: Final = 100
 FILES_A_PIECE: Final = 200
@@ -23,10 +22,10 @@ class SlotFiles:
     """Those of one slot. It remembers what it has read of the log: the next round reads on from there."""
 
     def __init__(
-        self, folder: Path, files_at: Callable[[int], list[str]], check: Callable[[], object]
+        self, store: Store, folder: str, files_at: Callable[[int], list[str]], check: Callable[[], object]
     ) -> None:
-        """`files_at`: the data files of a version; `check` raises unless the slot is ours."""
-        self._folder, self._log = folder, folder / "_delta_log"
+        """`files_at`: the data files of a version; `check` raises unless the slot is ours to delete in."""
+        self._store, self._folder, self._log = store, folder, f"{folder}/_delta_log"
         self._files_at, self._check = files_at, check
         self._history = FileHistory()
         self._swept = False
@@ -43,7 +42,7 @@ class SlotFiles:
         self.left = False
         yield from self._read(needed[0])
         names, self.left = self._history.unneeded(needed, data_before)
-        here = set(_names(self._folder))  # an earlier process may have deleted them
+        here = self._store.files(self._folder)  # an earlier process may have deleted them
         self._history.forget(name for name in names if name not in here)
         yield from self._delete_data([name for name in names if name in here], needed[0])
         if not self._swept:
@@ -52,8 +51,9 @@ class SlotFiles:
         yield from self._delete(self._log, self._old_log(needed, log_before))
 
     def _old_log(self, needed: Sequence[int], before: float) -> list[str]:
-        names = needless(_names(self._log), needed)
-        old = [name for name in names if (self._log / name).stat().st_mtime <= before]
+        times = self._store.files(self._log)
+        names = needless(list(times), needed)
+        old = [name for name in names if times[name] <= before]
         self.left = self.left or len(old) < len(names)
         return sorted(old)
 
@@ -61,43 +61,35 @@ class SlotFiles:
         """Take in the log from where the last round ended, at first from `oldest` on."""
         history = self._history
         if history.version < 0:
-            history.begin(oldest, self._files_at(oldest), self._time_of(oldest))
+            self._begin(oldest, self._store.files(self._log))
         while True:
             for _ in range(COMMITS_A_PIECE):
-                file = self._log / f"{history.version + 1:020d}.json"
-                try:
-                    text = file.read_bytes()
-                except FileNotFoundError:
+                found = self._store.read(f"{self._log}/{history.version + 1:020d}.json")
+                if found is None:
                     break
-                history.commit(history.version + 1, actions_of(text), file.stat().st_mtime)
+                history.commit(history.version + 1, actions_of(found[0]), found[1])
             else:
                 yield 0
                 continue
-            behind = [at for at in checkpoints(_names(self._log)) if at > history.version]
+            times = self._store.files(self._log)
+            behind = [at for at in checkpoints(times) if at > history.version]
             if not behind:
                 return
-            history.begin(behind[0], self._files_at(behind[0]), self._time_of(behind[0]))
+            self._begin(behind[0], times)
 
-    def _time_of(self, version: int) -> float:
-        """When a version was committed, or later; Unix time in seconds."""
-        times = [
-            file.stat().st_mtime
-            for end in ("json", "checkpoint.parquet")
-            if (file := self._log / f"{version:020d}.{end}").exists()
-        ]
-        return min(times, default=self._log.stat().st_mtime)
+    def _begin(self, version: int, times: Mapping[str, float]) -> None:
+        self._history.begin(version, self._files_at(version), _time_of(version, times))
 
     def _strays(self, oldest: int, before: float) -> list[str]:
         """Files of no version from `oldest` on: of older ones, or of writes that were killed."""
-        if self._time_of(oldest) > before:
+        if _time_of(oldest, self._store.files(self._log)) > before:
             self.left = True  # somebody may still read the version before
             return []
-        with os.scandir(self._folder) as entries:
-            times = {
-                entry.name: entry.stat(follow_symlinks=False).st_mtime
-                for entry in entries
-                if entry.name.endswith(".parquet") and not self._history.knows(entry.name)
-            }
+        times = {
+            name: changed
+            for name, changed in self._store.files(self._folder).items()
+            if name.endswith(".parquet") and not self._history.knows(name)
+        }
         found = [name for name, changed in times.items() if changed <= before]
         self._swept = len(found) == len(times)
         self.left = self.left or not self._swept
@@ -119,15 +111,15 @@ class SlotFiles:
             yield from self._delete(self._folder, piece)
             self._history.forget(piece)
 
-    def _delete(self, folder: Path, names: Sequence[str]) -> Iterator[int]:
+    def _delete(self, folder: str, names: Sequence[str]) -> Iterator[int]:
         for at in range(0, len(names), FILES_A_PIECE):
             self._check()
             piece = names[at : at + FILES_A_PIECE]
-            for name in piece:
-                (folder / name).unlink(missing_ok=True)
+            self._store.delete([f"{folder}/{name}" for name in piece])
             yield len(piece)
 
 
-def _names(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
+def _time_of(version: int, times: Mapping[str, float]) -> float:
+    """When a version was committed, or later; Unix time in seconds. `times`: of the log's files."""
+    names = (f"{version:020d}.{end}" for end in ("json", "checkpoint.parquet"))
+    return min((times[name] for name in names if name in times), default=max(times.values(), default=0.0))

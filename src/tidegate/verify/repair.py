@@ -95,7 +95,7 @@ def apply(root: Path, ts: int, table: TableSnapshot, shape: Shape, found: Sequen
     with target_lock(root):
         lake = Lakehouse(root)
         named = lake.snapshot_rows()
-        mine = [row for row in named if row.path == table.path.relative_to(lake.root).as_posix()]
+        mine = [row for row in named if row.path == table.directory.relative_to(lake.root).as_posix()]
         if not mine or mine[0].ts != ts or mine[0].version != table.version:
             raise InvalidInput(
                 "the target has moved on since it was compared",

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pyarrow as pa
 
 from tidegate.consumer.ddl_plan import Source
-from tidegate.sink.lakehouse import Lakehouse, SnapshotRow, slot_path
+from tidegate.sink.lakehouse import Lakehouse, SnapshotRow
+from tidegate.sink.store import Store
 
 
 class DeltaLake(Lakehouse):
-    """One target directory; a table's path is its slot, which follows from its name."""
+    """One target; a table's path is its slot, which on a disk follows from its name."""
+
+    def __init__(self, root: Path | Store, consumer: str = "") -> None:
+        """`consumer`: its name, which a target in an object store keeps."""
+        super().__init__(root)
+        self._consumer = consumer
 
     def begin(self) -> None:
-        """Remove what an earlier process was about to remove."""
+        """Shut out an earlier writer, and remove what an earlier process was about to remove."""
+        if self.store.shared:
+            self.take_over(self._consumer)
         self.empty_trash()
 
     def holds(self, path: str, columns: pa.Schema) -> bool:
@@ -37,7 +46,7 @@ class DeltaLake(Lakehouse):
 
     def make(self, schema: str, table: str, columns: pa.Schema) -> str:
         """A new, empty table in the slot of this name."""
-        path = slot_path(schema, table)
+        path = self.slot_for(schema, table)
         self.create(path, columns)
         return path
 
@@ -46,7 +55,7 @@ class DeltaLake(Lakehouse):
 
     def move(self, path: str, schema: str, table: str, version: int | None = None) -> str:
         """The same rows in the slot of another name."""
-        target = slot_path(schema, table)
+        target = self.slot_for(schema, table)
         if path != target:
             self.rename(path, target, version)
         elif version is not None:

@@ -15,11 +15,14 @@ from tidegate.consumer.delta.lock import target_lock
 from tidegate.consumer.delta.maintenance import Tidying
 from tidegate.consumer.directory_lock import OWN, lock_holder
 from tidegate.consumer.lake_target import LakeByHand, LakeTarget
+from tidegate.consumer.own_folder import mark_folder
 from tidegate.consumer.position import Position
 from tidegate.consumer.target import Looked, Name
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.dispatcher.consistency import Seen
 from tidegate.sink.lakehouse import Lakehouse
+from tidegate.sink.object_store import ObjectStore
+from tidegate.sink.store import Store
 
 FOLDER: Final = OWN
 NO_UPKEEP: Final = Upkeep()
@@ -67,16 +70,7 @@ class DeltaAddress:
 
     def definitions(self) -> Mapping[Name, Definition]:
         """Those of the newest snapshot."""
-        lake, files = Lakehouse(self.root), DefinitionFiles(self.root)
-        lake.check()
-        text = lake.position()
-        if text is None:
-            return {}
-        position, found = Position.from_json(text), dict[Name, Definition]()
-        for row in lake.snapshot_rows(position.ts):
-            held = lake.dataset(row.path, row.version).schema
-            found[row.schema, row.table], _ = files.find(row.path, held.equals, held.names, position)
-        return found
+        return definitions_in(Lakehouse(self.root))
 
     def by_hand(self) -> LakeByHand:
         """Only `tidegate verify` may write beside a consumer."""
@@ -89,11 +83,76 @@ class DeltaAddress:
         return str(self.root)
 
 
+@dataclass(frozen=True, slots=True)
+class BucketAddress:
+    """A prefix of a bucket for Delta tables, and the consumer's name, which the target keeps."""
+
+    store: ObjectStore
+    name: str
+    folder: Path
+    """Of the consumer's own files, on this machine."""
+    upkeep: Upkeep = NO_UPKEEP
+
+    @property
+    def row_mode(self) -> bool:
+        """Until a snapshot is named nobody reads it."""
+        return True
+
+    @property
+    def seen(self) -> Seen:
+        """All tables at one ts."""
+        return Seen.SNAPSHOTS
+
+    @contextmanager
+    def opened(self) -> Iterator[DeltaTarget]:
+        """Nothing is locked: `recover` takes the target over, and whoever had it is Fenced from then on."""
+        mark_folder(self.folder, f"{self} as {self.name}")
+        self.store.probe()
+        target = DeltaTarget(self.store, self.upkeep, self.name)
+        try:
+            yield target
+        finally:
+            target.close()
+
+    def look(self) -> Looked:
+        """What the newest snapshot says. Whether a process still writes cannot be seen in the store."""
+        lake = Lakehouse(self.store)
+        lake.check()
+        text = lake.position()
+        return Looked(Position.from_json(text) if text is not None else None)
+
+    def definitions(self) -> Mapping[Name, Definition]:
+        """Those of the newest snapshot."""
+        return definitions_in(Lakehouse(self.store))
+
+    def by_hand(self) -> LakeByHand:
+        """Nothing writes beside a consumer."""
+        return LakeByHand("change the row upstream once more; the consumer then writes all of it")
+
+    def __str__(self) -> str:
+        return str(self.store)
+
+
+def definitions_in(lake: Lakehouse) -> dict[Name, Definition]:
+    """What the tables of the newest snapshot look like."""
+    lake.check()
+    text, files = lake.position(), DefinitionFiles(lake.store)
+    if text is None:
+        return {}
+    files.read()
+    position, found = Position.from_json(text), dict[Name, Definition]()
+    for row in lake.snapshot_rows(position.ts):
+        held = lake.dataset(row.path, row.version).schema
+        found[row.schema, row.table], _ = files.find(row.path, held.equals, held.names, position)
+    return found
+
+
 class DeltaTarget(LakeTarget):
-    """One target directory of Delta tables."""
+    """One target of Delta tables."""
 
     lake: DeltaLake
 
-    def __init__(self, root: Path, upkeep: Upkeep = NO_UPKEEP) -> None:
-        lake = DeltaLake(root)
+    def __init__(self, root: Path | Store, upkeep: Upkeep = NO_UPKEEP, consumer: str = "") -> None:
+        """`consumer`: its name, for a target in an object store."""
+        lake = DeltaLake(root, consumer)
         super().__init__(lake, upkeep, Tidying(lake, upkeep, self.dropped_versions).round)

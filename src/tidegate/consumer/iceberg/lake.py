@@ -31,6 +31,7 @@ from tidegate.consumer.iceberg.index import Index
 from tidegate.consumer.iceberg.tables import DROPPED, Tables, Writing, change_columns
 from tidegate.errors import Fatal, InvalidInput
 from tidegate.sink.lakehouse import SnapshotRow
+from tidegate.sink.store import DiskStore
 
 COMPACT_FILES: Final = 10
 """A table with more small data files than this is compacted before the next snapshot names it."""
@@ -54,6 +55,7 @@ class IcebergLake:
                 why="one of % ? # \\ [ ] ^ |",
                 fix="choose another directory",
             )
+        self.store = DiskStore(self.root)
         self._writer: tuple[WriterCatalog, Tables, Index] | None = None
         self._full: set[str] = set()
         """Files that compaction has made of as many rows as one takes, whatever their size on disk."""
@@ -88,6 +90,9 @@ class IcebergLake:
                 fix=f"restore {index.NAME[0]}.{index.NAME[1]}, or choose a new or empty directory",
             )
         return bool(found)
+
+    def check_writer(self) -> None:
+        """Nothing: the process has the directory's lock, and the catalog's token is in each commit."""
 
     def begin(self) -> None:
         """Open the catalog, shut out every earlier writer, and remove what was about to be removed."""

@@ -21,6 +21,7 @@ from tidegate.consumer.position import Position
 from tidegate.consumer.target import Looked, Name
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.dispatcher.consistency import Seen
+from tidegate.sink.store import DiskStore
 
 NO_UPKEEP: Final = Upkeep()
 
@@ -67,9 +68,10 @@ class IcebergAddress:
     def definitions(self) -> Mapping[Name, Definition]:
         """Those of the newest snapshot."""
         IcebergLake(self.root).check()
-        text, files = newest_position(self.root), DefinitionFiles(self.root)
+        text, files = newest_position(self.root), DefinitionFiles(DiskStore(self.root))
         if text is None:
             return {}
+        files.read()
         position, found = Position.from_json(text), dict[Name, Definition]()
         for table in open_snapshot(self.root, position.ts).tables.values():
             held = table.columns()

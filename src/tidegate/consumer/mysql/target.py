@@ -40,11 +40,12 @@ from tidegate.consumer.mysql.progress import Held, Progress
 from tidegate.consumer.mysql.session import Connection, MySqlServer, translated
 from tidegate.consumer.mysql.tables import qualified
 from tidegate.consumer.net_effect import Effect
+from tidegate.consumer.own_folder import mark_folder
 from tidegate.consumer.position import Position
 from tidegate.consumer.stats import Stats
 from tidegate.consumer.target import Looked, Name, Parted, Settle, TableChanges
 from tidegate.dispatcher.consistency import Seen
-from tidegate.errors import Fatal, InvalidInput, Retryable
+from tidegate.errors import Fatal, Retryable
 
 LANES: Final = 4
 SETTLERS: Final = 2
@@ -447,7 +448,7 @@ class MySqlAddress:
     @contextmanager
     def opened(self) -> Iterator[MySqlTarget]:
         """`recover` takes it over: whoever held the name is ended."""
-        self._mark_folder()
+        mark_folder(self.folder, str(self))
         target = MySqlTarget(
             *(self.server, self.consumer, self.lanes),
             adopting=self.adopting,
@@ -479,29 +480,6 @@ class MySqlAddress:
     def by_hand(self) -> MySqlByHand:
         """SQL, as the consumer itself would write it."""
         return MySqlByHand()
-
-    def _mark_folder(self) -> None:
-        """Make the folder this consumer's own: another would remove rows on their way to this."""
-        mark = self.folder / "consumer"
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if not mark.exists():
-                mark.write_text(str(self))
-            whose = mark.read_text()
-        except OSError as error:
-            raise InvalidInput(
-                "the consumer's folder cannot be used",
-                where=str(self.folder),
-                why=error.strerror or str(error),
-                fix="choose a --folder that can be made and written",
-            ) from error
-        if whose != str(self):
-            raise InvalidInput(
-                "the folder is another consumer's",
-                where=str(self.folder),
-                why=f"it is of {whose}, and this is {self}",
-                fix="choose another --folder",
-            )
 
     def __str__(self) -> str:
         return f"{self.server} as {self.consumer}"

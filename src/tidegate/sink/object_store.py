@@ -1,0 +1,333 @@
+"""A prefix of a bucket in S3, or in what speaks its protocol, as a `Store`. Needs a conditional put.
+
+    delta+s3://bucket/prefix?endpoint=https://host:port&region=eu-central-1
+
+Credentials are never in an address. They come from where AWS's own tools take them: `AWS_ACCESS_KEY_ID` and
+`AWS_SECRET_ACCESS_KEY`, a web identity, or the metadata service of a container or a machine.
+
+There is no lock and no rename here, and a process that was replaced may wake up and write. Everything rests
+on `create`, a PUT with `If-None-Match: *`: delta-rs makes each commit so, and so are definitions and the
+lines of the journal. `probe` refuses a store that does not honor the header.
+
+Answers that fail are asked for again by the library, up to ten times and three minutes; then it is Retryable.
+A PUT whose answer got lost may be refused the second time, although it was in: the caller takes that for
+somebody else's, which is safe, and a restart finds out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, cast
+from urllib.parse import parse_qsl, urlsplit
+
+import obstore
+import pyarrow.fs
+from deltalake.fs import DeltaStorageHandler
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+)
+from obstore.store import S3Store
+
+from tidegate.errors import Fatal, InvalidInput, Retryable
+from tidegate.sink.store import OWN, TRASH
+
+SCHEME: Final = "delta+s3"
+DELETE_A_PIECE: Final = 1_000
+"""Keys that one request deletes; S3 takes no more."""
+RETRIES: Final = 10
+RETRY_S: Final = 180
+"""Attempts for one request, and the time after which there is no further one. The same as delta-rs has."""
+NUMBERS_MAX: Final = 1_000
+"""Attempts to find a free number for a line; each one that fails was somebody else's line."""
+FORM: Final = f"{SCHEME}://bucket/prefix?endpoint=https://host:port&region=REGION"
+ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+"""Where an endpoint is taken from that the address does not name."""
+_KNOWN: Final = ("endpoint", "region")
+_COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_ANSWER: Final = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>")
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A prefix of a bucket, and where the bucket is."""
+
+    name: str
+    prefix: str
+    endpoint: str = ""
+    """Empty: one of `ENDPOINTS`, else AWS itself."""
+    region: str = ""
+    """Empty: AWS_REGION or AWS_DEFAULT_REGION, else us-east-1."""
+
+    @staticmethod
+    def from_uri(text: str) -> Bucket:
+        """Of `FORM`; InvalidInput for anything else."""
+        parts = urlsplit(text)
+        asked = dict(parse_qsl(parts.query, keep_blank_values=True))
+        prefix = parts.path.strip("/")
+        unknown = sorted(asked.keys() - set(_KNOWN))
+        why = ""
+        if parts.scheme != SCHEME or not parts.netloc or not prefix:
+            why = "a bucket and a prefix within it are needed: a target owns all below its prefix"
+        elif "@" in parts.netloc or ":" in parts.netloc:
+            why = "a bucket's name holds neither @ nor :, and credentials do not belong into an address"
+        elif unknown:
+            why = f"unknown: {', '.join(unknown)}; known: {', '.join(_KNOWN)}"
+        elif set(prefix) & set('%\\[]^|{}#"<>~`') or any(p in ("", ".", "..") for p in prefix.split("/")):
+            why = "the prefix holds a sign that not all tools write alike, or an empty part"
+        elif not asked.get("endpoint", "https://").startswith(("http://", "https://")):
+            why = "an endpoint begins with http:// or https://"
+        if why:
+            shown = text.partition("://")[0] + "://" + parts.netloc.rpartition("@")[2] + parts.path
+            raise InvalidInput(
+                "this address of an object store cannot be used",
+                where=shown,
+                why=why,
+                fix=f"write --target '{FORM}', and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )
+        return Bucket(parts.netloc, prefix, asked.get("endpoint", ""), asked.get("region", ""))
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Of the library below both delta-rs and obstore. What is missing it takes from the environment."""
+        found = {"aws_conditional_put": "etag"}
+        endpoint = self.endpoint or next(filter(None, map(os.environ.get, ENDPOINTS)), "")
+        region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        found["aws_region"] = region or "us-east-1"
+        if endpoint:
+            # Under both names: either library lets one of them, in the environment, win over the other.
+            found |= {"aws_endpoint": endpoint, "aws_endpoint_url_s3": endpoint}
+        if endpoint.startswith("http://"):
+            found["aws_allow_http"] = "true"
+        return found
+
+
+class ObjectStore:
+    """All keys below one prefix of a bucket."""
+
+    shared = True
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.bucket = bucket
+        options = bucket.options
+        http = options.pop("aws_allow_http", "false") == "true"
+        self._store = S3Store(
+            bucket.name,
+            prefix=bucket.prefix,
+            config=cast(Any, options),
+            client_options={"allow_http": http},
+            retry_config={"max_retries": RETRIES, "retry_timeout": timedelta(seconds=RETRY_S)},
+        )
+        self._read_lines: dict[str, dict[str, bytes]] = {}
+        """Of each log, the lines that were read; none is ever changed."""
+
+    def __str__(self) -> str:
+        return self.uri("").rstrip("/")
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        return self.bucket.options
+
+    @cached_property
+    def filesystem(self) -> Any:
+        return pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.uri(""), self.options))
+
+    def uri(self, key: str) -> str:
+        return f"s3://{self.bucket.name}/{self.bucket.prefix}/{key}"
+
+    def file(self, key: str) -> str:
+        return key
+
+    def local(self, key: str) -> Path | None:
+        return None
+
+    # --- one object
+
+    def get(self, key: str) -> bytes | None:
+        found = self.read(key)
+        return found[0] if found is not None else None
+
+    def read(self, key: str) -> tuple[bytes, float] | None:
+        with self._asking(key):
+            try:
+                found = obstore.get(self._store, key)
+                return bytes(found.bytes()), found.meta["last_modified"].timestamp()
+            except FileNotFoundError:
+                return None
+
+    def stamp(self, key: str) -> Hashable | None:
+        with self._asking(key):
+            try:
+                found = obstore.head(self._store, key)
+            except FileNotFoundError:
+                return None
+            return found["e_tag"], found["size"], found["last_modified"]
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._asking(key):
+            try:
+                obstore.put(self._store, key, data, mode="create")
+            except AlreadyExistsError:
+                return False
+            return True
+
+    def copy(self, source: str, target: str) -> None:
+        """On the server. The same source has the same bytes always, so to copy it twice is no harm."""
+        with self._asking(source):
+            obstore.copy(self._store, source, target)
+
+    # --- logs: an object for each line
+
+    def append(self, name: str, line: bytes) -> None:
+        number = max((_number_of(key) for key in self.files(name)), default=0)
+        for at in range(number + 1, number + 1 + NUMBERS_MAX):
+            if self.create(f"{name}/{at:020d}", line):
+                return
+        raise Fatal(
+            "no free number was found for a line of a log",
+            where=self.uri(name),
+            why=f"{NUMBERS_MAX} numbers in a row were taken while this process asked for them",
+            fix="end what else writes below the target's prefix",
+        )
+
+    def lines(self, name: str) -> list[bytes]:
+        known = self._read_lines.setdefault(name, {})
+        names = sorted(self.files(name))
+        for one in names:
+            if one not in known:
+                known[one] = self.get(f"{name}/{one}") or b""
+        return [known[one] for one in names]
+
+    # --- folders: common beginnings of keys
+
+    def files(self, folder: str) -> dict[str, float]:
+        found = self._listed(folder)["objects"]
+        return {one["path"].rpartition("/")[2]: one["last_modified"].timestamp() for one in found}
+
+    def folders(self, folder: str) -> list[str]:
+        return sorted(one.rpartition("/")[2] for one in self._listed(folder)["common_prefixes"])
+
+    def _listed(self, folder: str) -> Any:
+        with self._asking(folder):
+            return obstore.list_with_delimiter(self._store, folder or None)
+
+    def has_folder(self, folder: str) -> bool:
+        with self._asking(folder):
+            return any(True for _ in obstore.list(self._store, folder, chunk_size=1))
+
+    def make_folder(self, folder: str) -> None:
+        """Nothing: a folder is there while it has keys."""
+
+    def check_folder(self, folder: str) -> None:
+        """Nothing: keys differ if one byte differs."""
+
+    # --- removing
+
+    def delete(self, keys: Collection[str]) -> None:
+        every = list(keys)
+        for at in range(0, len(every), DELETE_A_PIECE):
+            with self._asking(every[at]):
+                obstore.delete(self._store, every[at : at + DELETE_A_PIECE])
+
+    def discard(self, folder: str, check: Callable[[], object]) -> None:
+        """Note it, and delete its keys at once. No key of a folder that was discarded is ever used again.
+
+        The order is: list, check, delete. A process that was replaced may be paused behind its check. What it
+        deletes then was listed before, so that it holds nothing that its successor has made.
+        """
+        note = f"{TRASH}/{uuid.uuid4().hex}"
+        keys = self._keys(folder)
+        check()
+        self.create(note, folder.encode())
+        self.delete(keys)
+        self.delete([note])
+
+    def emptying_trash(self) -> Iterator[None]:
+        for name in self.files(TRASH):
+            folder = self.get(f"{TRASH}/{name}")
+            if folder:
+                self.delete(self._keys(folder.decode()))
+            self.delete([f"{TRASH}/{name}"])
+            yield
+
+    def _keys(self, folder: str) -> list[str]:
+        with self._asking(folder):
+            return [one["path"] for page in obstore.list(self._store, folder) for one in page]
+
+    # --- whether it can be used
+
+    def probe(self) -> None:
+        """InvalidInput unless the store refuses the second of two conditional puts of one key."""
+        key = f"{OWN}/probe/{uuid.uuid4().hex}"
+        self.create(key, b"1")
+        second = self.create(key, b"2")
+        self.delete([key])
+        if second:
+            raise self._unconditional(
+                "it took a second PUT of one key with If-None-Match: *, which has to be refused (412)"
+            )
+
+    def _unconditional(self, why: str) -> InvalidInput:
+        return InvalidInput(
+            "the object store has no conditional put",
+            where=str(self),
+            why=why,
+            fix="use S3 itself, or a server that has it; without it two consumers could overwrite each "
+            "other's commits",
+        )
+
+    @contextmanager
+    def _asking(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as error:  # FileNotFoundError: a key that is missing was dealt with
+            raise self.trouble(error, key) from error
+
+    def trouble(self, error: Exception, key: str) -> Exception:
+        """InvalidInput if the store refuses access or has no such bucket, else Retryable."""
+        why, where = said(error), self.uri(key)
+        if "501 Not Implemented" in why:  # what some servers say to the header
+            return self._unconditional(why)
+        if isinstance(error, FileNotFoundError) or "NoSuchBucket" in why:
+            return InvalidInput(
+                "the bucket is not there",
+                where=where,
+                why=why,
+                fix="make the bucket; check the endpoint and the region",
+            )
+        if isinstance(error, PermissionDeniedError | UnauthenticatedError) or "403 Forbidden" in why:
+            return InvalidInput(
+                "the object store refuses access",
+                where=where,
+                why=why,
+                fix="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in the bucket",
+            )
+        return Retryable(
+            "the object store does not answer as it should",
+            where=where,
+            why=why,
+            fix="check the endpoint and the network; a restart goes on at the newest snapshot",
+        )
+
+
+def said(error: BaseException) -> str:
+    """An error of the library as one line: without colors, and of a long answer the server's own words."""
+    text = " ".join(_COLORS.sub("", str(error)).partition("Debug source:")[0].split())
+    told = _ANSWER.search(text)
+    if told is None:
+        return text
+    return f"{text[: told.start()].rpartition('<?xml')[0].rstrip(': ')}: {told[1]}, {told[2]}"
+
+
+def _number_of(name: str) -> int:
+    return int(name) if name.isdigit() else 0

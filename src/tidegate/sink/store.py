@@ -1,0 +1,258 @@
+"""Where a target keeps its files: a small seam with a local disk and an object store behind it.
+
+    get, read       an object, or None
+    create          put if absent: True for exactly one of all that try, on this machine or another
+    append, lines   a log of lines; a line is durable when `append` returns
+    files, folders  what a folder holds
+    delete, discard remove some files; remove a whole folder, also if the process dies while it does
+    copy            the same bytes under another key
+
+A key is a path below the target's root, with `/` between its parts. Rows are in Delta tables, and delta-rs
+writes those itself: for it there are `uri` and `options`, and for readers of data files `filesystem`.
+
+`object_store.ObjectStore` is the other implementation. `tests/sink/test_store.py` tests both.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import unicodedata
+import uuid
+from collections.abc import Callable, Collection, Hashable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from tidegate.errors import Fatal
+
+OWN: Final = "_tidegate"
+"""The folder of the consumer's own files in a target."""
+TRASH: Final = f"{OWN}/trash"
+"""Where a table's folder goes before its files are removed: half of it would carry no mark any more."""
+TRASH_A_PIECE: Final = 200
+"""Files of discarded folders that are removed at once."""
+
+
+class Store(Protocol):
+    """The files below one root. Safe for threads that use different keys."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether processes of other machines can write here: then no lock keeps a replaced writer out."""
+
+    @property
+    def options(self) -> dict[str, str] | None:
+        """How delta-rs reaches the store; None: it is a local disk."""
+
+    @property
+    def filesystem(self) -> Any:
+        """A pyarrow file system for the names that `file` gives; None: the local one."""
+
+    def uri(self, key: str) -> str:
+        """A folder or file for delta-rs, and for people."""
+
+    def file(self, key: str) -> str:
+        """A file's name in `filesystem`."""
+
+    def local(self, key: str) -> Path | None:
+        """A file's path on this machine; None: it has none."""
+
+    def get(self, key: str) -> bytes | None:
+        """The bytes of a file; None: there is none."""
+
+    def read(self, key: str) -> tuple[bytes, float] | None:
+        """The same with the time of its last change, Unix time in seconds."""
+
+    def stamp(self, key: str) -> Hashable | None:
+        """What changes if the file is replaced; None: there is none."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write a file that is not there yet, durably. False: it is there, and stays as it is."""
+
+    def append(self, name: str, line: bytes) -> None:
+        """Add a line without its line feed, durably."""
+
+    def lines(self, name: str) -> list[bytes]:
+        """All lines of a log, in the order in which they were added."""
+
+    def files(self, folder: str) -> dict[str, float]:
+        """The files directly in a folder, and when each was last changed; empty when there is no folder."""
+
+    def folders(self, folder: str) -> list[str]:
+        """The names of the folders directly in a folder; links are left out."""
+
+    def has_folder(self, folder: str) -> bool:
+        """Whether a folder is there."""
+
+    def make_folder(self, folder: str) -> None:
+        """Make a folder where the store has such things."""
+
+    def check_folder(self, folder: str) -> None:
+        """Fatal if the folder would be the same as one of another name."""
+
+    def delete(self, keys: Collection[str]) -> None:
+        """Remove files; those that are not there count as removed."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Let a file be under another key too; nothing happens if that key is there."""
+
+    def discard(self, folder: str, check: Callable[[], object]) -> None:
+        """Take a folder out of sight, whole. `check` raises if this process may not delete any more."""
+
+    def emptying_trash(self) -> Iterator[None]:
+        """Remove what `discard` has left, a killed process's too, a piece at a time."""
+
+    def trouble(self, error: Exception, key: str) -> Exception:
+        """What to raise for an error of a library that has used the store; maybe the error itself."""
+
+
+class DiskStore:
+    """A directory. One process writes, under the lock of the directory."""
+
+    shared = False
+    options: dict[str, str] | None = None
+    filesystem = None
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+
+    def __str__(self) -> str:
+        return str(self.root)
+
+    def uri(self, key: str) -> str:
+        return str(self.root / key)
+
+    def file(self, key: str) -> str:
+        return str(self.root / key)
+
+    def local(self, key: str) -> Path | None:
+        return self.root / key
+
+    def get(self, key: str) -> bytes | None:
+        found = self.read(key)
+        return found[0] if found is not None else None
+
+    def read(self, key: str) -> tuple[bytes, float] | None:
+        file = self.root / key
+        try:
+            return file.read_bytes(), file.stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    def stamp(self, key: str) -> Hashable | None:
+        try:
+            found = (self.root / key).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def create(self, key: str, data: bytes) -> bool:
+        file = self.root / key
+        if file.exists():  # nobody else writes: see the class
+            return False
+        file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = file.with_suffix(".new")
+        with fresh.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        fresh.replace(file)
+        return True
+
+    def append(self, name: str, line: bytes) -> None:
+        """A torn last line of an earlier crash is cut off first."""
+        with (self.root / name).open("ab+") as out:
+            out.seek(0)
+            whole = out.read()
+            if whole and not whole.endswith(b"\n"):
+                out.truncate(whole.rfind(b"\n") + 1)
+            out.write(line + b"\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+    def lines(self, name: str) -> list[bytes]:
+        """Without a torn last line."""
+        whole = self.get(name) or b""
+        return [line for line in whole.split(b"\n")[:-1] if line]
+
+    def files(self, folder: str) -> dict[str, float]:
+        try:
+            with os.scandir(self.root / folder) as entries:
+                return {
+                    entry.name: entry.stat(follow_symlinks=False).st_mtime
+                    for entry in entries
+                    if not entry.is_dir(follow_symlinks=False)
+                }
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
+    def folders(self, folder: str) -> list[str]:
+        """Empty for a folder that we may not read: it is somebody else's."""
+        try:
+            found = list((self.root / folder).iterdir())
+        except OSError:
+            return []
+        return sorted(entry.name for entry in found if not entry.is_symlink() and entry.is_dir())
+
+    def has_folder(self, folder: str) -> bool:
+        return (self.root / folder).is_dir()
+
+    def make_folder(self, folder: str) -> None:
+        (self.root / folder).mkdir(parents=True, exist_ok=True)
+
+    def check_folder(self, folder: str) -> None:
+        """Some disks ignore case, and earlier releases made folders with capital letters."""
+        at = self.root
+        for part in folder.split("/"):
+            wanted = at / part
+            if not wanted.exists():
+                return
+            for entry in at.iterdir():
+                if entry.name != part and _folded(entry.name) == _folded(part) and wanted.samefile(entry):
+                    raise Fatal(
+                        "two tables would share one folder",
+                        where=f"{entry} and {wanted}",
+                        why="the disk ignores case, and an earlier release named the first one as its table",
+                        fix="start a new target directory: folders made by this release never collide",
+                    )
+            at = wanted
+
+    def delete(self, keys: Collection[str]) -> None:
+        for key in keys:
+            (self.root / key).unlink(missing_ok=True)
+
+    def copy(self, source: str, target: str) -> None:
+        """A link, or a copy where the file system has none."""
+        if (self.root / target).exists():
+            return
+        try:
+            os.link(self.root / source, self.root / target)
+        except OSError:
+            shutil.copyfile(self.root / source, self.root / target)
+
+    def discard(self, folder: str, check: Callable[[], object]) -> None:
+        """Move it into the trash. The lock of the directory keeps others out."""
+        self.make_folder(TRASH)
+        (self.root / folder).rename(self.root / TRASH / uuid.uuid4().hex)
+
+    def emptying_trash(self) -> Iterator[None]:
+        trash = self.root / TRASH
+        files = (Path(folder) / name for folder, _, names in os.walk(trash) for name in names)
+        while piece := list(islice(files, TRASH_A_PIECE)):
+            for file in piece:
+                file.unlink(missing_ok=True)
+            yield
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def trouble(self, error: Exception, key: str) -> Exception:
+        return error
+
+
+def store_of(root: Path | Store) -> Store:
+    """A directory as a store; a store as it is."""
+    return DiskStore(root) if isinstance(root, Path) else root
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
