@@ -10,7 +10,7 @@ from tools.format_blocks import document_of
 
 from tidegate.codec.entry import AnyCodec, DdlTo, KeyCodec, Loss, ReadCodec, RowCodec
 from tidegate.codec.protocols.simple.plain import SimpleEncoder, SimpleOptions
-from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqEncoder
+from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.types import TYPES
 from tidegate.codec.readback import LOSSY_KINDS
 from tidegate.codec.registry import CODECS, codec_options
@@ -278,10 +278,12 @@ To every partition, without a value: no row with a commit ts at or below it come
 {_shown(encoder.encode_resolved(1))}
 ## Admin
 
-From here on the changefeed writes another number of partitions. Tidegate's changefeeds never do, and send none; the
-consumer stops at one, because rows above the last Resolved come again, each to its new partition.
+From here on the changefeed spreads rows over another number of partitions ([re-partition](../repartition.md)). It
+follows a Resolved on every partition, and has two Kafka headers that say the whole, as every later Resolved has. The
+consumer obeys an Admin with these headers, and stops at one without them: there rows above the last Resolved come
+again, each to its new partition.
 
-{_shown(encoder.encode_admin(5))}
+{_shown(admin(5))}
 ## Types
 
 The document shows `Long` and `Text`. The others are MySQL's names of its type codes, with the SQL name where text and

@@ -11,7 +11,7 @@ from tests.codec import golden
 from tests.golden_folder import names
 from tidegate.codec.base import Batch, Decoded, describe
 from tidegate.codec.mysql_type import is_binary
-from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder
+from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.types import TYPES, type_name
 from tidegate.codec.registry import settled
 from tidegate.config import merge_config, parse_sink_uri
@@ -66,7 +66,7 @@ def ours(example: str) -> Message:
             return ENCODER.encode_ddl(event)
         case "resolved":
             return ENCODER.encode_resolved(1)
-    return ENCODER.encode_admin(5)
+    return admin(5)
 
 
 def compact(text: str | None) -> bytes | None:

@@ -16,7 +16,7 @@ from tidegate.consumer.apply import Applier
 from tidegate.consumer.changes import sides_of
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.flow import Flow
-from tidegate.consumer.mark_headers import mark_headers, told_apart
+from tidegate.consumer.mark_headers import layouts, mark_headers, told_apart
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.places import number_of, place_of
 from tidegate.consumer.position import PartitionPosition, Position
@@ -74,6 +74,7 @@ class MemoryTopic:
             tuple(decoded.ddls),
             tuple(decoded.bad),
             aligns=tuple(aligns),
+            layouts=tuple(dict.fromkeys(layouts(batch, decoded).values())),
         )
 
 

@@ -20,6 +20,7 @@ from tidegate.consumer.contract import Producer, Rule, TopicCheck, Unjudged, Ver
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.places import number_of
 from tidegate.dispatcher.router import Router
+from tidegate.model.layout import Layout, first_change
 from tidegate.model.slots import DELETE, INSERT, UPDATE
 
 COLUMNS: Final = (
@@ -249,7 +250,10 @@ def broken(rule: Rule) -> Topic:
     return topic
 
 
-@pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in (Rule.DECODABLE, Rule.ALIGNED)])
+FOUND_ELSEWHERE: Final = (Rule.DECODABLE, Rule.ALIGNED, Rule.LAYOUT)
+
+
+@pytest.mark.parametrize("rule", [rule for rule in Rule if rule not in FOUND_ELSEWHERE])
 def test_each_way_to_break_it_is_found_and_named(rule: Rule) -> None:
     assert judged(sound(), router=BY_KEY).holds
     verdict = judged(broken(rule), router=BY_KEY if rule is Rule.PLACED else None)
@@ -472,6 +476,140 @@ def test_rows_may_move_between_epochs_and_not_within_one(first: int, second: int
     check.take(1, decoded([Row(4, 60)], 9))
     moved = [one.ts for one in check.finish().violations if one.rule is Rule.MOVED]
     assert (60 in moved) != may
+
+
+# --- another number of partitions ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Headed:
+    """A Resolved that names a change of the number of partitions."""
+
+    ts: int
+    layout: Layout
+
+
+class Growing:
+    """A topic that is written by the number of partitions of the time."""
+
+    def __init__(self, first: int) -> None:
+        self.partitions: list[list[Row | Mark | Ddl | Headed]] = [[] for _ in range(first)]
+        self.count, self.layout = first, None
+
+    def change(self, ts: int, count: int) -> None:
+        """Resolved `ts`; rows above it go to so many partitions."""
+        self.layout = self.layout.changed(ts, count) if self.layout else first_change(ts, self.count, count)
+        self.count = count
+        self.partitions += [[] for _ in range(self.layout.all - len(self.partitions))]
+        self.mark(ts)
+
+    def mark(self, ts: int) -> None:
+        for partition in self.partitions:
+            partition.append(Headed(ts, self.layout) if self.layout else Mark(ts))
+
+    def ddl(self, ts: int) -> None:
+        for partition in self.partitions:
+            partition.append(Ddl(ts))
+
+    def row(self, number: int, ts: int) -> None:
+        self.partitions[place("a", number, self.count)].append(Row(number, ts))
+
+    def judged(self, order: Sequence[int] = (), extra: int = 0, size: int = 1000, **options: Any) -> Verdict:
+        """The verdict, partitions taken in an order, in pieces; `extra` ones are never written."""
+        check = TopicCheck(range(len(self.partitions) + extra), **options)
+        for number in order or range(len(self.partitions)):
+            messages = self.partitions[number]
+            plain = [Mark(one.ts) if isinstance(one, Headed) else one for one in messages]
+            layouts = {at: one.layout for at, one in enumerate(messages) if isinstance(one, Headed)}
+            epochs = {at: layout.epoch for at, layout in layouts.items()}
+            headers = MarkHeaders(epochs=epochs, layouts=layouts)
+            for at in range(0, len(plain), size):
+                piece = range(at, at + size)
+                told = {offset: one for offset, one in layouts.items() if offset in piece}
+                check.take(number, decoded(plain[at : at + size], at), replace(headers, layouts=told))
+        return check.finish()
+
+
+def growing() -> Growing:
+    """From two partitions to five and back to three; each of 40 rows changes in each epoch."""
+    topic, ts = Growing(2), 10
+    for count in (5, 3, None):
+        for number in range(40):
+            topic.row(number, ts := ts + 1)
+        topic.mark(ts - 5)
+        topic.ddl(ts := ts + 1)
+        topic.row(1, ts := ts + 1)
+        if count:
+            topic.change(ts := ts + 1, count)
+    topic.mark(ts)
+    topic.mark(ts + 1)
+    return topic
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3, 4), (4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
+@pytest.mark.parametrize("extra", [0, 2])
+def test_a_topic_that_was_repartitioned_keeps_the_contract_in_whatever_order_it_is_read(
+    order: tuple[int, ...], extra: int
+) -> None:
+    topic = growing()
+    layouts = [one.layout for one in topic.partitions[0] if isinstance(one, Headed)]
+    known = {"": list(dict.fromkeys(layouts))}
+    for options in (
+        {},
+        {"router": BY_KEY},
+        {"router": BY_KEY, "layouts": known},
+        {"layouts": known, "size": 7},
+    ):
+        verdict = topic.judged(order, extra, **options)
+        assert verdict.violations == []
+        assert verdict.lowest_resolved == topic.partitions[0][-1].ts
+        assert verdict.dispatchers["s.a"].startswith("index-value")
+    assert not topic.judged(order, extra, router=BY_KEY, layouts=known).unjudged, "all of it is judged"
+
+
+@pytest.mark.parametrize("wrong", ["retired", "early", "moved", "unmarked", "unlike", "order", "no ddl"])
+def test_what_a_change_of_the_number_does_not_excuse(wrong: str) -> None:
+    topic = growing()
+    parts, last = topic.partitions, topic.partitions[0][-1].ts
+    first = next(one.layout for one in parts[0] if isinstance(one, Headed))
+    layouts = dict.fromkeys(one.layout for one in parts[0] if isinstance(one, Headed))
+    match wrong:
+        case "retired":  # a row of the last epoch on a partition that has none any more
+            parts[4].insert(-1, Row(99, last))
+            expected = Rule.PLACED
+        case "early":  # a row of before the change on a new partition
+            parts[4].insert(0, Row(99, first.ts - 1))
+            expected = Rule.PLACED
+        case "moved":  # two changes of one row within an epoch on two partitions
+            parts[0].insert(-1, Row(99, last))
+            parts[1].append(Row(99, last + 5))
+            expected = Rule.MOVED
+        case "unmarked":  # a retired partition without a Resolved
+            parts[4].remove(next(one for one in parts[4] if isinstance(one, Headed) and one.ts > first.ts))
+            expected = Rule.RESOLVED_MISSING
+        case "unlike":  # two partitions say different things of one change
+            at = parts[3].index(Headed(first.ts, first))
+            parts[3][at] = Headed(first.ts, replace(first, new=4))
+            expected = Rule.LAYOUT
+        case "order":  # changes of a row of one epoch in the wrong order
+            parts[1].append(Row(99, last + 7))
+            parts[1].append(Row(99, last + 6))
+            expected = Rule.ORDER
+        case _:
+            parts[4].remove(next(one for one in parts[4] if isinstance(one, Ddl)))
+            expected = Rule.DDL_MISSING
+    assert expected in topic.judged(layouts={"": list(layouts)}).counts
+
+
+def test_what_was_compared_with_a_number_of_partitions_that_there_was_not_is_no_violation() -> None:
+    topic = growing()
+    found = topic.judged(router=BY_KEY, size=3)
+    assert found.holds
+    assert found.unjudged[Unjudged.REPARTITIONED] > 0
+    parts = topic.partitions
+    parts[0].append(Row(4, parts[0][-1].ts + 5))
+    assert place("a", 4, 3) != 0
+    assert {Rule.PLACED, Rule.MOVED} <= set(topic.judged(router=BY_KEY, size=3).counts)
 
 
 # --- several topics --------------------------------------------------------------------------------------

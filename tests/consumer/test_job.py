@@ -452,12 +452,15 @@ def test_what_happens_to_the_topic_while_it_is_read_stops_it_with_the_reason(
     publish(kafka, topic, messages)
     source = f"kafka://{kafka}/{topic}?protocol=open-protocol"
 
-    def add_partition() -> None:
+    def write_to_a_new_partition() -> None:
         admin.create_partitions([NewPartitions(topic, 4)])[topic].result(PATIENCE_S)
+        while len(admin.list_topics(topic, timeout=PATIENCE_S).topics[topic].partitions) < 4:
+            time.sleep(0.02)
+        publish(kafka, topic, [(3, messages[-1][1])])
 
-    error = stopped_by(spark, source, tmp_path / "added", add_partition)
+    error = stopped_by(spark, source, tmp_path / "added", write_to_a_new_partition)
     assert isinstance(error, Fatal)
-    assert "has 4 partitions, the target was filled from 3" in error.what
+    assert "partition 3 was added to the topic" in error.what
     assert Lakehouse(tmp_path / "added").snapshot_ts() is None, (
         "no snapshot may lack the new partition's rows"
     )

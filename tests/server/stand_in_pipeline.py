@@ -30,6 +30,8 @@ from tidegate.pipeline.schemas import SchemaReader
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.tidb.keys import parse_record
 
+PARTITIONS = 3
+
 
 def append(path: Path, lines: list[dict[str, Any]]) -> None:
     """All lines in one write: they are there together or not at all."""
@@ -43,6 +45,12 @@ def append(path: Path, lines: list[dict[str, Any]]) -> None:
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def partitions_of(lines: list[dict[str, Any]], instance: str) -> int:
+    """By how many partitions a feed's rows are placed now."""
+    told = [line["partitions"] for line in lines if "partitions" in line and line["instance"] == instance]
+    return told[-1] if told else PARTITIONS
 
 
 class Journal:
@@ -85,6 +93,17 @@ class FileSink:
         self._check()
         assert ts >= self.journal.resolved_ts
         append(self._path, [self._own({"resolved": ts})])
+        self.journal.resolved_ts = ts
+
+    @property
+    def partitions(self) -> int:
+        """Over how many partitions rows would be spread, were there any."""
+        return partitions_of(lines_of(self._path), self._instance)
+
+    def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
+        self._check()
+        assert ts >= self.journal.resolved_ts
+        append(self._path, [self._own({"resolved": ts, "partitions": partitions})])
         self.journal.resolved_ts = ts
 
     def _own(self, line: dict[str, Any]) -> dict[str, Any]:
@@ -131,6 +150,7 @@ def main(out: Path, spec_path: Path) -> None:
         for line in lines_of(path)
         if (line.get("instance"), line.get("rules", feed.rules)) == (spec["instance"], feed.rules)
     ]
+    by = partitions_of(lines_of(path), spec["instance"])
     for line in mine:
         for name, ts in line.get("progress", {}).items():
             done[name] = max(ts, done.get(name, 0))
@@ -158,7 +178,7 @@ def main(out: Path, spec_path: Path) -> None:
             for block in reader.read(store, name, after, upto, wanted=stripes.get):
                 keys, stamps = block.column("key").to_pylist(), block.column("commit_ts").to_pylist()
                 rows += [
-                    {"row": ts, "key": key.hex(), "table": table}
+                    {"row": ts, "key": key.hex(), "table": table, "by": by}
                     for ts, key in zip(stamps, keys, strict=True)
                     if (table := table_of(known, key, ts, feed)) is not None
                 ]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from tests.fixtures.topic import read_committed
 from tests.integration.cluster import eventually
 from tests.integration.validators import read_topic
 from tests.sink.slots import deliver, read_progress
@@ -16,12 +17,14 @@ from tidegate.codec import registry
 from tidegate.config import load_config, parse_sink_uri
 from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent
+from tidegate.model.layout import Layout
 from tidegate.model.progress import SpanProgress
-from tidegate.sink.base import SinkFeed
+from tidegate.sink.base import PartitionedOwner, SinkFeed
 from tidegate.sink.kafka.client import transactional_id
 from tidegate.sink.kafka.owner import KafkaOwnerSink
 from tidegate.sink.kafka.sink import KafkaSink
 from tidegate.sink.kafka.slot import SlotWriter
+from tidegate.sink.registry import widen
 
 pytestmark = pytest.mark.integration
 
@@ -272,3 +275,119 @@ def test_the_progress_of_ended_spans_is_deleted_and_that_of_others_stays(
     assert {name: one.ts for name, one in found.items()} == {"b": 6}
     sink.send_resolved(70)
     assert open_sink().journal.resolved_ts == 70
+
+
+# --- another number of partitions ------------------------------------------------------------------------
+
+
+def told_of(sink: Any) -> dict[int, list[tuple[int, tuple[tuple[str, bytes], ...]]]]:
+    """Per partition of the own topic the ts of its Resolved, each with its headers."""
+    found = read_committed(sink._uri.bootstrap, sink._uri.topic)
+    told = {p: {m.offset(): tuple(m.headers() or ()) for m in messages} for p, messages in found.items()}
+    return {
+        partition: [(ts, told[partition][offset]) for ts, offset in decoded.resolved]
+        for partition, decoded in read_topic(sink.source).items()
+    }
+
+
+def test_another_number_of_partitions_is_one_step_with_its_resolved_and_outlives_the_owner(
+    open_sink: Callable[..., KafkaOwnerSink],
+) -> None:
+    """Retired partitions get Resolved and DDL for ever; partition-num says nothing any more."""
+    first = open_sink(options="&partition-num=3")
+    first.send_resolved(90)
+    first.repartition(100, 5)
+    assert (first.partitions, first.journal.resolved_ts) == (5, 100)
+    second = open_sink(options="&partition-num=3")
+    assert (second.partitions, second.journal.resolved_ts) == (5, 100)
+    second.send_resolved(110)
+    second.repartition(120, 2)
+    third = open_sink()
+    assert (third.partitions, third.topics) == (2, {third._uri.topic: 2})
+    third.send_ddl(event(130))
+    third.send_resolved(140)
+    grown, shrunk = Layout(1, 100, 3, 5, 5).headers, Layout(2, 120, 5, 2, 5).headers
+    since = [(100, grown), (110, grown), (120, shrunk), (140, shrunk)]
+    old, new = [(90, ()), *since], since
+    assert told_of(third) == dict.fromkeys(range(3), old) | dict.fromkeys((3, 4), new)
+    assert [ddls for _, ddls in marks_of(third).values()] == [[130]] * 5
+
+
+def test_rows_go_by_the_new_number_for_those_who_look_after_the_change(
+    kafka: str, new_topic: Callable[..., str]
+) -> None:
+    own = new_topic(3)
+    uri = parse_sink_uri(f"kafka://{kafka}/{own}?protocol=open-protocol&partition-num=3")
+    config = load_config(None, uri)
+    sink = KafkaSink(SinkFeed(1, "default", own, "first", uri, config))
+    assert sink.describe().repartitions
+    owner = sink.open_owner(registry.marks(registry.options_of(config)), lambda: None)
+    assert isinstance(owner, PartitionedOwner)
+    owner.use([])
+    assert KafkaSink(SinkFeed(1, "default", own, "first", uri, config)).partitions(own) == 3
+    owner.repartition(100, 7)
+    assert KafkaSink(SinkFeed(1, "default", own, "first", uri, config)).partitions(own) == 7
+
+
+def test_no_number_changes_below_what_is_written(open_sink: Callable[..., KafkaOwnerSink]) -> None:
+    sink: Any = open_sink()
+    uri = parse_sink_uri(sink.source)
+    config = load_config(None, uri)
+    writer = SlotWriter(uri, config, transactional_id(1, "default", uri.topic, 0), sink._topic, lambda: None)
+    deliver(writer, [], {"a": SpanProgress("first", (1, 1), 1, 105).to_bytes()})
+    deliver(writer, [], {"b": SpanProgress("another", (1, 1), 1, 500).to_bytes()})
+    with pytest.raises(Retryable, match="cannot change yet") as refused:
+        sink.repartition(104, 5)
+    assert "rows up to 105 are out" in refused.value.why
+    assert sink.partitions == 3
+    sink.repartition(105, 5)
+    assert told_of(sink)[4] == [(105, Layout(1, 105, 3, 5, 5).headers)]
+
+
+def test_a_change_by_an_owner_that_was_replaced_does_not_happen(
+    open_sink: Callable[..., KafkaOwnerSink],
+) -> None:
+    old = open_sink()
+    new = open_sink()
+    with pytest.raises(Fenced):
+        old.repartition(100, 5)
+    assert new.partitions == open_sink().partitions == 3
+
+
+def test_admin_follows_resolved_on_every_partition_where_the_protocol_has_it(
+    open_sink: Callable[..., KafkaOwnerSink],
+) -> None:
+    sink: Any = open_sink("ticdc-mq")
+    sink.repartition(100, 4)
+    layout = Layout(1, 100, 3, 4, 4).headers
+    for messages in read_committed(sink._uri.bootstrap, sink._uri.topic).values():
+        resolved, admin = messages
+        assert (admin.key(), admin.value()) == (b'{"type":"Admin"}', b'{"partition":4}')
+        assert tuple(resolved.headers()) == tuple(admin.headers()) == layout
+
+
+def test_a_topic_that_was_made_again_with_fewer_partitions_than_were_ever_written_is_refused(
+    open_sink: Callable[..., KafkaOwnerSink], new_topic: Callable[..., str], kafka: str
+) -> None:
+    sink = open_sink()
+    sink.repartition(100, 5)
+    sink.repartition(110, 2)
+    delete(kafka, sink._uri.topic)
+    new_topic(4, sink._uri.topic)
+    with pytest.raises(InvalidInput, match="has 4 partitions, fewer than the 5 that are written"):
+        open_sink()
+
+
+def test_a_topic_gets_the_partitions_that_it_lacks_and_never_loses_any(
+    kafka: str, new_topic: Callable[..., str]
+) -> None:
+    own = new_topic(2)
+    uri = parse_sink_uri(f"kafka://{kafka}/{own}?protocol=open-protocol")
+    sink = KafkaSink(SinkFeed(1, "default", own, "first", uri, load_config(None, uri)))
+    for wanted, there in ((4, 4), (3, 4), (4, 4)):
+        widen(sink, wanted)
+        found = AdminClient({"bootstrap.servers": kafka}).list_topics(own, timeout=10).topics[own]
+        assert len(found.partitions) == there
+    nowhere = parse_sink_uri(f"kafka://{kafka}/nowhere-at-all?protocol=open-protocol")
+    with pytest.raises(InvalidInput, match="does not exist"):
+        widen(KafkaSink(SinkFeed(1, "default", "n", "i", nowhere, load_config(None, nowhere))), 3)

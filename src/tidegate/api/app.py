@@ -39,6 +39,7 @@ ROUTES: Final = [
     Route("/changefeeds/{name}", changefeeds.remove, methods=["DELETE"]),
     Route("/changefeeds/{name}/pause", changefeeds.pause, methods=["POST"]),
     Route("/changefeeds/{name}/resume", changefeeds.resume, methods=["POST"]),
+    Route("/changefeeds/{name}/repartition", changefeeds.repartition, methods=["POST"]),
     Route("/changefeeds/{name}/status", changefeeds.show_status, methods=["GET"]),
     Route("/changefeeds/{name}/meta_info", changefeeds.show_meta, methods=["GET"]),
     Route("/changefeeds/{name}/synced", changefeeds.show_synced, methods=["GET"]),

@@ -1,4 +1,4 @@
-"""Changefeeds over HTTP: create, list, show, update, pause, resume, remove.
+"""Changefeeds over HTTP: create, list, show, update, pause, resume, re-partition, remove.
 
 Bodies and answers are TiCDC's (tiflow `cdc/api/v2/model.go`); what TiCDC does not have stands under
 `tidegate`. `namespace` and `keyspace` are the same thing here.
@@ -192,6 +192,13 @@ async def resume(request: Request) -> Response:
     return JSONResponse({})
 
 
+async def repartition(request: Request) -> Response:
+    """POST /changefeeds/ID/repartition: `partitions`, over how many rows are to be spread from some ts on."""
+    partitions = number(await body_of(request), "partitions")
+    feed = await capture_of(request).reactor.repartition(_feed_id(request), partitions)
+    return JSONResponse(full(feed, request))
+
+
 async def remove(request: Request) -> Response:
     """DELETE /changefeeds/ID."""
     await capture_of(request).reactor.remove(_feed_id(request))
@@ -337,6 +344,8 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "ineligible_tables": [{"table": name, "reason": reason} for name, reason in some],
         "puller": processor.pulled if processor is not None else {"rows": 0, "bytes": 0},
         "initial_load": shown_load(feed),
+        "partitions": feed.partitions,
+        "repartition": feed.info.repartition,
     }
 
 

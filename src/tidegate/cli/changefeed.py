@@ -234,6 +234,33 @@ def _overwrite_ts(server: str, text: str) -> int:
 
 
 @app.command()
+def repartition(
+    changefeed_id: IdOption,
+    partitions: Annotated[
+        int, typer.Option("--partitions", min=1, help="Over how many partitions rows are spread from now on.")
+    ],
+    server: ServerOption = DEFAULT_SERVER,
+    namespace: NamespaceOption = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Spread a running changefeed's rows over another number of partitions of its Kafka topic.
+
+    The changefeed goes on meanwhile; docs/repartition.md says what readers must do.
+    """
+    with reported():
+        path, query = f"/changefeeds/{changefeed_id}/repartition", {"namespace": namespace}
+        feed = call(server, "POST", path, {"partitions": partitions}, query)
+        name, own = f"{feed['namespace']}/{feed['id']}", feed["tidegate"]
+        if own["repartition"]:
+            text = (
+                f"changefeed {name} goes over to {partitions} partitions as soon as all rows before are out"
+            )
+        else:
+            text = f"changefeed {name} has {partitions} partitions"
+        show(feed, text, as_json)
+
+
+@app.command()
 def remove(
     changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
 ) -> None:
@@ -278,6 +305,9 @@ def _described(feed: dict[str, Any]) -> str:
         "spans": len(own["spans"]),
         "waiting for": own["waiting_for"] or "-",
     }
+    if own.get("partitions"):
+        wanted = f", to be {own['repartition']}" if own["repartition"] else ""
+        rows["partitions"] = f"{own['partitions']}{wanted}"
     if reader := own.get("reader"):
         del rows["sink"], rows["delivered"], rows["target-ts"]
         mib = f"{reader['kept_bytes'] / (1 << 20):.1f} of {reader['max_kept'] / (1 << 20):.0f} MiB"

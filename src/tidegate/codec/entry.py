@@ -126,6 +126,8 @@ class Codec:
     ddl_to: DdlTo
     unmarked: Unmarked | None = None
     """None: there are always resolved marks."""
+    admin: Callable[[int], Message] | None = None
+    """The message that rows go to so many partitions from here on; None: Resolved's headers alone say it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

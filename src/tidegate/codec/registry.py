@@ -7,7 +7,7 @@ program `options_of` and the entry (`codec_of`) say all there is to know.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -118,6 +118,7 @@ class OwnerMarks:
 
     encoder: MarkEncoder
     ddl_to: DdlTo
+    admin: Callable[[int], Message] | None = None
 
     def encode_ddl(self, event: DdlEvent, build_ms: int = 0) -> Message | None:
         """The DDL message; None where the options leave it out."""
@@ -126,6 +127,10 @@ class OwnerMarks:
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None:
         """The resolved mark; None where the options leave it out."""
         return self.encoder.encode_resolved(ts, build_ms)
+
+    def encode_admin(self, partitions: int) -> Message | None:
+        """That rows go to so many partitions from here on; None where the protocol has no word for it."""
+        return self.admin(partitions) if self.admin is not None else None
 
     def ddl_to_all_partitions(self) -> bool:
         """Whether a DDL message goes to every partition of its topic, or to partition 0 only."""
@@ -136,7 +141,7 @@ def marks(options: CodecOptions) -> OwnerMarks:
     """How a protocol, of rows or of keys, says DDL and Resolved."""
     found = codec(options.protocol)
     made = found.marks(options) if isinstance(found, KeyCodec) else encoder(options)
-    return OwnerMarks(made, found.ddl_to)
+    return OwnerMarks(made, found.ddl_to, found.admin)
 
 
 # --- settings

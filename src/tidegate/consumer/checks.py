@@ -196,6 +196,69 @@ def check_partitions(held: Sequence[int], topic: Topic, partitions: Sequence[int
     )
 
 
+def without_added(held: Position, topic: Topic, partitions: Sequence[int]) -> list[int]:
+    """The partitions to begin with at a target that is filled: not those that were added to its topics since.
+
+    They are read as soon as something is on them.
+    """
+    known = {place_of(held.topics, n) for n in held.partitions}
+    names = {name for name, _ in known}
+    return [n for n in partitions if topic.place(n) in known or topic.place(n)[0] not in names]
+
+
+def added_partitions(topic: Topic, unread: Mapping[int, int], written: Mapping[str, int]) -> list[int]:
+    """Those to be read from now on of the partitions that are not, given where each ends.
+
+    Something is on them, or the producer has said that it writes them: what it writes in one transaction is
+    not visible in all partitions at the same moment. Others hold nothing back: what a watermark speaks of is
+    written before it.
+    """
+    found = []
+    for number, end in unread.items():
+        name, partition = topic.place(number)
+        if end > 0 or partition < written.get(name, 0):
+            found.append(number)
+    return found
+
+
+def check_there(topic: Topic, read: Sequence[int], written: Mapping[str, int]) -> None:
+    """Retryable while partitions that are written are not read, since the broker does not show them.
+
+    Nothing that names them may be taken before: a watermark may speak of rows that are there.
+    """
+    for name, count in written.items():
+        missing = [n for n in range(count) if topic.number(name, n) not in read]
+        if missing:
+            raise Retryable(
+                f"partition {missing[0]} of topic {name} is not there yet",
+                where=topic.uri.bootstrap,
+                why=f"its changefeed has said that it writes {count} partitions",
+                fix="nothing: brokers tell each other",
+            )
+
+
+def check_announced(
+    topic: Topic, added: Collection[int], fetched: Iterable[Fetched], written: Mapping[str, int]
+) -> None:
+    """Fatal when something is on a partition that was added, and no Resolved has named it.
+
+    Its producer spreads rows anew as soon as it sees a partition: a row's changes are then in several, and
+    nothing says since when.
+    """
+    for part in fetched:
+        name, partition = topic.place(part.partition)
+        if part.partition in added and part.messages and partition >= written.get(name, 0):
+            raise Fatal(
+                f"partition {partition} was added to the topic, and something else than a re-partition wrote "
+                "to it",
+                where=f"topic {name}",
+                why="no Resolved says since when rows go there: changes of one row are on several "
+                "partitions, and their order is not known",
+                fix="start a new target directory from a new changefeed; of Tidegate's, change the number of "
+                "partitions with `tidegate changefeed repartition`",
+            )
+
+
 def check_joining(topic: Topic, first: Mapping[int, int], target: str) -> None:
     """Fatal when a topic that is to be read from now on has lost its beginning; `first`: oldest offsets."""
     lost = [number for number, offset in first.items() if offset > 0]

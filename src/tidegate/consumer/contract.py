@@ -7,6 +7,10 @@ commit order; Resolved and DDL are broadcast; what they say of earlier and later
 again at most on its own partition. The seed of it is TiCDC's MQ design of 2020; `Producer` says in what the
 real TiCDC differs from it.
 
+The number of partitions may change at a ts T (docs/repartition.md). A row is on one partition up to T, and on
+one above it: what is promised of a row's place and order holds within such an epoch. Resolved from T on names
+the change, before any row above T, so that each partition itself tells what its rows are to be judged by.
+
 Several topics of one changefeed are judged together: their partitions are numbered as `places` says. Resolved
 is in all of them from a topic's first one on; a DDL is in one.
 
@@ -30,10 +34,11 @@ import numpy as np
 
 from tidegate.codec.base import DdlMessage, Decoded, DecodedTable
 from tidegate.codec.entry import DdlTo
+from tidegate.consumer.layouts import Layouts, Placements
 from tidegate.consumer.mark_headers import Alignment, MarkHeaders
-from tidegate.consumer.placement import Placement
 from tidegate.consumer.places import place_of
 from tidegate.dispatcher.router import Router
+from tidegate.model.layout import Layout
 from tidegate.model.slots import DELETE
 
 REMEMBER: Final = 500_000
@@ -72,6 +77,7 @@ class Rule(StrEnum):
     DDL_LATE = "a DDL comes before the Resolved of its ts"
     BEFORE_DDL = "no row above a DDL comes before it"
     AFTER_DDL = "after a DDL no row at or below it appears for the first time"
+    LAYOUT = "every partition says the same of a change of the number of partitions"
     ALIGNED = "an alignment mark is on every partition, behind the table's older rows, and its epochs rise"
     DECODABLE = "every message can be decoded"
 
@@ -192,10 +198,13 @@ class TopicCheck:
         begun: Mapping[int, int] = MappingProxyType({}),
         remember: int = REMEMBER,
         topics: Sequence[str] = ("",),
+        layouts: Mapping[str, Sequence[Layout]] = MappingProxyType({}),
     ) -> None:
         """`partitions`: all of the topics', by number. `router`: the producer's dispatch rules, if known.
 
         `begun`: of partitions whose first messages are not taken the greatest ts that any of them may have.
+        `layouts`: by topic the changes of its number of partitions that are known beforehand, in order.
+        Others are learned; rows up to the first of them are then not compared with their dispatcher.
         """
         self._partitions = {n: _Partition(n, *place_of(topics, n), begun.get(n, 0)) for n in partitions}
         self._floor = max((one.began for one in self._partitions.values()), default=0)
@@ -203,9 +212,13 @@ class TopicCheck:
         self._ddl_to, self._remember = ddl_to, remember
         counts = Counter(one.topic for one in self._partitions.values())
         self._router = router
-        self._placements = {
-            topic: Placement(count, router, strict_null=self._strict) for topic, count in counts.items()
-        }
+        self._layouts = Layouts(counts, layouts)
+        self._placements = Placements(self._layouts, router, strict_null=self._strict)
+        self._topics = len(counts)
+        self._compared: Counter[str] = Counter()
+        """By topic, how many rows were compared with their dispatcher."""
+        self._misplaced: Counter[str] = Counter()
+        """And how many of them were elsewhere."""
         self._joined: dict[str, int] = {}
         """By topic its first Resolved: the earlier ones of others are not there."""
         self._homes: dict[int, int] = {}
@@ -248,6 +261,8 @@ class TopicCheck:
     def take(self, partition: int, decoded: Decoded, headers: MarkHeaders = NO_HEADERS) -> None:
         """What the next messages of a partition held, and what their headers say."""
         state = self._partitions[partition]
+        for layout in headers.layouts.values():
+            self._learn(state, layout)
         self._place(state, decoded.rows)
         rows, at = self._rows(decoded.rows), 0
         for offset, what in _controls(decoded):
@@ -256,7 +271,8 @@ class TopicCheck:
             at = upto
             match what:
                 case int():
-                    self._take_epoch(headers.epochs.get(offset, 0))
+                    if offset not in headers.layouts:
+                        self._take_epoch(state, headers.epochs.get(offset, 0))
                     alignment = headers.alignments.get(offset)
                     if alignment is not None:
                         self._take_alignment(state, what, alignment, offset)
@@ -266,7 +282,7 @@ class TopicCheck:
                 case DdlMessage():
                     self._take_ddl(state, what)
                 case _:
-                    self._moves = True
+                    self._moves |= offset not in headers.layouts
         self._take_rows(state, rows, at, len(rows.offset))
         for offset, why in headers.unsound.items():
             self._violated(Rule.DECODABLE, state, offset, 0, why)
@@ -285,8 +301,7 @@ class TopicCheck:
         if not found.resolved and found.rows:
             found.unjudged[Unjudged.NO_MARKS] = found.rows
         found.lowest_resolved = self._low
-        for placement in self._placements.values():
-            found.dispatchers |= placement.words()
+        found.dispatchers |= self._placements.words()
         return found
 
     def _rows(self, tables: Sequence[DecodedTable]) -> _Rows:
@@ -333,6 +348,8 @@ class TopicCheck:
                     self._violated(Rule.MOVED, state, rows.offset[i], ts, why, rows.table[i])
                 continue
             place = homes[change] = ts << HOME_BITS | here
+            epoch = self._layouts.epoch(state.topic, ts)
+            row = hash((row, epoch)) if epoch else row  # its place and order are promised within an epoch
             known = newest.get(row, 0)
             if ts >= known >> HOME_BITS:
                 newest[row] = place
@@ -351,14 +368,14 @@ class TopicCheck:
 
     def _judge_move(self, state: _Partition, rows: _Rows, i: int, known: int) -> None:
         """A row that was on another partition before."""
-        if not self._moves and not self._placements[state.topic].may_move(rows.table[i]):
+        if not self._moves and not self._placements.may_move(state.topic, rows.table[i]):
             why = f"the row's change of {known >> HOME_BITS} is on {self._at(known & HOME_MASK)}"
             self._violated(Rule.MOVED, state, rows.offset[i], rows.ts[i], why, rows.table[i])
 
     def _at(self, number: int) -> str:
         """A partition in words; with its topic where there are several."""
         one = self._partitions[number]
-        return f"partition {one.partition}" + (f" of {one.topic}" if len(self._placements) > 1 else "")
+        return f"partition {one.partition}" + (f" of {one.topic}" if self._topics > 1 else "")
 
     def _judge_order(self, state: _Partition, rows: _Rows, i: int, known: int, limit: int) -> None:
         """A change that appears for the first time; `known`: the greatest ts of its row so far."""
@@ -390,10 +407,30 @@ class TopicCheck:
         self._joined[state.topic] = min(ts, self._joined.get(state.topic, ts))
         self._marks.setdefault(ts, set()).add(state.number)
 
-    def _take_epoch(self, epoch: int) -> None:
-        """A row is on one partition within an epoch: with a second one, rows may have moved."""
-        self._epochs.add(epoch)
-        self._moves |= len(self._epochs) > 1
+    def _take_epoch(self, state: _Partition, epoch: int) -> None:
+        """A row is on one partition within an epoch: with a second one, of which nothing more is said, rows
+        may have moved.
+        """
+        if epoch or not self._layouts.of(state.topic):
+            self._epochs.add(epoch)
+            self._moves |= len(self._epochs) > 1
+
+    def _learn(self, state: _Partition, layout: Layout) -> None:
+        """A change of the number of partitions, as one Resolved tells it."""
+        before = list(self._layouts.of(state.topic))
+        if not self._layouts.learn(state.topic, layout):
+            why = f"it says {layout}, and another one said {before[-1]}"
+            self._violated(Rule.LAYOUT, state, -1, layout.ts, why)
+        elif not before and layout.old != sum(one.topic == state.topic for one in self._partitions.values()):
+            self._unplace(state.topic)
+
+    def _unplace(self, topic: str) -> None:
+        """What was compared with the dispatcher so far was not by the number there was."""
+        found, wrong = self._found, self._misplaced.pop(topic, 0)
+        found.counts = +(found.counts - Counter({Rule.PLACED: wrong}))
+        found.violations = [one for one in found.violations if (one.rule, one.topic) != (Rule.PLACED, topic)]
+        found.unjudged[Unjudged.REPARTITIONED] += self._compared.pop(topic, 0)
+        self._placements.forget(topic)
 
     def _take_alignment(self, state: _Partition, ts: int, mark: Alignment, offset: int) -> None:
         known = self._aligned.setdefault(mark.table, {})
@@ -453,13 +490,32 @@ class TopicCheck:
         for table in tables:
             if self._router is not None and self._router.rule_of(table.schema, table.table).topic:
                 self._judge_topic(state, table, self._router.topic_of(table.schema, table.table))
-            wrong, unknown, rule = self._placements[state.topic].look(table, state.partition)
-            if unknown:
-                self._found.unjudged[Unjudged.PLACE] += unknown
-            for i, expected in wrong:
-                name, ts = f"{table.schema}.{table.table}", int(table.commit_ts[i])
-                why = f"dispatcher '{rule}' puts it on partition {expected}"
-                self._violated(Rule.PLACED, state, int(table.offset[i]), ts, why, name)
+            for epoch, rows in self._layouts.parts(state.topic, table):
+                self._place_rows(state, rows, epoch)
+
+    def _place_rows(self, state: _Partition, table: DecodedTable, epoch: int) -> None:
+        """Rows of a table and of one epoch."""
+        partitions = self._layouts.rows_on(state.topic, epoch)
+        if not partitions:
+            self._found.unjudged[Unjudged.REPARTITIONED] += len(table)
+            return
+        self._compared[state.topic] += len(table)
+        if state.partition >= partitions:
+            why = f"rows of its time are on the first {partitions} partitions"
+            for i in range(len(table)):
+                self._misplace(state, table, i, why)
+            return
+        placement = self._placements.of(state.topic, epoch, partitions)
+        wrong, unknown, rule = placement.look(table, state.partition)
+        if unknown:
+            self._found.unjudged[Unjudged.PLACE] += unknown
+        for i, expected in wrong:
+            self._misplace(state, table, i, f"dispatcher '{rule}' puts it on partition {expected}")
+
+    def _misplace(self, state: _Partition, table: DecodedTable, i: int, why: str) -> None:
+        self._misplaced[state.topic] += 1
+        name, ts = f"{table.schema}.{table.table}", int(table.commit_ts[i])
+        self._violated(Rule.PLACED, state, int(table.offset[i]), ts, why, name)
 
     def _judge_topic(self, state: _Partition, table: DecodedTable, expected: str) -> None:
         """Rows of a table whose rule names a topic."""
@@ -471,7 +527,11 @@ class TopicCheck:
     # --- what all partitions have passed --------------------------------------------------------------
 
     def _settle(self) -> None:
-        low = min(one.resolved for one in self._partitions.values())
+        # Partitions that nothing was ever written to, as the producer says, hold nothing back.
+        written = [
+            one for one in self._partitions.values() if one.partition < self._layouts.written(one.topic)
+        ]
+        low = min(one.resolved for one in written)
         if low > self._low:
             self._low = low
             self._settle_marks()
@@ -485,7 +545,8 @@ class TopicCheck:
             if ts > self._floor:
                 for missing in sorted(self._partitions.keys() - there):
                     state = self._partitions[missing]
-                    if ts >= self._joined.get(state.topic, 0):
+                    wanted = state.partition < self._layouts.marked(state.topic, ts, since=True)
+                    if wanted and ts >= self._joined.get(state.topic, 0):
                         why = f"it is on {len(there)} of {len(self._partitions)} partitions"
                         self._violated(Rule.RESOLVED_MISSING, state, -1, ts, why)
 
@@ -500,7 +561,8 @@ class TopicCheck:
             partition, offset = ddl.place
             why = f"it is on partition {partition} at offset {offset}: {ddl.query[:100]}"
             for number, state in sorted(self._partitions.items()):
-                if state.topic == ddl.topic and number not in ddl.partitions:
+                wanted = state.partition < self._layouts.marked(state.topic, ddl.ts, since=False)
+                if wanted and state.topic == ddl.topic and number not in ddl.partitions:
                     self._violated(Rule.DDL_MISSING, state, -1, ddl.ts, why)
         if len(self._ddls) > DDLS:
             for key in [key for key, ddl in self._ddls.items() if ddl.settled][: DDLS // 2]:

@@ -1,6 +1,6 @@
 """The consumer's state machine: what was fetched goes in, what to apply and where to stand comes out. Pure.
 
-    join(partitions) -> of a topic that comes into being
+    join(partitions) -> of a topic that comes into being, or that are written from some ts on
     take(fetched)  ->  watermarks, waiting rows, waiting DDLs
     next_step()    ->  Rows(bounds) until everything below the next DDL is applied, then Ddls(ts), ...
     position(ts)   ->  what to keep with the target so that a restart loses and doubles nothing
@@ -16,6 +16,9 @@ A DDL may be read several times: from each partition of a broadcast, after a res
 sent it again. It is executed once: what lies below the newest executed DDL is dropped, and at that ts what is
 known by its identity, which is kept with the position. On TiCDC's topics a DDL may follow Resolved of its own
 ts, and several DDLs share one (RENAME TABLES), so the ts alone says nothing.
+
+Where the number of partitions changes (docs/repartition.md) rows of one key go on in another partition. So no
+partition passes that ts before all have reached it. Each later Resolved names it, also after a restart.
 
 A restart begins at the first offset still needed and with the largest Resolved mark *before* it: a mark
 behind it must be read again, together with the rows it covers.
@@ -114,14 +117,18 @@ class Flow:
         self._meetings: dict[int, dict[int, dict[int, int]]] = {}
         """Row mode: by topic and commit ts the alignment marks that its partitions have not passed, each with
         the offset of its first copy in each partition."""
+        self._epoch = position.epoch
+        self._switches: set[int] = set()
+        """Where the number of partitions changes and not all partitions are."""
 
     def join(
         self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...], ids: Mapping[str, str]
     ) -> None:
-        """Partitions of a topic that has come into being; `ddl_places` and the topics' `ids` with them.
+        """Partitions that are read from now on, with `ddl_places` and the topics' `ids`: of a topic that has
+        come into being, or those that a topic's changefeed writes, too, from some ts on.
 
-        Call it before marks are taken that may be behind its first rows: the producer makes a topic before
-        it sends a Resolved that covers any.
+        Call it before marks are taken that may be behind their first rows: the producer makes a topic before
+        it sends a Resolved that covers any, and the first Resolved that does names new partitions.
         """
         self._ddl_places = ddl_places
         self._base = replace(self._base, ids=dict(ids))
@@ -152,6 +159,10 @@ class Flow:
                 state.marks = state.marks[1::2]
             for message in part.ddls:
                 self._queue(part.partition, message)
+            for layout in part.layouts:
+                self._epoch = max(self._epoch, layout.epoch)
+                if not self.reached(layout.ts):
+                    self._switches.add(layout.ts)
             if self.mode is Mode.ROW:
                 self._take_aligns(part)
 
@@ -166,7 +177,14 @@ class Flow:
             begun, self._begun = self._begun, None
             return Rows(begun)
         ddl_ts = min((waiting.message.ts for waiting in self._ddls.values()), default=None)
-        limits = Limits(ddl_ts=ddl_ts, until=self.until, ddl_places=self._ddl_places, align=self.align)
+        self._switches = {ts for ts in self._switches if not self.reached(ts)}
+        limits = Limits(
+            ddl_ts=ddl_ts,
+            switch_ts=min(self._switches, default=None),
+            until=self.until,
+            ddl_places=self._ddl_places,
+            align=self.align,
+        )
         allowed = self._meeting(bounds(self.watermarks, self.mode, limits))
         moves = {p: ts for p, ts in allowed.items() if ts > self.assembler.applied(p)}
         if moves:
@@ -232,7 +250,8 @@ class Flow:
                 watermark = min(waiting) - 1
             partitions[number] = PartitionPosition(offset, applied, watermark)
         made = replace(self._base, ts=ts, mode=self.mode.value, partitions=partitions, definitions=None)
-        return replace(made, ddl_ts=self._ddl_ts, ddls=tuple(self._ddls_done))
+        done = tuple(self._ddls_done)
+        return replace(made, ddl_ts=self._ddl_ts, ddls=done, epoch=self._epoch)
 
     def next_offsets(self) -> dict[int, int]:
         """Up to where each partition has been read; for showing lag only."""

@@ -41,6 +41,8 @@ from tidegate.consumer.apply import QUARANTINE, Applier, only_topic
 from tidegate.consumer.bad_rows import row_place
 from tidegate.consumer.changes import sides_of
 from tidegate.consumer.checks import (
+    added_partitions,
+    check_announced,
     check_begun,
     check_by_offset,
     check_complete,
@@ -53,9 +55,11 @@ from tidegate.consumer.checks import (
     check_partitions,
     check_retained,
     check_same,
+    check_there,
     check_timed,
     check_uncompacted,
     check_whole,
+    without_added,
 )
 from tidegate.consumer.commit import Committer
 from tidegate.consumer.fetch_spark import JVM_LOG, ClusterSettings, SparkTasks, spark_tasks
@@ -66,6 +70,7 @@ from tidegate.consumer.group_offsets import GroupOffsets
 from tidegate.consumer.lag import Partition, partitions_of
 from tidegate.consumer.offset_flow import Group, OffsetFlow
 from tidegate.consumer.offsets import Offsets
+from tidegate.consumer.places import place_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.rules import NO_RULES, Rules
 from tidegate.consumer.selection import Selection, check_same_rules
@@ -195,6 +200,8 @@ class News:
     partitions: list[int] = field(default_factory=list)
     """All partitions to read, as the broker had them *after* the fetch: what was written to a new one before
     a watermark that came with this round is not missed. Empty when nothing was fetched."""
+    unread: Mapping[int, int] = field(default_factory=dict)
+    """Where those of them end that belong to a topic that is read, and are not read."""
     behind: Mapping[int, int] = field(default_factory=dict)
     """As `OffsetFlow.take` needs it."""
 
@@ -274,6 +281,8 @@ class Consumer:
         self._reported_at = math.inf  # nothing to report before the position is known
         self._ids: dict[str, str] = {}
         """By topic, Kafka's id of the one that is read."""
+        self._fresh: set[int] = set()
+        """Partitions that were added to a topic while it was read."""
         self._ends: dict[int, int] = {}
         """Where each partition ended, as the last round has found it."""
         self._diary = Diary(address.folder, listener.warn)
@@ -383,7 +392,14 @@ class Consumer:
             self._applier.selection.know(kept.sources)
         if held is not None:
             self._applier.know_barriers(held.barriers)
+        if held is not None and held.epoch:
+            for name in held.topics:
+                self._offsets.written[name] = sum(
+                    place_of(held.topics, p)[0] == name for p in held.partitions
+                )
         partitions = self._patiently(self._offsets.partitions)
+        if held is not None and not self._topic.by_offset:
+            partitions = without_added(held, self._topic, partitions)
         first = self._patiently(lambda: self._offsets.first(partitions))
         there = self._topic.names_of(partitions)
         self._ids = self._patiently(lambda: self._offsets.ids(there))
@@ -442,8 +458,22 @@ class Consumer:
         fetched = fetcher.fetch(topic, ranges, self._staging)
         if any(part.trouble for part in fetched):
             check_retained(topic, wanted, self._offsets.first(list(wanted)))
+        for part in fetched:
+            for layout in part.layouts:
+                name = topic.place(part.partition)[0]
+                self._offsets.written[name] = max(layout.all, self._offsets.written.get(name, 0))
         partitions = self._offsets.partitions()
-        return News(ends, fetched, self._offsets.ids(topic.names_of(partitions)), partitions, behind)
+        unread = self._offsets.ends(self._unread(partitions))
+        ids = self._offsets.ids(topic.names_of(partitions))
+        return News(ends, fetched, ids, partitions, behind=behind, unread=unread)
+
+    def _unread(self, partitions: list[int]) -> list[int]:
+        """Those of a topic that is read which are not read themselves; by offset, each must be."""
+        if self._topic.by_offset:
+            return []
+        known = self._flow.next_offsets()
+        names = self._topic.names_of(known)
+        return [p for p in partitions if p not in known and self._topic.place(p)[0] in names]
 
     def _asked(self) -> list[int]:
         return self._flow.asked() if isinstance(self._flow, OffsetFlow) else []
@@ -521,9 +551,11 @@ class Consumer:
         self._ends |= news.ends
         check_ids(self._ids, news.ids, str(self._address))
         if news.partitions:
-            check_partitions(
-                list(self._flow.next_offsets()), self._topic, news.partitions, str(self._address)
-            )
+            known = list(self._flow.next_offsets())
+            idle = set(self._unread(news.partitions))
+            there = [p for p in news.partitions if p not in idle]
+            check_partitions(known, self._topic, there, str(self._address))
+            check_announced(self._topic, self._fresh, news.fetched, self._offsets.written)
         check_complete(self._topic, news.fetched, self._settings.until)
         check_not_repartitioned(self._topic, news.fetched)
         check_no_ddls(self._topic, news.fetched)
@@ -544,10 +576,18 @@ class Consumer:
             self._flow.take(news.fetched)
 
     def _join(self, news: News) -> None:
-        """Read topics that have come into being, before what came with this round is taken."""
+        """Read topics that have come into being, and partitions that are written now, before what came with
+        this round is taken.
+        """
+        if not news.fetched:
+            return
         known = list(self._flow.next_offsets())
         read = self._topic.names_of(known)
         fresh = [p for p in news.partitions if self._topic.place(p)[0] not in read]
+        added = added_partitions(self._topic, news.unread, self._offsets.written)
+        self._fresh |= set(added)
+        fresh += added
+        check_there(self._topic, [*known, *fresh], self._offsets.written)
         if fresh:
             check_joining(self._topic, self._offsets.first(fresh), str(self._address))
             self._suspicion.join(fresh)
@@ -558,8 +598,9 @@ class Consumer:
                 self._flow.join(fresh, groups_of(self._topic, numbers, ddl_to), self._ids)
             else:
                 self._flow.join(fresh, places_of_ddl(self._topic, numbers, ddl_to), self._ids)
-            names = ", ".join(sorted(self._topic.names_of(fresh)))
-            self._listener.note(f"read from now on: topic {names}")
+            names = ", ".join(sorted(self._topic.names_of(p for p in fresh if p not in self._fresh)))
+            parts = ", ".join(self._topic.where(p) for p in added)
+            self._listener.note(f"read from now on: {parts or f'topic {names}'}")
         read |= self._topic.names_of(fresh)
         followed = [self._applier.selection.followed(part) for part in news.fetched]
         check_followed(self._topic, followed, self._settings.until, read)

@@ -1,24 +1,25 @@
-"""What the Kafka headers of Resolved messages say: docs/formats/contract.md, "Forms that are decided". Pure.
+"""What the Kafka headers of Resolved and Admin messages say: docs/formats/contract.md. Pure.
 
-tidegate-align   JSON: id (text), table (`schema.table`), epoch (the commit ts, which rises)
-tidegate-epoch   a count: how often the number of partitions has changed
+tidegate-align        JSON: id (text), table (`schema.table`), epoch (the commit ts, which rises)
+tidegate-epoch        a count: how often the number of partitions has changed
+tidegate-partitions   JSON: since when, and what the number was and is (`model.layout`)
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from tidegate.codec.alignment import ALIGN_HEADER
-from tidegate.codec.base import BadMessage, Batch
+from tidegate.codec.base import BadMessage, Batch, Decoded, Headers
+from tidegate.model.layout import COUNT_MAX, EPOCH, PARTITIONS, Layout, count_of
 
 ALIGN: Final = ALIGN_HEADER
-EPOCH: Final = "tidegate-epoch"
-MAX_COUNT: Final = 1 << 63
-MAX_DIGITS: Final = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class MarkHeaders:
 
     alignments: dict[int, Alignment] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
+    layouts: dict[int, Layout] = field(default_factory=dict)
+    """Of those that say more of their epoch than its number."""
     unsound: dict[int, str] = field(default_factory=dict)
     """Why a header is none of these."""
 
@@ -46,13 +49,15 @@ def mark_headers(batch: Batch) -> MarkHeaders:
     found = MarkHeaders()
     for offset, headers in zip(batch.offsets, batch.headers or (), strict=False):
         for name, value in headers or ():
-            if name not in (ALIGN, EPOCH):
+            if name not in (ALIGN, EPOCH, PARTITIONS):
                 continue
             try:
                 if name == ALIGN:
                     found.alignments[int(offset)] = _alignment(value)
+                elif name == EPOCH:
+                    found.epochs[int(offset)] = count_of(value)
                 else:
-                    found.epochs[int(offset)] = _epoch(value)
+                    found.layouts[int(offset)] = layout_of(headers)
             except ValueError as error:
                 found.unsound[int(offset)] = f"its header {name}: {error}"
     return found
@@ -87,6 +92,27 @@ def _bytes(cell: Any) -> bytes | None:
     return found
 
 
+def layout_of(headers: Headers) -> Layout:
+    """The layout in the headers of a message that has one. Raises ValueError when they are not sound."""
+    found = dict(headers or ())
+    return Layout.of_headers(found.get(EPOCH), found.get(PARTITIONS))
+
+
+def layouts(batch: Batch, decoded: Decoded) -> dict[int, Layout]:
+    """By offset, those of the batch's Resolved and Admin messages; one that is not sound says nothing."""
+    headers = batch.headers
+    if headers is None:
+        return {}
+    offsets = np.asarray(batch.offsets)
+    marks = [offset for _, offset in (*decoded.resolved, *decoded.repartitions)]
+    found = {}
+    for offset, at in zip(marks, np.searchsorted(offsets, marks).tolist(), strict=True):
+        if any(name == PARTITIONS for name, _ in headers[at] or ()):
+            with contextlib.suppress(ValueError):
+                found[offset] = layout_of(headers[at])
+    return found
+
+
 def _alignment(value: Any) -> Alignment:
     body = orjson.loads(value or b"")
     if not isinstance(body, dict):
@@ -94,13 +120,6 @@ def _alignment(value: Any) -> Alignment:
     id_, table, epoch = (body.get(name) for name in ("id", "table", "epoch"))
     if not isinstance(id_, str) or not isinstance(table, str):
         raise ValueError("id and table are no texts")
-    if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < MAX_COUNT:
+    if not isinstance(epoch, int) or isinstance(epoch, bool) or not 0 <= epoch < COUNT_MAX:
         raise ValueError("epoch is no count")
     return Alignment(id_, table, epoch)
-
-
-def _epoch(value: Any) -> int:
-    text = bytes(value or b"")
-    if not text.isdigit() or len(text) > MAX_DIGITS:
-        raise ValueError("it is no count")
-    return int(text)

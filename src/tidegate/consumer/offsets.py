@@ -34,10 +34,14 @@ class Offsets:
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
+        self.written: dict[str, int] = {}
+        """By topic how many partitions are written at least, where the producer has said it: `partition-num`
+        is no upper bound then."""
         self._admin = AdminClient(client_settings(topic.uri, topic.config.sink.kafka_config))
 
     def partitions(self) -> list[int]:
-        """The partitions to read: all, or the first `partition-num` of the topic that is named first.
+        """The partitions there may be to read: all, or the first `partition-num` of the topic that is named
+        first, or as many as its producer has said that it writes.
 
         Others have their own numbers, as at the changefeed. With several topics those that exist count:
         others may appear with their tables. Raises InvalidInput when none exists, or the first has fewer
@@ -63,7 +67,8 @@ class Offsets:
                     why="the source URI asks for more than there are",
                     fix="leave partition-num out, or check that it is the topic the changefeed writes",
                 )
-            numbers += [self._topic.number(name, partition) for partition in partitions[: wanted or None]]
+            upto = max(wanted, self.written.get(name, 0)) if wanted else None
+            numbers += [self._topic.number(name, partition) for partition in partitions[:upto]]
         if not numbers:
             raise self._missing(self._topic.name)
         return numbers

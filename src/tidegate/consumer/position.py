@@ -74,6 +74,9 @@ class Position:
     """Where the tables at the target come from; none without a route."""
     barriers: tuple[tuple[str, str, int], ...] = ()
     """By offset: schema and table at the target, and the ts of the last DDL about them."""
+    epoch: int = 0
+    """How often the number of partitions of a topic has changed, by what was read. From the first time on
+    `partition-num` of the source is a lower bound."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -117,6 +120,7 @@ class Position:
         body |= {"rules": self.rules} if self.rules else {}
         body |= {"sources": self.sources} if self.sources else {}
         body |= {"barriers": self.barriers} if self.barriers else {}
+        body |= {"epoch": self.epoch} if self.epoch else {}
         partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
@@ -145,6 +149,7 @@ class Position:
                 tuple(body.get("rules", ())),
                 tuple((to, table, of, name) for to, table, of, name in body.get("sources", ())),
                 tuple((schema, table, int(ts)) for schema, table, ts in body.get("barriers", ())),
+                int(body.get("epoch", 0)),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

@@ -15,7 +15,7 @@ partition without an answer for `STALL_S` ends its task with what it has.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -48,10 +48,11 @@ from tidegate.config import ReplicaConfig, SinkUri, load_config, parse_source_ur
 from tidegate.consumer.assembler import Segment
 from tidegate.consumer.claims import ClaimReader
 from tidegate.consumer.handle_keys import RowReader
-from tidegate.consumer.mark_headers import mark_headers, told_apart, unsound_marks
+from tidegate.consumer.mark_headers import layouts, mark_headers, told_apart, unsound_marks
 from tidegate.consumer.places import number_of, place_of
 from tidegate.errors import InvalidInput, TidegateError
 from tidegate.kvclient.pd import PdClient
+from tidegate.model.layout import Layout
 from tidegate.model.timestamp import physical_ms
 from tidegate.schema_registry import ConfluentRegistry
 from tidegate.sink.kafka.client import client_settings, take
@@ -97,7 +98,10 @@ class Fetched:
     unmarked: bool = False
     """Written without what its protocol needs for watermarks: nothing in it can be one."""
     repartitions: tuple[tuple[int, int], ...] = ()
-    """(partitions, offset): the producer changed the number of partitions it writes."""
+    """(partitions, offset): the producer changed the number of partitions it writes, and its message does not
+    say since when."""
+    layouts: tuple[Layout, ...] = ()
+    """What its Resolved say of the number of partitions: each different one once, in their order."""
     trouble: str = ""
     """Why the broker gave nothing, when it did not; the range stays to be read."""
     outage: tuple[str, str, str, str] | None = None
@@ -344,7 +348,7 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
                 aligns=(*found.aligns, *aligns),
                 ddls=(*found.ddls, *piece.ddls),
                 bad=bad,
-                repartitions=(*found.repartitions, *piece.repartitions),
+                **_of_partitions(found, piece, layouts(batch, piece)),
                 unmarked=found.unmarked
                 or (unmarked is not None and unmarked.shown(sound_values(decoder, batch, bad), piece)),
             )
@@ -352,6 +356,15 @@ def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, s
         _drop(found)
         raise
     return found
+
+
+def _of_partitions(found: Fetched, piece: Decoded, told: Mapping[int, Layout]) -> dict[str, Any]:
+    """What messages so far say of the number of partitions."""
+    unsaid = [one for one in piece.repartitions if one[1] not in told]
+    return {
+        "repartitions": (*found.repartitions, *unsaid),
+        "layouts": tuple(dict.fromkeys((*found.layouts, *told.values()))),
+    }
 
 
 def _drop(found: Fetched) -> None:

@@ -7,7 +7,7 @@ bounded by `remember` and not by how unevenly the broker answers.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,7 +18,7 @@ from tidegate.codec import registry
 from tidegate.codec.base import Batch
 from tidegate.codec.entry import Loss
 from tidegate.consumer.contract import REMEMBER, Producer, TopicCheck, Verdict
-from tidegate.consumer.mark_headers import mark_headers
+from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.offsets import Offsets
 from tidegate.consumer.source import Topic, TopicDecoder
 from tidegate.dispatcher.router import Router
@@ -96,6 +96,8 @@ def check_topic(
             for partition, messages in sorted(batches.items()):
                 batch = _batch(messages)
                 headers = mark_headers(batch)
+                if follow:
+                    _check_all_read(topic, partition, partitions, headers)
                 for piece in decoder.pieces(batch):
                     check.take(partition, piece, headers)
                     headers = replace(headers, unsound={})
@@ -112,6 +114,19 @@ def check_topic(
     finally:
         reader.close()
     return check.finish()
+
+
+def _check_all_read(topic: Topic, partition: int, read: Sequence[int], headers: MarkHeaders) -> None:
+    """Retryable when rows go to partitions that were not there at the start."""
+    name = topic.place(partition)[0]
+    for layout in headers.layouts.values():
+        if topic.number(name, layout.all - 1) not in read:
+            raise Retryable(
+                f"topic {name} has got more partitions",
+                where=f"from ts {layout.ts} on {layout.all} are written",
+                why="the changefeed was re-partitioned, and the new partitions are not read",
+                fix="start the check again",
+            )
 
 
 def _begun(topic: Topic, starts: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:

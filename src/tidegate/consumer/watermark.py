@@ -71,6 +71,9 @@ class Limits:
 
     ddl_ts: int | None = None
     """FinishedTS of the first DDL that waits."""
+    switch_ts: int | None = None
+    """Where the number of partitions changes: a row may go on in another partition above it, so that none
+    passes it until all have reached it."""
     until: int | None = None
     """Nothing above it may be applied."""
     ddl_places: tuple[tuple[int, ...], ...] = ()
@@ -82,7 +85,7 @@ class Limits:
 
 def bounds(watermarks: Watermarks, mode: Mode, limits: Limits) -> dict[int, int]:
     """Up to which commit_ts (inclusive) each partition's rows may be applied now."""
-    caps = [cap for cap in (limits.ddl_ts, limits.until) if cap is not None]
+    caps = [cap for cap in (limits.ddl_ts, limits.switch_ts, limits.until) if cap is not None]
     if mode is Mode.TRANSACTION:
         common = min([watermarks.lowest, *caps])
         return {partition: common for partition, _ in watermarks.items()}

@@ -1,5 +1,7 @@
 """How far a feed's spans may run: up to the next DDL, the target ts, and what is known about DDLs.
 
+The same holds them while the number of partitions changes (docs/repartition.md).
+
 A DDL finished at F lets every span run to F and no further; once all have delivered up to F the DDL is
 sent, and only then is F behind us. Until it is, the checkpoint stays at F - 1 at most, so that a restart
 finds the DDL still to do. The bound never lies above what the DDL span has been read to, for a DDL nobody
@@ -58,6 +60,8 @@ class Barrier:
     """0: none."""
     held_at: int = 0
     """While the initial load at this ts is not durable, nothing above it is delivered; 0: none."""
+    switch_ts: int = 0
+    """Where the number of partitions changes: nothing above it is delivered by the old number; 0: nowhere."""
     waiting: deque[DdlBatch] = field(default_factory=deque)
 
     def learn(self, batches: Iterable[DdlBatch], upto: int) -> None:
@@ -83,7 +87,19 @@ class Barrier:
     def bound(self) -> int:
         """How far spans may be delivered."""
         bound = self.waiting[0].finished_ts if self.waiting else self.resolved
-        return min([bound, *(ts for ts in (self.target_ts, self.held_at) if ts)])
+        return min([bound, *(ts for ts in (self.target_ts, self.held_at, self.switch_ts) if ts)])
+
+    def switch(self) -> bool:
+        """Let nothing pass what is known now, so that the number of partitions can change there.
+
+        That ts is no lower than any bound before, hence than any row that is delivered. False, and nothing is
+        held: while DDL waits, since rows behind it have another bound, during an initial load, and where the
+        target is reached first.
+        """
+        if self.waiting or self.held_at or (self.target_ts and self.resolved >= self.target_ts):
+            return False
+        self.switch_ts = self.resolved
+        return True
 
     @property
     def cap(self) -> int:

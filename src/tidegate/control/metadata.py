@@ -337,6 +337,10 @@ class FeedInfo:
     creator_version: str = ""
     ended_ms: int = 0
     """When it was last stopped or failed, by upstream's time; 0: it runs."""
+    repartition: int = 0
+    """Over how many partitions of its topic rows are to be spread from now on; 0: nothing is to change."""
+    partitions: int = 0
+    """That number as it was changed last; 0: it never was, and `partition-num` or the topic says it."""
 
     @property
     def settings(self) -> str:
@@ -365,6 +369,8 @@ class FeedInfo:
                 error=FeedError(**error) if error else None,
                 creator_version=body.get("creator_version", ""),
                 ended_ms=int(body.get("ended_ms", 0)),
+                repartition=int(body.get("repartition", 0)),
+                partitions=int(body.get("partitions", 0)),
             )
         except (KeyError, TypeError, ValueError) as problem:
             raise InvalidInput(

@@ -13,6 +13,8 @@ Promises, whatever the order of events:
  - while the granted ranges leave a part of the wanted key space to nobody, it does not move;
  - Resolved R leaves only when every range is durable up to R and every DDL <= R is;
  - DDL F leaves only when every range is durable up to F, and none is let beyond F before it is durable;
+ - the number of partitions changes at a ts T only when every range is durable up to T, and none is let
+   beyond T before the next incarnation, which knows the new number (docs/repartition.md);
  - reports under another token or incarnation, or of another capture, change nothing;
  - while a capture is known to know other DDL than we do, the checkpoint stands and nothing leaves;
  - while an initial load holds the barrier, neither Resolved nor DDL leaves.
@@ -49,6 +51,16 @@ class SendResolved:
 
 
 @dataclass(frozen=True, slots=True)
+class SendRepartition:
+    """Let rows above `ts` go to so many partitions, in one step with Resolved `ts`; then call
+    `repartition_done`.
+    """
+
+    ts: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
 class Persist:
     """Write the checkpoint durably, then call `persisted`."""
 
@@ -60,7 +72,7 @@ class Finish:
     """Everything up to the target ts is delivered, announced and durable."""
 
 
-Effect = SendDdl | SendResolved | Persist | Finish
+Effect = SendDdl | SendResolved | SendRepartition | Persist | Finish
 
 
 @dataclass(slots=True)
@@ -108,6 +120,10 @@ class Owner:
         `resolved_interval_s`, that counts.
         """
         self._synced = 0
+        self._partitions_asked = 0
+        """The number of partitions that is wanted instead of the present one; 0: it stays."""
+        self._repartitions = False
+        """Whether the change of that number is under way at the sink, or was made."""
         self._busy = self._open = False
         self._persisting = False
         self._persist_now = False
@@ -175,9 +191,28 @@ class Owner:
                 known.running = True
 
     def sink_open(self, resolved_journal: int) -> None:
-        """The owner's sink is up; what its journal holds as Resolved is out already."""
+        """The owner's sink is up; what its journal holds as Resolved is out already.
+
+        This incarnation delivers by the number of partitions that the sink has now, so that nothing holds it
+        where the number was to change. Not earlier: whether an interrupted change took effect is known
+        only now.
+        """
         self.resolved_sent = max(self.resolved_sent, resolved_journal)
+        self.barrier.switch_ts = self._partitions_asked = 0
+        self._repartitions = False
         self._open = True
+
+    def ask_repartition(self, partitions: int) -> None:
+        """Another number of partitions is wanted; 0: the present one after all. Not once `repartitions`."""
+        assert partitions or not self._repartitions
+        self._partitions_asked = partitions
+        if not partitions:
+            self.barrier.switch_ts = 0
+
+    @property
+    def repartitions(self) -> bool:
+        """Whether a change of the number of partitions is under way at the sink, or was made: it stands."""
+        return self._repartitions
 
     def sink_lost(self) -> None:
         """The sink failed: an operation under way may have happened or not; its journal will tell."""
@@ -228,6 +263,7 @@ class Owner:
 
     def tick(self, now: float) -> list[Effect]:
         """What is to be done now; `now` in monotonic seconds."""
+        self._hold_for_repartition()
         self._advance()
         effects: list[Effect] = []
         send = self._send(now)
@@ -289,13 +325,27 @@ class Owner:
         ready = self._open and not self._busy and not self.barrier.held_at and self.is_running
         return ready and not self._others
 
-    def _send(self, now: float) -> SendDdl | SendResolved | None:
+    def _hold_for_repartition(self) -> None:
+        """Hold all ranges for a change of the number of partitions that is wanted.
+
+        Only once what is known of DDL has passed all that was reported: after a loss of the event store a
+        range may be further than DDL is known.
+        """
+        known = max((one.checkpoint for one in self._ranges.values()), default=0)
+        if self._partitions_asked and not self.barrier.switch_ts and self.barrier.resolved >= known:
+            self.barrier.switch()
+
+    def _send(self, now: float) -> SendDdl | SendResolved | SendRepartition | None:
         """The next thing for the sink, which takes one at a time."""
         if not self._may_send:
             return None
         batch = self.barrier.next
         if batch is not None and self.durable >= batch.finished_ts:
             return SendDdl(batch)
+        switch_ts = self.barrier.switch_ts
+        if switch_ts and self.durable >= switch_ts:
+            self._repartitions = True
+            return SendRepartition(switch_ts, self._partitions_asked)
         due = now >= self._last_resolved + self._pause or self.checkpoint == self.barrier.target_ts
         if self.checkpoint > self.resolved_sent and due:
             self._last_resolved = now
@@ -314,6 +364,19 @@ class Owner:
         """Resolved `ts` is durable downstream."""
         self._busy = False
         self.resolved_sent = max(self.resolved_sent, ts)
+
+    def repartition_done(self, ts: int) -> None:
+        """The change is durable downstream. The incarnation sends no more, since it knows the old number: the
+        next one must begin.
+        """
+        assert self._repartitions
+        assert ts == self.barrier.switch_ts
+        self.resolved_sent = max(self.resolved_sent, ts)
+
+    @property
+    def repartition_ts(self) -> int:
+        """Where the ranges are held for a change of the number of partitions; 0: nowhere."""
+        return self.barrier.switch_ts
 
     def load_done(self) -> None:
         """The initial load is durable downstream, and that it is, is stored: the stream may go on."""

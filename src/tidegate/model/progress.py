@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Container, Mapping
-from dataclasses import asdict, dataclass
-from typing import Final
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
 
 from tidegate.model.ddl import DdlEvent
+from tidegate.model.layout import Layout
 from tidegate.model.position import Position
 from tidegate.model.span import Span
 
@@ -204,16 +205,22 @@ class Topics:
     instance: str
     """`FeedInfo.instance`; the record of another feed says nothing about this one."""
     partitions: Mapping[str, int]
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """Of topics whose number has changed: since when, and how many partitions get Resolved."""
 
     def to_bytes(self) -> bytes:
         """The value of the record."""
-        return json.dumps({"instance": self.instance, "partitions": dict(self.partitions)}).encode()
+        known: dict[str, Any] = {"instance": self.instance, "partitions": dict(self.partitions)}
+        if self.layouts:
+            known["layouts"] = {topic: layout.to_json() for topic, layout in self.layouts.items()}
+        return json.dumps(known).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Topics:
-        """The inverse of `to_bytes`."""
+        """The inverse of `to_bytes`; a record of an earlier version has fewer members."""
         found = json.loads(data)
-        return cls(found["instance"], found["partitions"])
+        kept = {topic: Layout.from_json(one) for topic, one in found.get("layouts", {}).items()}
+        return cls(found["instance"], found["partitions"], kept)
 
 
 def load_key(range_id: str) -> str:
@@ -305,6 +312,16 @@ def journal(records: Mapping[str, bytes], instance: str) -> Journal:
 
 def topics(records: Mapping[str, bytes], instance: str) -> dict[str, int]:
     """The feed's topics and the number of partitions it writes of each; {} when nothing is known."""
+    return dict(topics_record(records, instance).partitions)
+
+
+def topics_record(records: Mapping[str, bytes], instance: str) -> Topics:
+    """The same with what is known of changes of these numbers; empty when nothing is known."""
     data = records.get(TOPICS_KEY)
     found = Topics.from_bytes(data) if data else Topics(instance, {})
-    return dict(found.partitions) if found.instance == instance else {}
+    return found if found.instance == instance else Topics(instance, {})
+
+
+def furthest(records: Mapping[str, bytes], instance: str) -> int:
+    """No row of the feed above this commit ts is in the sink, by the records; 0: none is."""
+    return max((one.last_ts for one in _of_spans(records, instance).values()), default=0)

@@ -49,7 +49,7 @@ from tidegate.control.metadata import (
     Put,
     feed_key,
 )
-from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendResolved
+from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
 from tidegate.disk import DiskFull
 from tidegate.errors import Retryable, TidegateError
 from tidegate.filter.tables import why_ineligible
@@ -125,7 +125,8 @@ class Feed(FeedLife):
         self._watch: SinkWatch | None = None
         self._grant: Grant | None = None
         self._failure: TidegateError | None = None
-        self._reached = False
+        self._reached = self._repartitioned = False
+        """Of this incarnation: whether it has nothing more to do, at the target or by another layout."""
         self._wake = asyncio.Event()
         self._floors_moved = True
         """Whether more of the DDL span may have come than when it was looked at last."""
@@ -254,16 +255,23 @@ class Feed(FeedLife):
         self.node.pulse.follow(self.captured.store, self.id, self._on_floors, first=True)
         self._floors_moved = True  # what has changed since it followed last
         try:
-            await self._start_incarnation()
             while not self._reached:
-                self._tick()
-                self._look_out()
-                if self._failure is not None:
-                    raise self._failure
-                await self._pause()
+                await self._start_incarnation()
+                await self._deliver()
+                if self._repartitioned:  # the next one knows the new number of partitions
+                    await to_its_end(self._end_incarnation())
         finally:
             self.node.pulse.leave(self.captured.store, self.id, self._on_floors)
             await to_its_end(self._end_incarnation())  # else a pause would save its process
+
+    async def _deliver(self) -> None:
+        """Go on until the incarnation has nothing more to do. Raises what it fails with."""
+        while not (self._reached or self._repartitioned):
+            self._tick()
+            self._look_out()
+            if self._failure is not None:
+                raise self._failure
+            await self._pause()
 
     def _on_floors(self) -> None:
         self._floors_moved = True
@@ -320,7 +328,7 @@ class Feed(FeedLife):
     async def _start_incarnation(self) -> None:
         """Grant, sink, processor: in this order."""
         assert self.owner is not None
-        self._failure, self._reached = None, False
+        self._failure, self._reached, self._repartitioned = None, False, False
         self._wake.clear()
         node, plan = self.node, self.plan
         token = self._grant.token if self._grant else node.token()
@@ -341,9 +349,48 @@ class Feed(FeedLife):
             await self._start_incarnation()
             return
         self.owner.sink_open(self._sink.resolved_journal)
+        await self._take_up_repartition(self.owner, self._sink.partitions)
         self.waiting_for = PIPELINE_STARTS
         self.totals.starts += 1
         self._dispatch(Wish.RUN)
+
+    async def _take_up_repartition(self, owner: Owner, partitions: int) -> None:
+        """Go on with a change of the number of partitions that was asked for, unless the sink has it."""
+        wanted = self.info.repartition
+        if wanted and wanted != partitions:
+            owner.ask_repartition(wanted)
+        elif wanted:
+            event(LOG, logging.INFO, "repartitioned", changefeed=str(self.id), partitions=partitions)
+            await self._note_repartition(0, partitions)
+
+    async def repartition(self, partitions: int) -> None:
+        """Spread rows over so many partitions as soon as all before are out; durable on return.
+
+        Carried out by this incarnation or a later one. The number there is now takes an earlier request back.
+        """
+        owner, sink = self.owner, self._sink
+        done = sink is not None and sink.partitions == partitions
+        if owner is not None and sink is not None and done and not owner.repartitions:
+            await self._note_repartition(0, self.info.partitions)
+            partitions = 0
+        else:
+            await self._note_repartition(partitions, self.info.partitions)
+        # The incarnation may have ended meanwhile: the next one finds what is stored.
+        if owner is not None and sink is not None and sink is self._sink:
+            if partitions or not owner.repartitions:
+                owner.ask_repartition(partitions)
+            self._wake.set()
+
+    async def _note_repartition(self, wanted: int, partitions: int) -> None:
+        """Store what is asked for, and the number that was changed to last. Raises DiskFull."""
+        before = self.info
+        self.info = info = dataclasses.replace(before, repartition=wanted, partitions=partitions)
+        try:
+            await self.node.write(Put(feed_key(self.node.cluster, self.id, "info"), info.to_bytes()))
+        except TidegateError:
+            if self.info is info:
+                self.info = before
+            raise
 
     async def _adopt_settings(self, delivered_to: int) -> bool:
         """If the settings have changed since the last incarnation, begin at `delivered_to` at least.
@@ -630,6 +677,10 @@ class Feed(FeedLife):
                 owner.resolved_done(ts)
                 if not self.node.ballast.trouble:
                     await self._become_if_there_is_room(self.life.progressed())
+            case SendRepartition(ts, partitions):
+                await sink.repartition(ts, partitions)
+                owner.repartition_done(ts)
+                self._repartitioned = True
             case Persist(ts):
                 await self._persist(owner, ts)
                 if not owner.barrier.target_ts and owner.due_in(self.node.clock.monotonic()) > 0:
@@ -725,6 +776,11 @@ class Feed(FeedLife):
             return f"initial load: {self.load.done} of {self.load.ranges} ranges"
         if words := _words_of(self.owner.disagreement):
             return words
+        if self.owner.repartition_ts:
+            return (
+                f"{self.info.repartition} partitions instead of {self.partitions}: all rows up to ts "
+                f"{self.owner.repartition_ts} first"
+            )
         batch = self.owner.barrier.next
         if batch is not None and batch.events:
             return f"DDL at {batch.finished_ts}: {batch.events[0].query[:80]}"
@@ -749,6 +805,11 @@ class Feed(FeedLife):
                 "it goes on if the event store still has what lies between"
             )
         return ""
+
+    @property
+    def partitions(self) -> int:
+        """Over how many partitions of its topic rows are spread; 0: that is not known, or there are none."""
+        return self._sink.partitions if self._sink is not None else 0
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""

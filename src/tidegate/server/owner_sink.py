@@ -21,7 +21,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.model.ddl import DdlEvent
 from tidegate.pipeline.feed import prove
 from tidegate.server.feed_plan import FeedPlan
-from tidegate.sink.base import Form, OwnerSink
+from tidegate.sink.base import Form, OwnerSink, PartitionedOwner
 
 T = TypeVar("T")
 
@@ -99,6 +99,19 @@ class OpenedSink:
     async def send_resolved(self, ts: int) -> None:
         """Broadcast a Resolved."""
         await self._thread.call(f"Resolved {ts}", lambda: self._sink.send_resolved(ts, _now_ms()))
+
+    @property
+    def partitions(self) -> int:
+        """Over how many partitions rows of the feed's own topic are spread; 0: the sink has none."""
+        return self._sink.partitions if isinstance(self._sink, PartitionedOwner) else 0
+
+    async def repartition(self, ts: int, partitions: int) -> None:
+        """Let rows above `ts` go to so many partitions, in one step with Resolved `ts`."""
+        sink = self._sink
+        assert isinstance(sink, PartitionedOwner), "a request for another sink is refused"
+        await self._thread.call(
+            f"{partitions} partitions from {ts} on", lambda: sink.repartition(ts, partitions, _now_ms())
+        )
 
     async def forget(self, records: Iterable[str]) -> None:
         """Delete records of progress that nobody needs any more."""

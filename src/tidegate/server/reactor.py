@@ -61,9 +61,10 @@ from tidegate.server.node import Captured, Node
 from tidegate.server.post import Post
 from tidegate.server.processor import FeedProcessor
 from tidegate.server.reader_history import begin_reader
+from tidegate.server.repartition import check_overwrite, check_repartition, check_update
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.sink.reader.changes import Changes
-from tidegate.sink.registry import same_place
+from tidegate.sink.registry import same_place, widen
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -415,6 +416,7 @@ class Reactor:
                 "The checkpoint cannot be overwritten: the initial load is not complete.",
                 fix="resume the changefeed as it is, or remove it and create it again",
             )
+        check_overwrite(info)
         new = check_new(feed, info.sink_uri, info.config, ts, info.target_ts)
         await self._start_ts(new)
         held = creating_id(node.cluster, node.holder, feed)
@@ -531,9 +533,11 @@ class Reactor:
             tables = await asyncio.to_thread(catalogue.entries, found.persisted)
             new = await asyncio.to_thread(with_cuts, new, tables, self.node.pd)
         moved = await self._is_elsewhere(found, new)
+        if not moved:
+            check_update(info, found.config, new.config)
         await found.update(
             replace(
-                info,
+                info if not moved else replace(info, repartition=0, partitions=0),
                 sink_uri=new.uri.render(redact=False),
                 config=new.config.to_json(),
                 target_ts=new.target_ts,
@@ -559,6 +563,20 @@ class Reactor:
                 error=str(error),
             )
             return True
+
+    async def repartition(self, feed: FeedId, partitions: int) -> Feed:
+        """Spread a running feed's rows over so many partitions of its topic from some ts on.
+
+        On return the topic has them, and the request is stored. Raises Refused as `check_repartition`, and
+        what `widen` raises.
+        """
+        async with self._in_turn(feed) as found:
+            _refuse_reader(found, "what it reads is in its query's options")
+            check_repartition(found, partitions)
+            await asyncio.to_thread(widen, found.plan.sink, partitions)
+            await found.repartition(partitions)
+        event(LOG, logging.INFO, "repartition asked for", changefeed=str(feed), partitions=partitions)
+        return found
 
     async def remove(self, feed: FeedId) -> None:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol, Self, TypeAlias
+from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -77,6 +77,8 @@ class Description:
     changes nothing: progress is never ahead of them."""
     fenced_by: str
     """What stops an earlier writer, in words; empty: nothing does but the end of its lease."""
+    repartitions: bool = False
+    """Whether its owner's side is a `PartitionedOwner`."""
     here: bool = False
     """Whether it writes to the capture's own disk, which workers on other machines cannot."""
 
@@ -162,6 +164,8 @@ class Marks(Protocol):
 
     def encode_resolved(self, ts: int, build_ms: int = 0) -> Message | None: ...
 
+    def encode_admin(self, partitions: int) -> Message | None: ...
+
     def ddl_to_all_partitions(self) -> bool: ...
 
 
@@ -199,6 +203,24 @@ class OwnerSink(Protocol):
 
     def close(self) -> None:
         """Let go of what is held; nothing more is sent."""
+        ...
+
+
+@runtime_checkable
+class PartitionedOwner(OwnerSink, Protocol):
+    """The owner's side of a sink whose topic may get another number of partitions while the feed lives."""
+
+    @property
+    def partitions(self) -> int:
+        """Over how many partitions of the feed's own topic rows are spread now."""
+        ...
+
+    def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
+        """Resolved `ts`, and that rows above it go to so many partitions: durable together on return.
+
+        Every row up to `ts` is out, and none above it. Raises Retryable, too, when one above it is.
+        Who writes by the old number must be fenced before anything above `ts` is written.
+        """
         ...
 
 

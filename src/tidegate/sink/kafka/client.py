@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
 
 from tidegate.config import KafkaConfig, SinkUri, revealed
 from tidegate.errors import InvalidInput, Retryable
@@ -45,6 +45,15 @@ BROKERS_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
 """Of topics we create. With our time on them a broker would refuse what comes from a clock an hour ahead of
 its own, and its retention would delete at once what comes from one that is far behind."""
 REFUSED: Final = (KafkaError.INVALID_TIMESTAMP, KafkaError.INVALID_RECORD)
+NOT_WIDENED: Final = (
+    KafkaError.INVALID_PARTITIONS,
+    KafkaError.INVALID_REPLICA_ASSIGNMENT,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.INVALID_REQUEST,
+)
+"""Answers to a request for more partitions that no further request changes."""
 PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 FENCED: Final = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
 
@@ -216,6 +225,43 @@ def ensure_topics(uri: SinkUri, kafka: KafkaConfig, wanted: Mapping[str, int], f
             )
     _check_message_limit(admin, uri, kafka, list(found))
     return {name: wanted[name] or count for name, count in found.items()}
+
+
+def widen_topic(uri: SinkUri, kafka: KafkaConfig, wanted: int) -> None:
+    """See to it that the sink's topic has so many partitions at least. It is never made smaller.
+
+    Raises InvalidInput when there is no such topic or Kafka refuses to add partitions, Retryable when no
+    broker answers, or partitions that were added are not there yet.
+    """
+    admin = AdminClient(client_settings(uri, kafka))
+    found = _partitions(admin, uri, uri.topic)
+    if found == 0:
+        raise InvalidInput(
+            f"Topic '{uri.topic}' does not exist.",
+            where=uri.bootstrap,
+            fix="start the changefeed first: it makes the topic",
+        )
+    if found >= wanted:
+        return
+    asked = admin.create_partitions([NewPartitions(uri.topic, wanted)], operation_timeout=CALL_TIMEOUT_S)
+    try:
+        asked[uri.topic].result(CALL_TIMEOUT_S + 1)
+    except (KafkaException, TimeoutError) as error:
+        code = error.args[0].code() if isinstance(error, KafkaException) else None
+        if code not in NOT_WIDENED:
+            raise unreachable(uri, error) from error
+        if _partitions(admin, uri, uri.topic) < wanted:  # else somebody else has added them meanwhile
+            raise InvalidInput(
+                f"Kafka refuses to give topic '{uri.topic}' {wanted} partitions.",
+                where=uri.bootstrap,
+                why=str(error),
+                fix="add them with Kafka's own tools, or let the changefeed's user alter the topic",
+            ) from error
+    deadline = time.monotonic() + CALL_TIMEOUT_S
+    while _partitions(admin, uri, uri.topic) < wanted:  # the answer comes before all brokers know
+        if time.monotonic() > deadline:
+            raise Retryable(f"Topic '{uri.topic}' does not have its new partitions yet.", where=uri.bootstrap)
+        time.sleep(DRAIN_POLL_S)
 
 
 def ensure_progress_topic(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:

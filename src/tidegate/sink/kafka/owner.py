@@ -6,6 +6,10 @@ a topic get none any more because its last table was dropped or renamed, that re
 ever. So the topics are kept, in a record beside the journal, with their numbers of partitions. A topic that
 no table goes to any more leaves the record when somebody has deleted it.
 
+The number of partitions of the sink's own topic may change (docs/repartition.md). The change is one
+transaction: Resolved T with the new layout, the record that has it, the journal. Partitions that rows no
+longer go to still get Resolved and DDL.
+
 A DDL is sent exactly once: its journal record and its messages commit together, so a restarted owner that
 reads the journal knows whether the DDL is out. The owner has a transactional id of its own; whoever
 becomes owner later initialises it and thereby fences the one before.
@@ -25,10 +29,19 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from tidegate.config import ReplicaConfig, SinkUri
-from tidegate.errors import Fenced, InvalidInput
+from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent
+from tidegate.model.layout import Layout, first_change
 from tidegate.model.message import Message
-from tidegate.model.progress import JOURNAL_KEY, TOPICS_KEY, Journal, Topics, journal, topics
+from tidegate.model.progress import (
+    JOURNAL_KEY,
+    TOPICS_KEY,
+    Journal,
+    Topics,
+    furthest,
+    journal,
+    topics_record,
+)
 from tidegate.sink.base import Marks, Prove
 from tidegate.sink.kafka.client import (
     CALL_TIMEOUT_S,
@@ -43,6 +56,7 @@ from tidegate.sink.kafka.client import (
     read_records,
     unreachable,
     unwritten,
+    widen_topic,
 )
 
 
@@ -77,37 +91,49 @@ class KafkaOwnerSink:
         # Read after the initialisation: an older owner can add nothing any more.
         records = read_records(uri, kafka, journal_topic)
         self.journal = journal(records, instance)
-        self._fixed = topics(records, instance)
+        record = topics_record(records, instance)
+        self._fixed = dict(record.partitions)
         """Topics that were in use before, but for the URI's own."""
         self._recorded = dict(self._fixed)
-        self.partitions = self._partitions_of_own(found)
-        self.topics = {uri.topic: self.partitions}
-        """Those in use, and how many partitions of each are written."""
+        self.layouts = dict(record.layouts)
+        """Of topics whose number of partitions has changed."""
+        self._partitions = self._partitions_of_own(found)
+        self.topics = {uri.topic: self._partitions}
+        """Those in use, and over how many partitions of each rows are spread."""
         left = existing(AdminClient(client_settings(uri, kafka)), uri) if self._fixed else {}
         self.use(name for name in self._fixed if name in left)
 
+    @property
+    def partitions(self) -> int:
+        """Over how many partitions of the URI's topic rows are spread."""
+        return self._partitions
+
     def _partitions_of_own(self, found: int) -> int:
-        """Of the URI's topic: what partition-num says, else what was fixed, else what there are."""
+        """Of the URI's topic: what it was changed to, else partition-num, else what was fixed, or is."""
         fixed = self._fixed.pop(self._uri.topic, 0)
-        if self._kafka.partition_num or not fixed:
+        layout = self.layouts.get(self._uri.topic)
+        if layout is not None:
+            fixed = layout.all
+            found = existing(AdminClient(client_settings(self._uri, self._kafka)), self._uri)[self._uri.topic]
+        elif self._kafka.partition_num or not fixed:
             return found
         if found < fixed:
             raise InvalidInput(
                 f"Topic '{self._uri.topic}' has {found} partitions, fewer than the {fixed} that are written.",
                 where=self._uri.bootstrap,
                 why="it was deleted and made again since the changefeed began to write it",
-                fix=f"add partitions to the topic, or set partition-num={found} in the sink URI",
+                fix="add partitions to the topic"
+                + ("" if layout else f", or set partition-num={found} in the sink URI"),
             )
-        return fixed
+        return layout.new if layout is not None else fixed
 
     def use(self, topics: Iterable[str]) -> None:
         """Make or look at topics that are new, fix their numbers of partitions, and send Resolved there."""
         fresh = {name: self._fixed.get(name, 0) for name in topics if name not in self.topics}
-        used = self.topics | ensure_topics(self._uri, self._kafka, fresh, self.partitions)
+        used = self.topics | ensure_topics(self._uri, self._kafka, fresh, self._partitions)
         if used != self._recorded:
             with self._transaction():
-                record = Topics(self.journal.instance, used)
-                self._producer.produce(self._topic, record.to_bytes(), TOPICS_KEY, 0)
+                self._record(used, self.layouts)
         # Only now: a Resolved there counts for a reader who finds the topic, and its rows may follow.
         self.topics, self._recorded = used, used
 
@@ -117,16 +143,70 @@ class KafkaOwnerSink:
             return
         topic = topic or self._uri.topic
         message = self._marks.encode_ddl(event, build_ms)
-        count = self.topics[topic] if self._marks.ddl_to_all_partitions() else 1
+        count = self._marked(topic) if self._marks.ddl_to_all_partitions() else 1
         journal = replace(self.journal, ddl_ts=event.finished_ts, ddl_seq=event.seq)
-        self._commit(message, {topic: count}, journal)
+        with self._transaction():
+            self._broadcast(message, topic, count)
+            self._keep(journal)
+        self.journal = journal
 
     def send_resolved(self, ts: int, build_ms: int = 0) -> None:
         """Broadcast Resolved `ts`, which must not be below the last one; durable on return."""
         assert ts >= self.journal.resolved_ts, f"Resolved {ts} after {self.journal.resolved_ts}"
         message = self._marks.encode_resolved(ts, build_ms)
-        if message is not None:
-            self._commit(message, self.topics, replace(self.journal, resolved_ts=ts))
+        if message is None:
+            return
+        journal = replace(self.journal, resolved_ts=ts)
+        with self._transaction():
+            self._broadcast_all(message, self.layouts)
+            self._keep(journal)
+        self.journal = journal
+
+    def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
+        """Resolved `ts`, from which on rows of the URI's topic go to so many partitions; durable on return.
+
+        Raises Retryable when a row above `ts` is out, by an incarnation that knew more of DDL than we do.
+        """
+        assert ts >= self.journal.resolved_ts, f"a change at {ts} after Resolved {self.journal.resolved_ts}"
+        own, records = self._uri.topic, read_records(self._uri, self._kafka, self._topic)
+        if (out := furthest(records, self.journal.instance)) > ts:
+            raise Retryable(
+                "The number of partitions cannot change yet.",
+                where=f"topic '{own}' at {self._uri.bootstrap}",
+                why=f"rows up to {out} are out, and it was to change at {ts}",
+                fix="nothing: it is tried again at a later ts",
+            )
+        widen_topic(self._uri, self._kafka, partitions)
+        self._look_at_partitions()
+        before = self.layouts.get(own)
+        now = before.changed(ts, partitions) if before else first_change(ts, self._partitions, partitions)
+        used, layouts = self.topics | {own: partitions}, self.layouts | {own: now}
+        resolved, admin = self._marks.encode_resolved(ts, build_ms), self._marks.encode_admin(partitions)
+        assert resolved is not None, "a protocol without Resolved is refused"
+        journal = replace(self.journal, resolved_ts=ts)
+        with self._transaction():
+            self._broadcast_all(resolved, layouts)
+            if admin is not None:
+                self._broadcast(replace(admin, headers=admin.headers + now.headers), own, now.all)
+            self._record(used, layouts)
+            self._keep(journal)
+        self.journal, self.topics, self._recorded, self.layouts = journal, used, used, layouts
+        self._partitions = partitions
+
+    def _look_at_partitions(self) -> None:
+        """Have the producer's client ask for the partitions of the URI's topic.
+
+        It knows those that were there when it asked last, and refuses messages for others.
+        """
+        try:
+            self._producer.list_topics(self._uri.topic, timeout=CALL_TIMEOUT_S)
+        except KafkaException as error:
+            raise unreachable(self._uri, error) from error
+
+    def _marked(self, topic: str) -> int:
+        """On how many partitions of a topic Resolved and DDL are."""
+        layout = self.layouts.get(topic)
+        return layout.all if layout is not None else self.topics[topic]
 
     def forget(self, spans: Iterable[str]) -> None:
         """Delete the progress of spans that have ended for good; durable on return.
@@ -141,16 +221,31 @@ class KafkaOwnerSink:
         """Release the producer."""
         self._producer.purge()
 
-    def _commit(self, message: Message | None, topics: Mapping[str, int], journal: Journal) -> None:
-        """Send a message, if there is one, to so many partitions of topics, with the journal that says so."""
-        places = ((topic, partition) for topic, count in topics.items() for partition in range(count))
-        with self._transaction():
-            for topic, partition in places if message is not None else ():
-                assert message is not None
-                headers = list(message.headers)
-                self._producer.produce(topic, message.value, message.key, partition, headers=headers)
-            self._producer.produce(self._topic, journal.to_bytes(), JOURNAL_KEY, 0)
-        self.journal = journal
+    def _broadcast_all(self, resolved: Message, layouts: Mapping[str, Layout]) -> None:
+        """A Resolved to every partition of every topic that gets it, with what readers must know of each."""
+        for topic, count in self.topics.items():
+            layout = layouts.get(topic)
+            if layout is None:
+                self._broadcast(resolved, topic, count)
+            else:
+                told = replace(resolved, headers=resolved.headers + layout.headers)
+                self._broadcast(told, topic, layout.all)
+
+    def _broadcast(self, message: Message | None, topic: str, count: int) -> None:
+        """A message, if there is one, to so many partitions of a topic."""
+        for partition in range(count) if message is not None else ():
+            assert message is not None
+            headers = list(message.headers)
+            self._producer.produce(topic, message.value, message.key, partition, headers=headers)
+
+    def _keep(self, journal: Journal) -> None:
+        """The journal, in the transaction with what it speaks of."""
+        self._producer.produce(self._topic, journal.to_bytes(), JOURNAL_KEY, 0)
+
+    def _record(self, used: Mapping[str, int], layouts: Mapping[str, Layout]) -> None:
+        """The topics in use and their partitions."""
+        record = Topics(self.journal.instance, used, layouts)
+        self._producer.produce(self._topic, record.to_bytes(), TOPICS_KEY, 0)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from tidegate.sink.kafka.client import (
     progress_topic,
     read_records,
     transactional_id,
+    widen_topic,
 )
 from tidegate.sink.kafka.owner import KafkaOwnerSink
 from tidegate.sink.kafka.slot import SlotWriter, fence_slots
@@ -50,8 +51,13 @@ class KafkaSink:
             pieces=True,
             writers=0,
             atomic=True,
+            repartitions=True,
             fenced_by="transactional ids: the last to initialise one is the only one who can commit under it",
         )
+
+    def widen(self, partitions: int) -> None:
+        """See to it that the feed's own topic has so many partitions at least; as `widen_topic`."""
+        widen_topic(self._uri, self._kafka, partitions)
 
     def check(self) -> int:
         """The number of the topic's partitions; as `ensure_topic`."""

@@ -3,7 +3,7 @@
 from typing import Final
 
 from tidegate.codec.entry import DdlTo, Loss, RowCodec
-from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder
+from tidegate.codec.protocols.ticdc_mq.plain import MqOptions, TicdcMqDecoder, TicdcMqEncoder, admin
 from tidegate.codec.protocols.ticdc_mq.plan import plan
 from tidegate.codec.protocols.ticdc_mq.templates import ROUTE, cells, templates
 from tidegate.codec.template import DecodeForm
@@ -13,6 +13,7 @@ CODEC: Final = RowCodec(
     aliases=("ticdc_mq",),
     options=MqOptions,
     ddl_to=DdlTo.ALL,
+    admin=admin,
     encoder=TicdcMqEncoder,
     decoder=lambda options: TicdcMqDecoder(),
     plan=plan,

@@ -93,7 +93,7 @@ def deleted_columns(table: TableSchema) -> list[int]:
 
 
 class TicdcMqEncoder:
-    """Encodes rows, DDL, resolved marks and changes of the number of partitions."""
+    """Encodes rows, DDL and resolved marks."""
 
     def __init__(self, options: MqOptions) -> None:
         self._options = options
@@ -129,9 +129,10 @@ class TicdcMqEncoder:
         """A resolved mark, without a value."""
         return Message(b'{"ts":%d,"type":"%s"}' % (ts, RESOLVED.encode()), None)
 
-    def encode_admin(self, partitions: int) -> Message:
-        """From here on rows go to so many partitions; rows above the last Resolved come again behind it."""
-        return Message(b'{"type":"%s"}' % ADMIN.encode(), b'{"partition":%d}' % partitions)
+
+def admin(partitions: int) -> Message:
+    """From here on rows go to so many partitions."""
+    return Message(b'{"type":"%s"}' % ADMIN.encode(), b'{"partition":%d}' % partitions)
 
 
 class TicdcMqDecoder:

@@ -1,0 +1,93 @@
+"""Over how many partitions of a topic a changefeed spreads rows, and since when: docs/repartition.md. Pure.
+
+The number changes at a ts T, in one transaction. Every Resolved from T on names the change in two Kafka
+headers, in every partition, so that a reader needs no other message for it:
+
+    tidegate-epoch        digits: how often the number has changed
+    tidegate-partitions   JSON: ts (T), old, new, all
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+EPOCH: Final = "tidegate-epoch"
+PARTITIONS: Final = "tidegate-partitions"
+PARTITIONS_MAX: Final = 1 << 16
+"""More partitions of one topic no reader can number (`consumer.places`)."""
+COUNT_MAX: Final = 1 << 63
+DIGITS_MAX: Final = 19
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The partitions of one topic since its last change of their number."""
+
+    epoch: int
+    """How often the number has changed, from 1 on."""
+    ts: int
+    """Rows up to it are spread over `old` partitions, rows above it over `new`."""
+    old: int
+    new: int
+    all: int
+    """So many partitions were ever written; they get Resolved and DDL, also those without rows now."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no changefeed writes."""
+        counts = self.old, self.new, self.all
+        if not all(isinstance(one, int) and 0 < one <= PARTITIONS_MAX for one in counts):
+            raise ValueError("a number of partitions is none")
+        if not all(isinstance(one, int) and 0 < one < 2 * COUNT_MAX for one in (self.epoch, self.ts)):
+            raise ValueError("epoch or ts is no count")
+        if self.all < max(self.old, self.new):
+            raise ValueError("not all partitions have Resolved")
+
+    def changed(self, ts: int, partitions: int) -> Layout:
+        """The next one: from `ts` on rows are spread over so many partitions."""
+        assert ts >= self.ts, f"a change at {ts} after one at {self.ts}"
+        return Layout(self.epoch + 1, ts, self.new, partitions, max(self.all, partitions))
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        """What a Resolved carries."""
+        body = {"ts": self.ts, "old": self.old, "new": self.new, "all": self.all}
+        return (
+            (EPOCH, str(self.epoch).encode()),
+            (PARTITIONS, json.dumps(body, separators=(",", ":")).encode()),
+        )
+
+    @classmethod
+    def of_headers(cls, epoch: Any, partitions: Any) -> Layout:
+        """The inverse of `headers`. Raises ValueError when they are not sound."""
+        body = json.loads(bytes(partitions or b""))
+        if not isinstance(body, dict):
+            raise ValueError("it is no JSON object")
+        try:
+            return cls(count_of(epoch), *(body[name] for name in ("ts", "old", "new", "all")))
+        except KeyError as error:
+            raise ValueError(f"it has no {error}") from error
+
+    def to_json(self) -> dict[str, int]:
+        """As it is kept beside the changefeed's progress."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, int]) -> Layout:
+        """The inverse of `to_json`."""
+        return cls(found["epoch"], found["ts"], found["old"], found["new"], found["all"])
+
+
+def count_of(value: Any) -> int:
+    """A count of 63 bits, as digits. Raises ValueError."""
+    text = bytes(value or b"")
+    if not text.isdigit() or len(text) > DIGITS_MAX:
+        raise ValueError("it is no count")
+    return int(text)
+
+
+def first_change(ts: int, before: int, partitions: int) -> Layout:
+    """The layout of a topic that has had `before` partitions from its beginning on."""
+    return Layout(1, ts, before, partitions, max(before, partitions))

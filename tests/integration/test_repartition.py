@@ -1,0 +1,112 @@
+"""Another number of partitions under load: upstream, capture, Spark, Kafka and the consumer, all killed.
+
+Before the change a row is where the old number puts it, above it where the new one does; readers end equal.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from tests.integration.cluster import Cluster, eventually
+from tests.integration.test_kills import newest, wrong_sums
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+
+BY_ROW = """
+[[sink.dispatchers]]
+matcher = ["*.*"]
+partition = "index-value"
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, kafka: str) -> Iterator[Cluster]:
+    running = Cluster(tmp_path, kafka, options="&partition-num=3")
+    yield running
+    running.stop()
+
+
+def repartition(cluster: Cluster, partitions: int) -> None:
+    """Ask for another number of partitions of the feed `bank`."""
+    wanted = ("--partitions", str(partitions))
+    cluster.run("changefeed", "repartition", "--server", cluster.server, "-c", "bank", *wanted)
+
+
+def wait_partitions(cluster: Cluster, partitions: int) -> None:
+    """Until the feed delivers by the number."""
+
+    def there() -> bool:
+        own = cluster.feed()["tidegate"]
+        return bool(own["partitions"] == partitions and not own["repartition"])
+
+    eventually(f"{partitions} partitions", there)
+
+
+def begin(cluster: Cluster) -> None:
+    """Everything, with a feed that spreads rows by their keys."""
+    cluster.start_upstream("--regions", "3")
+    cluster.start_server()
+    settings = cluster.folder / "feed.toml"
+    settings.write_text(BY_ROW)
+    cluster.create_feed("bank", "--config", str(settings))
+    cluster.start_consumer("--master", "workers[1]")
+
+
+def finish(cluster: Cluster) -> None:
+    """The workload ends; source, topic and target are compared."""
+    workload = cluster.children["workload"]
+    workload.ask_to_end()
+    done = workload.wait_line(lambda line: line.get("event") == "done")
+    cluster.wait_checkpoint(done["last_commit_ts"])
+    eventually("the last commit in the tables", lambda: newest(cluster.lake) >= done["last_commit_ts"])
+    outcome = cluster.compare()
+    assert outcome["equal"], outcome
+    cluster.stop()
+    settings = str(cluster.folder / "feed.toml")
+    cluster.run("topic", "check", cluster.source, "--config", settings)
+    assert wrong_sums(cluster.lake, 0, done["total"]) == []
+
+
+def test_a_running_changefeed_goes_over_to_more_partitions_and_back(cluster: Cluster) -> None:
+    begin(cluster)
+    workload = cluster.start_workload("--rate", "100", "--accounts", "300", "--ddl-every", "2000")
+    ready = workload.wait_line(lambda line: line.get("event") == "ready")
+    cluster.wait_checkpoint(ready["last_commit_ts"])
+    for partitions in (5, 2):
+        repartition(cluster, partitions)
+        wait_partitions(cluster, partitions)
+        cluster.wait_checkpoint(cluster.tso())
+    found = AdminClient({"bootstrap.servers": cluster.kafka}).list_topics(cluster.topic, timeout=30)
+    assert len(found.topics[cluster.topic].partitions) == 5
+    finish(cluster)
+
+
+VICTIMS = ("server", "driver", "worker", "puller", "consumer")
+
+
+def test_whatever_is_killed_meanwhile_the_change_comes_about_and_nothing_is_lost_or_doubled(
+    cluster: Cluster, request: pytest.FixtureRequest
+) -> None:
+    chance = random.Random(request.config.getoption("--kill-seed"))
+    begin(cluster)
+    workload = cluster.start_workload("--rate", "100", "--accounts", "300", "--ddl-every", "1500")
+    ready = workload.wait_line(lambda line: line.get("event") == "ready")
+    cluster.wait_checkpoint(ready["last_commit_ts"])
+    for victim, partitions in zip(VICTIMS, (5, 2, 7, 3, 8), strict=True):
+        repartition(cluster, partitions)
+        time.sleep(chance.uniform(0.0, 0.5))
+        cluster.kill(victim, signal.SIGKILL)
+        if victim == "server":
+            cluster.start_server()
+        if victim == "consumer":
+            cluster.start_consumer("--master", "workers[1]")
+        wait_partitions(cluster, partitions)
+        cluster.wait_checkpoint(cluster.tso())
+    finish(cluster)
