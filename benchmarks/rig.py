@@ -326,7 +326,7 @@ class Rig:
             "ranges": [["", ""]],
             "givers": {},
             "store_dir": str(self.store),
-            "metadata_path": str(metadata),
+            "metadata": str(metadata),
             "socket_path": str(self.folder / "control.sock"),
         }
         path = self.feed_dir / "spec-1.json"

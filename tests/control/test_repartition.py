@@ -228,6 +228,24 @@ class Incarnation:
         return True
 
 
+def test_no_range_is_held_below_what_is_out_already() -> None:
+    """After a takeover DDL is known from the checkpoint on, and no range has reported: T would lie below."""
+    barrier = Barrier(200)
+    owner = Owner(200, barrier, ALL)
+    owner.grant("a", 1, [GrantedRange(ALL, (1, 1))])
+    owner.running("a", 1, [GrantedRange(ALL, (1, 1))])
+    owner.learn([], 205)
+    owner.sink_open(210, 230)
+    owner.ask_repartition(5)
+    for known in (205, 229):
+        owner.learn([], known)
+        owner.tick(0.0)
+        assert owner.repartition_ts == 0
+    owner.learn([], 230)
+    owner.tick(0.0)
+    assert owner.repartition_ts == 230
+
+
 @pytest.mark.parametrize("kills", [False, True])
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_up_to_the_change_go_by_the_old_number_and_later_ones_by_the_new(seed: int, kills: bool) -> None:

@@ -100,6 +100,12 @@ class FileSink:
         """Over how many partitions rows would be spread, were there any."""
         return partitions_of(lines_of(self._path), self._instance)
 
+    @property
+    def is_repartitioned(self) -> bool:
+        """Whether that number was ever changed."""
+        lines = lines_of(self._path)
+        return any("partitions" in line for line in lines if line.get("instance") == self._instance)
+
     def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
         self._check()
         assert ts >= self.journal.resolved_ts

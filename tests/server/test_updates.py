@@ -299,3 +299,27 @@ def test_rows_of_a_table_that_no_ddl_announces_wait_until_it_is_stored_that_it_c
     wait_for(lambda: [line for line in capture.lines("one") if line.get("table") == "shop.late"], "the row")
     assert not [line for line in capture.lines("one") if "ddl" in line]
     assert stored(capture, "one").checkpoint_ts >= ts - 1
+
+
+def test_a_feed_that_was_stopped_as_it_reached_its_target_goes_on_to_a_later_one(
+    capture: Running, bank: BankWorkload
+) -> None:
+    """It had nothing more to do when it was paused, which says nothing of what it has to do now."""
+    capture.create("one")
+    work(bank, 20)
+    last = capture.capture.pd.tso()
+    wait_for(lambda: capture.feed("one")["checkpoint_ts"] >= last, "it delivers")
+    assert capture.call("POST", "/changefeeds/one/pause")["http"] == 200
+    capture.capture.reactor.feeds[FeedId("default", "one")]._reached = True
+    assert capture.call("POST", "/changefeeds/one/resume", {})["http"] == 200
+    work(bank, 20)
+    last = capture.capture.pd.tso()
+    wait_for(
+        lambda: capture.feed("one")["checkpoint_ts"] >= last or _state(capture) == "finished", "it goes on"
+    )
+    assert _state(capture) == "normal"
+
+
+def _state(capture: Running) -> str:
+    found: str = capture.feed("one")["state"]
+    return found

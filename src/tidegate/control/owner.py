@@ -122,6 +122,8 @@ class Owner:
         self._synced = 0
         self._partitions_asked = 0
         """The number of partitions that is wanted instead of the present one; 0: it stays."""
+        self._out = 0
+        """Up to where Resolved and DDL are out, by the journal of the sink."""
         self._repartitions = False
         """Whether the change of that number is under way at the sink, or was made."""
         self._busy = self._open = False
@@ -190,14 +192,15 @@ class Owner:
             if (known := self._of(capture, incarnation, one)) is not None:
                 known.running = True
 
-    def sink_open(self, resolved_journal: int) -> None:
-        """The owner's sink is up; what its journal holds as Resolved is out already.
+    def sink_open(self, resolved_journal: int, ddl_journal: int = 0) -> None:
+        """The owner's sink is up; what its journal holds as Resolved and as DDL is out already.
 
         This incarnation delivers by the number of partitions that the sink has now, so that nothing holds it
         where the number was to change. Not earlier: whether an interrupted change took effect is known
         only now.
         """
         self.resolved_sent = max(self.resolved_sent, resolved_journal)
+        self._out = max(self._out, resolved_journal, ddl_journal)
         self.barrier.switch_ts = self._partitions_asked = 0
         self._repartitions = False
         self._open = True
@@ -328,10 +331,11 @@ class Owner:
     def _hold_for_repartition(self) -> None:
         """Hold all ranges for a change of the number of partitions that is wanted.
 
-        Only once what is known of DDL has passed all that was reported: after a loss of the event store a
-        range may be further than DDL is known.
+        Only once what is known of DDL has passed all that was reported, and all that is out: after a loss of
+        the event store, or a takeover by another capture, a range may be further than DDL is known.
         """
         known = max((one.checkpoint for one in self._ranges.values()), default=0)
+        known = max(known, self._out, self.resolved_sent)
         if self._partitions_asked and not self.barrier.switch_ts and self.barrier.resolved >= known:
             self.barrier.switch()
 

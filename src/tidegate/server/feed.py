@@ -248,7 +248,7 @@ class Feed(FeedLife):
     # --- replication ---------------------------------------------------------------------------------
 
     async def _replicate(self) -> None:
-        self._failure = None
+        self._failure, self._reached = None, False
         await self._meet()
         if self.owner is None or self._ddl is None or not self._ddl.is_open:
             await self._open()
@@ -348,7 +348,7 @@ class Feed(FeedLife):
         if await self._adopt_settings(self._sink.delivered_to):
             await self._start_incarnation()
             return
-        self.owner.sink_open(self._sink.resolved_journal)
+        self.owner.sink_open(self._sink.resolved_journal, self._sink.ddl_journal)
         await self._take_up_repartition(self.owner, self._sink.partitions)
         self.waiting_for = PIPELINE_STARTS
         self.totals.starts += 1
@@ -356,12 +356,15 @@ class Feed(FeedLife):
 
     async def _take_up_repartition(self, owner: Owner, partitions: int) -> None:
         """Go on with a change of the number of partitions that was asked for, unless the sink has it."""
-        wanted = self.info.repartition
-        if wanted and wanted != partitions:
-            owner.ask_repartition(wanted)
-        elif wanted:
+        assert self._sink is not None
+        changed = partitions if self._sink.is_repartitioned else 0
+        wanted = 0 if self.info.repartition == partitions else self.info.repartition
+        if (wanted, changed) != (self.info.repartition, self.info.partitions):
+            # Also if another number was asked for meanwhile: what guards the layout goes by the sink.
             event(LOG, logging.INFO, "repartitioned", changefeed=str(self.id), partitions=partitions)
-            await self._note_repartition(0, partitions)
+            await self._note_repartition(wanted, changed)
+        if wanted:
+            owner.ask_repartition(wanted)
 
     async def repartition(self, partitions: int) -> None:
         """Spread rows over so many partitions as soon as all before are out; durable on return.
@@ -371,7 +374,14 @@ class Feed(FeedLife):
         owner, sink = self.owner, self._sink
         done = sink is not None and sink.partitions == partitions
         if owner is not None and sink is not None and done and not owner.repartitions:
-            await self._note_repartition(0, self.info.partitions)
+            before = self.info.repartition
+            owner.ask_repartition(0)  # before it is stored: a tick meanwhile would carry it out
+            try:
+                await self._note_repartition(0, self.info.partitions)
+            except TidegateError:
+                if before and sink is self._sink:
+                    owner.ask_repartition(before)
+                raise
             partitions = 0
         else:
             await self._note_repartition(partitions, self.info.partitions)
@@ -680,7 +690,7 @@ class Feed(FeedLife):
             case SendRepartition(ts, partitions):
                 await sink.repartition(ts, partitions)
                 owner.repartition_done(ts)
-                self._repartitioned = True
+                self._repartitioned = True  # what it is now is noted by the next incarnation
             case Persist(ts):
                 await self._persist(owner, ts)
                 if not owner.barrier.target_ts and owner.due_in(self.node.clock.monotonic()) > 0:

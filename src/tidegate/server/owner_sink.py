@@ -88,6 +88,11 @@ class OpenedSink:
         return self._sink.journal.resolved_ts
 
     @property
+    def ddl_journal(self) -> int:
+        """The ts of the last DDL that the sink holds."""
+        return self._sink.journal.ddl_ts
+
+    @property
     def delivered_to(self) -> int:
         """Everything up to here is in the sink, by its journal: a DDL is sent after all rows up to it."""
         return max(self._sink.journal.resolved_ts, self._sink.journal.ddl_ts - 1)
@@ -104,6 +109,11 @@ class OpenedSink:
     def partitions(self) -> int:
         """Over how many partitions rows of the feed's own topic are spread; 0: the sink has none."""
         return self._sink.partitions if isinstance(self._sink, PartitionedOwner) else 0
+
+    @property
+    def is_repartitioned(self) -> bool:
+        """Whether that number was ever changed."""
+        return isinstance(self._sink, PartitionedOwner) and self._sink.is_repartitioned
 
     async def repartition(self, ts: int, partitions: int) -> None:
         """Let rows above `ts` go to so many partitions, in one step with Resolved `ts`."""

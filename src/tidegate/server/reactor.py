@@ -550,11 +550,20 @@ class Reactor:
         """Whether another place is meant than where the feed has written so far.
 
         Where that cannot be told, another one is taken for granted: rows above the checkpoint go out again.
+        A feed that was re-partitioned is Refused then: its readers would not hear of it.
         """
         after = replace(found.plan, uri=new.uri, config=new.config).sink
         try:
             return not await asyncio.to_thread(same_place, found.plan.sink, after)
         except TidegateError as error:
+            if found.info.partitions or found.info.repartition:
+                raise Refused(
+                    "CDC:ErrChangefeedUpdateRefused",
+                    "[CDC:ErrChangefeedUpdateRefused]it cannot be told whether this is the same topic.",
+                    where=new.uri.render(),
+                    why=f"{error.what} {error.why}; and the changefeed was re-partitioned",
+                    fix="try again when the broker answers",
+                ) from error
             event(
                 LOG,
                 logging.WARNING,

@@ -215,6 +215,11 @@ class PartitionedOwner(OwnerSink, Protocol):
         """Over how many partitions of the feed's own topic rows are spread now."""
         ...
 
+    @property
+    def is_repartitioned(self) -> bool:
+        """Whether that number was ever changed, so that readers go by a layout."""
+        ...
+
     def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
         """Resolved `ts`, and that rows above it go to so many partitions: durable together on return.
 

@@ -162,6 +162,11 @@ class KafkaOwnerSink:
             self._keep(journal)
         self.journal = journal
 
+    @property
+    def is_repartitioned(self) -> bool:
+        """Whether the number of the URI's topic was ever changed."""
+        return self._uri.topic in self.layouts
+
     def repartition(self, ts: int, partitions: int, build_ms: int = 0) -> None:
         """Resolved `ts`, from which on rows of the URI's topic go to so many partitions; durable on return.
 
