@@ -64,7 +64,7 @@ class MemoryTopic:
         )
         decoded = decoder(self.options).decode(batch)
         staging.mkdir(parents=True, exist_ok=True)
-        resolved, aligns = told_apart(decoded.resolved, mark_headers(batch))
+        resolved, aligns = told_apart(decoded.resolved, mark_headers(batch, decoded.resolved))
         return Fetched(
             partition,
             start + len(found),

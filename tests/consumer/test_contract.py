@@ -274,6 +274,19 @@ def test_dispatched_by_conflict_a_row_may_be_where_its_key_or_its_table_says() -
         assert check.finish().counts == ({Rule.PLACED: 1} if wrong else {})
 
 
+def test_dispatched_by_conflict_a_row_may_move_between_the_place_of_its_key_and_that_of_its_table() -> None:
+    router = Router([DispatchRule(partition="conflict")], "t")
+    by_table = crc32(b"sa") % 3
+    row = next(number for number in range(9) if place("a", number, 3) != by_table)
+    by_key = place("a", row, 3)
+    other = next(partition for partition in range(3) if partition not in (by_table, by_key))
+    for first, second, wrong in ((by_key, by_table, False), (by_table, by_key, False), (by_key, other, True)):
+        check = TopicCheck(range(3), router=router)
+        check.take(first, decoded([Row(row, 10)], 0))
+        check.take(second, decoded([Row(row, 20)], 0))
+        assert (Rule.MOVED in check.finish().counts) is wrong
+
+
 def test_the_first_violation_has_its_place() -> None:
     (first,) = judged(broken(Rule.ORDER)).violations
     assert (first.rule, first.partition, first.offset, first.ts, first.table) == (Rule.ORDER, 1, 1, 10, "s.a")
@@ -394,7 +407,8 @@ def headed(*marks: tuple[int, dict[str, bytes]]) -> tuple[Decoded, MarkHeaders]:
     """Resolved messages with headers, from offset 0 on, as the check takes them."""
     headers = [list(found.items()) for _, found in marks]
     batch = Batch([None] * len(marks), [b""] * len(marks), range(len(marks)), headers)
-    return Decoded(resolved=[(ts, i) for i, (ts, _) in enumerate(marks)]), mark_headers(batch)
+    resolved = [(ts, i) for i, (ts, _) in enumerate(marks)]
+    return Decoded(resolved=resolved), mark_headers(batch, resolved)
 
 
 def aligned(epoch: int, name: str = "x") -> dict[str, bytes]:
@@ -463,6 +477,7 @@ def test_a_row_below_its_tables_mark_that_comes_behind_the_mark_is_named() -> No
 )
 def test_a_header_that_is_not_sound_is_named(header: dict[str, bytes]) -> None:
     assert verdict_of([(10, header)]).counts == {Rule.DECODABLE: 1}
+    assert verdict_of([(10, {}), (0, header)]).counts == {Rule.DECODABLE: 1}, "and it goes back nowhere"
 
 
 @pytest.mark.parametrize(("first", "second", "may"), [(0, 1, True), (1, 2, True), (1, 1, False)])

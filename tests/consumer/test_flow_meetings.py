@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
+
+import pytest
 
 from tests.consumer.test_assembler import segment
 from tests.dispatcher.test_conflict_model import (
@@ -21,12 +25,15 @@ from tests.dispatcher.test_conflict_model import Topic as Partitions
 from tidegate.codec.alignment import ALIGN_HEADER, header
 from tidegate.codec.base import Batch
 from tidegate.codec.registry import marks
+from tidegate.consumer.checks import check_marks_read
 from tidegate.consumer.flow import MAX_MEETINGS, Flow, Rows
+from tidegate.consumer.mark_headers import mark_headers
 from tidegate.consumer.places import number_of
 from tidegate.consumer.position import PartitionPosition, Position
 from tidegate.consumer.source import Fetched, Topic, TopicDecoder, _staged
 from tidegate.consumer.watermark import Mode
-from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.errors import Fatal
+from tidegate.model.slots import DELETE, INSERT
 
 
 def fresh(numbers: Iterable[int], mode: Mode = Mode.ROW) -> Position:
@@ -47,19 +54,19 @@ def fetched(partition: int, messages: list[Change | Mark], first: int, end: int,
     )
 
 
-def apply_step(target: Target, topic: Partitions, before: dict[int, int], step: Rows, chance: Random) -> None:
-    """A step as a target may write it: partition by partition, but a single ts with its deletes first."""
-    parts = [
-        [row for row in topic[p] if isinstance(row, Change) and before[p] < row.ts <= upto]
+def apply_step(target: Target, topic: Partitions, before: dict[int, int], step: Rows) -> None:
+    """A step as a target writes it: each row's net effect, and deletes first."""
+    news = {
+        change.id: change
         for p, upto in step.bounds.items()
-    ]
-    together = [row for part in parts for row in part]
-    if len({row.ts for row in together}) == 1:
-        parts = [sorted(together, key=lambda row: (DELETE, UPDATE, INSERT).index(row.op))]
-    chance.shuffle(parts)
-    for part in parts:
-        for row in part:
-            target.apply(row)
+        for change in topic[p]
+        if isinstance(change, Change) and before[p] < change.ts <= upto
+    }
+    for row in news.keys() & target.rows.keys():
+        target.apply(Change(target.newest[row], DELETE, row, target.rows[row]))
+    for change in news.values():
+        if change.op != DELETE:
+            target.apply(Change(change.ts, INSERT, change.id, change.u))
 
 
 def consumed(topic: Partitions, chance: Random, *, aligned: bool = True) -> Target:
@@ -76,7 +83,7 @@ def consumed(topic: Partitions, chance: Random, *, aligned: bool = True) -> Targ
         flow.take([part if aligned else Fetched(p, end, segments=part.segments, resolved=part.resolved)])
         while isinstance(step := flow.next_step(chance.choice((1, 1000))), Rows):
             before = {p: flow.assembler.applied(p) for p in range(PARTITIONS)}
-            apply_step(target, topic, before, step, chance)
+            apply_step(target, topic, before, step)
             flow.assembler.take(step.bounds)
     return target
 
@@ -116,7 +123,7 @@ def stepped(flow: Flow) -> dict[int, int] | None:
     return dict(step.bounds)
 
 
-def test_partitions_come_below_a_mark_then_make_its_ts_together_then_go_on() -> None:
+def test_partitions_come_below_a_mark_then_pass_it_together_then_go_on() -> None:
     flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
     flow.take([Fetched(0, 9, resolved=((20, 8),), aligns=((10, 5),))])
     assert stepped(flow) == {0: 9, 1: 0}
@@ -124,9 +131,40 @@ def test_partitions_come_below_a_mark_then_make_its_ts_together_then_go_on() -> 
     assert stepped(flow) == {0: 9, 1: 9}
     assert stepped(flow) is None, "partition 1 may have more of ts 10"
     flow.take([Fetched(1, 20, resolved=((30, 18),), aligns=((10, 12), (25, 15)))])
-    assert stepped(flow) == {0: 10, 1: 10}
+    assert stepped(flow) == {0: 20, 1: 20}, "the mark of 10 is below what both may apply"
     assert stepped(flow) == {0: 20, 1: 24}
     assert stepped(flow) is None
+
+
+def test_marks_that_all_partitions_may_pass_cost_one_step() -> None:
+    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
+    aligns = tuple((ts, ts) for ts in range(10, 60, 5))
+    flow.take([Fetched(0, 99, resolved=((70, 98),), aligns=aligns)])
+    flow.take([Fetched(1, 99, resolved=((52, 98),), aligns=aligns[:-1])])
+    assert stepped(flow) == {0: 52, 1: 52}
+    assert flow.position(52).partitions[0].offset == 55, "the mark of 55 is still to be met"
+    assert stepped(flow) == {0: 54, 1: 52}
+    assert stepped(flow) is None
+
+
+def test_a_step_that_is_cut_short_keeps_partitions_together_at_a_mark() -> None:
+    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
+    rows = tuple(segment(0, ts, ts, ts) for ts in (5, 12, 15))
+    flow.take([Fetched(0, 20, segments=rows, resolved=((9, 19),), aligns=((10, 11),))])
+    assert stepped(flow) == {0: 9, 1: 0}
+    flow.take([Fetched(p, 30, resolved=((20, 29),), aligns=((10, 11),)) for p in (0, 1)])
+    step = flow.next_step(1)
+    assert isinstance(step, Rows)
+    assert set(step.bounds.values()) == {12}
+
+
+def test_a_topic_without_marks_costs_nothing() -> None:
+    flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
+    flow.take([Fetched(p, 9, resolved=((20, 8),)) for p in (0, 1)])
+    assert flow._meetings == {}
+    flow.take([Fetched(p, 12, resolved=((30, 11),), aligns=((25, 10),)) for p in (0, 1)])
+    assert [stepped(flow), stepped(flow)] == [{0: 30, 1: 30}, None]
+    assert flow._meetings == {}
 
 
 def test_partitions_of_another_topic_do_not_wait() -> None:
@@ -138,12 +176,22 @@ def test_partitions_of_another_topic_do_not_wait() -> None:
     assert stepped(flow) == {first: 9, second: 9, other: 20}
 
 
+def test_partitions_of_a_topic_that_joins_meet_at_its_marks() -> None:
+    names = ("a", "b")
+    known, first, second = (number_of(names, *one) for one in (("a", 0), ("b", 0), ("b", 1)))
+    flow = Flow(fresh((known,)), Mode.ROW, (), None)
+    flow.join((first, second), (), {})
+    flow.take([Fetched(known, 9, resolved=((20, 8),)), Fetched(second, 9, resolved=((9, 8),))])
+    flow.take([Fetched(first, 9, resolved=((20, 8),), aligns=((10, 5),))])
+    assert stepped(flow) == {known: 20, first: 9, second: 9}
+    assert stepped(flow) is None
+
+
 def test_marks_of_two_tables_may_be_in_another_order_on_another_partition() -> None:
     flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
     orders = [((10, 5), (12, 6)), ((12, 5), (10, 6))]
     flow.take([Fetched(p, 9, resolved=((20, 8),), aligns=aligns) for p, aligns in enumerate(orders)])
-    found = [stepped(flow) for _ in range(5)]
-    assert found == [{0: ts, 1: ts} for ts in (9, 10, 11, 12, 20)]
+    assert [stepped(flow), stepped(flow)] == [{0: 20, 1: 20}, None]
 
 
 def test_a_restart_reads_a_mark_again_that_was_not_reached() -> None:
@@ -157,14 +205,14 @@ def test_a_restart_reads_a_mark_again_that_was_not_reached() -> None:
     again.take([Fetched(0, 12, resolved=((20, 11),), aligns=aligns), Fetched(1, 12, resolved=((9, 8),))])
     assert stepped(again) is None
     again.take([Fetched(1, 20, resolved=((15, 18),), aligns=((10, 12),))])
-    assert stepped(again) == {0: 10, 1: 10}
-    assert again.position(10).partitions[0] == PartitionPosition(offset=12, applied=10, watermark=20)
+    assert stepped(again) == {0: 15, 1: 15}
+    assert again.position(15).partitions[0] == PartitionPosition(offset=12, applied=15, watermark=20)
 
 
 def test_a_mark_that_comes_again_behind_its_ts_is_done_with() -> None:
     flow = Flow(fresh((0, 1)), Mode.ROW, (), None)
     flow.take([Fetched(p, 9, resolved=((20, 8),), aligns=((10, 5),)) for p in (0, 1)])
-    assert [stepped(flow) for _ in range(3)] == [{0: 9, 1: 9}, {0: 10, 1: 10}, {0: 20, 1: 20}]
+    assert stepped(flow) == {0: 20, 1: 20}
     flow.take([Fetched(0, 19, resolved=((30, 18),), aligns=((10, 15),))])
     assert stepped(flow) == {0: 30, 1: 20}
 
@@ -190,3 +238,18 @@ def test_a_mark_is_no_watermark_and_one_that_cannot_be_read_is_kept_as_a_bad_mes
         (6, "its header tidegate-align: id and table are no texts")
     ]
     assert found.bad[0].key == batch.keys[2]
+    with pytest.raises(Fatal, match="alignment mark cannot be read") as stopped:
+        check_marks_read(topic, [found])
+    assert stopped.value.where == "topic t, partition 0, offset 6"
+    assert stopped.value.why == found.bad[0].why
+
+
+def test_headers_of_resolved_messages_alone_are_looked_at() -> None:
+    class Headers(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            raise AssertionError("the headers of all messages are looked at")
+
+    mark = [(ALIGN_HEADER, header("s.t", 15))]
+    batch = Batch([None] * 3, [b""] * 3, [4, 7, 9], Headers([mark, None, mark]))
+    assert mark_headers(batch, [(0, 9), (3, 7)]).alignments.keys() == {9}
+    assert mark_headers(replace(batch, headers=None), [(0, 9)]).alignments == {}

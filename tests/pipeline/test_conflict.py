@@ -9,6 +9,7 @@ from random import Random
 
 import orjson
 import pytest
+from confluent_kafka import Producer
 from tests.contracts.codec_rows import messages_of
 from tests.dispatcher.test_conflict_model import (
     PARTITIONS,
@@ -25,6 +26,7 @@ from tests.pipeline.recorded import CLUSTER, RecordedFeed, begin
 from tests.pipeline.test_stripes import Keeper
 
 from tidegate import metrics
+from tidegate.codec.alignment import ALIGN_HEADER
 from tidegate.codec.base import Batch, CodecOptions, describe
 from tidegate.codec.decode import decoder
 from tidegate.codec.registry import marks, options_of
@@ -38,14 +40,20 @@ from tidegate.consumer.source import fetch
 from tidegate.consumer.topic_check import check_topic
 from tidegate.consumer.watermark import Mode
 from tidegate.control.metadata import FeedId
+from tidegate.dispatcher.conflict import Conflicts
 from tidegate.dispatcher.router import Router
+from tidegate.dispatcher.split import Part
+from tidegate.errors import Fatal
 from tidegate.eventstore.order import Entry
 from tidegate.model.block import DELETE as DELETED
 from tidegate.model.block import PUT
 from tidegate.model.message import Message, MessageBlock
+from tidegate.model.progress import Delivered
 from tidegate.model.slots import DELETE, INSERT, UPDATE
+from tidegate.model.span import Span
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.pipeline.access import LocalAccess
+from tidegate.pipeline.ahead import Ahead
 from tidegate.pipeline.deliver import Worker, open_worker
 from tidegate.pipeline.feed import Barrier, FeedSpec
 from tidegate.pipeline.ranges import Range
@@ -177,7 +185,7 @@ def changes_and_marks(topic: dict[int, Batch], options: CodecOptions) -> Topic:
     found: Topic = []
     for batch in topic.values():
         decoded = decoder(options).decode(batch)
-        _, aligns = told_apart(decoded.resolved, mark_headers(batch))
+        _, aligns = told_apart(decoded.resolved, mark_headers(batch, decoded.resolved))
         assert decoded.bad == []
         some: list[tuple[int, ModelChange | Mark]] = [(at, Mark(ts - START_TS)) for ts, at in aligns]
         for item in describe(decoded):
@@ -245,6 +253,52 @@ def test_a_worker_that_goes_on_marks_conflicts_alone(tmp_path: Path) -> None:
         assert count == expected if expected is not None else count > 1
 
 
+def marks_of(topic: dict[int, list[Message]]) -> list[int]:
+    """The transactions that marks name, as partition 0 has them."""
+    (_, partition), *_ = topic.items()
+    return [orjson.loads(m.headers[0][1])["epoch"] - START_TS for m in partition if m.headers]
+
+
+def test_a_delete_that_is_out_already_has_a_mark_behind_it(tmp_path: Path) -> None:
+    """Another incarnation, with other spans, has sent row 1 up to its delete."""
+    log = [
+        [ModelChange(1, INSERT, 1, 1), ModelChange(1, INSERT, 9, 9)],
+        [ModelChange(2, DELETE, 1, 1)],
+        [ModelChange(3, INSERT, 2, 1)],
+    ]
+    feed = SwapFeed(tmp_path, "kafka://127.0.0.1:1/own?protocol=open-protocol", log)
+    spec = FeedSpec.load(feed.write(settings={"sink": {"dispatchers": RULES}}))
+    (span,) = Barrier.load(feed.feed_dir / "barrier.json").spans
+    broker = Broker(1 << 30, Random(1), 0)
+    worker = Worker(LocalAccess(spec), lambda topic: PARTITIONS, broker)
+    first, second = (record.encode(TABLE, (number, None))[0] for number in (1, 2))
+    worker._ahead = Ahead((Delivered(Span(first, second), "", START_TS + 2, None),))
+    worker.deliver([Range(span, START_TS, feed.last_ts)])
+    assert marks_of(broker.topic) == [1, 3]
+
+
+def test_a_block_with_marks_has_its_definition_and_the_body_of_marks_once(tmp_path: Path) -> None:
+    log = list(transactions(Random(1), 60))
+    feed = SwapFeed(tmp_path, "kafka://127.0.0.1:1/own?protocol=simple", log)
+    spec = FeedSpec.load(feed.write(settings={"sink": {"dispatchers": RULES}}))
+    (span,) = Barrier.load(feed.feed_dir / "barrier.json").spans
+    worker = Worker(LocalAccess(spec), lambda topic: PARTITIONS, Broker(1 << 30, Random(1), 0))
+    assert worker.schemas is not None
+    (block,) = worker.access.read([(span, START_TS, feed.last_ts)], None, None)
+    schemas = worker.schemas.upto(feed.last_ts)
+    conflicts = Conflicts().begin(span, START_TS)
+    encoded = worker.encode(block, schemas, conflicts=conflicts)
+    assert encoded.alignments > 5
+    blocks = [one for one in encoded.content if isinstance(one, MessageBlock)]
+    told = [at for at, one in enumerate(blocks) if not one.headers and not one.rows.any()]
+    assert told == [0], "the definition is sent once, before everything else"
+    assert worker.plan.mark(7) is worker.plan.mark(7)
+
+    assert len(conflicts) == 1
+    worker.encode(block, schemas, part=Part.WHOLE, conflicts=conflicts)
+    assert len(conflicts) == 0, "whole updates may free and take values that nobody looked at"
+
+
 def test_the_topic_check_finds_nothing_wrong_with_marks_and_misses_one_that_is_not_everywhere(
     tmp_path: Path,
 ) -> None:
@@ -261,7 +315,8 @@ def test_the_topic_check_finds_nothing_wrong_with_marks_and_misses_one_that_is_n
 def checked(topic: dict[int, list[Message]], spec: FeedSpec) -> dict[Rule, int]:
     check = TopicCheck(range(PARTITIONS), router=Router.of(spec.config, "own"))
     for partition, batch in batches(topic).items():
-        check.take(partition, decoder(options_of(spec.config)).decode(batch), mark_headers(batch))
+        decoded = decoder(options_of(spec.config)).decode(batch)
+        check.take(partition, decoded, mark_headers(batch, decoded.resolved))
     return {rule: count for rule, count in check.finish().counts.items() if count}
 
 
@@ -302,3 +357,17 @@ def test_row_mode_reads_marked_topics_of_a_real_broker_to_the_end(
         assert run(settings, lambda: False, Listener()).ts == feed.last_ts
         rows = open_snapshot(target).tables["bank.swaps"].to_arrow().to_pylist()
         assert {row["id"]: row["u"] for row in rows} == final(log)
+
+    producer = Producer({"bootstrap.servers": kafka})
+    mark = marks(options_of(spec.config)).encode_resolved(0)
+    assert mark is not None
+    producer.produce(topic.name, mark.value, mark.key, 0, headers=[(ALIGN_HEADER, b"{")])
+    assert producer.flush(60) == 0
+    for mode in Mode:
+        again = tmp_path / f"{mode.value}-again"
+        settings = Settings(uri, again, mode=mode, until=feed.last_ts, commit_s=0.05, master="workers[1]")
+        if mode is Mode.TRANSACTION:
+            assert run(settings, lambda: False, Listener()).ts == feed.last_ts
+        else:
+            with pytest.raises(Fatal, match="alignment mark cannot be read"):
+                run(settings, lambda: False, Listener())

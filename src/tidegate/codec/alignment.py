@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from tidegate.codec.entry import MarkEncoder
-from tidegate.model.message import MessageBlock
+from tidegate.model.message import Message, MessageBlock
 
 ALIGN_HEADER: Final = "tidegate-align"
 """Name of the Kafka header that makes a Resolved an alignment mark."""
@@ -24,12 +24,15 @@ def header(table: str, commit_ts: int) -> bytes:
     return orjson.dumps({"id": f"{table}@{commit_ts}", "table": table, "epoch": commit_ts})
 
 
-def mark_block(
-    marks: MarkEncoder, table: str, commit_ts: int, topic: str, partitions: int, build_ms: int
-) -> MessageBlock:
-    """A mark for each partition of a topic. The protocol must have Resolved."""
+def resolved(marks: MarkEncoder, build_ms: int) -> Message:
+    """The Resolved that all marks are. The protocol must have one."""
     message = marks.encode_resolved(0, build_ms)
     assert message is not None, "`registry.settled` refuses protocols without Resolved"
+    return message
+
+
+def mark_block(message: Message, table: str, commit_ts: int, topic: str, partitions: int) -> MessageBlock:
+    """A mark for each partition of a topic; `message`: that of `resolved`."""
     key, value = message.key or b"", message.value or b""
 
     def each(number: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

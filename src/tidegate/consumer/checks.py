@@ -350,6 +350,18 @@ def check_complete(topic: Topic, fetched: Iterable[Fetched], until: int | None) 
             )
 
 
+def check_marks_read(topic: Topic, fetched: Iterable[Fetched]) -> None:
+    """Fatal when an alignment mark cannot be read: for row mode, which would not wait where it must."""
+    for part in fetched:
+        for offset, why in part.lost_aligns:
+            raise Fatal(
+                "an alignment mark cannot be read, and row mode must wait for all partitions there",
+                where=f"{topic.where(part.partition)}, offset {offset}",
+                why=why,
+                fix="fill a new target with --mode transaction, which needs no marks",
+            )
+
+
 def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:
     """Fatal when the producer says that it now writes another number of partitions.
 

@@ -276,8 +276,9 @@ class TopicCheck:
                     alignment = headers.alignments.get(offset)
                     if alignment is not None:
                         self._take_alignment(state, what, alignment, offset)
-                    # An alignment mark may be a Resolved that was there before.
-                    if alignment is None or what > state.resolved:
+                    # An alignment mark, even an unreadable one, may be a Resolved that was there before.
+                    is_mark = alignment is not None or offset in headers.unsound
+                    if not is_mark or what > state.resolved:
                         self._take_resolved(state, what, offset)
                 case DdlMessage():
                     self._take_ddl(state, what)
@@ -368,7 +369,8 @@ class TopicCheck:
 
     def _judge_move(self, state: _Partition, rows: _Rows, i: int, known: int) -> None:
         """A row that was on another partition before."""
-        if not self._moves and not self._placements.may_move(state.topic, rows.table[i]):
+        places = state.partition, self._partitions[known & HOME_MASK].partition
+        if not self._moves and not self._placements.may_move(state.topic, rows.table[i], places):
             why = f"the row's change of {known >> HOME_BITS} is on {self._at(known & HOME_MASK)}"
             self._violated(Rule.MOVED, state, rows.offset[i], rows.ts[i], why, rows.table[i])
 

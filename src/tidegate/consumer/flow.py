@@ -116,10 +116,14 @@ class Flow:
         self._ddls: dict[tuple[int, str], _Waiting] = {}
         self._meetings: dict[int, dict[int, dict[int, int]]] = {}
         """Row mode: by topic and commit ts the alignment marks that its partitions have not passed, each with
-        the offset of its first copy in each partition."""
+        the offset of its first copy in each partition. A topic without any is not there."""
         self._epoch = position.epoch
         self._switches: set[int] = set()
         """Where the number of partitions changes and not all partitions are."""
+        self._members: dict[int, list[int]] = {}
+        """By topic, its partitions."""
+        for number in self._at:
+            self._members.setdefault(topic_index(number), []).append(number)
 
     def join(
         self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...], ids: Mapping[str, str]
@@ -134,12 +138,18 @@ class Flow:
         self._base = replace(self._base, ids=dict(ids))
         for number in numbers:
             self._at[number] = _Partition(0, [(-1, 0)])
+            self._members.setdefault(topic_index(number), []).append(number)
             self._joining.add(number)
             self.watermarks.join(number)
             self.assembler.join(number)
 
     def wanted(self) -> dict[int, int]:
-        """Where to read on, by partition."""
+        """Where to read on, by partition.
+
+        Above the limits, the partitions at the lowest watermark are read on all the same. Waiting marks and
+        rows go when these partitions pass them, so a stop here would never end. What one such partition can
+        add is what stands before its next Resolved.
+        """
         held = self.assembler
         meetings = sum(map(len, self._meetings.values()))
         crowded = held.rows > MAX_WAITING_ROWS or held.bytes > MAX_WAITING_BYTES or meetings > MAX_MEETINGS
@@ -258,32 +268,38 @@ class Flow:
         return {number: state.next_offset for number, state in self._at.items()}
 
     def _take_aligns(self, part: Fetched) -> None:
+        if not part.aligns:
+            return
         held = self._meetings.setdefault(topic_index(part.partition), {})
         for ts, offset in part.aligns:
             held.setdefault(ts, {}).setdefault(part.partition, offset)
 
     def _meeting(self, allowed: dict[int, int]) -> dict[int, int]:
-        """Bounds that keep each topic's partitions together at its next alignment mark.
+        """Bounds that let each topic's partitions pass its alignment marks together.
 
-        All of them first come to the ts below the mark's, then make its ts in one step, then go on. A
-        partition whose watermark covers the mark has brought it, so none can pass it unseen.
+        Marks at or below `low`, up to where all of them may go, need no stop: all go to `low` in one step.
+        A step is written by its net effect, its deletes first, so the order within it does not matter. No
+        partition reaches the first mark above `low` before all can. A partition whose watermark covers a mark
+        has brought it, so none can pass it unseen.
         """
-        for topic, meetings in self._meetings.items():
-            members = [number for number in self._at if topic_index(number) == topic]
-            for ts in [ts for ts in meetings if self._is_past(members, ts)]:
-                del meetings[ts]
-            if not meetings:
+        for topic in list(self._meetings):
+            members = self._members[topic]
+            if not self._pending(topic, min(map(self.assembler.applied, members))):
                 continue
-            ts = min(meetings)
-            due = all(
-                allowed[number] >= ts and self.assembler.applied(number) >= ts - 1 for number in members
-            )
-            cap = ts if due else ts - 1
+            first = min(self._meetings[topic])
+            low = min(allowed[number] for number in members)
+            cap = low if first <= low else first - 1
             allowed |= {number: min(allowed[number], cap) for number in members}
         return allowed
 
-    def _is_past(self, members: Iterable[int], ts: int) -> bool:
-        return all(self.assembler.applied(number) >= ts for number in members)
+    def _pending(self, topic: int, applied: int) -> bool:
+        """Forget a topic's marks that all its partitions have passed; whether any are left."""
+        meetings = self._meetings[topic]
+        for ts in [ts for ts in meetings if ts <= applied]:
+            del meetings[ts]
+        if not meetings:
+            del self._meetings[topic]
+        return bool(meetings)
 
     def _marks_ahead(self, number: int) -> list[int]:
         """The offsets of alignment marks that a partition has not reached: a restart must read them again."""

@@ -49,6 +49,7 @@ from tidegate.consumer.checks import (
     check_followed,
     check_ids,
     check_joining,
+    check_marks_read,
     check_no_ddls,
     check_not_repartitioned,
     check_one_topic,
@@ -559,6 +560,8 @@ class Consumer:
         check_complete(self._topic, news.fetched, self._settings.until)
         check_not_repartitioned(self._topic, news.fetched)
         check_no_ddls(self._topic, news.fetched)
+        if self._flow.mode is Mode.ROW:
+            check_marks_read(self._topic, news.fetched)
         at_end = [p for p, end in news.ends.items() if self._reached(p, news) >= end]
         self._suspicion.saw(news.fetched, at_end, now)
         signs = self._suspicion.news(now)

@@ -113,9 +113,9 @@ class Placements:
         for key in [key for key in self._found if key[0] == topic]:
             del self._found[key]
 
-    def may_move(self, topic: str, table: str) -> bool:
-        """Whether the dispatcher of a table puts a row on other partitions as its values change."""
-        return any(one.may_move(table) for (of, _), one in self._found.items() if of == topic)
+    def may_move(self, topic: str, table: str, places: tuple[int, int]) -> bool:
+        """Whether the dispatcher of a table may put a row on one of two partitions and then on the other."""
+        return any(one.may_move(table, places) for (of, _), one in self._found.items() if of == topic)
 
     def words(self) -> dict[str, str]:
         """What is known of each table's dispatcher, by its last epoch."""

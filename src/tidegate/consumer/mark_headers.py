@@ -8,7 +8,7 @@ tidegate-partitions   JSON: since when, and what the number was and is (`model.l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class MarkHeaders:
-    """Of the messages of a batch that have such headers, by offset."""
+    """Of Resolved messages that have such headers, by offset."""
 
     alignments: dict[int, Alignment] = field(default_factory=dict)
     epochs: dict[int, int] = field(default_factory=dict)
@@ -42,25 +42,40 @@ class MarkHeaders:
     """Of those that say more of their epoch than its number."""
     unsound: dict[int, str] = field(default_factory=dict)
     """Why a header is none of these."""
+    lost: list[int] = field(default_factory=list)
+    """Of `unsound`, the alignment marks: nobody knows where they ask readers to meet."""
 
 
-def mark_headers(batch: Batch) -> MarkHeaders:
-    """The headers of a batch's messages; one that is not sound is named and never raises."""
+def mark_headers(batch: Batch, resolved: Sequence[tuple[int, int]]) -> MarkHeaders:
+    """The headers of a batch's Resolved (and Admin) messages, (ts, offset) each; no others are looked at.
+
+    A header that is not sound is named and never raises.
+    """
     found = MarkHeaders()
-    for offset, headers in zip(batch.offsets, batch.headers or (), strict=False):
-        for name, value in headers or ():
-            if name not in (ALIGN, EPOCH, PARTITIONS):
-                continue
-            try:
-                if name == ALIGN:
-                    found.alignments[int(offset)] = _alignment(value)
-                elif name == EPOCH:
-                    found.epochs[int(offset)] = count_of(value)
-                else:
-                    found.layouts[int(offset)] = layout_of(headers)
-            except ValueError as error:
-                found.unsound[int(offset)] = f"its header {name}: {error}"
+    if batch.headers is None or not resolved:
+        return found
+    offsets = [offset for _, offset in resolved]
+    places = np.searchsorted(np.asarray(batch.offsets, np.int64), offsets).tolist()
+    for offset, place in zip(offsets, places, strict=True):
+        headers = batch.headers[place] or ()
+        for name, value in headers:
+            if name in (ALIGN, EPOCH, PARTITIONS):
+                _take(found, offset, name, value, headers)
     return found
+
+
+def _take(found: MarkHeaders, offset: int, name: str, value: Any, headers: Headers) -> None:
+    try:
+        if name == ALIGN:
+            found.alignments[offset] = _alignment(value)
+        elif name == EPOCH:
+            found.epochs[offset] = count_of(value)
+        else:
+            found.layouts[offset] = layout_of(headers)
+    except ValueError as error:
+        found.unsound[offset] = f"its header {name}: {error}"
+        if name == ALIGN:
+            found.lost.append(offset)
 
 
 def told_apart(

@@ -44,6 +44,8 @@ class Placement:
         self._count, self._router, self._strict_null = partitions, router, strict_null
         self._guesses: dict[str, _Guess] = {}
         self._rules: dict[str, DispatchRule] = {}
+        self._by_tables: dict[str, int] = {}
+        """Where the rows of a table by conflict are if it goes by table."""
 
     def look(self, table: DecodedTable, partition: int) -> tuple[list[tuple[int, int]], int, str]:
         """Rows that lie elsewhere than their rule says, with where they belong; how many rows nobody can tell
@@ -61,16 +63,26 @@ class Placement:
         if rule is None:
             rule = self._rules[name] = self._router.rule_of(table.schema, table.table)
         places = self._places(table, rule)
-        if rule.partition == CONFLICT and partition == self._by_table(table):
-            places[:] = partition  # a table whose unique values cannot be tracked; messages do not say which
+        if rule.partition == CONFLICT:
+            by_table = self._by_tables.setdefault(name, self._by_table(table))
+            if partition == by_table:
+                # A table whose unique values cannot be tracked; messages do not say which.
+                places[:] = partition
         wrong = np.flatnonzero((places != partition) & (places != UNKNOWN))
         unknown = int((places == UNKNOWN).sum())
         return [(int(i), int(places[i])) for i in wrong], unknown, rule.partition
 
-    def may_move(self, table: str) -> bool:
-        """Whether the dispatcher of a table puts a row on other partitions as its values change."""
+    def may_move(self, table: str, places: tuple[int, int]) -> bool:
+        """Whether the dispatcher of a table may put a row on one of two partitions and then on the other.
+
+        By `conflict` that is where a DDL lets the table go by table, or by its handle key again.
+        """
         rule = self._rules.get(table)
-        return rule is not None and (rule.partition in ("ts", "columns") or bool(rule.index))
+        if rule is None:
+            return False
+        if rule.partition == CONFLICT:
+            return self._by_tables.get(table) in places
+        return rule.partition in ("ts", "columns") or bool(rule.index)
 
     def words(self) -> dict[str, str]:
         """What is known of each table's dispatcher."""

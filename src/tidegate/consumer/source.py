@@ -108,6 +108,8 @@ class Fetched:
     """What, where, why and what to do: a schema registry gives no schemas; the range stays to be read."""
     aligns: tuple[tuple[int, int], ...] = ()
     """(commit ts, offset) of alignment marks."""
+    lost_aligns: tuple[tuple[int, str], ...] = ()
+    """(offset, why) of alignment marks that cannot be read; they are in `bad`, too."""
 
 
 class Clock(Enum):
@@ -334,18 +336,18 @@ def fetch(topic: Topic, wanted: Range, staging: Path) -> Fetched:
 def _staged(topic: Topic, decoder: TopicDecoder, batch: Batch, found: Fetched, staging: Path) -> Fetched:
     """What was fetched, with all that the messages held; each piece of rows is in a file of its own."""
     unmarked = registry.codec(topic.options.protocol).unmarked
-    headers = mark_headers(batch)
-    found = replace(found, bad=(*found.bad, *unsound_marks(batch, headers)))
     try:
         for piece in decoder.pieces(batch):
             file = staging / f"{found.partition}-{found.next_offset}-{time.monotonic_ns()}.arrow"
-            bad = (*found.bad, *piece.bad)
+            headers = mark_headers(batch, piece.resolved)
+            bad = (*found.bad, *unsound_marks(batch, headers), *piece.bad)
             resolved, aligns = told_apart(piece.resolved, headers)
             found = replace(
                 found,
                 segments=(*found.segments, *stage(piece, found.partition, file, topic.clock)),
                 resolved=(*found.resolved, *resolved),
                 aligns=(*found.aligns, *aligns),
+                lost_aligns=(*found.lost_aligns, *((at, headers.unsound[at]) for at in headers.lost)),
                 ddls=(*found.ddls, *piece.ddls),
                 bad=bad,
                 **_of_partitions(found, piece, layouts(batch, piece)),
@@ -384,11 +386,12 @@ def sound_values(decoder: TopicDecoder, batch: Batch, messages: Iterable[BadMess
 
 def batch_of(messages: Sequence[Message]) -> Batch:
     """Messages of one partition, for a decoder."""
+    headers = [message.headers() for message in messages]
     return Batch(
         [message.key() for message in messages],
         [message.value() for message in messages],
         np.array([message.offset() for message in messages], np.int64),
-        [message.headers() for message in messages],
+        headers if any(headers) else None,
     )
 
 

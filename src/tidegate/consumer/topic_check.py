@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tidegate.codec import registry
-from tidegate.codec.base import Batch
 from tidegate.codec.entry import Loss
 from tidegate.consumer.contract import REMEMBER, Producer, TopicCheck, Verdict
 from tidegate.consumer.mark_headers import MarkHeaders, mark_headers
 from tidegate.consumer.offsets import Offsets
-from tidegate.consumer.source import Topic, TopicDecoder
+from tidegate.consumer.source import Topic, TopicDecoder, batch_of
 from tidegate.dispatcher.router import Router
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.model.timestamp import compose
@@ -94,13 +91,12 @@ def check_topic(
                 else:
                     raise Retryable("the topic cannot be read", where=topic.name, why=str(error))
             for partition, messages in sorted(batches.items()):
-                batch = _batch(messages)
-                headers = mark_headers(batch)
-                if follow:
-                    _check_all_read(topic, partition, partitions, headers)
+                batch = batch_of(messages)
                 for piece in decoder.pieces(batch):
+                    headers = mark_headers(batch, [*piece.resolved, *piece.repartitions])
+                    if follow:
+                        _check_all_read(topic, partition, partitions, headers)
                     check.take(partition, piece, headers)
-                    headers = replace(headers, unsound={})
             if not follow:
                 left = {p for p in left if at[p] < ends[p]}
             told(check.verdict, min(total, sum(at.values()) - sum(starts.values())), total)
@@ -166,12 +162,3 @@ def _paused(reader: Consumer, topic: Topic, check: TopicCheck, left: set[int], p
     if paused - wanted:
         reader.resume([TopicPartition(*topic.place(p)) for p in paused - wanted])
     return wanted
-
-
-def _batch(messages: list[Any]) -> Batch:
-    return Batch(
-        [message.key() for message in messages],
-        [message.value() for message in messages],
-        np.array([message.offset() for message in messages], np.int64),
-        [message.headers() for message in messages],
-    )

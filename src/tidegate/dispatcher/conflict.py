@@ -39,14 +39,14 @@ from tidegate.dispatcher.unique_keys import (
     tracked_keys,
 )
 from tidegate.kernel import PAD, address
-from tidegate.model.schema import Column, Kind
+from tidegate.model.schema import Column, Kind, TableSchema
 from tidegate.model.slots import DELETE, INSERT, NULL, UPDATE, Image, RowBlock, take
 from tidegate.tidb.types import collation
 
 KEYS_MAX: Final = 1 << 17
 """Values that a table's tracker remembers, about 100 bytes each; at more it forgets all of them."""
 TOTAL_MAX: Final = 1 << 20
-"""The same of all tables of a writer."""
+"""The same of all tables of a writer: in what is committed, and once more in the range that is delivered."""
 TABLES_MAX: Final = 10_000
 """Tables that a writer has trackers of."""
 _SEVERAL: Final = -1
@@ -86,12 +86,26 @@ class Tracker:
         return marks
 
     def places(
-        self, block: RowBlock, partition: npt.NDArray[np.int32], keys: Sequence[UniqueKey]
+        self,
+        block: RowBlock,
+        partition: npt.NDArray[np.int32],
+        keys: Sequence[UniqueKey],
+        blind_upto: int = 0,
     ) -> list[int]:
-        """Take the next rows, in their order; the rows before which a mark belongs, ascending."""
+        """Take the next rows, in their order; the rows before which a mark belongs, ascending.
+
+        `blind_upto`: deletes up to this commit ts may be missing, because they are out already.
+        """
+        blind = int((block.commit_ts <= np.uint64(blind_upto)).sum()) if keys else 0
+        if blind:
+            found = self._blind(block.op[:blind], block.commit_ts[:blind])
+            rest = take(block, np.arange(blind, len(block)))
+            return found + [blind + at for at in self.places(rest, partition[blind:], keys)]
         found = [0] if self._unknown and len(block) else []
         if found:
             self._mark()
+        if not keys:
+            return found
         rows = np.flatnonzero(block.op != UPDATE)
         if not self._freed and not (block.op[rows] == DELETE).any():
             return found  # rows that only come in take no value from another one
@@ -105,6 +119,13 @@ class Tracker:
         values_of = dict(zip(rows.tolist(), hashes.tolist(), strict=True))
         each = enumerate(zip(block.op.tolist(), partition.tolist(), strict=True))
         return found + [at for at, (op, here) in each if self.row(op, here, values_of.get(at, ()))]
+
+    def _blind(self, op: npt.NDArray[np.uint8], commit_ts: npt.NDArray[np.uint64]) -> list[int]:
+        """Marks among rows whose deletes may be missing: before the first insert of each commit ts."""
+        self.forget()
+        inserts = np.flatnonzero(op == INSERT)
+        _, first = np.unique(commit_ts[inserts], return_index=True)
+        return sorted({0, *inserts[first].tolist()})
 
     def _conflicts(self, partition: int, hashes: Sequence[int]) -> bool:
         return any(self._freed.get(value, partition) != partition for value in hashes)
@@ -222,51 +243,98 @@ class Conflicts:
         self._keys_max, self._total_max = keys_max, total_max
         self._upto: dict[str, int] = {}
         """By span, up to which commit ts its trackers have taken what is durable."""
-        self._trackers: dict[str, dict[int, tuple[int, Tracker]]] = {}
-        """By span and table id, the tracker of the table's last version."""
+        self._known: dict[str, SpanConflicts] = {}
+        """By span, what is known at that ts."""
+        self._open: dict[str, SpanConflicts] = {}
+        """By span, what was begun and not committed."""
 
-    def begin(self, span: str, after: int) -> SpanConflicts:
-        """For a span's rows above `after`. What is known of the span is lost unless `commit` follows."""
-        trackers = self._trackers.pop(span, {})
-        if self._upto.pop(span, None) != after:
-            trackers = {}
-        return SpanConflicts(trackers, self._keys_max)
+    def begin(self, span: str, after: int, blind_upto: int = 0) -> SpanConflicts:
+        """For a span's rows above `after`. What is known of the span is lost unless `commit` follows.
+
+        `blind_upto`: rows up to this commit ts may be out already, so that not all of them are taken.
+        """
+        known = self._known.pop(span, None)
+        is_next = self._upto.pop(span, None) == after
+        trackers = known.trackers if known is not None and is_next else {}
+        self._open.pop(span, None)
+        self._make_room(trackers)
+        self._open[span] = SpanConflicts(trackers, self._keys_max, self._total_max, blind_upto)
+        return self._open[span]
 
     def commit(self, span: str, upto: int, conflicts: SpanConflicts) -> None:
         """All rows of a span up to `upto` are durable."""
-        held = sum(map(len, self._trackers.values()))
-        values = sum(len(one) for found in self._trackers.values() for _, one in found.values())
-        if held + len(conflicts) > TABLES_MAX or values + conflicts.values > self._total_max:
-            self._upto.clear()
-            self._trackers.clear()
-        if not len(conflicts) or len(conflicts) > TABLES_MAX or conflicts.values > self._total_max:
+        self._open.pop(span, None)
+        if not len(conflicts):
             return
-        self._upto[span], self._trackers[span] = upto, conflicts.trackers
+        self._make_room(conflicts.trackers)
+        self._upto[span], self._known[span] = upto, conflicts
+
+    def _make_room(self, trackers: dict[int, tuple[int, Tracker]]) -> None:
+        """Forget all other spans if they and these trackers are too much together."""
+        held = [*self._known.values(), *self._open.values()]
+        values = sum(one.values for one in held) + count_of(trackers)
+        if sum(map(len, held)) + len(trackers) > TABLES_MAX or values > self._total_max:
+            self._upto.clear()
+            self._known.clear()
+            for one in self._open.values():
+                one.forget()
 
 
 class SpanConflicts:
     """The trackers of one span's tables while a range of it is delivered."""
 
-    def __init__(self, trackers: dict[int, tuple[int, Tracker]], keys_max: int = KEYS_MAX) -> None:
-        self.trackers, self._keys_max = trackers, keys_max
+    def __init__(
+        self,
+        trackers: dict[int, tuple[int, Tracker]],
+        keys_max: int = KEYS_MAX,
+        total_max: int = TOTAL_MAX,
+        blind_upto: int = 0,
+    ) -> None:
+        self.trackers, self._keys_max, self._total_max = trackers, keys_max, total_max
+        self._blind_upto = blind_upto
+        self.values = count_of(trackers)
+        """How many unique values all trackers remember."""
 
     def __len__(self) -> int:
         return len(self.trackers)
 
-    @property
-    def values(self) -> int:
-        """How many unique values all trackers remember."""
-        return sum(len(tracker) for _, tracker in self.trackers.values())
+    def forget(self) -> None:
+        """Nothing is known any more: the next row of each table needs a mark before it."""
+        self.trackers.clear()
+        self.values = 0
 
     def places(self, block: RowBlock, partition: npt.NDArray[np.int32]) -> list[int]:
-        """Take the next rows of a table; the rows before which a mark belongs, ascending."""
-        keys = tracked_keys(block.table)
-        if not keys:
+        """Take the next rows of a table; the rows before which a mark belongs, ascending.
+
+        A table without tracked keys has a mark before its first row only: its rows may have been elsewhere
+        under another version or another rule. A partitioned table has several writers, and no marks.
+        """
+        if block.table.partitions:
             return []
-        version, tracker = self.trackers.get(block.table.id, (0, None))
-        if tracker is None or version != block.table.version:
-            if tracker is None and len(self.trackers) >= TABLES_MAX:
-                self.trackers.clear()
-            tracker = Tracker(self._keys_max)
-            self.trackers[block.table.id] = block.table.version, tracker
-        return tracker.places(block, partition, keys)
+        tracker = self._tracker(block.table)
+        before = len(tracker)
+        found = tracker.places(block, partition, tracked_keys(block.table), self._blind_upto)
+        self.values += len(tracker) - before
+        while self.values > self._total_max:
+            largest = max((one for _, one in self.trackers.values()), key=len)
+            self.values -= len(largest)
+            largest.forget()
+        return found
+
+    def _tracker(self, table: TableSchema) -> Tracker:
+        """That of the table's version; of another version nothing is known."""
+        version, tracker = self.trackers.get(table.id, (0, None))
+        if tracker is not None and version == table.version:
+            return tracker
+        if tracker is not None:
+            self.values -= len(tracker)
+        elif len(self.trackers) >= TABLES_MAX:
+            self.forget()
+        made = Tracker(self._keys_max)
+        self.trackers[table.id] = table.version, made
+        return made
+
+
+def count_of(trackers: dict[int, tuple[int, Tracker]]) -> int:
+    """How many unique values trackers remember."""
+    return sum(len(tracker) for _, tracker in trackers.values())

@@ -25,6 +25,9 @@ HASHES: Final = 1 << 31
 """Values are known by one of so many hashes, each key's apart."""
 NO_VALUE: Final = -1
 """The hash of a value with a NULL in it, which equals no other."""
+BROKEN: Final = "\ufffd"
+"""What TiDB reads each byte of a text as that is no UTF-8, so that different bytes are equal. Texts with it
+have one hash: how many there are would depend on the reader."""
 _UNSURE: Final = frozenset({Kind.FLOAT, Kind.DOUBLE, Kind.JSON, Kind.VECTOR})
 """Kinds with equal values of different texts, such as 0 and -0."""
 _EXACT: Final = frozenset({"binary", "utf8mb4_0900_bin"})
@@ -109,16 +112,15 @@ def _positions(table: TableSchema) -> dict[int, int]:
 def compared(data: bytes, table: TableSchema, position: int, length: int) -> bytes:
     """What counts of a text or binary value under a unique key; equal where TiDB calls the values equal."""
     column = table.columns[position]
-    if 0 <= length < len(data):
-        data = _prefix(data, length) if column.kind is Kind.STRING else data[:length]
-    return collation.key(data, column.collate) if column.kind is Kind.STRING else data
-
-
-def _prefix(data: bytes, length: int) -> bytes:
-    try:
-        return data.decode()[:length].encode()
-    except UnicodeDecodeError:
-        return data[:length]
+    is_cut = 0 <= length < len(data)
+    if column.kind is not Kind.STRING:
+        return data[:length] if is_cut else data
+    if is_cut or not collation.is_bytewise(column.collate):
+        text = data.decode(errors="replace")[: length if is_cut else None]
+        if BROKEN in text:
+            return BROKEN.encode()
+        data = text.encode()
+    return collation.key(data, column.collate)
 
 
 def value_hash(row: RowChange, number: int, key: UniqueKey) -> int:

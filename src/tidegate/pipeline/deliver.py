@@ -240,9 +240,10 @@ class Worker:
         if schemas is not None and self._follows is not None:
             stretch.tables = self._wanted(stretch, schemas, self._follows)
         splits = self.schemas is not None and self.plan.split_updates
-        if self._conflicts is not None:
-            stretch.conflicts = self._conflicts.begin(stretch.name, stretch.ranges[0].after)
         ahead = AheadOf(self._ahead, [self.bounds(one.span) for one in stretch.ranges], self._ahead_follows)
+        if self._conflicts is not None:
+            after = stretch.ranges[0].after
+            stretch.conflicts = self._conflicts.begin(stretch.name, after, ahead.last_ts)
         cutter = Cutter(
             partial(self._read, stretch),
             lambda: self._budget(batch.room),

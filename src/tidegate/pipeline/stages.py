@@ -19,11 +19,11 @@ import numpy as np
 import pyarrow as pa
 
 from tidegate.claim_check import ClaimStorage
-from tidegate.codec.alignment import mark_block
+from tidegate.codec.alignment import mark_block, resolved
 from tidegate.codec.base import CodecOptions
 from tidegate.codec.blocks import encode_block
 from tidegate.codec.definitions import definition_block
-from tidegate.codec.entry import MarkEncoder, Schemas
+from tidegate.codec.entry import Schemas
 from tidegate.codec.keys import encode_keys
 from tidegate.codec.large import CLAIM_CHECK, LargeOptions
 from tidegate.codec.readback import Misencoded, ReadBack
@@ -40,7 +40,7 @@ from tidegate.filter.event_filter import EventFilter
 from tidegate.filter.feed import FeedFilter
 from tidegate.model.arrow_rows import ArrowRows
 from tidegate.model.key_range import KeyRange
-from tidegate.model.message import MessageBlock
+from tidegate.model.message import Message, MessageBlock
 from tidegate.model.schema import TableSchema
 from tidegate.model.slots import RowBlock, take
 from tidegate.mounter.columns import to_arrow
@@ -61,8 +61,8 @@ class Plan:
     codec: CodecOptions
     codec_of: Callable[[str], CodecOptions]
     """The same for a topic: a schema registry's subjects are named by it."""
-    marks: Callable[[], MarkEncoder]
-    """Encodes Resolved, for alignment marks."""
+    mark: Callable[[int], Message]
+    """By the wall clock, the Resolved of alignment marks: encoded once for all marks of a block."""
     router: Router
     partitions: Callable[[str], int]
     """Of a topic; always the same number."""
@@ -113,7 +113,7 @@ def plan(
     read_back = ReadBack(codec(topic)) if config.integrity.verify_encoded and form is Form.MESSAGES else None
     return Plan(
         codec=codec(topic),
-        marks=partial(marks, codec(topic)),
+        mark=lru_cache(1)(partial(_mark, codec(topic))),
         codec_of=lru_cache(TOPICS_REMEMBERED)(codec),
         registered=registered,
         router=Router.of(config, topic),
@@ -131,6 +131,10 @@ def plan(
         columns=verdicts.columns,
         form=form,
     )
+
+
+def _mark(codec: CodecOptions, build_ms: int) -> Message:
+    return resolved(marks(codec), build_ms)
 
 
 def _same(options: CodecOptions, topic: str) -> CodecOptions:
@@ -210,6 +214,8 @@ def run(
             tables = [with_checksums(rows, checks) for rows in tables]
     misencoded = list[Misencoded]()
     content, split = _content(tables, plan, build_ms, part, misencoded, conflicts)
+    if conflicts is not None and part is Part.WHOLE:
+        conflicts.forget()  # its updates may have freed and taken unique values
     rows = block.num_rows if follows is None else sum(map(len, tables)) + len(bad)
     return _encoded(
         block,
@@ -304,19 +310,21 @@ def _content(
         places = list[int]()
         if conflicts is not None and rule.partition == CONFLICT:
             places = conflicts.places(routed, partition)
+        told = definition_block(routed.table, partition, codec, build_ms)
+        if told is not None:
+            found.append(replace(told, topic=topic))
+        marked = set(places)
         for first, end in _between(places, len(routed)):
-            if first in places:
+            if first in marked:
                 ts = int(routed.commit_ts[first])
-                found.append(mark_block(plan.marks(), routed.table.name, ts, topic, count, build_ms))
+                found.append(mark_block(plan.mark(build_ms), routed.table.name, ts, topic, count))
             some, where = routed, partition
             if places:
                 some, where = take(routed, np.arange(first, end)), partition[first:end]
-            told = definition_block(some.table, where, codec, build_ms)
             encoded = encode_block(some, where, codec, build_ms)
             if plan.read_back is not None:
                 misencoded += plan.read_back.compare(some, encoded, where)
-            blocks = [*([] if told is None else [told]), encoded]
-            found += [replace(one, topic=topic) for one in blocks]
+            found.append(replace(encoded, topic=topic))
     return found, split
 
 
