@@ -1,13 +1,16 @@
 """The one tree of exceptions, by what the caller should do about it.
 
 Every message says what happened, where, why, and what to do. Text given to these classes must never
-hold a secret: pass URIs through `tidegate.log.redact` first.
+hold a secret: pass URIs through `tidegate.log.redact` or `shown` first.
 """
 
 from __future__ import annotations
 
+import re
+
 PART_MAX = 2_000
 """Whoever sends a value of megabytes does not get it back, nor into the log."""
+_QUERY = re.compile("[?#]")
 
 
 def cut(text: str) -> str:
@@ -58,3 +61,14 @@ class Fenced(TidegateError):
 
 class Fatal(TidegateError):
     """Going on would lose or corrupt data: stop and let a person decide."""
+
+
+def shown(address: str) -> str:
+    """What a person may see of an address: without user, password and query. A path stays as it is."""
+    scheme, found, rest = address.partition("://")
+    if not found:
+        return address
+    place = _QUERY.split(rest, maxsplit=1)
+    if "@" in "".join(place[1:]):  # a password that is not encoded may hold these signs
+        return f"{scheme}://..."
+    return f"{scheme}://{place[0].rpartition('@')[2]}"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
 
 from tests.consumer.each_target import SCHEMA, AtDeltaInS3
 from tests.consumer.logs import differences, snapshots
@@ -38,6 +39,7 @@ from tidegate.consumer.targets import DatabaseSettings, address_of
 from tidegate.consumer.upkeep import Upkeep
 from tidegate.errors import Fatal, Fenced, InvalidInput, Retryable
 from tidegate.sink import lakehouse
+from tidegate.sink.lakehouse import SnapshotRow
 from tidegate.sink.object_store import ObjectStore
 from tidegate.sink.open_tables import OpenTables
 from tidegate.sink.store import OWN
@@ -153,6 +155,117 @@ def test_a_commit_of_somebody_else_right_behind_its_own_stops_the_writer(
                 do(target, 1)
         assert "right behind" in stopped.value.why
     finish(place)
+
+
+def test_a_replaced_writer_is_found_behind_a_trimmed_log(place: AtDeltaInS3) -> None:
+    """A successor's upkeep also deletes the commit that comes right behind the earlier one's last."""
+    with place.address().opened() as old, place.address().opened() as new:
+        assert isinstance(old, DeltaTarget)
+        assert isinstance(new, DeltaTarget)
+        go_on(old, ROWS)
+        stands = int(old.lake._tables.newest(lakehouse.SNAPSHOTS).version())
+        go_on(new, ROWS + 2)
+        DeltaTable(
+            new.lake.store.uri(lakehouse.SNAPSHOTS), storage_options=new.lake.store.options
+        ).create_checkpoint()
+        log = f"{lakehouse.SNAPSHOTS}/_delta_log"
+        new.lake.store.delete([f"{log}/{version:020d}.json" for version in range(stands + 2)])
+        with pytest.raises(Fenced, match="was taken over"):
+            old.lake.check_writer()
+        new.lake.check_writer()
+        do(new, ROWS + 2)
+    finish(place)
+
+
+def test_a_replaced_writer_that_starts_restores_nothing(s3: S3Place, place: AtDeltaInS3) -> None:
+    with place.address().opened() as old, place.address().opened() as new:
+        assert isinstance(old, DeltaTarget)
+        assert isinstance(new, DeltaTarget)
+        go_on(old, ROWS + 1)
+        rows = old.lake.snapshot_rows()
+        new.lake.begin()
+        before = objects(s3)
+        with pytest.raises(Fenced):
+            old.lake.restore_all(rows)
+        assert objects(s3) == before
+    finish(place)
+
+
+def test_what_lands_while_a_writer_starts_is_found_when_a_table_is_opened_again(
+    s3: S3Place, place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More tables than stay open: a table is opened a second time between its restore and the first write."""
+    monkeypatch.setattr("tidegate.sink.open_tables.OPEN_MAX", 1)
+    with place.address().opened() as target:
+        go_on(target, ROWS + 2)
+    with place.address().opened() as target:
+        assert isinstance(target, DeltaTarget)
+        restore_all = target.lake.restore_all
+
+        def lands(rows: Sequence[SnapshotRow]) -> None:
+            restore_all(rows)
+            for row in rows:
+                table = DeltaTable(target.lake.store.uri(row.path), storage_options=s3.bucket.options)
+                write_deltalake(table, table.to_pyarrow_table(), mode="append")
+
+        monkeypatch.setattr(target.lake, "restore_all", lands)
+        with pytest.raises(Fatal, match="somebody else has written"):
+            target.recover()
+    finish(place)
+
+
+def test_files_of_a_renamed_table_have_names_that_no_earlier_writer_can_delete(place: AtDeltaInS3) -> None:
+    with place.address().opened() as target:
+        assert isinstance(target, DeltaTarget)
+        go_on(target, ROWS + 2)
+        lake = target.lake
+        table = max(target.tables.values(), key=lambda one: lake.read(one.path).num_rows)
+        path, version = table.path, table.version
+        moved = lake.move(path, SCHEMA, "renamed", version)
+        old, new = (set(lake.store.names(one)) for one in (path, moved))
+        assert new
+        assert not old & new
+        assert lake.read(moved).num_rows == lake.read(path, version).num_rows > 0
+    finish(place)
+
+
+@pytest.mark.parametrize(
+    ("words", "raised", "what"),
+    [
+        ("Invalid table version: 7", Fatal, "somebody else has written"),
+        ("the commit already exists", Fatal, "somebody else has written"),
+        ("operation timed out <Error><Token-0>geheim</Token-0></Error>", Retryable, "does not answer"),
+    ],
+)
+def test_what_delta_rs_says_of_a_bucket_is_named(
+    place: AtDeltaInS3, monkeypatch: pytest.MonkeyPatch, words: str, raised: type[Exception], what: str
+) -> None:
+    """It has errors without a class of their own."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise DeltaError(words)
+
+    with place.address().opened() as target:
+        go_on(target, ROWS)
+        with monkeypatch.context() as patch:
+            patch.setattr(lakehouse, "write_deltalake", fails)
+            with pytest.raises(raised, match=what) as failed:
+                target.commit(Position(1, "t", "open-protocol", "transaction", {}))
+        assert "geheim" not in str(failed.value)
+    finish(place)
+
+
+def test_a_table_that_is_in_the_trash_is_no_slot(place: AtDeltaInS3) -> None:
+    """Its data files are still there: piece by piece they go."""
+    with place.address().opened() as target:
+        assert isinstance(target, DeltaTarget)
+        go_on(target, ROWS + 2)
+        lake = target.lake
+        path = max(target.tables.values(), key=lambda one: lake.read(one.path).num_rows).path
+        assert path in lake.slots()
+        assert lake.set_aside(path)
+        assert lake.store.names(path)
+        assert path not in lake.slots()
 
 
 def test_two_writers_of_definitions_never_take_the_same_number(s3: S3Place) -> None:
@@ -339,6 +452,17 @@ def test_a_bucket_wants_a_name_and_iceberg_is_refused_in_words(s3: S3Place) -> N
     assert "Iceberg tables are on a local disk" in refused.value.why
     found = address_of(s3.target, Upkeep(), DatabaseSettings("shop/1"))
     assert found.folder == Path("tidegate-consumer-shop_1").absolute()
+    for address in (
+        "mysq://me:geheim@there:1/",
+        "s3://me:ge/heim@lake/a?secret=geheim",
+        "delta://x?key=geheim",
+    ):
+        with pytest.raises(InvalidInput, match="cannot be used") as refused:
+            address_of(address, Upkeep(), DatabaseSettings("one"))
+        assert "heim" not in str(refused.value)
+    with pytest.raises(InvalidInput, match="is for databases") as refused:
+        address_of("mysq://me:geheim@there:1/", Upkeep(), DatabaseSettings("one", adopt=True))
+    assert "geheim" not in str(refused.value)
     assert str(found) == f"s3://lake/{s3.bucket.prefix}"
 
 
@@ -346,8 +470,8 @@ def test_killed_and_started_again_it_ends_equal(
     s3: S3Place, kafka: str, new_topic: Callable[..., str], tmp_path: Path
 ) -> None:
     """The whole consumer as people start it; the second one takes over from the first, which it ends."""
-    topic, line = new_topic(3), snapshots()[LINE]
-    publish(kafka, topic, bank_messages())
+    topic, line, messages = new_topic(3), snapshots()[LINE], bank_messages()
+    publish(kafka, topic, messages[: len(messages) // 2])
     command = [sys.executable, "-m", "tidegate.cli.consumer", "run", "--json", "--name", "bank"]
     command += ["--source", f"kafka://{kafka}/{topic}?protocol=open-protocol", "--target", s3.target]
     command += ["--master", "workers[1]", "--commit-interval", "0.05", "--commit-rows", "200"]
@@ -362,6 +486,7 @@ def test_killed_and_started_again_it_ends_equal(
     second = start("two")
     event(second, "ready")
     first.send_signal(signal.SIGCONT)
+    publish(kafka, topic, messages[len(messages) // 2 :])  # now the first one has something to write
     assert first.wait(PATIENCE_S) == 1
     assert first.stderr is not None
     assert "this consumer's target was taken over" in first.stderr.read()

@@ -226,3 +226,9 @@ def test_death_at_any_deletion_leaves_all_that_is_needed(
         assert {at: fresh.read(PATH, at).sort_by("id") for at in needed} == before
     assert deaths > 10
     assert {at: Lakehouse(tmp_path).read(PATH, at).sort_by("id") for at in needed} == before
+
+
+def test_a_version_of_which_the_log_shows_nothing_is_not_old() -> None:
+    """A listing may be empty by mistake; files must not be deleted because of that."""
+    before = time.time()
+    assert slot_files._time_of(3, {}) >= before

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,7 +17,7 @@ from tests.fixtures.s3 import S3Place
 from tidegate.consumer.delta.target import BucketAddress
 from tidegate.errors import Fatal, InvalidInput, Retryable
 from tidegate.sink.object_store import Bucket, ObjectStore
-from tidegate.sink.store import OWN, DiskStore, Store
+from tidegate.sink.store import OWN, DiskStore, Store, said
 
 pytestmark = pytest.mark.integration
 Opened = Callable[[], Store]
@@ -77,11 +79,14 @@ def test_a_discarded_folder_is_out_of_sight_and_then_gone(opened: Opened) -> Non
     store = opened()
     for number in range(3):
         store.create(f"x/t/{number}", b"")
+        store.create(f"x/t/_delta_log/{number}", b"")
     store.create("x/tt/0", b"the name begins alike")
     store.discard("x/t", lambda: None)
-    assert not store.has_folder("x/t")
+    assert not store.has_folder("x/t/_delta_log")
+    assert set(store.discarded()) == ({"x/t"} if store.has_folder("x/t") else set())
     for _ in store.emptying_trash():
         pass
+    assert not store.has_folder("x/t")
     assert not store.has_folder(f"{OWN}/trash")
     assert store.files("x/tt")
 
@@ -106,6 +111,7 @@ def test_a_kill_within_a_discard_leaves_a_note_for_the_next_process(s3: S3Place)
     with pytest.raises(KeyboardInterrupt):
         store.discard("x/t", lambda: None)
     assert s3.store().has_folder("x/t")
+    assert s3.store().discarded() == {"x/t"}
     for _ in s3.store().emptying_trash():
         pass
     assert not s3.store().has_folder("x/t")
@@ -114,9 +120,56 @@ def test_a_kill_within_a_discard_leaves_a_note_for_the_next_process(s3: S3Place)
 
 def test_what_a_successor_creates_behind_the_check_is_not_deleted(s3: S3Place) -> None:
     store = s3.store()
-    store.create("x/t/0", b"")
-    store.discard("x/t", lambda: s3.store().create("x/t/1", b"of the successor"))
-    assert set(store.files("x/t")) == {"1"}
+    log = "x/t/_delta_log"
+    store.create(f"{log}/0", b"")
+    store.discard("x/t", lambda: s3.store().create(f"{log}/1", b"of the successor"))
+    assert set(store.files(log)) == {"1"}
+
+
+def test_the_trash_of_a_bucket_goes_piece_by_piece(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidegate.sink.object_store.DELETE_A_PIECE", 2)
+    store = s3.store()
+    for number in range(5):
+        store.create(f"x/t/{number}", b"")
+    store.discard("x/t", lambda: None)
+    assert [len(store.files("x/t")) for _ in store.emptying_trash()] == [3, 1, 0, 0]
+
+
+def test_names_are_those_of_files_and_behind_another(opened: Opened) -> None:
+    store = opened()
+    for key in ("x/1", "x/2", "x/2.json", "x/_a", "x/3/4", "xx/5"):
+        store.create(key, b"")
+    assert set(store.names("x")) == {"1", "2", "2.json", "_a"}
+    assert set(store.names("x", after="2")) == {"2.json", "_a"}
+    assert (store.names("y"), store.names("y", after="1")) == ([], [])
+
+
+def test_a_file_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, scan = DiskStore(tmp_path), os.scandir
+    for name in ("1", "2", "3"):
+        store.create(f"x/{name}", b"")
+
+    def deleted_behind_it(folder: Path) -> AbstractContextManager[list[os.DirEntry[str]]]:
+        with scan(folder) as entries:
+            found = list(entries)
+        (folder / "2").unlink(missing_ok=True)
+        return nullcontext(found)
+
+    monkeypatch.setattr(os, "scandir", deleted_behind_it)
+    assert set(store.files("x")) == {"1", "3"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "wanted"),
+    [
+        ("<?xml version='1.0'?><Error><Code>A</Code><Message>b</Message><Token-0>geheim</Token-0>", ": A, b"),
+        ("<Error><Token-0>geheim</Token-0><Message>b</Message><Code>A</Code></Error>", ": A, b"),
+        ("<Error><Token-0>geheim", ": an answer that is not shown"),
+    ],
+)
+def test_of_an_answer_only_the_code_and_the_message_are_shown(answer: str, wanted: str) -> None:
+    assert said(OSError(f"Generic S3 error: {answer}")) == f"Generic S3 error{wanted}"
+    assert said(OSError("no  such\nthing")) == "no such thing"
 
 
 def test_a_numbered_line_that_finds_no_place_says_so(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,6 +227,8 @@ def test_a_store_without_a_conditional_put_is_refused(
 
 
 def test_trouble_with_the_store_is_named(s3: S3Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Fatal, match="an object of the target is gone"):
+        s3.store().copy("not/there", "x")
     with pytest.raises(InvalidInput, match="the bucket is not there") as missing:
         ObjectStore(replace(s3.bucket, name="no-such-bucket")).probe()
     assert missing.value.why.endswith("NoSuchBucket, The specified bucket does not exist")
@@ -203,6 +258,8 @@ def test_an_address_has_a_bucket_a_prefix_and_no_credentials(monkeypatch: pytest
         ("delta+s3://lake", "a prefix"),
         ("delta+s3:///a", "a bucket"),
         ("delta+s3://me:geheim@lake/a", "credentials"),
+        ("delta+s3://me:geheim?x@lake/a", "a prefix"),
+        ("delta+s3://lake/a?endpoint=https://me:geheim@here", "no @"),
         ("delta+s3://lake/a?secret=geheim", "unknown: secret"),
         ("delta+s3://lake/a//b", "empty part"),
         ("delta+s3://lake/a%20b", "a sign"),

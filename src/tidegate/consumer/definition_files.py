@@ -43,7 +43,7 @@ class DefinitionFiles:
     def read(self) -> None:
         """List the folder: a writer does it once, when no earlier writer can name a snapshot any more."""
         found: dict[str, dict[int, str]] = {}
-        for name in self._store.files(DEFINITIONS):
+        for name in self._store.names(DEFINITIONS):
             if FILE.fullmatch(name):
                 found.setdefault(_stem_of(name), {})[_number_of(name)] = name
         with self._lock:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.dataset as ds
 
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, shown
 from tidegate.sink.lakehouse import SNAPSHOTS, Lakehouse
 from tidegate.sink.object_store import SCHEME as BUCKETS
 from tidegate.sink.object_store import Bucket, ObjectStore
@@ -126,14 +126,14 @@ def target_directory(target: str | Path) -> Path:
     if scheme == BUCKETS:
         raise InvalidInput(
             "this works with targets on the local disk only",
-            where=text,
+            where=shown(text),
             why="the target is in an object store",
             fix="write delta:///absolute/directory",
         )
     if scheme not in ("delta", "file") or not path.startswith("/"):
         raise InvalidInput(
             "this target cannot be used",
-            where=text,
+            where=shown(text),
             why=_NO_ICEBERG if scheme.startswith("iceberg") else _TARGETS,
             fix="write --target delta:///absolute/directory, delta+s3://bucket/prefix, "
             "iceberg:///absolute/directory or mysql://user@host:port/",

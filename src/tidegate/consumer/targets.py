@@ -13,7 +13,7 @@ from tidegate.consumer.mysql.target import LANES, MySqlAddress
 from tidegate.consumer.snapshots import target_directory
 from tidegate.consumer.target import Address
 from tidegate.consumer.upkeep import Upkeep
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, shown
 from tidegate.sink.object_store import SCHEME as BUCKETS
 from tidegate.sink.object_store import Bucket, ObjectStore
 
@@ -51,7 +51,7 @@ def address_of(
         if database.adopt or database.skip_ddls:
             raise InvalidInput(
                 f"{'--adopt' if database.adopt else '--skip-ddl'} is for databases",
-                where=text,
+                where=shown(text),
                 why="a target of files makes its own tables, and no other program writes them",
                 fix="leave it out, or write --target mysql://user@host:port/",
             )

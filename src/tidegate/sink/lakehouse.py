@@ -56,7 +56,7 @@ from tidegate.model.path_part import path_part
 from tidegate.model.timestamp import LOGICAL_BITS
 from tidegate.sink.open_tables import OpenTables
 from tidegate.sink.slot_files import SlotFiles
-from tidegate.sink.store import OWN, DiskStore, Store, store_of
+from tidegate.sink.store import OWN, DiskStore, Store, said, store_of
 
 SNAPSHOT_SCHEMA: Final = pa.schema(
     [
@@ -90,6 +90,8 @@ _HOOKS: Final = PostCommitHookProperties(create_checkpoint=True, cleanup_expired
 """The log's own cleanup goes by age alone; named versions need theirs longer (see `clean`)."""
 _ONCE: Final = CommitProperties(max_commit_retries=0)
 """A commit fails when somebody else was first. By default an append goes on behind any other commit."""
+_COMMITTED_BY_ANOTHER: Final = ("already exists", "Invalid table version")
+"""What delta-rs says, in errors without a class of their own, when a commit is there or was skipped."""
 _SHOWN: Final = 5
 """How many names of a directory's content an error lists."""
 
@@ -265,14 +267,14 @@ class Lakehouse:
             raise Retryable(
                 "another consumer has begun the same table at the same time",
                 where=self._uri(path),
-                why=str(error),
+                why=said(error),
                 fix="start one consumer for a target",
             ) from error
         self._versions[path] = 0
 
     def _entries(self, folder: str) -> list[str]:
         """What a folder holds, by name."""
-        return sorted([*self.store.files(folder), *self.store.folders(folder)])
+        return sorted([*self.store.names(folder), *self.store.folders(folder)])
 
     def _writable(self, path: str) -> DeltaTable:
         """A slot's table to write to; Fatal unless it carries this target's mark."""
@@ -285,11 +287,8 @@ class Lakehouse:
                 why=f"its table property {MARK} is {found or 'missing'}, the target's is {self._identity()}",
                 fix="move it away and restore the target's own, or start a new target directory",
             )
-        if self._writer is not None:
-            if path == SNAPSHOTS:
-                self._refuse_replaced(table)
-            elif self._versions.get(path, table.version()) != table.version():
-                raise self._written_by_another(path, self._versions[path] + 1, "it was opened again")
+        if self._writer is not None and path == SNAPSHOTS:
+            self._refuse_replaced(table)
         return table
 
     def _written_by_another(self, path: str, version: int, why: str) -> TidegateError:
@@ -315,10 +314,14 @@ class Lakehouse:
             with self._asking(path):
                 yield table
         except CommitFailedError as error:
-            raise self._written_by_another(path, before + 1, str(error)) from error
-        except DeltaError:
+            raise self._written_by_another(path, before + 1, said(error)) from error
+        except DeltaError as error:
             self.check_writer()  # a successor may have removed the whole table
-            raise
+            if not self.store.shared:
+                raise
+            if any(sign in str(error) for sign in _COMMITTED_BY_ANOTHER):
+                raise self._written_by_another(path, before + 1, said(error)) from error
+            raise self.store.trouble(error, path) from error
         # delta-rs reads the log again behind its commit, and would take in somebody else's next one.
         if self._writer is not None and table.version() > before + 1:
             raise self._written_by_another(path, before + 2, "it came right behind this consumer's")
@@ -466,10 +469,13 @@ class Lakehouse:
     def rename(self, source: str, target: str, version: int | None = None) -> None:
         """Give the rows of one slot to another: the data files are linked or copied, none is rewritten.
 
+        Copies in an object store have new names. A writer that was replaced may be about to delete a file of
+        an old name in `target`.
+
         `version` of the source, None: its newest. Fatal when files of an older one are deleted already.
         """
         held = self._open(source, version)
-        there = self.store.files(source)
+        there = set(self.store.names(source))
         missing = [name for name in _files(held) if name not in there]
         if missing:
             raise Fatal(
@@ -480,9 +486,12 @@ class Lakehouse:
             )
         schema = pa.schema(held.schema())
         self.create(target, schema)
-        for name in _files(held):
-            self.store.copy(f"{source}/{name}", f"{target}/{name}")
         actions = _add_actions(held)
+        for action in actions:
+            name = unquote(action.path)
+            if self.store.shared:
+                action.path = f"{uuid.uuid4().hex}.parquet"
+            self.store.copy(f"{source}/{name}", f"{target}/{unquote(action.path)}")
         with self._writing(target) as table:
             table.create_write_transaction(
                 actions,
@@ -504,6 +513,7 @@ class Lakehouse:
         newest = table.history(1)[0]
         if newest.get("operation") == "RESTORE" and newest.get("tidegate.restored") == str(version):
             return False
+        self.check_writer()
         note = {"tidegate.restored": str(version)}
         properties = CommitProperties(custom_metadata=note, max_commit_retries=0)
         with self._writing(path) as table:
@@ -771,7 +781,8 @@ class Lakehouse:
         """
         store = self.store
         schemas = _slot_names(store, "")
-        found = (f"{schema}/{table}" for schema in schemas for table in _slot_names(store, schema))
+        found = {f"{schema}/{table}" for schema in schemas for table in _slot_names(store, schema)}
+        found -= set(store.discarded())
         return sorted(path for path in found if store.shared or store.has_folder(f"{path}/_delta_log"))
 
     def _overwrite(self, path: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
@@ -792,10 +803,11 @@ class Lakehouse:
                     commit_properties=_ONCE,
                     post_commithook_properties=_HOOKS,
                 )
-        except DeltaError as error:
-            if told:
+        except (DeltaError, InvalidInput, Retryable) as error:
+            if not told:
+                raise
+            with self._asking(path):
                 raise told[0] from error
-            raise
         with self._writing(path) as table:
             table.alter.set_table_properties(
                 _configuration(schema), commit_properties=_ONCE, post_commithook_properties=_HOOKS
@@ -818,7 +830,7 @@ class Lakehouse:
         try:
             with self._asking(path):
                 if version is None:
-                    return self._tables.newest(path)
+                    return self._known(path, self._tables.newest(path))
                 held = self._tables.held(path)
                 if held is not None and held.version() == version:
                     return held
@@ -827,7 +839,7 @@ class Lakehouse:
             raise Fatal(
                 "a Delta table that a snapshot needs is gone",
                 where=self._uri(path),
-                why=str(error),
+                why=said(error),
                 fix="restore the directory, or start a new target",
             ) from error
         except DeltaError as error:
@@ -835,9 +847,16 @@ class Lakehouse:
             raise Fatal(
                 "a Delta table cannot be read",
                 where=f"{self._uri(path)}{at}",
-                why=str(error),
+                why=said(error),
                 fix="check the directory; a snapshot older than the retention can no longer be read",
             ) from error
+
+    def _known(self, path: str, table: DeltaTable) -> DeltaTable:
+        """The table, unless somebody else has written it since this process did, or found it at the start."""
+        known = self._versions.get(path, table.version())
+        if self._writer is not None and path != SNAPSHOTS and known != table.version():
+            raise self._written_by_another(path, known + 1, "it was opened again")
+        return table
 
 
 def _telling(batches: Iterator[pa.RecordBatch], told: list[Exception]) -> Iterator[pa.RecordBatch]:

@@ -10,14 +10,14 @@ on `create`, a PUT with `If-None-Match: *`: delta-rs makes each commit so, and s
 lines of the journal. `probe` refuses a store that does not honor the header.
 
 Answers that fail are asked for again by the library, up to ten times and three minutes; then it is Retryable.
-A PUT whose answer got lost may be refused the second time, although it was in: the caller takes that for
-somebody else's, which is safe, and a restart finds out.
+A conditional PUT whose answer got lost is not repeated, because it may have been in: one slow commit may end
+the consumer. If it is refused all the same, the caller takes the key for somebody else's. That is safe, and
+a restart finds out.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import uuid
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
@@ -39,8 +39,8 @@ from obstore.exceptions import (
 )
 from obstore.store import S3Store
 
-from tidegate.errors import Fatal, InvalidInput, Retryable
-from tidegate.sink.store import OWN, TRASH
+from tidegate.errors import Fatal, InvalidInput, Retryable, shown
+from tidegate.sink.store import OWN, TRASH, said
 
 SCHEME: Final = "delta+s3"
 DELETE_A_PIECE: Final = 1_000
@@ -54,8 +54,6 @@ FORM: Final = f"{SCHEME}://bucket/prefix?endpoint=https://host:port&region=REGIO
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 """Where an endpoint is taken from that the address does not name."""
 _KNOWN: Final = ("endpoint", "region")
-_COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_ANSWER: Final = re.compile(r"<Code>(.*?)</Code>.*?<Message>(.*?)</Message>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +83,14 @@ class Bucket:
             why = f"unknown: {', '.join(unknown)}; known: {', '.join(_KNOWN)}"
         elif set(prefix) & set('%\\[]^|{}#"<>~`') or any(p in ("", ".", "..") for p in prefix.split("/")):
             why = "the prefix holds a sign that not all tools write alike, or an empty part"
+        elif "@" in asked.get("endpoint", ""):
+            why = "an endpoint holds no @, and credentials do not belong into an address"
         elif not asked.get("endpoint", "https://").startswith(("http://", "https://")):
             why = "an endpoint begins with http:// or https://"
         if why:
-            shown = text.partition("://")[0] + "://" + parts.netloc.rpartition("@")[2] + parts.path
             raise InvalidInput(
                 "this address of an object store cannot be used",
-                where=shown,
+                where=shown(text),
                 why=why,
                 fix=f"write --target '{FORM}', and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
             )
@@ -189,7 +188,7 @@ class ObjectStore:
     # --- logs: an object for each line
 
     def append(self, name: str, line: bytes) -> None:
-        number = max((_number_of(key) for key in self.files(name)), default=0)
+        number = max((_number_of(key) for key in self.names(name)), default=0)
         for at in range(number + 1, number + 1 + NUMBERS_MAX):
             if self.create(f"{name}/{at:020d}", line):
                 return
@@ -202,7 +201,7 @@ class ObjectStore:
 
     def lines(self, name: str) -> list[bytes]:
         known = self._read_lines.setdefault(name, {})
-        names = sorted(self.files(name))
+        names = sorted(self.names(name))
         for one in names:
             if one not in known:
                 known[one] = self.get(f"{name}/{one}") or b""
@@ -213,6 +212,13 @@ class ObjectStore:
     def files(self, folder: str) -> dict[str, float]:
         found = self._listed(folder)["objects"]
         return {one["path"].rpartition("/")[2]: one["last_modified"].timestamp() for one in found}
+
+    def names(self, folder: str, after: str = "") -> list[str]:
+        if not after:
+            return list(self.files(folder))
+        return [
+            key.rpartition("/")[2] for key in self._keys(folder, f"{folder}/{after}") if _is_in(key, folder)
+        ]
 
     def folders(self, folder: str) -> list[str]:
         return sorted(one.rpartition("/")[2] for one in self._listed(folder)["common_prefixes"])
@@ -240,29 +246,34 @@ class ObjectStore:
                 obstore.delete(self._store, every[at : at + DELETE_A_PIECE])
 
     def discard(self, folder: str, check: Callable[[], object]) -> None:
-        """Note it, and delete its keys at once. No key of a folder that was discarded is ever used again.
+        """Note it, and delete its log at once: without that it is no table. `emptying_trash` does the rest.
 
-        The order is: list, check, delete. A process that was replaced may be paused behind its check. What it
-        deletes then was listed before, so that it holds nothing that its successor has made.
+        A process that was replaced may be paused behind its check. What it deletes then holds nothing of its
+        successor, because no key of a folder that was discarded is ever used again.
         """
-        note = f"{TRASH}/{uuid.uuid4().hex}"
-        keys = self._keys(folder)
+        keys = self._keys(f"{folder}/_delta_log")
         check()
-        self.create(note, folder.encode())
+        self.create(f"{TRASH}/{uuid.uuid4().hex}", folder.encode())
         self.delete(keys)
-        self.delete([note])
+
+    def discarded(self) -> Collection[str]:
+        return {(self.get(f"{TRASH}/{name}") or b"").decode() for name in self.names(TRASH)}
 
     def emptying_trash(self) -> Iterator[None]:
-        for name in self.files(TRASH):
-            folder = self.get(f"{TRASH}/{name}")
-            if folder:
-                self.delete(self._keys(folder.decode()))
-            self.delete([f"{TRASH}/{name}"])
+        for name in self.names(TRASH):
+            note = f"{TRASH}/{name}"
+            folder = (self.get(note) or b"").decode()
+            keys = self._keys(folder) if folder else []
+            for at in range(0, len(keys), DELETE_A_PIECE):
+                self.delete(keys[at : at + DELETE_A_PIECE])
+                yield
+            self.delete([note])
             yield
 
-    def _keys(self, folder: str) -> list[str]:
+    def _keys(self, folder: str, after: str | None = None) -> list[str]:
         with self._asking(folder):
-            return [one["path"] for page in obstore.list(self._store, folder) for one in page]
+            pages = obstore.list(self._store, folder, offset=after)
+            return [one["path"] for page in pages for one in page]
 
     # --- whether it can be used
 
@@ -294,11 +305,11 @@ class ObjectStore:
             raise self.trouble(error, key) from error
 
     def trouble(self, error: Exception, key: str) -> Exception:
-        """InvalidInput if the store refuses access or has no such bucket, else Retryable."""
+        """InvalidInput: no access, or no such bucket. Fatal: an object is gone. All else is Retryable."""
         why, where = said(error), self.uri(key)
         if "501 Not Implemented" in why:  # what some servers say to the header
             return self._unconditional(why)
-        if isinstance(error, FileNotFoundError) or "NoSuchBucket" in why:
+        if "NoSuchBucket" in why:
             return InvalidInput(
                 "the bucket is not there",
                 where=where,
@@ -312,6 +323,13 @@ class ObjectStore:
                 why=why,
                 fix="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in the bucket",
             )
+        if isinstance(error, FileNotFoundError):
+            return Fatal(
+                "an object of the target is gone",
+                where=where,
+                why=why,
+                fix="bring it back, for example from the bucket's versions, or start a new target",
+            )
         return Retryable(
             "the object store does not answer as it should",
             where=where,
@@ -320,13 +338,9 @@ class ObjectStore:
         )
 
 
-def said(error: BaseException) -> str:
-    """An error of the library as one line: without colors, and of a long answer the server's own words."""
-    text = " ".join(_COLORS.sub("", str(error)).partition("Debug source:")[0].split())
-    told = _ANSWER.search(text)
-    if told is None:
-        return text
-    return f"{text[: told.start()].rpartition('<?xml')[0].rstrip(': ')}: {told[1]}, {told[2]}"
+def _is_in(key: str, folder: str) -> bool:
+    """Whether a key is directly in a folder."""
+    return key.rpartition("/")[0] == folder
 
 
 def _number_of(name: str) -> int:

@@ -6,7 +6,8 @@ opened again. So somebody else's commit, or another table that was put in its pl
 next call, as if nothing had been kept. Two calls of stat take the place of listing and reading a log.
 
 In an object store these are two requests, and a writer that owns the target (`begin_owned`) does without
-them. A commit of somebody else is found when the writer commits: its own must be the next.
+them. A commit of somebody else is found when the writer commits: its own must be the next. `checked` looks
+for one before that, with one listing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 
 from deltalake import DeltaTable
 
+from tidegate.sink.delta_log import LOG_FILE
 from tidegate.sink.store import Store
 
 OPEN_MAX: Final = 2_000
@@ -60,9 +62,12 @@ class OpenTables:
         return table
 
     def checked(self, path: str) -> DeltaTable:
-        """The newest state for an owner too: asks if a commit follows. Keeps what is kept."""
+        """The newest state for an owner too: asks if the log goes on. Keeps what is kept.
+
+        A successor's upkeep trims the log, also the commit right behind ours. So any later file of it counts.
+        """
         held = self.held(path)
-        if held is not None and not self._follows(path, int(held.version())):
+        if held is not None and not self._goes_on(path, int(held.version())):
             return held
         return self._load(path)
 
@@ -96,6 +101,10 @@ class OpenTables:
 
     def _follows(self, path: str, version: int) -> bool:
         return self._store.stamp(_commit(path, version + 1)) is not None
+
+    def _goes_on(self, path: str, version: int) -> bool:
+        names = self._store.names(f"{path}/_delta_log", after=f"{version + 1:020d}")
+        return any(LOG_FILE.fullmatch(name) for name in names)
 
 
 def _commit(path: str, version: int) -> str:

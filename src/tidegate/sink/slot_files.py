@@ -8,6 +8,7 @@ needed ones are never touched. `delta_log` decides.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -42,7 +43,7 @@ class SlotFiles:
         self.left = False
         yield from self._read(needed[0])
         names, self.left = self._history.unneeded(needed, data_before)
-        here = self._store.files(self._folder)  # an earlier process may have deleted them
+        here = set(self._store.names(self._folder))  # an earlier process may have deleted them
         self._history.forget(name for name in names if name not in here)
         yield from self._delete_data([name for name in names if name in here], needed[0])
         if not self._swept:
@@ -51,9 +52,11 @@ class SlotFiles:
         yield from self._delete(self._log, self._old_log(needed, log_before))
 
     def _old_log(self, needed: Sequence[int], before: float) -> list[str]:
+        names = needless(self._store.names(self._log), needed)
+        if not names:
+            return []
         times = self._store.files(self._log)
-        names = needless(list(times), needed)
-        old = [name for name in names if times[name] <= before]
+        old = [name for name in names if times.get(name, before) <= before]
         self.left = self.left or len(old) < len(names)
         return sorted(old)
 
@@ -71,11 +74,10 @@ class SlotFiles:
             else:
                 yield 0
                 continue
-            times = self._store.files(self._log)
-            behind = [at for at in checkpoints(times) if at > history.version]
+            behind = [at for at in checkpoints(self._store.names(self._log)) if at > history.version]
             if not behind:
                 return
-            self._begin(behind[0], times)
+            self._begin(behind[0], self._store.files(self._log))
 
     def _begin(self, version: int, times: Mapping[str, float]) -> None:
         self._history.begin(version, self._files_at(version), _time_of(version, times))
@@ -120,6 +122,11 @@ class SlotFiles:
 
 
 def _time_of(version: int, times: Mapping[str, float]) -> float:
-    """When a version was committed, or later; Unix time in seconds. `times`: of the log's files."""
+    """When a version was committed, or later; Unix time in seconds. `times`: of the log's files.
+
+    Now, if there are none: then nothing is old enough to be deleted.
+    """
     names = (f"{version:020d}.{end}" for end in ("json", "checkpoint.parquet"))
-    return min((times[name] for name in names if name in times), default=max(times.values(), default=0.0))
+    return min(
+        (times[name] for name in names if name in times), default=max(times.values(), default=time.time())
+    )

@@ -4,7 +4,9 @@
     create          put if absent: True for exactly one of all that try, on this machine or another
     append, lines   a log of lines; a line is durable when `append` returns
     files, folders  what a folder holds
-    delete, discard remove some files; remove a whole folder, also if the process dies while it does
+    names           its files without their times, for which a disk has to look at each
+    delete          remove some files
+    discard         remove a table's folder, also if the process dies while it does
     copy            the same bytes under another key
 
 A key is a path below the target's root, with `/` between its parts. Rows are in Delta tables, and delta-rs
@@ -16,10 +18,12 @@ writes those itself: for it there are `uri` and `options`, and for readers of da
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import unicodedata
 import uuid
 from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -32,6 +36,9 @@ TRASH: Final = f"{OWN}/trash"
 """Where a table's folder goes before its files are removed: half of it would carry no mark any more."""
 TRASH_A_PIECE: Final = 200
 """Files of discarded folders that are removed at once."""
+_COLORS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_ANSWER: Final = re.compile(r"<(\?xml|error|html|!doctype)", re.IGNORECASE)
+_WORDS: Final = tuple(re.compile(f"<{tag}>(.*?)</{tag}>") for tag in ("Code", "Message"))
 
 
 class Store(Protocol):
@@ -79,6 +86,9 @@ class Store(Protocol):
     def files(self, folder: str) -> dict[str, float]:
         """The files directly in a folder, and when each was last changed; empty when there is no folder."""
 
+    def names(self, folder: str, after: str = "") -> list[str]:
+        """The names of these files, in no order; those that sort behind `after`, as bytes."""
+
     def folders(self, folder: str) -> list[str]:
         """The names of the folders directly in a folder; links are left out."""
 
@@ -98,7 +108,10 @@ class Store(Protocol):
         """Let a file be under another key too; nothing happens if that key is there."""
 
     def discard(self, folder: str, check: Callable[[], object]) -> None:
-        """Take a folder out of sight, whole. `check` raises if this process may not delete any more."""
+        """Take a table's folder out of sight. `check` raises if this process may not delete any more."""
+
+    def discarded(self) -> Collection[str]:
+        """Folders that `discard` has taken, and whose files are still where they were."""
 
     def emptying_trash(self) -> Iterator[None]:
         """Remove what `discard` has left, a killed process's too, a piece at a time."""
@@ -177,15 +190,23 @@ class DiskStore:
         return [line for line in whole.split(b"\n")[:-1] if line]
 
     def files(self, folder: str) -> dict[str, float]:
+        """Without those that are deleted meanwhile."""
+        found = {}
+        for entry in self._entries(folder):
+            with suppress(FileNotFoundError):
+                found[entry.name] = entry.stat(follow_symlinks=False).st_mtime
+        return found
+
+    def names(self, folder: str, after: str = "") -> list[str]:
+        return [entry.name for entry in self._entries(folder) if entry.name > after]
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """Of the files in a folder."""
         try:
             with os.scandir(self.root / folder) as entries:
-                return {
-                    entry.name: entry.stat(follow_symlinks=False).st_mtime
-                    for entry in entries
-                    if not entry.is_dir(follow_symlinks=False)
-                }
+                return [entry for entry in entries if not entry.is_dir(follow_symlinks=False)]
         except (FileNotFoundError, NotADirectoryError):
-            return {}
+            return []
 
     def folders(self, folder: str) -> list[str]:
         """Empty for a folder that we may not read: it is somebody else's."""
@@ -236,6 +257,9 @@ class DiskStore:
         self.make_folder(TRASH)
         (self.root / folder).rename(self.root / TRASH / uuid.uuid4().hex)
 
+    def discarded(self) -> Collection[str]:
+        return ()
+
     def emptying_trash(self) -> Iterator[None]:
         trash = self.root / TRASH
         files = (Path(folder) / name for folder, _, names in os.walk(trash) for name in names)
@@ -247,6 +271,19 @@ class DiskStore:
 
     def trouble(self, error: Exception, key: str) -> Exception:
         return error
+
+
+def said(error: BaseException) -> str:
+    """An error of a library as one line: without colors, and of a server's answer only its code and message.
+
+    An answer may hold more than a person may see, a session's token for example.
+    """
+    text = " ".join(_COLORS.sub("", str(error)).partition("Debug source:")[0].split())
+    answer = _ANSWER.search(text)
+    if answer is not None:
+        words = [found[1] for word in _WORDS if (found := word.search(text)) is not None]
+        text = f"{text[: answer.start()].rstrip(': ')}: {', '.join(words) or 'an answer that is not shown'}"
+    return text
 
 
 def store_of(root: Path | Store) -> Store:

@@ -29,7 +29,7 @@ from pyiceberg.table import Table
 from tidegate.consumer.iceberg import index
 from tidegate.consumer.iceberg.catalog import FILE, locations, open_catalog
 from tidegate.consumer.iceberg.tables import path_in
-from tidegate.errors import InvalidInput
+from tidegate.errors import InvalidInput, shown
 
 SCHEME: Final = "iceberg"
 LOADS_MAX: Final = 5
@@ -119,7 +119,7 @@ def iceberg_directory(target: str | Path) -> Path:
     if scheme != SCHEME or not path.startswith("/"):
         raise InvalidInput(
             "this is no directory of Iceberg tables",
-            where=str(target),
+            where=shown(str(target)),
             why="an Iceberg target is an absolute directory",
             fix="write --target iceberg:///absolute/directory",
         )
