@@ -455,6 +455,24 @@ def test_alignment_marks_that_differ_between_partitions_or_go_back_are_named(
     assert verdict.violations[0].table == "s.a"
 
 
+@pytest.mark.parametrize(("left_out", "sound"), [(50, False), (150, True), (250, False)])
+def test_no_alignment_mark_is_missing_where_a_partition_had_no_rows(left_out: int, sound: bool) -> None:
+    """From two partitions to one, and back to two."""
+    shrunk = first_change(100, 2, 1)
+    grown = shrunk.changed(200, 2)
+    marks: list[tuple[int, dict[str, bytes]]] = [
+        (10, aligned(20)),
+        (10, aligned(50)),
+        (100, dict(shrunk.headers)),
+        (100, aligned(150)),
+        (200, dict(grown.headers)),
+        (200, aligned(250)),
+        (200, aligned(280)),
+    ]
+    counts = verdict_of(marks, [mark for mark in marks if mark[1] != aligned(left_out)]).counts
+    assert counts == ({} if sound else {Rule.ALIGNED: 1})
+
+
 def test_a_row_below_its_tables_mark_that_comes_behind_the_mark_is_named() -> None:
     for table, ts, wrong in (("a", 19, True), ("a", 20, False), ("b", 19, False)):
         check = TopicCheck([0])

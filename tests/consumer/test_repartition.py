@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.consumer.logs import differences, snapshots
@@ -18,6 +19,7 @@ from tests.consumer.test_apply import TOTAL, bank_sums
 from tests.consumer.test_assembler import segment
 from tests.consumer.topics import publish
 from tidegate.codec.base import Batch, Decoded
+from tidegate.codec.registry import encoder
 from tidegate.consumer.checks import (
     added_partitions,
     check_announced,
@@ -33,6 +35,7 @@ from tidegate.consumer.source import Fetched, Topic
 from tidegate.consumer.watermark import Mode
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.model.layout import Layout
+from tidegate.model.message import Message
 
 CHANGES = changes_at((1, 5), (3, 2), (4, 7))
 SOURCE = Topic("kafka://127.0.0.1:1/t?protocol=open-protocol")
@@ -78,6 +81,38 @@ def test_a_restart_before_the_change_is_reached_still_waits_for_it() -> None:
     again = Flow(position, Mode.ROW, (), None)
     again.take([Fetched(0, 9, segments=(row,), resolved=((130, 8),), layouts=(GROWN,))])
     assert applied(again) == {0: 100, 1: 90}
+
+
+def test_a_restart_between_two_changes_still_waits_for_the_first() -> None:
+    """Marks read from there on name the second alone."""
+    flow, second = Flow(held(), Mode.ROW, (), None), GROWN.changed(120, 2)
+    row = segment(0, 110, 110, 7)
+    marks = Fetched(0, 9, segments=(row,), resolved=((100, 5), (120, 8)), layouts=(GROWN, second))
+    flow.take([marks, Fetched(1, 4, resolved=((90, 3),))])
+    assert applied(flow) == {0: 100, 1: 90}
+    position = Position.from_json(flow.position(0).over(("s", "t")).to_json())
+    assert position.switches == (100, 120)
+    again = Flow(position.over(("s", "t")), Mode.ROW, (), None)
+    ahead, late = position.partitions
+    again.take([Fetched(ahead, 12, resolved=((120, 8), (130, 11)), layouts=(second,))])
+    assert applied(again) == {ahead: 100, late: 90}
+    again.take([Fetched(late, 12, resolved=((100, 5), (130, 11)), layouts=(GROWN, second))])
+    assert applied(again) == {ahead: 130, late: 130}
+    assert again.position(130).switches == ()
+    assert "switches" not in again.position(130).to_json(), (
+        "as earlier releases wrote it, which are still read"
+    )
+
+
+def test_a_write_cut_off_right_after_partitions_joined_is_made_again_when_they_are_read() -> None:
+    flow = Flow(held(), Mode.ROW, (), None, begun={0: 100, 1: 100, 2: 100})
+    known = [Fetched(number, 9, resolved=((130, 8),), layouts=(GROWN,)) for number in (0, 1)]
+    flow.take(known)
+    assert flow.next_step(100) is None
+    flow.join([2], (), {})
+    assert flow.next_step(100) is None
+    flow.take([Fetched(2, 4, resolved=((130, 3),), layouts=(GROWN,))])
+    assert flow.next_step(100) == Rows({0: 100, 1: 100, 2: 100})
 
 
 @pytest.mark.parametrize(
@@ -136,6 +171,31 @@ def test_an_admin_that_does_not_say_since_when_stops_the_consumer() -> None:
     check_not_repartitioned(SOURCE, [Fetched(0, 5, layouts=(GROWN,))])
     with pytest.raises(Fatal, match="changed the topic to 5 partitions"):
         check_not_repartitioned(SOURCE, [Fetched(0, 5, repartitions=((5, 4),))])
+
+
+def test_a_topic_read_by_offset_that_was_repartitioned_stops_the_consumer() -> None:
+    """Its reader is not told to use the Resolved that are on it."""
+    topic = Topic("kafka://127.0.0.1:1/t?protocol=canal-json", by_offset=True)
+    check_not_repartitioned(topic, [Fetched(0, 5)])
+    with pytest.raises(Fatal, match="changed the topic from 2 to 3 partitions") as caught:
+        check_not_repartitioned(topic, [Fetched(0, 5, layouts=(GROWN,))])
+    assert "add enable-tidb-extension=true" in caught.value.fix
+
+
+def test_only_a_partition_without_anything_leaves_and_not_before_the_second_resolved() -> None:
+    """The first may be seen before what was written with it is seen elsewhere."""
+    flow = Flow(held(Mode.TRANSACTION, (0, 1, 2)), Mode.TRANSACTION, (), None)
+    flow.take([Fetched(0, 4, resolved=((90, 3),))])
+    assert flow.asked() == []
+    flow.take([Fetched(0, 9, resolved=((100, 8),)), Fetched(1, 4, resolved=((100, 3),))])
+    assert flow.asked() == [2]
+    assert applied(flow) == {0: 0, 1: 0, 2: 0}
+    flow.leave([2], ())
+    assert applied(flow) == {0: 100, 1: 100}
+    assert set(flow.position(100).partitions) == {0, 1}
+    flow.join([2], (), {})
+    flow.take([Fetched(2, 4, resolved=((110, 3),))])
+    assert (flow.asked(), flow.watermarks.lowest) == ([], 100)
 
 
 # --- on a broker -----------------------------------------------------------------------------------------
@@ -223,6 +283,58 @@ def test_a_consumer_goes_on_through_changes_and_restarts_with_the_words_it_was_s
         second.stop()
     assert differences(target, snapshots()[LAST]) == {}
     assert set(bank_sums(target)) == {TOTAL}
+
+
+@pytest.mark.integration
+def test_partitions_that_nothing_or_an_aborted_transaction_is_on_hold_nothing_back(
+    kafka: str, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """From the first start on, until a change names them."""
+    changes = changes_at((3, 5))
+    parts, topic = bank_parts("ticdc-mq", changes, LAST), new_topic(4)
+    target = tmp_path / "target"
+    publish(kafka, topic, parts[0])
+    reading = Reading(f"kafka://{kafka}/{topic}?protocol=ticdc-mq", target, Mode.TRANSACTION)
+    try:
+        reading.wait(1)
+        assert "not read while nothing is on it: " in " ".join(reading.notes)
+        add_partitions(kafka, topic, 5)
+        abort_on(kafka, topic, [3, 4])
+        publish(kafka, topic, [(number, resolved_at(changes[0][0] - 1)) for number in range(3)])
+        reading.wait(changes[0][0] - 1)
+        publish(kafka, topic, parts[1])
+        reading.wait(snapshots()[LAST].ts)
+    finally:
+        reading.stop()
+    assert differences(target, snapshots()[LAST]) == {}
+
+
+@pytest.mark.integration
+def test_a_reader_by_offset_stops_before_it_waits_for_partitions_that_a_change_names(
+    kafka: str, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = new_topic(5)
+    publish(kafka, topic, [one for part in bank_parts("canal-json", CHANGES[:1], LAST) for one in part])
+    source = f"kafka://{kafka}/{topic}?protocol=canal-json&partition-num=3"
+    error = Reading(source, tmp_path / "target", Mode.ROW).ended()
+    assert isinstance(error, Fatal)
+    assert "changed the topic from 3 to 5 partitions" in error.what
+
+
+def abort_on(kafka: str, topic: str, partitions: list[int]) -> None:
+    producer = Producer({"bootstrap.servers": kafka, "transactional.id": f"aborts-{topic}"})
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    for partition in partitions:
+        producer.produce(topic, b"x", partition=partition)
+    producer.flush(PATIENCE_S)
+    producer.abort_transaction(PATIENCE_S)
+
+
+def resolved_at(ts: int) -> Message:
+    message = encoder(options_for("ticdc-mq")).encode_resolved(ts)
+    assert message is not None
+    return message
 
 
 @pytest.mark.integration

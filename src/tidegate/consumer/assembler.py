@@ -64,6 +64,11 @@ class Assembler:
         """A partition that was not there before; nothing of it is applied."""
         self._applied[partition], self._segments[partition] = 0, []
 
+    def leave(self, partition: int) -> None:
+        """A partition that is not read any more; nothing of it was read."""
+        assert not self._segments[partition]
+        del self._applied[partition], self._segments[partition]
+
     @property
     def rows(self) -> int:
         """Rows waiting, duplicates included."""

@@ -226,8 +226,9 @@ def check_there(topic: Topic, read: Sequence[int], written: Mapping[str, int]) -
 
     Nothing that names them may be taken before: a watermark may speak of rows that are there.
     """
+    there = set(read)
     for name, count in written.items():
-        missing = [n for n in range(count) if topic.number(name, n) not in read]
+        missing = [n for n in range(count) if topic.number(name, n) not in there]
         if missing:
             raise Retryable(
                 f"partition {missing[0]} of topic {name} is not there yet",
@@ -363,12 +364,24 @@ def check_marks_read(topic: Topic, fetched: Iterable[Fetched]) -> None:
 
 
 def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:
-    """Fatal when the producer says that it now writes another number of partitions.
+    """Fatal when the producer says that it now writes another number of partitions, and the reader cannot
+    follow.
 
-    Behind that message it sends the rows above its last Resolved again, each to its new partition: rows that
-    wait here from before would be taken for later ones.
+    Behind an Admin alone it sends the rows above its last Resolved again, each to its new partition: rows
+    that wait here from before would be taken for later ones. By offset no partition waits for another, so
+    that it would pass the change before the others have reached it.
     """
     for part in fetched:
+        if topic.by_offset and part.layouts:
+            layout = part.layouts[0]
+            raise Fatal(
+                f"the changefeed has changed the topic from {layout.old} to {layout.new} partitions",
+                where=f"{topic.where(part.partition)}, at ts {layout.ts}",
+                why="the topic is read by offset, where partitions do not wait for each other: changes of "
+                "one row in two partitions would be applied in any order",
+                fix="start a new target directory with a --source that says how the topic is written, so "
+                f"that its watermarks are used{_option_of(topic)}",
+            )
         for partitions, offset in part.repartitions:
             raise Fatal(
                 f"the changefeed has changed the topic to {partitions} partitions",
@@ -376,3 +389,9 @@ def check_not_repartitioned(topic: Topic, fetched: Iterable[Fetched]) -> None:
                 why="rows of one key may now be in two partitions, in no order between them",
                 fix="start a new target directory from a new changefeed",
             )
+
+
+def _option_of(topic: Topic) -> str:
+    """The option of the source URI by which a topic has watermarks, in words; empty: there is none."""
+    unmarked = reader_of(topic.options).unmarked
+    return f": add {unmarked.option}" if unmarked is not None and unmarked.option else ""

@@ -448,12 +448,17 @@ class TopicCheck:
             why = f"another partition has {other[0]!r} at {other[1]} as epoch {mark.epoch}"
             self._violated(Rule.ALIGNED, state, offset, ts, why, mark.table)
         for epoch in known:
-            if before is not None and before < epoch < mark.epoch:
+            expected = before is not None and before < epoch < mark.epoch
+            if expected and self._has_rows(state, epoch):
                 why = f"the mark of epoch {epoch} is on another partition alone"
                 self._violated(Rule.ALIGNED, state, -1, known[epoch][1], why, mark.table)
         state.epochs[mark.table] = mark.epoch
         while len(known) > ALIGNMENTS:
             del known[min(known)]
+
+    def _has_rows(self, state: _Partition, ts: int) -> bool:
+        """Whether rows of this commit ts may be on a partition; False where that is not known."""
+        return state.partition < self._layouts.rows_on(state.topic, self._layouts.epoch(state.topic, ts))
 
     def _take_ddl(self, state: _Partition, ddl: DdlMessage) -> None:
         key = ddl.ts, state.topic, ddl.query

@@ -118,8 +118,10 @@ class Flow:
         """Row mode: by topic and commit ts the alignment marks that its partitions have not passed, each with
         the offset of its first copy in each partition. A topic without any is not there."""
         self._epoch = position.epoch
-        self._switches: set[int] = set()
+        self._switches = set(position.switches)
         """Where the number of partitions changes and not all partitions are."""
+        self._spoken: set[int] = set()
+        """Topics of which one partition has brought two Resolved."""
         self._members: dict[int, list[int]] = {}
         """By topic, its partitions."""
         for number in self._at:
@@ -143,6 +145,34 @@ class Flow:
             self.watermarks.join(number)
             self.assembler.join(number)
 
+    def asked(self) -> list[int]:
+        """The partitions that may `leave` if nothing was ever written to them, committed or not.
+
+        Nothing came from them, and their topic has two Resolved in another partition. A producer sends the
+        second when the first is on every partition that it writes.
+        """
+        if self._begun is not None:
+            return []
+        return [
+            number
+            for number, state in self._at.items()
+            if not state.next_offset
+            and not self.watermarks.of(number)
+            and topic_index(number) in self._spoken
+        ]
+
+    def leave(self, numbers: Iterable[int], ddl_places: tuple[tuple[int, ...], ...]) -> None:
+        """Partitions of `asked` that nothing is on are not read, with `ddl_places` of the others. They may
+        join later.
+        """
+        self._ddl_places = ddl_places
+        for number in numbers:
+            del self._at[number]
+            self._members[topic_index(number)].remove(number)
+            self._joining.discard(number)
+            self.watermarks.leave(number)
+            self.assembler.leave(number)
+
     def wanted(self) -> dict[int, int]:
         """Where to read on, by partition.
 
@@ -163,6 +193,8 @@ class Flow:
             state.next_offset = max(state.next_offset, part.next_offset)
             self.assembler.add(part.segments)
             for ts, offset in part.resolved:
+                if 0 < self.watermarks.of(part.partition) < ts:
+                    self._spoken.add(topic_index(part.partition))
                 if self.watermarks.advance(part.partition, ts):
                     state.marks.append((offset, ts))
             if len(state.marks) > MAX_MARKS:
@@ -182,6 +214,9 @@ class Flow:
         A ts is never split, however much it holds.
         """
         if self._begun is not None:
+            # Partitions that had just joined are read only when something is found on them.
+            if any(number not in self._at for number in self._begun):
+                return None
             if any(self.watermarks.of(number) < ts for number, ts in self._begun.items()):
                 return None
             begun, self._begun = self._begun, None
@@ -261,7 +296,8 @@ class Flow:
             partitions[number] = PartitionPosition(offset, applied, watermark)
         made = replace(self._base, ts=ts, mode=self.mode.value, partitions=partitions, definitions=None)
         done = tuple(self._ddls_done)
-        return replace(made, ddl_ts=self._ddl_ts, ddls=done, epoch=self._epoch)
+        switches = tuple(sorted(ts for ts in self._switches if not self.reached(ts)))
+        return replace(made, ddl_ts=self._ddl_ts, ddls=done, epoch=self._epoch, switches=switches)
 
     def next_offsets(self) -> dict[int, int]:
         """Up to where each partition has been read; for showing lag only."""

@@ -102,6 +102,8 @@ GIVE_UP_S: Final = 15.0
 """How long an error that is not Retryable is given to pass before it ends the run."""
 START_S: Final = 30.0
 """How long the broker is asked at the start before the error goes to the user."""
+PEEK_BYTES: Final = 1
+"""Of a partition that is not read: its first message says whether there is one."""
 GUESSES_SHOWN: Final = 5
 """How many guessed tables a commit names; the others are counted."""
 STAGING_PREFIX: Final = "run-"
@@ -204,7 +206,7 @@ class News:
     unread: Mapping[int, int] = field(default_factory=dict)
     """Where those of them end that belong to a topic that is read, and are not read."""
     behind: Mapping[int, int] = field(default_factory=dict)
-    """As `OffsetFlow.take` needs it."""
+    """Of the partitions that the flow `asked` for: their ends, committed or not, when the round began."""
 
 
 def run(
@@ -284,6 +286,8 @@ class Consumer:
         """By topic, Kafka's id of the one that is read."""
         self._fresh: set[int] = set()
         """Partitions that were added to a topic while it was read."""
+        self._hollow: dict[int, int] = {}
+        """Where partitions end that are not read, since nothing but aborted transactions is on them."""
         self._ends: dict[int, int] = {}
         """Where each partition ended, as the last round has found it."""
         self._diary = Diary(address.folder, listener.warn)
@@ -464,7 +468,7 @@ class Consumer:
                 name = topic.place(part.partition)[0]
                 self._offsets.written[name] = max(layout.all, self._offsets.written.get(name, 0))
         partitions = self._offsets.partitions()
-        unread = self._offsets.ends(self._unread(partitions))
+        unread = self._visible(fetcher, self._offsets.ends(self._unread(partitions)))
         ids = self._offsets.ids(topic.names_of(partitions))
         return News(ends, fetched, ids, partitions, behind=behind, unread=unread)
 
@@ -477,7 +481,19 @@ class Consumer:
         return [p for p in partitions if p not in known and self._topic.place(p)[0] in names]
 
     def _asked(self) -> list[int]:
-        return self._flow.asked() if isinstance(self._flow, OffsetFlow) else []
+        return self._flow.asked()
+
+    def _visible(self, fetcher: Fetcher, ends: Mapping[int, int]) -> dict[int, int]:
+        """Where unread partitions end; 0 if nothing but aborted transactions is on them."""
+        ranges = [
+            Range(p, 0, end, PEEK_BYTES) for p, end in ends.items() if end > 0 and self._hollow.get(p) != end
+        ]
+        with TemporaryDirectory(dir=self._staging) as staged:
+            found = fetcher.fetch(self._topic, ranges, Path(staged)) if ranges else []
+        for part in found:
+            if not (part.messages or part.trouble or part.outage):
+                self._hollow[part.partition] = ends[part.partition]
+        return {p: 0 if self._hollow.get(p) == end else end for p, end in ends.items()}
 
     def _arrived(self, coming: Future[News], fetcher: Fetcher) -> News | None:
         """What the round brought; None when it failed, after a pause, or when it is time to stop."""
@@ -543,6 +559,7 @@ class Consumer:
             self._listener.report(progress)
 
     def _take(self, news: News) -> None:
+        check_not_repartitioned(self._topic, news.fetched)
         try:
             self._join(news)
         except Retryable as error:
@@ -558,7 +575,6 @@ class Consumer:
             check_partitions(known, self._topic, there, str(self._address))
             check_announced(self._topic, self._fresh, news.fetched, self._offsets.written)
         check_complete(self._topic, news.fetched, self._settings.until)
-        check_not_repartitioned(self._topic, news.fetched)
         check_no_ddls(self._topic, news.fetched)
         if self._flow.mode is Mode.ROW:
             check_marks_read(self._topic, news.fetched)
@@ -577,6 +593,20 @@ class Consumer:
             self._suspicion.lacks(self._flow.lacking(), now)
         else:
             self._flow.take(news.fetched)
+            self._leave(self._flow, news)
+
+    def _leave(self, flow: Flow, news: News) -> None:
+        """Read no further those partitions that nothing was ever written to; they join as added ones do."""
+        fetched = {part.partition for part in news.fetched}
+        idle = [p for p in flow.asked() if news.behind.get(p) == 0 and p not in fetched]
+        named = added_partitions(self._topic, dict.fromkeys(idle, 0), self._offsets.written)
+        idle = [p for p in idle if p not in named]
+        if idle:
+            numbers = [p for p in flow.next_offsets() if p not in idle]
+            flow.leave(idle, places_of_ddl(self._topic, numbers, reader_of(self._topic.options).ddl_to))
+            self._suspicion.leave(idle)
+            parts = ", ".join(self._topic.where(p) for p in idle)
+            self._listener.note(f"not read while nothing is on it: {parts}")
 
     def _join(self, news: News) -> None:
         """Read topics that have come into being, and partitions that are written now, before what came with

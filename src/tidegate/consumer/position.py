@@ -77,6 +77,8 @@ class Position:
     epoch: int = 0
     """How often the number of partitions of a topic has changed, by what was read. From the first time on
     `partition-num` of the source is a lower bound."""
+    switches: tuple[int, ...] = ()
+    """Where that number changes and not all partitions are. A mark read later names the last alone."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -121,6 +123,7 @@ class Position:
         body |= {"sources": self.sources} if self.sources else {}
         body |= {"barriers": self.barriers} if self.barriers else {}
         body |= {"epoch": self.epoch} if self.epoch else {}
+        body |= {"switches": self.switches} if self.switches else {}
         partitions = topics[self.topic] if single else topics
         return orjson.dumps(body | {"mode": self.mode, "partitions": partitions}).decode()
 
@@ -150,6 +153,7 @@ class Position:
                 tuple((to, table, of, name) for to, table, of, name in body.get("sources", ())),
                 tuple((schema, table, int(ts)) for schema, table, ts in body.get("barriers", ())),
                 int(body.get("epoch", 0)),
+                tuple(int(ts) for ts in body.get("switches", ())),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise Fatal(

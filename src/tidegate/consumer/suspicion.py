@@ -92,6 +92,11 @@ class Suspicion:
         self._partitions |= {number: _Seen(0) for number in numbers}
         self._marked = None
 
+    def leave(self, numbers: Iterable[int]) -> None:
+        """Partitions that are not read any more."""
+        for number in numbers:
+            del self._partitions[number]
+
     def saw(self, fetched: Iterable[Fetched], at_end: Iterable[int], now: float) -> None:
         """Take what one round of fetching brought; `at_end`: the partitions that are read to their ends."""
         counts = self._counts

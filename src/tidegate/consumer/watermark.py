@@ -38,6 +38,10 @@ class Watermarks:
         assert partition not in self._at
         self._at[partition] = 0
 
+    def leave(self, partition: int) -> None:
+        """A partition that is not read any more: it holds nothing back."""
+        del self._at[partition]
+
     def advance(self, partition: int, ts: int) -> bool:
         """Take a Resolved ts of a partition; False (and counted) when it is behind what was seen."""
         if ts < self._at[partition]:
