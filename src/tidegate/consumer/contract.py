@@ -210,7 +210,10 @@ class TopicCheck:
         self._floor = max((one.began for one in self._partitions.values()), default=0)
         self._strict = producer is Producer.TIDEGATE
         self._ddl_to, self._remember = ddl_to, remember
-        counts = Counter(one.topic for one in self._partitions.values())
+        # By the greatest number, because whoever reads what there is does not bring empty partitions.
+        counts: dict[str, int] = {}
+        for one in self._partitions.values():
+            counts[one.topic] = max(counts.get(one.topic, 0), one.partition + 1)
         self._router = router
         self._layouts = Layouts(counts, layouts)
         self._placements = Placements(self._layouts, router, strict_null=self._strict)
