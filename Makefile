@@ -85,4 +85,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills bank hangs giant auto-cdc cluster chaos isolation cuts disks bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore captures hangs giant auto-cdc cluster chaos isolation cuts disks bench lock clean

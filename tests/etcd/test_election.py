@@ -9,9 +9,9 @@ import pytest
 
 from tests.etcd.line import Line
 from tidegate.control.metadata import Compare, Put
-from tidegate.errors import Retryable
+from tidegate.errors import Fenced, Retryable
 from tidegate.etcd import session as session_module
-from tidegate.etcd.client import EtcdClient
+from tidegate.etcd.client import EtcdClient, LeaseGone
 from tidegate.etcd.election import Election, capture_prefix, put_leased
 from tidegate.etcd.metadata import EtcdMetadata
 from tidegate.etcd.session import LEAST_TTL_S, MARGIN, LocalLease, Session, now_s
@@ -130,3 +130,14 @@ def test_a_session_whose_process_stands_still_is_not_renewed(
     wait("over", lambda: not session.holds)
     assert "stands still" in session.why_lost
     session.close()
+
+
+def test_a_key_under_a_lease_that_is_gone_is_a_lost_session_and_no_bad_input(
+    client: EtcdClient, cluster: int
+) -> None:
+    """A capture stands again after it; bad input would end the process."""
+    lease, _ = client.grant_lease(10)
+    client.revoke(lease)
+    with pytest.raises(LeaseGone):
+        put_leased(client, capture_prefix(cluster) + "a", b"1", lease)
+    assert issubclass(LeaseGone, Fenced)

@@ -179,5 +179,5 @@ def test_etcd_is_reached_by_tls_with_the_certificates_of_the_command_line(
 
 def test_tls_without_certificates_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TIDEGATE_CA", raising=False)
-    with pytest.raises(InvalidInput, match="no certificates"):
+    with pytest.raises(InvalidInput, match="none are given"):
         EtcdClient("https://127.0.0.1:1")

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tidegate import metrics
 from tidegate.clock import SystemClock
+from tidegate.control.gc import Hold
 from tidegate.control.metadata import (
     FeedId,
     Grant,
@@ -27,7 +30,8 @@ from tidegate.model.span import Span
 from tidegate.server.capture import check_format, take_ownership
 from tidegate.server.feed_plan import Paths
 from tidegate.server.metadata_sqlite import SqliteMetadata
-from tidegate.server.node import Node
+from tidegate.server.node import WRITE_MAX, Node
+from tidegate.server.reactor import Reactor
 
 CLUSTER, CAPTURE = 7, "here"
 EVERYTHING = Span(b"", b"")
@@ -176,3 +180,64 @@ def test_nothing_is_written_once_the_session_is_over_whatever_the_store_knows(
         asyncio.run(node.write(Put("/x", b"1")))
     assert len(lost) == 1
     assert metadata.get("/x") is None
+
+
+def test_what_is_too_large_for_etcd_is_refused_and_costs_nobody_the_ownership(
+    owner: Callable[..., Node], metadata: SqliteMetadata
+) -> None:
+    """Sent, it would fail all that are written with it, and the owner could not know what is stored."""
+    lost: list[TidegateError] = []
+    large = Put("/x", bytes(WRITE_MAX + 1))
+    node = owner(lost.append, shared="etcd:127.0.0.1:1")
+    with pytest.raises(InvalidInput, match="more than can be kept in etcd"):
+        asyncio.run(node.write(large))
+    assert (lost, metadata.get("/x")) == ([], None)
+    assert asyncio.run(owner(lost.append).write(large)), "one capture alone keeps it"
+
+
+class HeldHistory:
+    """A PD that notes the holds; `meanwhile` happens while it answers."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, int] = {}
+        self.asked = 0
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def hold_history(self, service: str, ttl_s: int, safe_point: int, scope: int) -> int:
+        self.asked += 1
+        self.held[service] = safe_point
+        if not ttl_s:
+            del self.held[service]
+        self.meanwhile()
+        return safe_point
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile", "never"])
+def test_an_owner_whose_session_ends_leaves_no_hold_behind(owner: Callable[..., Node], when: str) -> None:
+    """The next owner has let go of it already. Nobody would do it again, and GC would wait for a day."""
+    over: list[TidegateError] = []
+    node = owner(shared="etcd:127.0.0.1:1", over=lambda: over[0] if over else None)
+    pd: Any = HeldHistory()
+    node.pd = pd
+    ended = lambda: over.append(Fenced("The session is over."))  # noqa: E731
+    if when == "before":
+        ended()
+    elif when == "meanwhile":
+        pd.meanwhile = ended
+    reactor: Any = SimpleNamespace(node=node)
+    if when == "never":
+        assert Reactor._update(reactor, -1, Hold(7, 60, {})) == 7
+        assert list(pd.held.values()) == [7]
+        return
+    with pytest.raises(Fenced):
+        Reactor._update(reactor, -1, Hold(7, 60, {}))
+    assert pd.held == {}
+    assert pd.asked == {"before": 0, "meanwhile": 2}[when]
+
+
+def test_who_is_not_the_owner_any_more_shows_no_checkpoint_of_its_changefeeds() -> None:
+    """It would stand still for ever, beside the one of the capture that has them."""
+    metrics.checkpoint_ts.labels("somewhere", "one").set(1)
+    metrics.forget_feed("somewhere", "one")
+    metrics.forget_feed("somewhere", "one")  # of which nothing is shown
+    assert b"somewhere" not in metrics.render()

@@ -61,8 +61,8 @@ def server(
     etcd: Annotated[
         str,
         typer.Option(
-            help="Endpoints of an etcd, http://HOST:PORT[,...], by which several captures share the work of "
-            "one cluster: one delivers, the others stand by. Docs: captures.md."
+            help="Endpoints of an etcd, http://HOST:PORT[,...], that several captures of one cluster share: "
+            "one delivers, the others stand by. Docs: captures.md."
         ),
     ] = "",
     session_ttl: Annotated[
@@ -107,6 +107,7 @@ def server(
     from tidegate.access import Token
     from tidegate.api.door import Rules
     from tidegate.api.listening import listen
+    from tidegate.etcd.client import parse_endpoints
     from tidegate.server.capture import Options, application_command
 
     log.setup(json_lines=as_json, level=LEVELS[log_level.lower()])
@@ -117,6 +118,8 @@ def server(
         print(error.render(), file=sys.stderr)
         raise typer.Exit(error.exit_code) from error
     try:
+        if etcd:
+            parse_endpoints(etcd)  # at once, and not only when PD has answered
         options = Options(
             pd=pd,
             data_dir=data_dir.absolute(),

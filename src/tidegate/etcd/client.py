@@ -59,7 +59,7 @@ class EtcdClient:
         known = tls or Tls.from_environment()
         if secure and known is None:
             raise InvalidInput(
-                "etcd is to be reached by TLS, and there are no certificates.",
+                "An https endpoint of etcd needs certificates, and none are given.",
                 where=endpoints,
                 fix="give --ca, and --cert and --key if etcd asks for them (tidegate --help)",
             )
@@ -189,10 +189,10 @@ class EtcdClient:
             return LeaseGone("etcd has ended the lease.", where=address, why=details)
         if code in REFUSED:
             return InvalidInput(
-                "etcd refuses us.",
+                "etcd refuses access.",
                 where=address,
                 why=details,
-                fix="use an etcd that lets clients in by their certificates, or by none; we have no password",
+                fix="use client certificates, or an etcd without users: Tidegate sends no password",
             )
         if code not in ELSEWHERE:
             return InvalidInput("etcd refuses a request.", where=address, why=f"{code.name}: {details}")

@@ -76,5 +76,5 @@ def put_leased(client: EtcdClient, key: str, value: bytes, lease: int) -> None:
             "Another capture has this name.",
             where=key,
             why=f"its session is {int(held.lease):x}; perhaps it is our last one, which has not ended yet",
-            fix="wait until that ends; if it stays, two captures use copies of one data folder: make one new",
+            fix="wait until it ends; if it stays, two captures have copies of one data folder: replace one",
         )

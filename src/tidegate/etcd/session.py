@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from tidegate.errors import TidegateError
 from tidegate.etcd.client import EtcdClient, Unanswered
 
 LEAST_TTL_S: Final = 3
@@ -92,6 +93,9 @@ class Session:
             except Unanswered as error:
                 self.why_lost, pause = str(error), PAUSE_S
                 continue
+            except TidegateError as error:  # etcd refuses us from now on: no later attempt would do better
+                self.why_lost = str(error)
+                return
             if self._lease.gone:
                 self.why_lost = "etcd has ended the lease"
                 return
