@@ -56,7 +56,7 @@ def _run(rig: Rig, case: Case, progress: Progress) -> dict[str, Any]:
     before, began = rig.ledger.cpu(), time.monotonic()
     stages_before = _stage_seconds(rig)
     rig.flow()
-    patience = 60 + case.rows / SLOWEST_ROWS_S
+    patience = 300 + case.rows / SLOWEST_ROWS_S
     done = rig.wait_rows(
         case.rows, patience, lambda n: progress(f"{case.log}, {case.protocol}: {n:,} of {case.rows:,} rows")
     )

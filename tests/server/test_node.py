@@ -38,6 +38,13 @@ EVERYTHING = Span(b"", b"")
 ONE, TWO = FeedId("default", "one"), FeedId("default", "two")
 
 
+def raise_grant(node: Node, feed: FeedId, slots: int) -> Grant:
+    """The next incarnation's of all keys, on the node's own capture."""
+    name = node.capture
+    grants = node.share_out(feed, "f00d", node.token(), {name: [EVERYTHING]}, {name: slots})
+    return asyncio.run(grants)[name]
+
+
 @pytest.fixture
 def metadata(tmp_path: Path) -> Iterator[SqliteMetadata]:
     store = SqliteMetadata(tmp_path / "metadata.db")
@@ -82,7 +89,7 @@ def test_each_grant_is_a_later_incarnation_and_fences_every_slot_there_ever_was(
     owner: Callable[..., Node], metadata: SqliteMetadata
 ) -> None:
     def raised(node: Node, feed: FeedId, slots: int) -> Grant:
-        return asyncio.run(node.raise_grant(feed, "f00d", node.token(), [EVERYTHING], slots))
+        return raise_grant(node, feed, slots)
 
     first = owner()
     grants = [raised(first, ONE, slots) for slots in (4, 2)]
@@ -105,7 +112,7 @@ def test_a_node_that_was_replaced_stores_and_grants_nothing(
     with pytest.raises(Fenced, match="Another control process owns"):
         asyncio.run(replaced.write(Put("/key", b"")))
     with pytest.raises(Fenced):
-        asyncio.run(replaced.raise_grant(ONE, "f00d", replaced.token(), [EVERYTHING], 4))
+        raise_grant(replaced, ONE, 4)
     assert [type(error) for error in told] == [Fenced, Fenced]
     assert metadata.get("/key") is None
     assert metadata.get(grant_key(CLUSTER, ONE, CAPTURE)) is None

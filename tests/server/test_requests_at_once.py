@@ -53,7 +53,7 @@ def running(capture: Running, pd: PdClient) -> Reactor:
 async def once_it_ends(reactor: Reactor, request: Coroutine[Any, Any, Any]) -> None:
     """The request, when an earlier one has begun to end the feed's pipeline process."""
     feed = reactor.feeds[ONE]
-    while feed._asked is None or feed._asked.wish is Wish.RUN:
+    while (asked := feed.peers[feed.node.capture].asked) is None or asked.wish is Wish.RUN:
         await asyncio.sleep(0.01)
     await request
 

@@ -75,7 +75,7 @@ def test_an_owner_rests_until_something_is_due_by_time() -> None:
     granted = GrantedRange(Span(b"", b""), (1, 1))
     owner = Owner(100, Barrier(1000), granted.id, resolved_interval_s=0.125)
     clock = Still(5.0)
-    node = SimpleNamespace(clock=clock, pulse=Pulse())
+    node = SimpleNamespace(clock=clock, pulse=Pulse(), shared="")
     feed: Any = SimpleNamespace(
         owner=owner,
         _behind=False,
@@ -116,7 +116,7 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
     feed: Any = SimpleNamespace(
         owner=owner,
         _ddl=SimpleNamespace(resolved=200, look=look),
-        node=SimpleNamespace(clock=Still(10.0), pulse=Pulse()),
+        node=SimpleNamespace(clock=Still(10.0), pulse=Pulse(), shared=""),
         captured=SimpleNamespace(store=STORE),
         _floors_moved=why == "floors have moved",
         _behind=why == "DDL is behind",
@@ -173,7 +173,7 @@ def test_who_may_stand_still_is_looked_at_often_however_many_changefeeds_there_a
     pulse, thread = Pulse(), SimpleNamespace(at="Resolved 5")
     for number in range(1000):
         pulse.follow(STORE, FeedId("default", f"f{number}"), lambda: None)
-    node = SimpleNamespace(pulse=pulse, clock=Still(5.0))
+    node = SimpleNamespace(pulse=pulse, clock=Still(5.0), shared="")
     processor: Any = SimpleNamespace(
         machine=SimpleNamespace(is_open=True),
         _behind=False,
@@ -217,7 +217,7 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
     """By itself: its owner may be another machine's, and looks at no page of floors here."""
     monkeypatch.setattr("tidegate.server.processor.FeedDdl", lambda *given: OpenDdl())
     spans = SimpleNamespace(release=lambda feed, forget, but: None)
-    node: Any = SimpleNamespace(cluster=1, capture="a", shared="", epoch=1, pulse=Pulse())
+    node: Any = SimpleNamespace(cluster=1, capture="a", shared="", epoch=1, pulse=Pulse(), is_owner=True)
     node.paths, node.captured = (
         Paths(tmp_path, tmp_path),
         lambda mode: SimpleNamespace(store=tmp_path, spans=spans),

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tidegate.api import captures, changefeeds, forward, operations, readers, status
+from tidegate.api import captures, changefeeds, forward, messages, operations, readers, status
 from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.log import redact
 from tidegate.server.capture import Capture
@@ -46,6 +46,7 @@ ROUTES: Final = [
     Route("/captures", captures.show_all, methods=["GET"]),
     Route("/processors", captures.processors, methods=["GET"]),
     Route("/processors/{name}/{capture}", captures.processor, methods=["GET"]),
+    Route("/messages", messages.take, methods=["POST"]),
     Route("/readers", readers.create, methods=["POST"]),
     Route("/readers/columns", readers.columns, methods=["POST"]),
     Route("/readers/changes", readers.changes, methods=["GET"]),

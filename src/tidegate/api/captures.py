@@ -1,4 +1,4 @@
-"""Captures and processors: a feed has one processor for now, on the capture that owns it."""
+"""Captures and processors: a feed has a processor on each capture that delivers a part of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tidegate.api.changefeeds import feed_of, table_ids
+from tidegate.api.changefeeds import feed_of
 from tidegate.api.status import capture_of
 from tidegate.server.new_feed import Refused
 
@@ -35,12 +35,13 @@ async def processors(request: Request) -> Response:
     capture = capture_of(request)
     items = [
         {
-            "namespace": feed.namespace,
-            "keyspace": feed.namespace,
-            "changefeed_id": feed.name,
-            "capture_id": capture.id,
+            "namespace": name.namespace,
+            "keyspace": name.namespace,
+            "changefeed_id": name.name,
+            "capture_id": capture.ids.get(peer.capture, peer.capture),
         }
-        for feed in sorted(capture.reactor.feeds)
+        for name, feed in sorted(capture.reactor.feeds.items())
+        for peer in feed.peers.running
     ]
     return JSONResponse({"total": len(items), "items": items})
 
@@ -48,10 +49,13 @@ async def processors(request: Request) -> Response:
 async def processor(request: Request) -> Response:
     """GET /processors/ID/CAPTURE: the tables whose rows this capture delivers for a changefeed."""
     feed, capture = feed_of(request), capture_of(request)
-    if request.path_params["capture"] != capture.id:
+    names = {found: name for name, found in capture.ids.items()}
+    name = names.get(request.path_params["capture"])
+    if name is None:
         raise Refused(
             "CDC:ErrCaptureNotExist",
             f"[CDC:ErrCaptureNotExist]capture not exists, {request.path_params['capture'][:64]}",
             fix="GET /captures lists the captures there are",
         )
-    return JSONResponse({"table_ids": table_ids(feed, request)})
+    peer = feed.peers.get(name)
+    return JSONResponse({"table_ids": feed.tables_of(peer) if peer is not None else []})

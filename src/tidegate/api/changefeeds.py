@@ -29,6 +29,7 @@ from tidegate.filter.tables import why_ineligible
 from tidegate.model.timestamp import physical_ms
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server import initial_load
+from tidegate.server.capture import Capture
 from tidegate.server.feed import Feed
 from tidegate.server.new_feed import SHOWN_TABLES, Refused, check_new, weak_orders
 from tidegate.sink.reader.changes import Standing
@@ -285,7 +286,7 @@ def full(feed: Feed, request: Request, place: Standing | None = None) -> dict[st
         "resolved_ts": feed.resolved_ts,
         "checkpoint_ts": checkpoint,
         "checkpoint_time": ts_time(checkpoint),
-        "task_status": [{"capture_id": capture_of(request).id, "table_ids": table_ids(feed, request)}],
+        "task_status": task_status(feed, capture_of(request)),
         "tidegate": own(feed, request) | {"reader": reader_json(feed, place)},
     }
 
@@ -307,10 +308,12 @@ def reader_json(feed: Feed, place: Standing | None) -> dict[str, Any] | None:
     }
 
 
-def table_ids(feed: Feed, request: Request) -> list[int]:
-    """The tables and partitions whose rows this capture delivers for a feed now."""
-    processor = capture_of(request).reactor.processors.get(feed.id)
-    return processor.table_ids if processor is not None else []
+def task_status(feed: Feed, capture: Capture) -> list[dict[str, Any]]:
+    """The tables and partitions whose rows each capture delivers for a feed now."""
+    return [
+        {"capture_id": capture.ids.get(peer.capture, peer.capture), "table_ids": feed.tables_of(peer)}
+        for peer in feed.peers.running
+    ]
 
 
 def own(feed: Feed, request: Request) -> dict[str, Any]:
@@ -346,7 +349,26 @@ def own(feed: Feed, request: Request) -> dict[str, Any]:
         "initial_load": shown_load(feed),
         "partitions": feed.partitions,
         "repartition": feed.info.repartition,
+        "captures": shares_json(feed),
     }
+
+
+def shares_json(feed: Feed) -> list[dict[str, Any]]:
+    """Which capture delivers which range of keys, in their order; an empty `end` is the end of all."""
+    there = {feed.node.capture: feed.node.address, **feed.node.others()}
+    return [
+        {
+            "capture": name,
+            "address": there.get(name, ""),
+            "start": span.start.hex(),
+            "end": span.end.hex(),
+            "tables": len(feed.tables_in(span)),
+            "running": running,
+            "checkpoint_ts": checkpoint,
+            "resolved_ts": resolved,
+        }
+        for name, span, running, checkpoint, resolved in (feed.owner.progress() if feed.owner else ())
+    ]
 
 
 def shown_load(feed: Feed) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ PASSED_ON: Final = "x-tidegate-passed-on"
 KEPT: Final = ("authorization", "content-type", "accept")
 """Headers of a request that the owner gets, too."""
 ANSWER_S: Final = 60.0
-OWN: Final = ("/status", "/api/v2/status", "/api/v2/health", "/api/v2/log", "/metrics")
+OWN: Final = ("/status", "/api/v2/status", "/api/v2/health", "/api/v2/log", "/api/v2/messages", "/metrics")
 """What each capture answers itself."""
 
 

@@ -130,6 +130,7 @@ def server(
             elsewhere=bool(workers),
             etcd=etcd,
             session_ttl_s=session_ttl,
+            token=Token.from_environment(),
             standing_by=partial(_say_standing_by, as_json=as_json),
             application_command=partial(application_command, spark_master=spark_master, workers=workers),
         )

@@ -21,7 +21,7 @@ from tidegate.control.ddl_log import NOTHING, KnownDdl
 from tidegate.control.metadata import GrantedRange
 from tidegate.model.reports import Failed, LoadState
 from tidegate.model.span import Span
-from tidegate.model.timestamp import Timestamp
+from tidegate.model.timestamp import MAX, Timestamp
 from tidegate.model.wire import Form, Wire
 
 
@@ -78,6 +78,9 @@ class Dispatch:
     """The stored one: a start reads from there, and nobody needs what lies below."""
     load: bool
     """Whether the rows there are at `checkpoint` are to be delivered first."""
+    needed: Timestamp = MAX
+    safe_point: Timestamp = MAX
+    """What PD keeps for the owner (`control.gc.History`): the processor's capture does not ask PD itself."""
 
 
 class RangeState(StrEnum):
@@ -134,6 +137,11 @@ class Sync:
     checkpoints: Sequence[RangeProgress]
     ddl: KnownDdl = NOTHING
     """By which DDL these hold."""
+    needs: Timestamp = MAX
+    """The least ts from which this capture may still register upstream for the feed; the owner has PD keep
+    it. MAX: nothing is known of it, or it is the owner's own capture."""
+    ready: bool = True
+    """Whether its application runs, so that a range that it is given is delivered at once."""
 
 
 @dataclass(frozen=True, slots=True)

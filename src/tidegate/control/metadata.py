@@ -306,6 +306,45 @@ def raised(
     return changed
 
 
+def shared_out(
+    stored: Mapping[str, Grant],
+    instance: str,
+    token: tuple[int, int],
+    shares: Mapping[str, Sequence[Span]],
+    slots: Mapping[str, int],
+) -> dict[str, Grant]:
+    """The grants to be stored, by capture, so that several begin their next incarnations together.
+
+    `shares` tile all that the changefeed follows; `slots`: of each capture in them. A capture may give ranges
+    and take others in one step. As givers each names the captures that had any of its ranges, and those
+    that these had still to fence. The owner fences them all before it dispatches any of these
+    incarnations, and then stores the grants as `settled`. If each taker fenced its givers itself, captures
+    that exchange ranges would fence one another's new writers.
+    """
+    changed = {
+        name: replace(one, ranges=()) for name, one in stored.items() if name not in shares and one.ranges
+    }
+    for name, spans in shares.items():
+        mine = stored.get(name)
+        givers = dict(mine.givers) if mine is not None else {}
+        for other, had in stored.items():
+            if other != name and any(
+                one.id.intersect(span) is not None for one in had.ranges for span in spans
+            ):
+                for giver, used in ((other, had.slots), *had.givers.items()):
+                    givers[giver] = max(used, givers.get(giver, 0))
+        givers.pop(name, None)  # its own earlier writers it fences anyway
+        incarnation, used = (mine.incarnation, mine.slots) if mine is not None else (0, 0)
+        granted = tuple(GrantedRange(span, token) for span in spans)
+        changed[name] = Grant(instance, token, incarnation + 1, max(slots[name], used), granted, givers)
+    return changed
+
+
+def settled(grant: Grant) -> Grant:
+    """The same once its givers are fenced."""
+    return replace(grant, givers={})
+
+
 @dataclass(frozen=True, slots=True)
 class FeedError:
     """The error or warning shown with a feed."""

@@ -260,6 +260,17 @@ class Owner:
         return 0 if self.hole() is not None else min(one.checkpoint for one in self._ranges.values())
 
     @property
+    def slowest(self) -> str:
+        """The capture whose range holds the checkpoint back; empty: nothing is granted."""
+        found = min(self._ranges.values(), key=lambda one: one.checkpoint, default=None)
+        return found.capture if found is not None else ""
+
+    def progress(self) -> list[tuple[str, Span, bool, int, int]]:
+        """For people, by key: capture, range, whether it runs, checkpoint and resolved ts."""
+        found = sorted(self._ranges.items(), key=lambda one: one[0].start)
+        return [(one.capture, span, one.running, one.checkpoint, one.resolved) for span, one in found]
+
+    @property
     def resolved(self) -> int:
         """Up to where every wanted key was received."""
         return 0 if self.hole() is not None else min(one.resolved for one in self._ranges.values())

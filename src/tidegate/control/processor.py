@@ -43,6 +43,7 @@ from tidegate.control.messages import (
 from tidegate.control.metadata import GrantedRange
 from tidegate.model.reports import Failed
 from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
 from tidegate.tidb.keys import stripe_ids
 
 SYNC_S: Final = 5.0
@@ -82,6 +83,10 @@ class Processor:
         """What the owner wants; None: no owner has said anything yet."""
         self.told = Told()
         """What the next Checkpoint says for people."""
+        self.needs = MAX
+        """What the next Sync says of upstream's history (`Sync.needs`)."""
+        self.ready = True
+        """And of its application."""
         self._spans: dict[str, _Progress] | None = None
         self._open_for: tuple[str, int] | None = None
         """Instance and incarnation of the Dispatch for which that holds."""
@@ -425,7 +430,17 @@ class Processor:
     def _sync(self) -> Sync:
         incarnation = self.dispatch.incarnation if self.dispatch is not None else 0
         states, known = self._states(), self._checkpoints()
-        return Sync(self._header, self._version, self._cores, incarnation, states, known, self._ddl)
+        return Sync(
+            self._header,
+            self._version,
+            self._cores,
+            incarnation,
+            states,
+            known,
+            self._ddl,
+            self.needs,
+            self.ready,
+        )
 
     def _states(self) -> list[RangeStatus]:
         if not self.is_open or self.dispatch is None:

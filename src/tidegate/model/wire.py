@@ -57,7 +57,7 @@ class Wire:
 
     def parse(self, message: Mapping[str, Any], kinds: Sequence[type[Kind]]) -> Kind:
         """The message of one of these kinds; ValueError says what is wrong with it."""
-        named = message.get("type")
+        named = message.get("type") if isinstance(message, dict) else None
         kind = next((each for each in kinds if self._layout(each).word == named), None)
         if kind is None:
             raise ValueError(f"a message of the type {named!r:.80} does not belong here")

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never, cast
 
 from tidegate import __version__, metrics
+from tidegate.access import Token
 from tidegate.clock import Clock, SystemClock
 from tidegate.config import TABLE_MODE
 from tidegate.control.gc import TTL_S
@@ -63,6 +64,7 @@ from tidegate.model.reports import (
 )
 from tidegate.server.application import Application, ApplicationCommand
 from tidegate.server.catalogues import Catalogues
+from tidegate.server.courier import Courier
 from tidegate.server.feed_plan import Paths
 from tidegate.server.membership import (
     CHECK_S,
@@ -90,6 +92,8 @@ PD_WAITS_S: Final = (0.5, 1.0, 2.0, 5.0)
 """Pauses between the attempts at the start; the last one repeats."""
 RESTART_FIRST_S: Final = 0.2
 RESTART_MAX_S: Final = 5.0
+CAPTURES_S: Final = 0.5
+"""How often is looked which captures there are."""
 PULLER_START_S: Final = 600.0
 """Patience with a puller that has not said anything yet: it opens its store, and compiles kernels where there
 are none for this machine."""
@@ -137,6 +141,8 @@ class Options:
     """How long others wait for a capture that says nothing."""
     standing_by: Callable[[Capture], None] = lambda capture: None
     """Called when the capture begins to stand by, and when another owner is elected meanwhile."""
+    token: Token | None = None
+    """What the other captures ask for, as this one does."""
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
@@ -166,6 +172,12 @@ class Capture:
         """Among the captures that share an etcd; None: this one is alone, or not that far yet."""
         self.owner: CaptureInfo | None = None
         """Who owns the feeds while this capture stands by."""
+        self.takes_messages = False
+        """Whether other captures may speak to this one."""
+        self._captures: tuple[CaptureInfo, ...] = ()
+        """Those that are there, by what was read last."""
+        self._epoch = 0
+        """The revision of this capture's key: greater than that of any session before."""
 
     async def start(self) -> None:
         """Open everything; raises TidegateError. Leaves nothing behind when it fails or is cancelled."""
@@ -178,7 +190,7 @@ class Capture:
 
     async def stop(self) -> None:
         """End feeds and children, close everything; takes a few seconds at most."""
-        self._ready = False
+        self._ready = self.takes_messages = False
         if self.membership is not None and self.lost.done() and self._application is not None:
             # Another is to deliver, and need not wait: its sinks fence what still writes here.
             await asyncio.gather(self._application.stop(), self._leave())
@@ -212,7 +224,7 @@ class Capture:
             cluster=self.cluster,
             identity=identity,
             capture=LOCAL if member is None else member.me.name,
-            epoch=owner_rev,
+            epoch=owner_rev if member is None else self._epoch,
             address=options.address,
             owner_rev=owner_rev,
             paths=paths,
@@ -237,8 +249,17 @@ class Capture:
         stack.push_async_callback(self._end_pullers)
         stack.push_async_callback(application.stop)
         self._captured(TABLE_MODE)
-        if member is not None:
+        crew = self.reactor.crew
+        stack.push_async_callback(crew.stop)
+        if member is None:
+            crew.start()
+        else:
+            name = member.me.name
+            self.node.others = lambda: {one.name: one.address for one in self._captures if one.name != name}
+            crew.start(Courier(name, self.cluster, lambda to: self.node.others().get(to, ""), options.token))
+            crew.stand_by()
             application.warm()
+            self.takes_messages = True
             await self._until_elected(member)
         await self.reactor.start()
         stack.push_async_callback(self._leave)
@@ -286,7 +307,10 @@ class Capture:
         stack.push_async_callback(self._leave)
         watch = asyncio.create_task(self._watch_session(member), name="session")
         stack.callback(watch.cancel)
-        await self._until(member.register, f"{where}: the capture's last session to end")
+        what = f"{where}: the capture's last session to end"
+        self._epoch = await self._until(member.register, what)
+        seeing = asyncio.create_task(self._watch_captures(member), name="captures")
+        stack.callback(seeing.cancel)
         event(
             LOG,
             logging.INFO,
@@ -332,6 +356,15 @@ class Capture:
             await asyncio.sleep(CHECK_S)
         self._on_lost(member.lost())
 
+    async def _watch_captures(self, member: Membership) -> None:
+        """Know which captures there are."""
+        while True:
+            try:
+                self._captures = tuple(await asyncio.to_thread(member.captures))
+            except TidegateError as error:  # those known before may still be there
+                event(LOG, logging.WARNING, "captures not read", error=str(error))
+            await asyncio.sleep(CAPTURES_S)
+
     async def _until_elected(self, member: Membership) -> None:
         """Stand, and wait for our turn."""
         await self._until(member.stand, f"etcd at {self.options.etcd} to answer")
@@ -348,7 +381,7 @@ class Capture:
             except Retryable as error:  # the session says when this has lasted too long
                 event(LOG, logging.WARNING, "etcd does not answer", error=str(error))
             await asyncio.sleep(LOOK_S)
-        self.node.owner_key, self.node.owner_rev, self.node.epoch = owner.key, owner.revision, owner.revision
+        self.node.owner_key, self.node.owner_rev = owner.key, owner.revision
         self.waiting_for, self.owner = "", None
         event(LOG, logging.INFO, "elected", capture=member.me.name, owner_rev=owner.revision)
 
@@ -361,6 +394,11 @@ class Capture:
             LOG, logging.INFO, "standing by", owner=name, owner_addr=self.owner.address if self.owner else ""
         )
         self.options.standing_by(self)
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """The captures that are there: their ids, by their names in grants."""
+        return {one.name: one.id for one in self._captures} | {self.node.capture: self.id}
 
     def _over(self) -> TidegateError | None:
         """Why nothing may be written any more."""

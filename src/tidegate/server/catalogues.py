@@ -213,6 +213,16 @@ class Catalogues:
             return False
         return safe_point == MAX or base.ts >= safe_point or self._has_ddl(base.ts, checkpoint)
 
+    def leave_out(self, checkpoint: int, needed: int) -> None:
+        """Remove the base for a checkpoint if DDL after it can be read neither here nor upstream.
+
+        `needed`: upstream keeps history from there on. The next base is read from upstream.
+        """
+        base = bases.serving(self._bases, checkpoint)
+        while base is not None and base.ts < needed and not self._has_ddl(base.ts, checkpoint):
+            self._remove([base])
+            base = bases.serving(self._bases, checkpoint)
+
     def _has_ddl(self, after: int, upto: int) -> bool:
         """Whether the event store still has the DDL span from `after` on."""
         try:

@@ -1,12 +1,13 @@
 """What a feed's owner does: grants, opens its side of the sink, announces, carries out what is due.
 
-    meet the processor -> open the catalogue -> [grant -> sink -> dispatch -> tick, ...] -> back-off -> [...]
+    meet processors -> open catalogue -> [share -> grant -> sink -> dispatch -> tick ...] -> back-off -> [...]
 
 Everything runs in the control process's asyncio loop; what blocks goes to threads. A tick happens as soon as
 a processor reports, floors have moved (`server.pulse`), a call has ended or something is due by time. The
 life (`control.changefeed`) says whether to run, and the owner (`control.owner`) what to do; this file only
-performs. Rows, spans and the pipeline are the processor's (`server.processor`), which is known here by its
-messages alone.
+performs. Rows, spans and the pipeline are the processors' (`server.processor`), which are known here by their
+messages alone, whatever captures they are on (`server.peers`). How the key space is shared among captures is
+decided by `control.share`; when it is to be shared in another way, all incarnations end and others begin.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, assert_never
 
 from tidegate import __version__, metrics
-from tidegate.control.barrier import Barrier, DdlBatch
+from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
 from tidegate.control.changefeed import Life, State
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
@@ -32,6 +34,7 @@ from tidegate.control.messages import (
     DispatchResponse,
     FromProcessor,
     Header,
+    RangeProgress,
     RangeState,
     RangeStatus,
     Sync,
@@ -50,6 +53,7 @@ from tidegate.control.metadata import (
     feed_key,
 )
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
+from tidegate.control.share import Piece, Shares, share
 from tidegate.disk import DiskFull
 from tidegate.errors import Retryable, TidegateError
 from tidegate.filter.tables import why_ineligible
@@ -67,17 +71,32 @@ from tidegate.server.feed_life import FeedLife, to_its_end, unexpected
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.feed_watch import LOOK_S, SinkWatch
 from tidegate.server.node import Node
-from tidegate.server.owner_sink import OpenedSink, SinkThread, open_sink
+from tidegate.server.owner_sink import OpenedSink, SinkThread, fence_writers, open_sink
+from tidegate.server.peers import (
+    ANNOUNCE_S,
+    COUNTED,
+    JOIN_S,
+    LAST,
+    SILENT_S,
+    WARM_MAX_S,
+    WARM_S,
+    Peer,
+    Peers,
+)
 from tidegate.server.post import Box
 from tidegate.server.schema_tracker import SchemaTracker
+from tidegate.server.stripes import ids_of
 from tidegate.server.totals import Totals
+from tidegate.sink.base import Form
 
 LOG: Final = logging.getLogger(__name__)
 
 TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
-ANNOUNCE_S: Final = 1.0
-"""How often an owner says that it is one, until the processor has answered."""
+MEET_S: Final = 3.0
+"""How long a start waits for the answers of other captures; those that come later are given ranges later."""
+CAPTURES_S: Final = 0.5
+"""How often is looked which captures there are."""
 AGAIN_S: Final = 5.0
 """How often what is dispatched is said again."""
 GIVE_UP_TRIES: Final = 3
@@ -92,11 +111,6 @@ FULL_S: Final = 0.5
 JOBS_S: Final = 2.0
 """How long calls under way are waited for when an incarnation ends."""
 ALL_KEYS: Final = Span(b"", b"")
-COUNTED: Final = (
-    "rows", "messages", "bytes", "quarantined", "matched", "unchecked", "excused", "mismatched",
-    "misencoded", "batches", "batch_ms", "lag_ms",
-)  # fmt: skip
-"""What processors count, and the feed shows."""
 
 
 class Feed(FeedLife):
@@ -127,6 +141,17 @@ class Feed(FeedLife):
         self._failure: TidegateError | None = None
         self._reached = self._repartitioned = False
         """Of this incarnation: whether it has nothing more to do, at the target or by another layout."""
+        self._reshare = ""
+        """Why this incarnation is to end so that the key space is shared in another way; empty: it is not."""
+        self._tasks: dict[str, SpanTask] = {}
+        """What is delivered at the checkpoint: the places at which the key space may be cut."""
+        self._looked_around_at = float("-inf")
+        self._warming_since = float("inf")
+        """Since when takers prepare for other shares."""
+        self._tasks_changed = 0
+        """How often they have."""
+        self._best_for: object = None
+        """For what the shares were found to be as good as any: they are not compared again and again."""
         self._wake = asyncio.Event()
         self._floors_moved = True
         """Whether more of the DDL span may have come than when it was looked at last."""
@@ -137,23 +162,14 @@ class Feed(FeedLife):
         self._forgot_at = 0.0
         self._ended: dict[str, int] = {}
         """Spans whose progress is still kept at the sink, and the ts at which they ended."""
-        self._told = Told()
         self._storing = False
         """Whether that the initial load is durable is being stored."""
         self._settings = status.settings
         """Of the last incarnation: those by which it chose what to send."""
         self._status_turn = asyncio.Lock()
-        self._met_rev = 0
-        """The owner revision under which the processor has answered."""
+        self.peers = Peers()
         self._met = asyncio.Event()
-        self._processor = (0, 0)
-        """Epoch and sequence of the last that it said of its state."""
-        self._cores = 1
-        self._asked: Dispatch | None = None
-        """What was dispatched last."""
-        self._asked_at = 0.0
-        self._given_up = asyncio.Event()
-        """Set when the processor has given up what it was asked to."""
+        """Set when a processor has answered the owner that this is."""
         self._box = Box(self._on_mail)
         self._mail_due = False
         node.post.owners[str(feed)] = self._box
@@ -212,10 +228,10 @@ class Feed(FeedLife):
         if forget:
             await self._meet()
         rest = Wish.DELETE if forget else Wish.REST
-        done = self._given_up.is_set() and self._asked is not None and self._asked.wish is rest
-        if not done and (forget or self._asked is not None):
-            await self._ask_to_end(rest)
-        self.left_behind = self._asked is not None and not self._given_up.is_set()
+        await self._ask_to_end(rest, [peer for peer in self._reachable() if forget or peer.asked is not None])
+        mine = self.peers.get(self.node.capture)
+        # What another capture still does is fenced; here it would write the same files as a successor.
+        self.left_behind = mine is not None and mine.asked is not None and not mine.given_up.is_set()
         self.captured.spans.release(self.id, forget=forget)
 
     async def _store_last(self, checkpoint: int) -> None:
@@ -258,7 +274,7 @@ class Feed(FeedLife):
             while not self._reached:
                 await self._start_incarnation()
                 await self._deliver()
-                if self._repartitioned:  # the next one knows the new number of partitions
+                if not self._reached:  # the next one has other shares, or another number of partitions
                     await to_its_end(self._end_incarnation())
         finally:
             self.node.pulse.leave(self.captured.store, self.id, self._on_floors)
@@ -266,9 +282,10 @@ class Feed(FeedLife):
 
     async def _deliver(self) -> None:
         """Go on until the incarnation has nothing more to do. Raises what it fails with."""
-        while not (self._reached or self._repartitioned):
+        while not (self._reached or self._repartitioned or self._reshare):
             self._tick()
             self._look_out()
+            self._look_around()
             if self._failure is not None:
                 raise self._failure
             await self._pause()
@@ -292,13 +309,16 @@ class Feed(FeedLife):
         # A call that was only just spawned has not said yet what it is at.
         is_called = bool(self._jobs) or (self._sink_thread is not None and bool(self._sink_thread.at))
         rest_s = self.node.pulse.rest_s(self.captured.store, watched=is_called)
+        if self.node.shared:
+            rest_s = min(rest_s, CAPTURES_S)
         return min(rest_s, owner.due_in(self.node.clock.monotonic()))
 
     async def _open(self) -> None:
-        """Catalogue and owner at the stored checkpoint; the processor prepares meanwhile."""
+        """Catalogue and owner at the stored checkpoint; the processors prepare meanwhile."""
         ddl = FeedDdl(self.node, self.plan, self._filter)
         ddl.check_held(self.persisted)
-        self._dispatch(Wish.PREPARE)
+        if not self.node.others():  # else it is not known yet who gets what
+            self._dispatch(self.peers[self.node.capture], Wish.PREPARE)
 
         def waits(what: str) -> None:
             self.waiting_for = what
@@ -308,6 +328,7 @@ class Feed(FeedLife):
         interval = self.config.tidegate.resolved_interval
         self._topics = ddl.tracker.topics
         self._ddl = ddl
+        self._tasks = {task.id: task for task in ddl.initial}
         self.owner = Owner(
             self.persisted,
             barrier,
@@ -326,17 +347,16 @@ class Feed(FeedLife):
         return initial_load.definitions(tracker.followed(self.persisted), self._filter, self.persisted)
 
     async def _start_incarnation(self) -> None:
-        """Grant, sink, processor: in this order."""
+        """Shares, grants, sink, processors: in this order."""
         assert self.owner is not None
-        self._failure, self._reached, self._repartitioned = None, False, False
+        self._failure, self._reached, self._repartitioned, self._reshare = None, False, False, ""
         self._wake.clear()
-        node, plan = self.node, self.plan
-        token = self._grant.token if self._grant else node.token()
-        slots = plan.slots(self._cores)
-        grant = await node.raise_grant(self.id, self.info.instance, token, [self.wanted], slots)
+        node = self.node
+        grants = await self._raise_grants(self.owner)
+        # The owner's own writes are proven by the grant of any capture in this round.
+        lead = node.capture if node.capture in grants else min(grants)
+        plan, grant = dataclasses.replace(self.plan, capture=lead), grants[lead]
         self._grant = grant
-        self.owner.grant(node.capture, grant.incarnation, grant.ranges)
-        self._told = Told()
         assert self._ddl is not None
         first = await self._ddl.run(self._definitions) if self.loading else []
         own = self.config.tidegate
@@ -348,11 +368,153 @@ class Feed(FeedLife):
         if await self._adopt_settings(self._sink.delivered_to):
             await self._start_incarnation()
             return
+        await self._fence_givers(plan, grants, thread)
         self.owner.sink_open(self._sink.resolved_journal, self._sink.ddl_journal)
         await self._take_up_repartition(self.owner, self._sink.partitions)
         self.waiting_for = PIPELINE_STARTS
         self.totals.starts += 1
-        self._dispatch(Wish.RUN)
+        for name in grants:
+            self._dispatch(self.peers[name], Wish.RUN)
+
+    # --- who gets what -------------------------------------------------------------------------------
+
+    async def _raise_grants(self, owner: Owner) -> dict[str, Grant]:
+        """Share the key space among the captures that answer, and store what each may write."""
+        node = self.node
+        stored = await node.grants(self.id) if node.shared else {}
+        before = {name: [one.id for one in grant.ranges] for name, grant in stored.items()}
+        shares = self._shares(self._able(joined_s=0.0), before)
+        token = self._grant.token if self._grant and not node.shared else node.token()
+        plan = self.plan
+        slots = {name: plan.slots(self.peers[name].cores) for name in shares}
+        grants = await node.share_out(self.id, self.info.instance, token, shares, slots)
+        reachable = self._reachable()
+        for peer in self.peers:
+            peer.coming, peer.received = (), 0
+            peer.told = dataclasses.replace(peer.told, waits="", load=LoadState(), loaded=False)
+            if peer.capture in grants:
+                continue
+            peer.grant = None
+            owner.grant(peer.capture, 0, ())
+            if peer not in reachable:
+                peer.asked = None
+            elif not peer.rests:
+                self._dispatch(peer, Wish.REST)
+        for name, grant in grants.items():
+            self.peers[name].grant = grant
+            owner.grant(name, grant.incarnation, grant.ranges)
+        self._warming_since = float("inf")
+        if len(grants) > 1 or node.capture not in grants:
+            event(LOG, logging.INFO, "key space shared", changefeed=str(self.id), among=sorted(grants))
+        return grants
+
+    def _shares(self, captures: Sequence[str], before: Mapping[str, Sequence[Span]]) -> Shares:
+        """Who is to have what of the key space."""
+        if len(captures) == 1:
+            return {captures[0]: (self.wanted,)}
+        pieces = [
+            Piece(task.span, 1.0) for task in sorted(self._tasks.values(), key=lambda one: one.span.start)
+        ]
+        at_most = 0 if self.may_be_shared and not self.loading else 1
+        return share(self.wanted, pieces, captures, before, at_most=at_most)
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether several captures may write at once."""
+        sink = self.plan.sink.describe()
+        return bool(self.node.shared) and sink.form is Form.MESSAGES and sink.at_once(MAX) == MAX
+
+    def _able(self, *, joined_s: float = JOIN_S) -> list[str]:
+        """The captures that may be given ranges, those with the fewest changefeeds first.
+
+        `joined_s`: how long the processor of one without ranges must have answered.
+        """
+        now, rev, burdens = self.node.clock.monotonic(), self.node.owner_rev, self.node.burdens()
+        found = [
+            peer.capture
+            for peer in self._reachable()
+            if peer.answers(rev, now) and (peer.runs or now - peer.met_at >= joined_s)
+        ]
+        here = self.node.capture
+        if here not in found and not found:
+            found.append(here)
+        return sorted(found, key=lambda name: (burdens.get(name, 0), name != here, name))
+
+    def _look_around(self) -> None:
+        """Notice captures that come and go: then the key space is shared in another way."""
+        node, now = self.node, self.node.clock.monotonic()
+        if not node.shared or now - self._looked_around_at < CAPTURES_S:
+            return
+        self._looked_around_at = now
+        self._announce(now)
+        there = node.others()
+        for peer in self.peers.running:
+            if peer.capture == node.capture:
+                continue
+            if peer.capture not in there:
+                self._reshare = f"capture {peer.capture} is gone"
+            elif not peer.answers(node.owner_rev, now):
+                self._reshare = f"capture {peer.capture} has been silent for {SILENT_S:.0f} s"
+        self.peers.forget(
+            p.capture for p in self.peers if p.rests and p.capture not in {node.capture, *there}
+        )
+        if not self._reshare and self.waiting_for != PIPELINE_STARTS:
+            self._look_for_better_shares(now)
+        if self._reshare:
+            event(LOG, logging.INFO, "key space is shared anew", changefeed=str(self.id), why=self._reshare)
+
+    def _look_for_better_shares(self, now: float) -> None:
+        """Have takers prepare for other shares; once they are warm, the incarnation ends for these."""
+        able, running = self._able(), self.peers.running
+        known = (
+            tuple(sorted(able)),
+            self._tasks_changed,
+            self.loading,
+            tuple(peer.capture for peer in running),
+        )
+        if known == self._best_for:
+            return
+        before = {peer.capture: [one.id for one in peer.grant.ranges] for peer in running if peer.grant}
+        after = self._shares(able, before)
+        if {name: tuple(spans) for name, spans in before.items()} == {
+            n: tuple(s) for n, s in after.items() if s
+        }:
+            self._warming_since, self._best_for = float("inf"), known
+            return
+        takers = [self.peers[name] for name in after if not self.peers[name].runs]
+        for peer in takers:
+            if peer.coming != tuple(after[peer.capture]):
+                peer.coming = tuple(after[peer.capture])
+                peer.received = 0
+                self._dispatch(peer, Wish.PREPARE)
+        self._warming_since = min(now, self._warming_since)
+        warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
+        if all(peer.ready and peer.received >= min(warm_ts, self.resolved_ts) for peer in takers):
+            self._reshare = f"other shares are better: {', '.join(sorted(after))}"
+        elif now - self._warming_since > WARM_MAX_S:
+            self._reshare = (
+                f"other shares are better, although a taker is not ready: {', '.join(sorted(after))}"
+            )
+
+    async def _fence_givers(self, plan: FeedPlan, grants: dict[str, Grant], thread: SinkThread) -> None:
+        """Stop all earlier writers of ranges that have changed hands, before anybody begins.
+
+        A single capture does it by itself, with its own earlier writers (`Grant.givers`).
+        """
+        if len(grants) == 1:
+            return
+        givers: dict[str, int] = {}
+        for grant in grants.values():
+            for giver, slots in grant.givers.items():
+                givers[giver] = max(slots, givers.get(giver, 0))
+        if givers:
+            fence = partial(fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), givers)
+            async with self._watched_start():
+                await thread.call(f"the fence of {', '.join(sorted(givers))}", fence)
+            for name, grant in (await self.node.settle(self.id, grants)).items():
+                self.peers[name].grant = grant
+
+    # --- changes of the layout -----------------------------------------------------------------------
 
     async def _take_up_repartition(self, owner: Owner, partitions: int) -> None:
         """Go on with a change of the number of partitions that was asked for, unless the sink has it."""
@@ -469,8 +631,7 @@ class Feed(FeedLife):
             _, late = await asyncio.wait(self._jobs, timeout=JOBS_S)
             for job in late:
                 job.cancel()
-        if self._asked is not None and self._asked.wish is Wish.RUN:
-            await self._ask_to_end(Wish.PREPARE)
+        await self._ask_to_end(Wish.PREPARE, [peer for peer in self._reachable() if peer.runs])
         if sink is not None:
             await sink.close()
 
@@ -480,18 +641,33 @@ class Feed(FeedLife):
             self._failure = error
         self._wake.set()
 
-    # --- the processor -------------------------------------------------------------------------------
+    # --- the processors ------------------------------------------------------------------------------
 
-    def _header(self) -> Header:
+    def _header(self, peer: Peer) -> Header:
         node = self.node
         who = node.cluster, str(self.id), self.info.instance
-        return Header(*who, node.owner_rev, node.capture, self._processor[0], node.next_sequence())
+        return Header(*who, node.owner_rev, peer.capture, peer.latest[0], node.next_sequence())
+
+    def _reachable(self) -> list[Peer]:
+        """The processors that can be spoken to: ours, and those of captures that are there.
+
+        Once this capture is no longer the owner, or ends, it speaks to its own only: the others are the next
+        owner's.
+        """
+        node = self.node
+        alone = node.leaving or node.over() is not None
+        names = [node.capture, *(() if alone else sorted(node.others()))]
+        return [self.peers[name] for name in names]
 
     async def _meet(self) -> None:
-        """Say that we are the owner, until the processor has said what it does."""
-        while self._met_rev != self.node.owner_rev:
+        """Say that we are the owner, until our processor has answered, and to others for `MEET_S` at most."""
+        node, until = self.node, self.node.clock.monotonic() + MEET_S
+        while missing := [peer for peer in self._reachable() if peer.met_rev != node.owner_rev]:
+            now = node.clock.monotonic()
+            if now >= until and self.peers[node.capture] not in missing:
+                break
             self._met.clear()
-            self.node.post.to_processor(Announce(self._header(), __version__))
+            self._announce(now)
             self.waiting_for = self.waiting_for or "processor"
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ANNOUNCE_S):
@@ -499,43 +675,69 @@ class Feed(FeedLife):
         if self.waiting_for == "processor":
             self.waiting_for = ""
 
-    def _dispatch(self, wish: Wish) -> None:
-        """Tell the processor all that is wanted of it."""
-        owner, grant = self.owner, self._grant
+    def _announce(self, now: float) -> None:
+        """To each processor that has not answered us."""
+        for peer in self._reachable():
+            if not peer.answers(self.node.owner_rev, now) and now - peer.announced_at >= ANNOUNCE_S:
+                peer.announced_at = now
+                self.node.post.to_processor(Announce(self._header(peer), __version__))
+
+    def _dispatch(self, peer: Peer, wish: Wish) -> None:
+        """Tell a processor all that is wanted of it."""
+        owner, grant = self.owner, peer.grant
         ranges: tuple[GrantedRange, ...] = ()
         if wish in (Wish.RUN, Wish.PREPARE):
-            ranges = grant.ranges if grant is not None else (GrantedRange(self.wanted, (0, 0)),)
+            coming = peer.coming or (self.wanted,)
+            ranges = grant.ranges if grant is not None else tuple(GrantedRange(one, (0, 0)) for one in coming)
         message = Dispatch(
-            self._header(),
+            self._header(peer),
             wish,
             grant.incarnation if grant is not None else 0,
             ranges,
             owner.barrier.bound if owner is not None else self.persisted,
             self.persisted,
             self.loading,
+            self.history.needed,
+            self.history.safe_point,
         )
-        self._asked, self._asked_at = message, self.node.clock.monotonic()
-        self._given_up.clear()
+        peer.asked, peer.asked_at = message, self.node.clock.monotonic()
+        peer.given_up.clear()
         self.node.post.to_processor(message)
 
-    async def _ask_to_end(self, wish: Wish) -> None:
-        for _ in range(GIVE_UP_TRIES):
-            self._dispatch(wish)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(AGAIN_S):
-                    await self._given_up.wait()
-                    return
-        event(LOG, logging.WARNING, "processor does not give up", changefeed=str(self.id), wish=str(wish))
+    async def _ask_to_end(self, wish: Wish, peers: Sequence[Peer]) -> None:
+        """Ask processors to give up what they do, and wait until they have, or their captures are gone."""
+
+        async def end(peer: Peer) -> None:
+            if peer.given_up.is_set() and peer.asked is not None and peer.asked.wish is wish:
+                return
+            for _ in range(GIVE_UP_TRIES):
+                self._dispatch(peer, wish)
+                until = self.node.clock.monotonic() + AGAIN_S
+                while self.node.clock.monotonic() < until:
+                    if peer not in self._reachable():
+                        return
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(CAPTURES_S):
+                            await peer.given_up.wait()
+                            return
+            who = {"capture": peer.capture, "wish": str(wish)}
+            event(LOG, logging.WARNING, "processor does not give up", changefeed=str(self.id), **who)
+
+        await asyncio.gather(*map(end, peers))
 
     def _follow_up(self, owner: Owner) -> None:
         """Dispatch again what has changed. The stored checkpoint alone goes with the next bound: only old
         segments wait for it.
         """
-        asked = self._asked
-        assert asked is not None
-        again = self.node.clock.monotonic() - self._asked_at >= AGAIN_S
-        if again or (asked.bound, asked.load) != (owner.barrier.bound, self.loading):
-            self._dispatch(Wish.RUN)
+        now = self.node.clock.monotonic()
+        for peer in self.peers.running:
+            assert peer.asked is not None
+            again = now - peer.asked_at >= AGAIN_S
+            if again or (peer.asked.bound, peer.asked.load) != (owner.barrier.bound, self.loading):
+                self._dispatch(peer, Wish.RUN)
+        for peer in self._reachable():
+            if peer.asked is not None and not (peer.runs or peer.rests) and now - peer.asked_at >= AGAIN_S:
+                self._dispatch(peer, peer.asked.wish)
 
     def _on_mail(self) -> None:
         if not self._mail_due:
@@ -553,44 +755,54 @@ class Feed(FeedLife):
                 )
                 continue
             header = message.header
-            mine = self.info.instance, self.node.owner_rev, self.node.capture
-            if (header.instance, header.owner_rev, header.capture) == mine:
-                self._hear(message)
+            peer = self.peers.get(header.capture)
+            if peer is not None and (header.instance, header.owner_rev) == (
+                self.info.instance,
+                self.node.owner_rev,
+            ):
+                self._hear(peer, message)
         self._wake.set()
 
-    def _hear(self, message: FromProcessor) -> None:
+    def _hear(self, peer: Peer, message: FromProcessor) -> None:
         """What a processor says. Of what it does the latest word counts; of how far it is, each."""
-        header, capture = message.header, message.header.capture
-        if not isinstance(message, Checkpoint):
-            if (header.capture_epoch, header.sequence) <= self._processor:
-                return
-            self._processor = header.capture_epoch, header.sequence
+        header, now = message.header, self.node.clock.monotonic()
+        is_state = not isinstance(message, Checkpoint)
+        if not peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state):
+            return
         match message:
             case Sync():
-                self._met_rev, self._cores = header.owner_rev, message.cores
+                if peer.met_rev != header.owner_rev:
+                    peer.met_rev, peer.met_at = header.owner_rev, now
+                peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
                 self._met.set()
+                self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
                 if self.owner is not None:
-                    self.owner.hear_ddl(capture, message.ddl)
-                    self.owner.report(capture, message.incarnation, message.checkpoints)
-                    self._hear_running(self.owner, capture, message.incarnation, message.ranges)
+                    self._hear_running(self.owner, peer.capture, message.incarnation, message.ranges)
             case DispatchResponse():
-                self._hear_response(message)
+                self._hear_response(peer, message)
             case Checkpoint():
-                if self.owner is not None:
-                    self.owner.hear_ddl(capture, message.ddl)
-                    self.owner.report(capture, message.incarnation, message.ranges)
-                self._hear_told(message.incarnation, message.told)
+                self._hear_progress(peer, message.incarnation, message.ranges, message.ddl)
+                self._hear_told(peer, message.incarnation, message.told)
                 if message.over and self._sink is not None:
                     self._spawn(self._sink.forget(message.over))
             case _:
                 assert_never(message)
 
-    def _hear_response(self, message: DispatchResponse) -> None:
-        asked = self._asked
+    def _hear_progress(
+        self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
+    ) -> None:
+        if self.owner is not None:
+            self.owner.hear_ddl(peer.capture, ddl)
+            self.owner.report(peer.capture, incarnation, ranges)
+        if {one.id for one in ranges} == set(peer.coming):
+            peer.received = min((one.resolved_ts for one in ranges), default=0)
+
+    def _hear_response(self, peer: Peer, message: DispatchResponse) -> None:
+        asked = peer.asked
         running = [one for one in message.ranges if one.state is RangeState.RUNNING]
         if asked is not None and message.answers >= asked.header.sequence and not running:
-            self._given_up.set()
-        if asked is None or message.incarnation != asked.incarnation:
+            peer.given_up.set()
+        if asked is None or message.incarnation != asked.incarnation or not peer.runs:
             return
         if message.error is not None:
             self._fail(message.error.error())
@@ -603,19 +815,19 @@ class Feed(FeedLife):
         if self.waiting_for == PIPELINE_STARTS and owner.is_running:
             self.waiting_for = ""
 
-    def _hear_told(self, incarnation: int, told: Told) -> None:
-        asked = self._asked
+    def _hear_told(self, peer: Peer, incarnation: int, told: Told) -> None:
+        asked = peer.asked
         if asked is None or (asked.wish, asked.incarnation) != (Wish.RUN, incarnation):
             return
-        self._told = told
+        peer.told = told
         self.last_synced_ts = max(self.last_synced_ts, told.last_synced_ts)
         if self.owner is not None:
             self.owner.synced(told.last_synced_ts)
-        for name in COUNTED:
-            setattr(self.totals, name, getattr(told, name))
+        for name in (*COUNTED, *LAST):
+            setattr(self.totals, name, self.peers.total(name))
         if self.loading:
-            self.load = told.load
-            if told.loaded and self.owner is not None and not self._storing:
+            self.load = self.peers.load()
+            if self.peers.loaded and self.owner is not None and not self._storing:
                 self._storing = True
                 self._spawn(self._end_load(self.owner))
 
@@ -704,6 +916,10 @@ class Feed(FeedLife):
 
         A stripe is brought back by any new table of it, of which nobody may know yet: its record stays.
         """
+        for name in batch.removed:
+            self._tasks.pop(name, None)
+        self._tasks |= {task.id: task for task in batch.added}
+        self._tasks_changed += bool(batch.removed or batch.added)
         rules = rules_of(self.config)
         if rules is None or rules.width > 1:
             return
@@ -779,7 +995,7 @@ class Feed(FeedLife):
         if self.life.state in (State.STOPPED, State.FAILED):
             return self._words_of_history()
         if self.waiting_for == PIPELINE_STARTS:
-            return self._told.waits or self.waiting_for
+            return self._words_of_peers(lambda peer: True) or self.waiting_for
         if self.waiting_for or self.owner is None:
             return self.waiting_for
         if self.loading:
@@ -796,7 +1012,16 @@ class Feed(FeedLife):
             return f"DDL at {batch.finished_ts}: {batch.events[0].query[:80]}"
         if self.owner.durable >= self.owner.barrier.bound:
             return "resolved ts of the DDL span"
-        return self._told.waits
+        slowest = self.owner.slowest
+        return self._words_of_peers(lambda peer: peer.capture == slowest)
+
+    def _words_of_peers(self, which: Callable[[Peer], bool]) -> str:
+        """The first that says what it waits for, with its name if there are several."""
+        running = self.peers.running
+        for peer in filter(which, running):
+            if peer.told.waits:
+                return f"capture {peer.capture}: {peer.told.waits}" if len(running) > 1 else peer.told.waits
+        return ""
 
     def _words_of_history(self) -> str:
         """Whether a feed that does not run can go on later."""
@@ -820,6 +1045,16 @@ class Feed(FeedLife):
     def partitions(self) -> int:
         """Over how many partitions of its topic rows are spread; 0: that is not known, or there are none."""
         return self._sink.partitions if self._sink is not None else 0
+
+    def tables_in(self, span: Span) -> list[int]:
+        """The tables and partitions of a range whose rows it delivers at the checkpoint."""
+        found = (task for task in self._tasks.values() if span.intersect(task.span) is not None)
+        return sorted({table for task in found for table in ids_of(task)}) if self.config.has_tables else []
+
+    def tables_of(self, peer: Peer) -> list[int]:
+        """The tables and partitions whose rows a capture delivers now."""
+        ranges = peer.grant.ranges if peer.runs and peer.grant is not None else ()
+        return sorted({table for one in ranges for table in self.tables_in(one.id)})
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""

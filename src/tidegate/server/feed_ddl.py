@@ -118,6 +118,9 @@ class FeedDdl:
     def check_held(self, checkpoint: int) -> None:
         """Raises Retryable until PD has been asked to hold what the feed needs: nothing is read before."""
         needed, history = min(checkpoint, self.base_ts(checkpoint)), self.history
+        if not self._node.is_owner:
+            # The owner has history held for its own saved catalogue; ours is read again if it is older.
+            needed = checkpoint
         if self._plan.config.check_gc_safe_point and needed < history.needed:
             held = f"from {history.needed} on" if history.needed < MAX else "nothing"
             raise Retryable(
@@ -171,6 +174,8 @@ class FeedDdl:
         catalogues = self._catalogues
         assert catalogues is not None
         waits("catalogue from upstream")
+        if not self._node.is_owner and config.check_gc_safe_point:
+            await catalogues.run(catalogues.leave_out, checkpoint, self.history.needed)
         safe_point = self.history.safe_point if config.check_gc_safe_point else MAX
         gone = checkpoint < safe_point < MAX
         if gone and not await catalogues.run(catalogues.serves, checkpoint, safe_point):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.disk import replace_file
-from tidegate.errors import Fenced, InvalidInput
+from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.etcd.client import EtcdClient
 from tidegate.etcd.election import Candidate, Election, capture_prefix, put_leased
 from tidegate.etcd.metadata import EtcdMetadata
@@ -72,10 +72,16 @@ class Membership:
         self._session = Session(client, ttl_s)
         self._election = Election(client, cluster, self._session.lease, me.name)
 
-    def register(self) -> None:
-        """Say that we are there. Raises Retryable while our last session, or another's, has the name."""
+    def register(self) -> int:
+        """Say that we are there; the revision at which we do. Raises Retryable while our last session, or
+        another's, has the name, or ours has ended.
+        """
         key = capture_prefix(self._cluster) + self.me.name
         put_leased(self._client, key, self.me.to_bytes(), self._session.lease)
+        found = self.metadata.get(key)
+        if found is None:
+            raise Retryable("The capture's session has ended.", where=key)
+        return found.mod_revision
 
     def stand(self) -> None:
         """Be a candidate."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,8 @@ from tidegate.control.metadata import (
     grant_key,
     owner_key,
     raised,
+    settled,
+    shared_out,
 )
 from tidegate.disk import Ballast
 from tidegate.errors import Fenced, InvalidInput, Retryable, TidegateError
@@ -95,6 +97,16 @@ class Node:
     """What PD keeps for us, by keyspace; -1: of what is in none."""
     upstream_ms: Callable[[], int] | None = None
     """PD's physical time, once somebody asks PD for it."""
+    ended: Callable[[asyncio.Task[None]], None] = lambda task: None
+    """Called when a task of the capture has ended that never should."""
+    is_owner: bool = False
+    """Whether this capture owns the changefeeds; else it works for those that another owns."""
+    others: Callable[[], Mapping[str, str]] = dict
+    """The other captures that are there now: the addresses of their APIs, by their names in grants."""
+    burdens: Callable[[], Mapping[str, int]] = dict
+    """How many changefeeds each capture works for, by name."""
+    leaving: bool = False
+    """Whether this capture ends: others go on with what they do until the next owner speaks."""
     checkpoints: Callable[[], list[int]] = list
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
@@ -176,20 +188,57 @@ class Node:
         except outlook.NoManifest:
             return None
 
-    async def raise_grant(
-        self, feed: FeedId, instance: str, token: tuple[int, int], ranges: Sequence[Span], slots: int
-    ) -> Grant:
-        """The next incarnation's grant on this capture, durable before anything acts under it."""
-        loop = asyncio.get_running_loop()
+    async def grants(self, feed: FeedId) -> dict[str, Grant]:
+        """All that are stored, by capture."""
+        return {name: grant for name, (grant, _) in (await self._grants(feed)).items()}
+
+    async def _grants(self, feed: FeedId) -> dict[str, tuple[Grant, Compare]]:
         front = grant_key(self.cluster, feed, "")
-        found = await loop.run_in_executor(self.disk, self.metadata.under, front)
-        stored = {kv.key.removeprefix(front): Grant.from_bytes(kv.value) for kv in found}
-        grants = raised(stored, self.capture, instance, token, ranges, slots)
-        seen = (Compare(kv.key, mod_revision=kv.mod_revision) for kv in found)
+        found = await asyncio.get_running_loop().run_in_executor(self.disk, self.metadata.under, front)
+        return {
+            kv.key.removeprefix(front): (
+                Grant.from_bytes(kv.value),
+                Compare(kv.key, mod_revision=kv.mod_revision),
+            )
+            for kv in found
+        }
+
+    async def share_out(
+        self,
+        feed: FeedId,
+        instance: str,
+        token: tuple[int, int],
+        shares: Mapping[str, Sequence[Span]],
+        slots: Mapping[str, int],
+    ) -> dict[str, Grant]:
+        """The next incarnations' grants, by capture, durable before anything acts under them.
+
+        One capture fences by itself those that its ranges are taken from; several must not (`shared_out`).
+        """
+        found = await self._grants(feed)
+        stored = {name: grant for name, (grant, _) in found.items()}
+        if len(shares) == 1:
+            (name,) = shares
+            grants = raised(stored, name, instance, token, shares[name], slots[name])
+        else:
+            grants = shared_out(stored, instance, token, shares, slots)
+        await self._store_grants(feed, grants, tuple(seen for _, seen in found.values()))
+        return {name: grants[name] for name in shares}
+
+    async def settle(self, feed: FeedId, grants: Mapping[str, Grant]) -> dict[str, Grant]:
+        """Store that the givers of these grants are fenced."""
+        after = {name: settled(grant) for name, grant in grants.items()}
+        await self._store_grants(feed, after)
+        return after
+
+    async def _store_grants(
+        self, feed: FeedId, grants: Mapping[str, Grant], guards: tuple[Compare, ...] = ()
+    ) -> None:
         puts = (Put(grant_key(self.cluster, feed, name), one.to_bytes()) for name, one in grants.items())
-        if not await self.write(*puts, guards=tuple(seen)):
-            raise Retryable("The grants of the changefeed have changed meanwhile.", where=front)
-        return grants[self.capture]
+        if not await self.write(*puts, guards=guards):
+            raise Retryable(
+                "The grants of the changefeed have changed meanwhile.", where=f"changefeed {feed}"
+            )
 
     async def read(self, key: str) -> bytes | None:
         """A value of the metadata store."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final, TypeVar
@@ -146,6 +146,17 @@ def _placed(router: Router, event: DdlEvent) -> tuple[str, DdlEvent]:
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def fence_writers(plan: FeedPlan, writers: Mapping[str, int]) -> None:
+    """Stop all writers of a feed on some captures, each with its slots. Blocks; raises as `Sink.fence`."""
+    grant = plan.grant
+    assert grant is not None
+
+    def still_ours() -> None:
+        prove(plan.metadata, plan.cluster, plan.feed, plan.capture, grant)
+
+    plan.sink.fence(writers, still_ours)
 
 
 OpenSink = Callable[[FeedPlan], OwnerSink]

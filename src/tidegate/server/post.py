@@ -1,7 +1,10 @@
-"""Carries messages between the owners of feeds and their processors: here, those of one capture.
+"""Carries messages between the owners of changefeeds and their processors, on one capture or several.
 
-As bytes and into bounded boxes, as between machines: neither side ever holds an object of the other's, and a
-message may be lost when its receiver does not come to read. Both say everything again now and then.
+    owner --> Post --> processor's box                      on the same capture
+    owner --> Post --> Courier ~~HTTP~~> Post --> box       on another one
+
+Messages are bytes in bounded boxes, on one capture too: neither side ever holds an object of the other's. A
+message may be lost, come twice or overtake another. Both sides repeat what still holds every few seconds.
 """
 
 from __future__ import annotations
@@ -11,10 +14,20 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from tidegate.control.messages import FromOwner, FromProcessor, Message, to_json
+from tidegate.control.messages import (
+    FROM_OWNER,
+    FROM_PROCESSOR,
+    Announce,
+    Dispatch,
+    FromOwner,
+    FromProcessor,
+    Message,
+    parse,
+    to_json,
+)
 
 BOX_MAX: Final = 256
-"""Messages that wait for one receiver; the oldest goes when there are more."""
+"""Messages that wait for one receiver; if there are more, the oldest is dropped."""
 
 
 class Box:
@@ -36,27 +49,69 @@ class Box:
         return found
 
 
-class Post:
-    """The boxes of a capture, by feed."""
+Send = Callable[[str, bytes], None]
+"""Sends a message to another capture, by its name in grants."""
 
-    def __init__(self, begins: Callable[[str], None] = lambda changefeed: None) -> None:
-        """`begins` is told when an owner speaks to a processor that is not there; it may open one."""
-        self._begins = begins
+
+def nowhere(capture: str, message: bytes) -> None:
+    """There is no other capture: the message is lost, as if the network had lost it."""
+
+
+class Post:
+    """The boxes of a capture, by changefeed."""
+
+    def __init__(
+        self,
+        begins: Callable[[str], None] = lambda changefeed: None,
+        capture: str = "",
+        send: Send = nowhere,
+    ) -> None:
+        """`begins` is called when an owner speaks to a processor that does not run yet; it may start one.
+
+        `capture`: this one's name, if there are others; `send` reaches those.
+        """
+        self._begins, self._capture, self._send = begins, capture, send
         self.owners: dict[str, Box] = {}
         self.processors: dict[str, Box] = {}
+        self._owned_by: dict[str, tuple[int, str]] = {}
+        """By changefeed, the greatest owner revision that spoke to us, and the capture that sent it."""
 
     def to_processor(self, message: FromOwner) -> None:
-        """To the capture that the header names: this one."""
-        name = message.header.changefeed
-        if name not in self.processors:
-            self._begins(name)
-        _put(self.processors.get(name), message)
+        """To the capture that the header names."""
+        capture, name = message.header.capture, message.header.changefeed
+        if self._capture and capture != self._capture:
+            self._send(capture, _encoded(message))
+        else:
+            self._put_to_processor(name, _encoded(message))
 
     def to_owner(self, message: FromProcessor) -> None:
-        """To whoever owns the feed."""
-        _put(self.owners.get(message.header.changefeed), message)
+        """To the owner of the changefeed: on this capture if it is here, else where it spoke from last."""
+        name = message.header.changefeed
+        if (box := self.owners.get(name)) is not None:
+            box.put(_encoded(message))
+        elif name in self._owned_by:
+            self._send(self._owned_by[name][1], _encoded(message))
+
+    def deliver(self, sender: str, message: bytes) -> None:
+        """A message that another capture sent. Raises ValueError if it is none."""
+        parsed = parse(json.loads(message), (*FROM_OWNER, *FROM_PROCESSOR))
+        header = parsed.header
+        if not isinstance(parsed, Announce | Dispatch):
+            if (box := self.owners.get(header.changefeed)) is not None:
+                box.put(message)
+            return
+        if header.capture != self._capture:
+            return  # it was meant for a capture that had this address before
+        if header.owner_rev >= self._owned_by.get(header.changefeed, (0, ""))[0]:
+            self._owned_by[header.changefeed] = header.owner_rev, sender
+        self._put_to_processor(header.changefeed, message)
+
+    def _put_to_processor(self, changefeed: str, message: bytes) -> None:
+        if changefeed not in self.processors:
+            self._begins(changefeed)
+        if (box := self.processors.get(changefeed)) is not None:
+            box.put(message)
 
 
-def _put(box: Box | None, message: Message) -> None:
-    if box is not None:
-        box.put(json.dumps(to_json(message), separators=(",", ":")).encode())
+def _encoded(message: Message) -> bytes:
+    return json.dumps(to_json(message), separators=(",", ":")).encode()

@@ -22,6 +22,7 @@ from typing import Any, Final, assert_never
 
 from tidegate import __version__, metrics
 from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.gc import History
 from tidegate.control.load import LoadPlan
 from tidegate.control.messages import FROM_OWNER, Dispatch, Header, Told, Wish, parse
 from tidegate.control.metadata import FeedId, FeedInfo, Grant, feed_key
@@ -44,11 +45,11 @@ from tidegate.model.reports import (
     Started,
 )
 from tidegate.model.span import Span
-from tidegate.model.timestamp import compose
+from tidegate.model.timestamp import MAX, compose
 from tidegate.pipeline.feed import BEATS, LOAD_FILE
 from tidegate.server import initial_load
 from tidegate.server.application import Running
-from tidegate.server.catalogues import DDL_SPAN_ID
+from tidegate.server.catalogues import DDL_SPAN, DDL_SPAN_ID
 from tidegate.server.feed_ddl import FeedDdl
 from tidegate.server.feed_life import to_its_end, unexpected
 from tidegate.server.feed_plan import BarrierFile, FeedPlan, write_spec
@@ -183,7 +184,8 @@ class FeedProcessor:
     async def _step(self) -> None:
         for message in self.box.take():
             try:
-                self.machine.hear(parse(json.loads(message), FROM_OWNER))
+                if self.machine.hear(parse(json.loads(message), FROM_OWNER)):
+                    self._note_history()
             except ValueError as error:
                 event(LOG, logging.ERROR, "no message of an owner", changefeed=str(self.id), why=str(error))
         dispatch = self.machine.dispatch
@@ -209,6 +211,7 @@ class FeedProcessor:
             self._makes_way, self._made_way = False, True
             self._close(but={DDL_SPAN_ID})
         self._tell()
+        self.machine.ready = self.node.application.working.workers > 0
         for said in self.machine.tick(self.node.clock.monotonic()):
             self.node.post.to_owner(said)
 
@@ -276,9 +279,12 @@ class FeedProcessor:
             self._ready = True
             return
         if self._plan is not None and not same:
-            self._close()
+            # Of other ranges of the same changefeed what it keeps is not pulled again.
+            kept = captured.spans.within(self.id, (DDL_SPAN, *ranges)) if self._plan == plan else ()
+            self._close(but=kept)
         self._shut()
         self._plan, self._ranges = plan, ranges
+        self._note_history()
         self.node.pulse.follow(plan.paths.store, self.id, self._wake.set)
         self._ddl = ddl = FeedDdl(self.node, plan, FeedFilter.of(plan.config))
 
@@ -290,6 +296,14 @@ class FeedProcessor:
         self._hold(task for task in (*ddl.initial, *(task for batch in batches for task in batch.added)))
         self._unseen = set(self.machine.spans)
         self.waits, self._ready = "", True
+
+    def _note_history(self) -> None:
+        """Where another capture is the owner, it says what PD keeps."""
+        plan, dispatch = self._plan, self.machine.dispatch
+        if plan is not None and dispatch is not None and not self.node.is_owner:
+            scope = plan.config.tidegate.keyspace_id
+            self.node.histories[scope] = History(dispatch.needed, dispatch.safe_point)
+            self.node.captured(plan.config.tidegate.kv_mode).spans.keep_above(dispatch.safe_point, scope)
 
     async def _info(self, dispatch: Dispatch) -> FeedInfo:
         """What the feed is, as it is stored; its owner has stored it before it sent this."""
@@ -511,6 +525,8 @@ class FeedProcessor:
         reached = self._lifted(frontier)
         self._advance_idle(frontier, reached)
         machine.resolve(reached, self._lacking)
+        behind = self._spans.behind(frontier).get(self.id, MAX)
+        machine.needs = MAX if self.node.is_owner else min(*self.needs, behind)
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -601,6 +617,30 @@ class FeedProcessor:
             self._load_plan = None
             (self._opened.folder / LOAD_FILE).unlink(missing_ok=True)
             self.machine.over(load_key(one.id) for one in plan.ranges)
+
+    # --- what upstream has to keep -----------------------------------------------------------------
+
+    @property
+    def kv_mode(self) -> str:
+        """What it captures; empty while it works at nothing."""
+        return self._plan.config.tidegate.kv_mode if self._plan is not None else ""
+
+    @property
+    def begins_at(self) -> int:
+        """Where the changefeed would begin again, as far as is known here."""
+        return self.machine.dispatch.checkpoint if self.machine.dispatch is not None else 0
+
+    @property
+    def needs(self) -> tuple[int, int]:
+        """The least ts from which rows, and DDL, would be read upstream if all that is stored were lost."""
+        begins_at = self.begins_at
+        return begins_at, min(begins_at, self._ddl.base_ts(begins_at)) if self._ddl is not None else begins_at
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it holds the spans that it is to hold now."""
+        dispatch = self.machine.dispatch
+        return self._ready or dispatch is None or dispatch.wish in (Wish.REST, Wish.DELETE)
 
     # --- letting go of old segments ------------------------------------------------------------------
 

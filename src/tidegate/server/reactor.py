@@ -10,6 +10,7 @@ import contextlib
 import logging
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -42,6 +43,7 @@ from tidegate.model.timestamp import MAX, physical_ms, readable
 from tidegate.mounter.schema_store import SchemaStore
 from tidegate.mounter.table_version import TableVersion
 from tidegate.server.clock_watch import ClockWatch
+from tidegate.server.crew import Crew
 from tidegate.server.feed import Feed
 from tidegate.server.feed_plan import FeedPlan
 from tidegate.server.new_feed import (
@@ -58,8 +60,6 @@ from tidegate.server.new_feed import (
     with_tables,
 )
 from tidegate.server.node import Captured, Node
-from tidegate.server.post import Post
-from tidegate.server.processor import FeedProcessor
 from tidegate.server.reader_history import begin_reader
 from tidegate.server.repartition import check_overwrite, check_repartition, check_update
 from tidegate.server.schema_tracker import load_catalogue
@@ -94,9 +94,10 @@ class Reactor:
         self.node = node
         self.feeds: dict[FeedId, Feed] = {}
         """Those that this capture owns."""
-        self.processors: dict[FeedId, FeedProcessor] = {}
+        self.crew = Crew(node)
+        self.processors = self.crew.processors
         """Those that it works for."""
-        node.post = Post(self._begin_processor)
+        node.ended = self._on_end
         self._gcs = {-1: GcGuard(node.gc_ttl_s)}
         self._gc_now = asyncio.Event()
         self._creating: set[FeedId] = set()
@@ -108,12 +109,14 @@ class Reactor:
         self._tasks: list[asyncio.Task[None]] = []
         self.clock_watch = ClockWatch(node.pd, node.clock, self._gc_now.set)
         node.upstream_ms = self.clock_watch.now_ms
-        node.checkpoints = self._checkpoints
         self.gc_error = ""
 
     async def start(self) -> None:
         """Take up every stored feed where it was."""
         node, prefix = self.node, f"/tidegate/{self.node.cluster}/"
+        self.crew.take_over()
+        node.is_owner, node.checkpoints, node.burdens = True, self._checkpoints, self._burdens
+        node.histories.clear()  # what the owner before us said
         stored = {kv.key: kv for kv in await self._on(node.disk, node.metadata.under, prefix)}
         for key, found in stored.items():
             named = feed_of_key(key)
@@ -131,34 +134,24 @@ class Reactor:
             feed.start()
         self._tasks = [
             asyncio.create_task(self._keep_house(), name="housekeeping"),
-            asyncio.create_task(self.node.pulse.run(), name="pulse"),
             asyncio.create_task(self.clock_watch.run(), name="clock watch"),
         ]
         for task in self._tasks:
             task.add_done_callback(self._on_end)
 
     async def stop(self) -> None:
-        """End all feeds; their stored state stays."""
+        """End all feeds; their stored state stays, and other captures go on with their part of them."""
+        self.node.leaving = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for feed in self.feeds.values():
             metrics.forget_feed(feed.id.namespace, feed.id.name)  # another capture may have them from now on
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
-        await asyncio.gather(*(processor.stop() for processor in self.processors.values()))
 
-    def _begin_processor(self, changefeed: str) -> None:
-        if self.node.over() is not None:
-            return
-        feed = FeedId.parse(changefeed)
-        self.processors[feed] = processor = FeedProcessor(self.node, feed)
-        self.node.post.processors[changefeed] = processor.box
-        processor.start()
-
-    async def _end_processor(self, feed: FeedId) -> None:
-        self.node.post.processors.pop(str(feed), None)
-        if (processor := self.processors.pop(feed, None)) is not None:
-            await processor.stop()
+    def _burdens(self) -> Counter[str]:
+        """How many changefeeds each capture delivers for."""
+        return Counter(peer.capture for feed in self.feeds.values() for peer in feed.peers.running)
 
     async def resign(self, take_ownership: Callable[[], int]) -> None:
         """End all feeds, let ownership be taken anew, start the feeds again under it."""
@@ -595,7 +588,7 @@ class Reactor:
             await node.write(
                 Delete(feed_key(node.cluster, feed, "info")), Delete(feed_key(node.cluster, feed, "status"))
             )
-            await self._end_processor(feed)
+            await self.crew.end(feed)
             await asyncio.to_thread(shutil.rmtree, node.paths.feed(feed), True)
             await self._forget_progress(found)
             # Last: a feed of the same name has folder and progress in the same place.
@@ -637,9 +630,7 @@ class Reactor:
             self._tell_needs()
             self._tend_catalogues()
             await self._look_at_disk()
-            limits = {name: one.drop_below or (0, 0) for name, one in self.processors.items()}
-            for captured in self._captured():
-                captured.spans.drop_below(limits)
+            self.crew.let_go(self._captured())
             await self._sweep()
             self._measure()
 
@@ -716,8 +707,7 @@ class Reactor:
 
     def _captured(self) -> list[Captured]:
         """The tables' event store, and those of other kv modes that feeds have."""
-        modes = {TABLE_MODE, *(f.config.tidegate.kv_mode for f in self.feeds.values())}
-        return [self.node.captured(mode) for mode in sorted(modes)]
+        return self.crew.captured(f.config.tidegate.kv_mode for f in self.feeds.values())
 
     async def _tend_gc(self, *, force: bool = False) -> bool:
         """Renew the safepoints when due, that of each keyspace in its own scope. False: PD is away."""
@@ -767,7 +757,7 @@ class Reactor:
         for captured in self._captured():
             behind |= captured.spans.behind(outlook.read_frontier(captured.store))
         feeds = (f for f in self.feeds.values() if f.scope == scope and self._is_held(f))
-        return {f.id: min(*f.needs, behind.get(f.id, MAX)) for f in feeds}
+        return {f.id: min(*f.needs, behind.get(f.id, MAX), f.peers.needs) for f in feeds}
 
     def _is_held(self, feed: Feed) -> bool:
         """Whether history is kept for a feed: not if it is finished, or stopped for longer than gc-ttl."""

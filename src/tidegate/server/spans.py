@@ -15,7 +15,7 @@ taken. It says what it has refused, and the feed that needs it cannot go on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from tidegate.config import TABLE_MODE
@@ -160,6 +160,14 @@ class SpanRegistry:
         ]
         others = {other for holders in shared for other in holders} - {feed}
         return sorted(other for other in others if now - self._went_on.get(other, float("-inf")) < STANDS_S)
+
+    def within(self, feed: FeedId, ranges: Iterable[Span]) -> frozenset[str]:
+        """The spans that a feed holds of some ranges."""
+        held = {name: self._spans[name] for name, holders in self._holders.items() if feed in holders}
+        tasks = list(ranges)
+        return frozenset(
+            name for name, span in held.items() if any(one.intersect(span) is not None for one in tasks)
+        )
 
     def needed(self, needs: Mapping[FeedId, tuple[int, int]]) -> None:
         """From where each feed would read rows, and DDL, were all that is stored gone.

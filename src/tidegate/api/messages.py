@@ -1,0 +1,54 @@
+"""Messages between the captures of a cluster (`server.courier` sends them): POST /api/v2/messages.
+
+A capture takes them while it stands by, too: it works for changefeeds that another owns.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tidegate.api.status import starting_capture_of
+from tidegate.errors import InvalidInput, Retryable
+from tidegate.server.courier import CLUSTER, SENDER
+
+MESSAGES_MAX: Final = 8192
+"""In one request."""
+
+
+async def take(request: Request) -> Response:
+    """POST /messages: a list of messages, each for an owner or a processor on this capture."""
+    capture = starting_capture_of(request)
+    if capture.membership is None or not capture.takes_messages:
+        raise Retryable(
+            "The capture takes no messages.",
+            where=capture.options.address,
+            why="it runs alone, or it starts or ends",
+            fix="nothing: messages are sent again",
+        )
+    if request.headers.get(CLUSTER) != str(capture.cluster):
+        raise InvalidInput(
+            "The messages are for a capture of another cluster.",
+            where=capture.options.address,
+            why=f"it is {capture.cluster} here, and {request.headers.get(CLUSTER, '')[:32]} there",
+        )
+    sender = request.headers.get(SENDER, "")[:64]
+    for message in _messages(await request.body()):
+        try:
+            capture.node.post.deliver(sender, json.dumps(message, separators=(",", ":")).encode())
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InvalidInput("This is not a message of a capture.", why=str(error)[:200]) from error
+    return JSONResponse({})
+
+
+def _messages(body: bytes) -> list[Any]:
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("The body is not JSON.", why=str(error)[:200]) from error
+    if not isinstance(found, list) or len(found) > MESSAGES_MAX:
+        raise InvalidInput(f"The body is not a list of at most {MESSAGES_MAX} messages.")
+    return found

@@ -1,0 +1,135 @@
+"""What a capture works for: the processors of changefeeds, whoever owns these, and the upkeep of its stores.
+
+A processor runs from the moment its owner first speaks to it. While the capture owns the changefeeds, the
+reactor keeps house, since it knows all of them. While it stands by, the crew does it, and knows only those it
+works for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from tidegate.config import TABLE_MODE
+from tidegate.control.metadata import FeedId
+from tidegate.errors import TidegateError
+from tidegate.eventstore import outlook
+from tidegate.log import event
+from tidegate.model.timestamp import MAX
+from tidegate.server.courier import Courier
+from tidegate.server.node import Captured, Node
+from tidegate.server.post import Post, nowhere
+from tidegate.server.processor import FeedProcessor
+
+LOG: Final = logging.getLogger(__name__)
+
+HOUSEKEEPING_S: Final = 1.0
+SWEEP_S: Final = 30.0
+"""How often files of spans that nobody follows are looked for."""
+
+
+class Crew:
+    """The processors of one capture. One asyncio loop."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.processors: dict[FeedId, FeedProcessor] = {}
+        self._courier: Courier | None = None
+        self._pulse: asyncio.Task[None] | None = None
+        self._housekeeping: asyncio.Task[None] | None = None
+        self._swept_at = float("-inf")
+        node.post = Post(self.begin, node.capture, self._send)
+
+    def start(self, courier: Courier | None = None) -> None:
+        """Begin to wake processors when rows come. `courier`: reaches other captures, if there are any."""
+        self._courier = courier
+        self._pulse = asyncio.create_task(self.node.pulse.run(), name="pulse")
+        self._pulse.add_done_callback(self.node.ended)
+
+    def stand_by(self) -> None:
+        """Keep house alone, until `take_over`."""
+        self.node.checkpoints = self._checkpoints
+        self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping of a standby")
+        self._housekeeping.add_done_callback(self.node.ended)
+
+    def take_over(self) -> None:
+        """This capture owns the changefeeds from now on: the reactor keeps house."""
+        if self._housekeeping is not None:
+            self._housekeeping.cancel()
+
+    async def stop(self) -> None:
+        """End the processors and what they started; what is stored stays."""
+        tasks = [task for task in (self._pulse, self._housekeeping) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(processor.stop() for processor in self.processors.values()))
+        if self._courier is not None:
+            await self._courier.stop()
+
+    def _send(self, capture: str, message: bytes) -> None:
+        send = self._courier.send if self._courier is not None else nowhere
+        send(capture, message)
+
+    def begin(self, changefeed: str) -> None:
+        """Start the processor of a changefeed, unless the capture may do nothing any more."""
+        if self.node.over() is not None:
+            return
+        feed = FeedId.parse(changefeed)
+        self.processors[feed] = processor = FeedProcessor(self.node, feed)
+        self.node.post.processors[changefeed] = processor.box
+        processor.start()
+
+    async def end(self, feed: FeedId) -> None:
+        """End the processor of a changefeed that is removed."""
+        self.node.post.processors.pop(str(feed), None)
+        if (processor := self.processors.pop(feed, None)) is not None:
+            await processor.stop()
+
+    def captured(self, modes: Iterable[str] = ()) -> list[Captured]:
+        """The tables' event store, and those of other kv modes that changefeeds have."""
+        return [self.node.captured(mode) for mode in sorted({TABLE_MODE, *modes})]
+
+    def let_go(self, stores: Iterable[Captured]) -> None:
+        """Let segments go that no processor needs."""
+        limits = {name: one.drop_below or (0, 0) for name, one in self.processors.items()}
+        for captured in stores:
+            captured.spans.drop_below(limits)
+
+    # --- while another capture is the owner ----------------------------------------------------------
+
+    def _checkpoints(self) -> list[int]:
+        """Where each changefeed of tables that works here would begin again."""
+        return [one.begins_at for one in self.processors.values() if one.kv_mode == TABLE_MODE]
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            stores = self.captured(one.kv_mode for one in self.processors.values() if one.kv_mode)
+            needs = {name: one.needs for name, one in self.processors.items() if one.kv_mode}
+            for captured in stores:
+                captured.spans.needed(needs)
+                if captured.catalogues is not None:
+                    captured.catalogues.tend(self._checkpoints(), self._checkpoints())
+            await asyncio.to_thread(self.node.ballast.keep, self.node.clock.now_ms())
+            self.let_go(stores)
+            await self._sweep(stores)
+
+    async def _sweep(self, stores: Iterable[Captured]) -> None:
+        """Remove files of spans that nobody here follows. If they are wanted again, they are pulled again."""
+        now = self.node.clock.monotonic()
+        if now - self._swept_at < SWEEP_S:
+            return
+        self._swept_at = now
+        for captured in stores:
+            try:
+                idle = await asyncio.to_thread(outlook.spans, captured.store, captured.spans.held)
+            except (TidegateError, OSError) as error:
+                event(LOG, logging.WARNING, "event store not swept", error=str(error))
+                continue
+            if all(one.is_settled for one in self.processors.values()):
+                floors = (one.drop_below or (0, 0) for one in self.processors.values() if one.kv_mode)
+                for span in captured.spans.sweep(idle, min((rows for rows, _ in floors), default=MAX)):
+                    self.node.manifests.pop(span, None)

@@ -1,0 +1,146 @@
+"""The processors of a changefeed as its owner sees them: one on each capture that works for it, or may.
+
+    unknown --Announce--> met --Dispatch(prepare)--> warm --Dispatch(run)--> runs --Dispatch(prepare)--> ...
+
+A capture may be given ranges while it is there and its processor answers. A processor that has been silent
+for `SILENT_S` counts as gone, although its capture's session in etcd may hold: it cannot be asked for
+anything, and the next incarnation fences what it still writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, fields
+from typing import Final
+
+from tidegate.control.messages import Dispatch, Told, Wish
+from tidegate.control.metadata import Grant
+from tidegate.control.processor import SYNC_S
+from tidegate.model.reports import LoadState
+from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
+
+SILENT_S: Final = 4 * SYNC_S
+"""A processor says everything again every `SYNC_S`."""
+ANNOUNCE_S: Final = 1.0
+"""How often an owner says that it is one, until the processor has answered."""
+JOIN_S: Final = 5.0
+"""A capture is given ranges once its processor has answered for so long: one that starts again and again
+would else make all the others start again, too."""
+WARM_S: Final = 2.0
+"""A taker is warm when it has received what upstream had so long ago."""
+WARM_MAX_S: Final = 60.0
+"""For so long a move waits until the taker is warm."""
+
+LAST: Final = ("lag_ms", "batch_ms")
+"""What of `Told` is no count: the greatest of all processors is shown."""
+COUNTED: Final = (
+    "rows", "messages", "bytes", "quarantined", "matched", "unchecked", "excused", "mismatched",
+    "misencoded", "batches",
+)  # fmt: skip
+"""What processors count, and the changefeed shows the sum of."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """One processor."""
+
+    capture: str
+    met_rev: int = 0
+    """The owner revision under which it has answered."""
+    met_at: float = float("inf")
+    """When it did first, without a silence since."""
+    heard_at: float = float("-inf")
+    announced_at: float = float("-inf")
+    latest: tuple[int, int] = (0, 0)
+    """Epoch and sequence of the last that it said of its state."""
+    cores: int = 1
+    needs: int = MAX
+    """`Sync.needs`."""
+    ready: bool = False
+    """`Sync.ready`."""
+    received: int = 0
+    """Up to where it has received its ranges, since it was dispatched them."""
+    asked: Dispatch | None = None
+    """What was dispatched last."""
+    asked_at: float = 0.0
+    given_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has given up what it was asked to."""
+    grant: Grant | None = None
+    """Of the incarnation there is, or was last."""
+    coming: tuple[Span, ...] = ()
+    """The ranges for which it prepares."""
+    told: Told = field(default_factory=Told)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is to deliver."""
+        return self.asked is not None and self.asked.wish is Wish.RUN
+
+    @property
+    def rests(self) -> bool:
+        """Whether it holds nothing, as it was asked, or was never asked for anything."""
+        return self.asked is None or (self.asked.wish is Wish.REST and self.given_up.is_set())
+
+    def hear(self, now: float, epoch: int, sequence: int, *, is_state: bool) -> bool:
+        """Note a message. False: a later one of its state has come before."""
+        if now - self.heard_at > SILENT_S:
+            self.met_at = now
+        self.heard_at = now
+        if is_state:
+            if (epoch, sequence) <= self.latest:
+                return False
+            self.latest = epoch, sequence
+        return True
+
+    def answers(self, owner_rev: int, now: float) -> bool:
+        """Whether it can be asked for something."""
+        return self.met_rev == owner_rev and now - self.heard_at <= SILENT_S
+
+
+class Peers:
+    """All of them, by capture."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Peer] = {}
+
+    def __getitem__(self, capture: str) -> Peer:
+        return self._all.setdefault(capture, Peer(capture))
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter(list(self._all.values()))
+
+    def get(self, capture: str) -> Peer | None:
+        """None: nothing was ever said to it."""
+        return self._all.get(capture)
+
+    def forget(self, captures: Iterable[str]) -> None:
+        """They are gone, and were asked for nothing."""
+        for capture in captures:
+            self._all.pop(capture, None)
+
+    @property
+    def running(self) -> list[Peer]:
+        """Those that are to deliver."""
+        return [peer for peer in self if peer.runs]
+
+    def load(self) -> LoadState:
+        """How far the initial load is on all that run."""
+        found = [peer.told.load for peer in self.running]
+        return LoadState(*(sum(getattr(one, name.name) for one in found) for name in fields(LoadState)))
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is durable on all that run."""
+        return all(peer.told.loaded for peer in self.running)
+
+    def total(self, name: str) -> int:
+        """What all processors have told of something."""
+        said = [int(getattr(peer.told, name)) for peer in self]
+        return max(said, default=0) if name in LAST else sum(said)
+
+    @property
+    def needs(self) -> int:
+        """The least ts from which a processor may still register upstream; MAX: none says any."""
+        return min((peer.needs for peer in self if not peer.rests), default=MAX)

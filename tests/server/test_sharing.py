@@ -1,0 +1,173 @@
+"""A changefeed whose key ranges several captures share, in one process: who gets what, and who is fenced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.server.test_capture import Running, bank, check_order, wait_for, work
+from tests.server.test_captures import reached
+
+from tidegate.control.metadata import FeedId, grant_key
+from tidegate.server import feed as feeds
+from tidegate.server.courier import Courier
+from tidegate.server.peers import SILENT_S
+from tidegate.tikv.server import EmbeddedUpstream
+from tidegate.workload.bank import BankWorkload
+
+pytestmark = pytest.mark.integration
+__all__ = ["bank"]
+
+ONE = FeedId("default", "one")
+Start = Callable[[str], Running]
+
+
+@pytest.fixture
+def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """Whom owners have fenced, round by round; the sink of these tests is a file."""
+    found: list[set[str]] = []
+    monkeypatch.setattr(feeds, "fence_writers", lambda plan, writers: found.append(set(writers)))
+    monkeypatch.setattr(feeds, "JOIN_S", 0.5)
+    return found
+
+
+@pytest.fixture
+def start(upstream: EmbeddedUpstream, etcd: str, tmp_path: Path) -> Iterator[Start]:
+    running: dict[str, Running] = {}
+
+    def one(name: str) -> Running:
+        running[name] = Running(upstream.pd_addr, tmp_path / name, tmp_path / "out", etcd=etcd)
+        return running[name]
+
+    yield one
+    for each in running.values():
+        each.stop()
+
+
+def shares(running: Running) -> dict[str, int]:
+    """How many tables each capture delivers, by its address; empty until all of it is delivered."""
+    found = running.feed("one").get("tidegate", {}).get("captures", [])
+    if not found or not all(one["running"] for one in found):
+        return {}
+    tables: dict[str, int] = {}
+    for one in found:
+        tables[one["address"]] = tables.get(one["address"], 0) + one["tables"]
+    return tables
+
+
+def delivers(running: Running, bank: BankWorkload) -> None:
+    """What is committed from now on arrives."""
+    work(bank, 60)
+    last = running.capture.pd.tso()
+    wait_for(lambda: reached(running) >= last, "all is delivered")
+
+
+def test_captures_come_and_go_and_all_rows_arrive_once(
+    start: Start, bank: BankWorkload, fenced: list[set[str]]
+) -> None:
+    first = start("a")
+    assert first.create("one")["http"] == 200
+    delivers(first, bank)
+    assert fenced == [], "one capture fences for itself"
+    second = start("b")
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    delivers(first, bank)
+    assert fenced == [{first.capture.node.capture}], "its ranges went to another, before that one began"
+    listed = first.call("GET", "/processors")["items"]
+    assert {one["capture_id"] for one in listed} == {first.capture.id, second.capture.id}
+    tables = [first.call("GET", f"/processors/one/{one.capture.id}")["table_ids"] for one in (first, second)]
+    assert all(tables)
+    assert not set(tables[0]) & set(tables[1])
+
+    second.stop()
+    wait_for(lambda: list(shares(first)) == [first.address], "what is left delivers all")
+    delivers(first, bank)
+
+    third = start("c")
+    wait_for(lambda: len(shares(first)) == 2, "two deliver again")
+    delivers(first, bank)
+    first.stop()
+    wait_for(lambda: third.capture.ready, "the next owner")
+    wait_for(lambda: list(shares(third)) == [third.address], "it delivers all")
+    delivers(third, bank)
+    check_order(third.lines("one"))
+
+
+def test_what_is_stored_says_who_writes_and_that_givers_are_fenced(
+    start: Start, bank: BankWorkload, fenced: list[set[str]]
+) -> None:
+    first, second = start("a"), start("b")
+    assert first.create("one")["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    node = first.capture.node
+    stored = {
+        kv.key.rpartition("/")[2]: json.loads(kv.value)
+        for kv in node.metadata.under(grant_key(node.cluster, ONE, ""))
+    }
+    assert stored.keys() == {first.capture.node.capture, second.capture.node.capture}
+    assert all(one["ranges"] and not one["givers"] for one in stored.values())
+    assert len({tuple(one["token"]) for one in stored.values()}) == 1, "a round has one token"
+
+
+def test_a_capture_that_holds_its_session_and_answers_nobody_is_left_behind(
+    start: Start, bank: BankWorkload, fenced: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As TiCDC waits for ever for a capture that is leased and cannot be reached."""
+    monkeypatch.setattr("tidegate.server.peers.SILENT_S", SILENT_S / 4)
+    first, second = start("a"), start("b")
+    assert first.create("one")["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    name = second.capture.node.capture
+    sent = Courier.send
+
+    def send(self: Courier, capture: str, message: bytes) -> None:
+        if self._headers["x-tidegate-capture"] != name:
+            sent(self, capture, message)
+
+    monkeypatch.setattr(Courier, "send", send)
+    wait_for(lambda: list(shares(first)) == [first.address], "the silent one is left behind")
+    delivers(first, bank)
+    assert name in {one for round_ in fenced for one in round_} or second.capture.node.capture == name
+    monkeypatch.setattr(Courier, "send", sent)
+    wait_for(lambda: len(shares(first)) == 2, "it is heard again, and delivers")
+    delivers(first, bank)
+
+
+def test_a_feed_that_pauses_is_let_go_of_everywhere_and_resumes(
+    start: Start, bank: BankWorkload, fenced: list[set[str]]
+) -> None:
+    first, second = start("a"), start("b")
+    assert first.create("one")["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    delivers(first, bank)
+    assert second.call("POST", "/changefeeds/one/pause")["http"] == 200
+    processor = second.capture.reactor.processors[ONE]
+    wait_for(lambda: processor.pipeline_pid == 0 and not processor.machine.is_open, "it rests")
+    assert not any(held for held in second.capture.spans.held)
+    work(bank, 60)
+    assert second.call("POST", "/changefeeds/one/resume", {})["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver again")
+    delivers(first, bank)
+    check_order(first.lines("one"))
+    assert first.call("DELETE", "/changefeeds/one")["http"] == 200
+    wait_for(lambda: not second.capture.spans.held, "nothing is held for a feed that is gone")
+
+
+@pytest.mark.parametrize("body", [b"{}", b"[1]", b'[{"a": 1}]', b"not JSON", b"[" * 100_000])
+def test_what_is_no_message_of_a_capture_is_refused(start: Start, body: bytes) -> None:
+    one = start("a")
+    headers = {
+        "x-tidegate-capture": "x",
+        "x-tidegate-cluster": str(one.capture.cluster),
+        "content-type": "application/json",
+    }
+    url = f"http://{one.address}/api/v2/messages"
+    answer = httpx.post(url, content=body, headers=headers, trust_env=False, timeout=60)
+    assert answer.status_code == 400, answer.text
+    headers["x-tidegate-cluster"] = "8"
+    answer = httpx.post(url, content=b"[]", headers=headers, trust_env=False, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert one.call("GET", "/changefeeds")["http"] == 200
