@@ -11,6 +11,8 @@ from tidegate.control.metadata import (
     feed_of_key,
     grant_key,
     raised,
+    settled,
+    shared_out,
 )
 from tidegate.errors import InvalidInput
 from tidegate.model.span import Span
@@ -89,3 +91,45 @@ def test_a_part_of_a_range_that_is_taken_takes_all_of_it() -> None:
     stored = {"a": Grant("i", (1, 1), 1, 4, (GrantedRange(LOW, (1, 1)), GrantedRange(HIGH, (1, 1))))}
     changed = raised(stored, "b", "i", (1, 2), [Span(b"c", b"d")], 4)
     assert [one.id for one in changed["a"].ranges] == [HIGH]
+
+
+A, B, C = Span(b"", b"h"), Span(b"h", b"p"), Span(b"p", b"")
+
+
+def shared(stored: dict[str, Grant], seq: int, **shares: list[Span]) -> dict[str, Grant]:
+    """What is stored after a round, before its givers are fenced."""
+    return stored | shared_out(stored, "i", (1, seq), shares, dict.fromkeys(shares, 4))
+
+
+def test_captures_that_exchange_ranges_name_each_other() -> None:
+    stored = shared({}, 1, a=[A], b=[B, C])
+    assert all(not one.givers for one in stored.values()), "nobody had anything"
+    stored = shared(stored, 2, a=[B, C], b=[A])
+    assert (stored["a"].givers, stored["b"].givers) == ({"b": 4}, {"a": 4})
+    assert {one.token for one in stored.values()} == {(1, 2)}
+    assert (stored["a"].incarnation, stored["b"].incarnation) == (2, 2)
+    assert [one.id for one in stored["a"].ranges] == [B, C]
+
+
+def test_whom_an_owner_did_not_come_to_fence_the_next_round_names_again() -> None:
+    stored = shared({}, 1, a=[A, B, C])
+    stored = shared(stored, 2, b=[A, B, C])  # and the owner dies before it has fenced a
+    stored = shared(stored, 3, b=[A], c=[B, C])
+    assert stored["b"].givers == {"a": 4}
+    assert stored["c"].givers == {"a": 4, "b": 4}
+    stored |= {name: settled(one) for name, one in stored.items()}
+    stored = shared(stored, 4, b=[A], c=[B, C])
+    assert all(not one.givers for one in stored.values()), "they were fenced, and nothing has moved"
+
+
+def test_a_capture_without_a_share_has_no_proof() -> None:
+    stored = shared({}, 1, a=[A], b=[B], c=[C])
+    before = stored["c"]
+    stored = shared(stored, 2, a=[A], b=[B, C])
+    assert not before.is_proven_by(stored["c"])
+    assert stored["c"].ranges == ()
+    assert not stored["a"].givers, "it keeps what it had"
+    assert stored["b"].givers == {"c": 4}
+    grants = raised(stored, "c", "i", (1, 3), [A, B, C], 2)
+    assert grants["c"].givers == {"a": 4, "b": 4}
+    assert grants["c"].slots == 4, "ids that were used once are fenced for ever"

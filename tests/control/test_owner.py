@@ -324,3 +324,25 @@ def test_a_changefeed_without_rows_says_resolved_less_often() -> None:
     assert said(6.125, 350)
     assert not said(6.25, 400), "it is covered"
     assert said(7.125, 400)
+
+
+def test_what_one_capture_agrees_on_is_still_compared_with_what_others_say() -> None:
+    """The owner must not forget DDL while a capture with ranges has not passed it."""
+    owner = owner_that_knows(batch(150), batch(160), upto=170)
+    low, high = Span(b"", b"m"), Span(b"m", b"")
+    owner.grant("a", 2, [GrantedRange(low, (2, 1))])
+    owner.grant("b", 1, [GrantedRange(high, (2, 1))])
+    owner.hear_ddl("b", said(batch(150), batch(160), upto=180))
+    assert owner.lags
+    owner.hear_ddl("a", said(batch(160), upto=170, after=155))
+    owner.learn([], 190)
+    assert not owner.lags
+    assert owner.disagreement is None
+    owner.hear_ddl("b", said(batch(160), upto=185))
+    assert owner.disagreement is not None, "it lacks the first, which it has not passed"
+
+
+def test_ddl_of_a_capture_without_ranges_holds_nothing_back() -> None:
+    owner = owner_that_knows(batch(150), upto=170)
+    owner.hear_ddl("c", said(upto=170))
+    assert owner.disagreement is None

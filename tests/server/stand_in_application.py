@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tidegate.ipc import ControlClient
 from tidegate.launcher import bound
-from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, Run
+from tidegate.model.reports import TO_APPLICATION, ApplicationHello, End, Ended, Run, Working
 
 PIPELINE = Path(__file__).with_name("stand_in_pipeline.py")
 
@@ -19,6 +19,7 @@ PIPELINE = Path(__file__).with_name("stand_in_pipeline.py")
 def main(out: Path, socket: Path) -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(0))
     control = ControlClient(socket, ApplicationHello(os.getpid()))
+    control.send(Working(2, (), ()))
     running: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
 
     def see_off(key: tuple[str, int], process: subprocess.Popen[bytes]) -> None:

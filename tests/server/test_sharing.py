@@ -10,7 +10,9 @@ import httpx
 import pytest
 from tests.server.test_capture import Running, bank, check_order, wait_for, work
 from tests.server.test_captures import reached
+from typer.testing import CliRunner
 
+from tidegate.cli.main import app as command_line
 from tidegate.control.metadata import FeedId, grant_key
 from tidegate.server import feed as feeds
 from tidegate.server.courier import Courier
@@ -30,7 +32,7 @@ def fenced(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
     """Whom owners have fenced, round by round; the sink of these tests is a file."""
     found: list[set[str]] = []
     monkeypatch.setattr(feeds, "fence_writers", lambda plan, writers: found.append(set(writers)))
-    monkeypatch.setattr(feeds, "JOIN_S", 0.5)
+    monkeypatch.setattr("tidegate.server.sharing.JOIN_S", 0.5)
     return found
 
 
@@ -75,7 +77,8 @@ def test_captures_come_and_go_and_all_rows_arrive_once(
     second = start("b")
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
     delivers(first, bank)
-    assert fenced == [{first.capture.node.capture}], "its ranges went to another, before that one began"
+    both = {first.capture.node.capture, second.capture.node.capture}
+    assert fenced == [both], "all earlier writers are stopped before anybody begins"
     listed = first.call("GET", "/processors")["items"]
     assert {one["capture_id"] for one in listed} == {first.capture.id, second.capture.id}
     tables = [first.call("GET", f"/processors/one/{one.capture.id}")["table_ids"] for one in (first, second)]
@@ -154,6 +157,57 @@ def test_a_feed_that_pauses_is_let_go_of_everywhere_and_resumes(
     check_order(first.lines("one"))
     assert first.call("DELETE", "/changefeeds/one")["http"] == 200
     wait_for(lambda: not second.capture.spans.held, "nothing is held for a feed that is gone")
+
+
+def tidegate(*words: str) -> str:
+    done = CliRunner().invoke(command_line, list(words))
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_capture_is_drained_and_given_ranges_again(
+    start: Start, bank: BankWorkload, fenced: list[set[str]]
+) -> None:
+    first, second = start("a"), start("b")
+    assert first.create("one")["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    shown = tidegate("capture", "drain", second.capture.id, "--server", second.address)
+    assert "has nothing left" in shown
+    wait_for(lambda: list(shares(first)) == [first.address], "it is drained")
+    assert "(drained)" in tidegate("capture", "list", "--server", first.address)
+    delivers(first, bank)
+    assert "again" in tidegate("capture", "drain", second.capture.id, "--back", "--server", first.address)
+    wait_for(lambda: len(shares(first)) == 2, "both deliver again")
+    delivers(first, bank)
+    shown = tidegate("changefeed", "query", "-c", "one", "--server", first.address)
+    assert first.address in shown
+    assert second.address in shown
+    shown = tidegate("changefeed", "rebalance", "-c", "one", "--dry-run", "--server", first.address)
+    assert "nothing to move" in shown or "would move" in shown
+    # A process that starts again under the same name is not drained any more.
+    tidegate("capture", "drain", second.capture.id, "--server", first.address)
+    second.stop()
+    second = start("b")
+    wait_for(lambda: len(shares(first)) == 2, "the new process delivers")
+
+
+def test_a_capture_that_is_evicted_loses_its_ranges_and_joins_again(
+    start: Start, bank: BankWorkload, fenced: list[set[str]]
+) -> None:
+    first, second = start("a"), start("b")
+    assert first.create("one")["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    before = second.capture
+    tidegate("capture", "evict", before.id, "--server", second.address)
+    wait_for(lambda: second.capture is not before, "it has a new session")
+    wait_for(lambda: len(shares(first)) == 2, "it delivers again")
+    delivers(first, bank)
+    check_order(first.lines("one"))
+    refused = CliRunner().invoke(
+        command_line, ["capture", "evict", first.capture.id, "--server", first.address]
+    )
+    assert refused.exit_code != 0
+    assert "resign" in refused.output
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[1]", b'[{"a": 1}]', b"not JSON", b"[" * 100_000])

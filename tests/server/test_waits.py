@@ -112,6 +112,7 @@ def test_an_owner_reads_on_in_the_span_of_ddl_when_there_is_a_reason(why: str) -
 
     owner = Owner(100, Barrier(100), Span(b"", b""))
     if why == "a capture knows more":
+        owner.grant("a", 1, [GrantedRange(Span(b"", b""), (1, 1))])
         owner.hear_ddl("a", KnownDdl(100, 150, 0))
     feed: Any = SimpleNamespace(
         owner=owner,

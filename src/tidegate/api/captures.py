@@ -15,19 +15,47 @@ from tidegate.server.new_feed import Refused
 async def show_all(request: Request) -> Response:
     """GET /captures."""
     capture = capture_of(request)
-    there = [(capture.id, capture.options.address)]
+    there = [(capture.id, capture.node.capture, capture.options.address)]
     if (member := capture.membership) is not None:
-        there = [(one.id, one.address) for one in await asyncio.to_thread(member.captures)]
+        there = [(one.id, one.name, one.address) for one in await asyncio.to_thread(member.captures)]
+    burdens = capture.node.burdens()
     items = [
         {
             "id": found,
             "is_owner": found == capture.id,
             "address": address,
             "cluster_id": str(capture.cluster),
+            "tidegate": {
+                "name": name,
+                "changefeeds": burdens.get(name, 0),
+                "tables": capture.reactor.tables_of(name),
+                "drained": name in capture.node.drained,
+            },
         }
-        for found, address in there
+        for found, name, address in there
     ]
     return JSONResponse({"total": len(items), "items": items})
+
+
+async def drain(request: Request) -> Response:
+    """PUT /captures/ID/drain: give what it delivers to others. DELETE: it may be given ranges again."""
+    capture = capture_of(request)
+    name, again = capture.named(request.path_params["capture"]), request.method == "DELETE"
+    if capture.membership is None:
+        raise Refused(
+            "CDC:ErrCaptureNotExist",
+            "There is no other capture.",
+            why="the server runs without --etcd",
+            fix="docs/captures.md says how several captures share the work",
+        )
+    left = await capture.reactor.drain(name, again=again)
+    return JSONResponse({"current_table_count": left}, 202)
+
+
+async def evict(request: Request) -> Response:
+    """POST /captures/ID/evict: end its session, as if its lease had run out."""
+    await capture_of(request).evict(request.path_params["capture"])
+    return JSONResponse({}, 202)
 
 
 async def processors(request: Request) -> Response:

@@ -200,6 +200,32 @@ async def repartition(request: Request) -> Response:
     return JSONResponse(full(feed, request))
 
 
+async def rebalance(request: Request) -> Response:
+    """POST /changefeeds/ID/rebalance: divide its key space among the captures in the best way.
+
+    With `dry_run` it only says what would move.
+    """
+    body = await body_of(request)
+    dry_run = bool(body.get("dry_run", False))
+    plan = await capture_of(request).reactor.rebalance(_feed_id(request), dry_run=dry_run)
+    moves = [
+        {
+            "start": one.span.start.hex(),
+            "end": one.span.end.hex(),
+            "from": one.giver,
+            "to": one.taker,
+            "load": round(one.weight),
+        }
+        for one in plan.moves
+    ]
+    loads = {
+        name: {"before": round(plan.before.get(name, 0)), "after": round(plan.loads.get(name, 0))}
+        for name in sorted({*plan.before, *plan.loads})
+    }
+    unit = "bytes per second" if plan.in_bytes else "spans"
+    return JSONResponse({"dry_run": dry_run, "unit": unit, "captures": loads, "moves": moves})
+
+
 async def remove(request: Request) -> Response:
     """DELETE /changefeeds/ID."""
     await capture_of(request).reactor.remove(_feed_id(request))
@@ -362,7 +388,7 @@ def shares_json(feed: Feed) -> list[dict[str, Any]]:
             "address": there.get(name, ""),
             "start": span.start.hex(),
             "end": span.end.hex(),
-            "tables": len(feed.tables_in(span)),
+            "tables": len(feed.sharing.tables_in(span)),
             "running": running,
             "checkpoint_ts": checkpoint,
             "resolved_ts": resolved,

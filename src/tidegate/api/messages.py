@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tidegate.api.status import starting_capture_of
-from tidegate.errors import InvalidInput, Retryable
+from tidegate.errors import InvalidInput, Retryable, TidegateError
 from tidegate.server.courier import CLUSTER, SENDER
 
 MESSAGES_MAX: Final = 8192
@@ -36,11 +36,15 @@ async def take(request: Request) -> Response:
             why=f"it is {capture.cluster} here, and {request.headers.get(CLUSTER, '')[:32]} there",
         )
     sender = request.headers.get(SENDER, "")[:64]
+    unread = ""
     for message in _messages(await request.body()):
         try:
             capture.node.post.deliver(sender, json.dumps(message, separators=(",", ":")).encode())
-        except (ValueError, TypeError, RecursionError) as error:
-            raise InvalidInput("This is not a message of a capture.", why=str(error)[:200]) from error
+        except (ValueError, TypeError, RecursionError, TidegateError) as error:
+            unread = unread or str(error)[:200]  # the others are delivered all the same
+    if unread:
+        fix = "run the same version of Tidegate on all captures, or upgrade those that are left"
+        raise InvalidInput("This is not a message of a capture.", where=f"from {sender}", why=unread, fix=fix)
     return JSONResponse({})
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from tidegate.cli.client import DEFAULT_SERVER, JsonOption, ServerOption, call, columns, reported, show
+from tidegate.errors import Retryable
 
 app = typer.Typer(help="Watch captures.", no_args_is_help=True)
 
 WAITING_SHOWN = 10
+DRAIN_LOOK_S: Final = 0.5
+
+CaptureArgument = Annotated[str, typer.Argument(help="Its id, as `tidegate capture list` shows it.")]
 
 
 @app.callback()
@@ -24,9 +29,71 @@ def show_all(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False)
     """List the captures of a cluster."""
     with reported():
         found = call(server, "GET", "/captures")["items"]
-        rows = [("CAPTURE", "OWNER", "ADDRESS", "CLUSTER")]
-        rows += [(c["id"], "yes" if c["is_owner"] else "", c["address"], c["cluster_id"]) for c in found]
+        rows = [("CAPTURE", "OWNER", "ADDRESS", "CHANGEFEEDS", "TABLES", "CLUSTER")]
+        rows += [_line(one) for one in found]
         show(found, columns(rows), as_json)
+
+
+def _line(one: dict[str, Any]) -> tuple[str, str, str, str, str, str]:
+    own = one.get("tidegate")  # TiCDC's servers do not say
+    feeds, tables = (str(own["changefeeds"]), str(own["tables"])) if own else ("", "")
+    state = "yes" if one["is_owner"] else ""
+    if own and own["drained"]:
+        tables += " (drained)"
+    return one["id"], state, one["address"], feeds, tables, one["cluster_id"]
+
+
+@app.command()
+def drain(
+    capture: CaptureArgument,
+    back: Annotated[bool, typer.Option("--back", help="Let it be given ranges again.")] = False,
+    wait: Annotated[
+        int, typer.Option(min=0, help="Seconds to wait until it has nothing; 0: do not wait.")
+    ] = 600,
+    server: ServerOption = DEFAULT_SERVER,
+) -> None:
+    """Give what a capture delivers to the others, before you stop it.
+
+    It is given nothing until its process starts again, or you say --back.
+    """
+    with reported():
+        path = f"/captures/{capture}/drain"
+        if back:
+            call(server, "DELETE", path)
+            print(f"capture {capture} may be given ranges again")
+            return
+        deadline, left, shown = time.monotonic() + wait, 1, -1
+        while left:
+            left = call(server, "PUT", path)["current_table_count"]
+            if left != shown:
+                print(
+                    f"capture {capture}: {left} tables left"
+                    if left
+                    else f"capture {capture} has nothing left"
+                )
+                shown = left
+            if left and time.monotonic() >= deadline:
+                if wait:
+                    raise Retryable(
+                        "The capture still delivers tables.",
+                        where=f"capture {capture}",
+                        why=f"{left} tables after {wait} s; is there another capture that could take them?",
+                        fix="`tidegate capture list` shows the captures; ask again to go on waiting",
+                    )
+                return
+            if left:
+                time.sleep(DRAIN_LOOK_S)
+
+
+@app.command()
+def evict(capture: CaptureArgument, server: ServerOption = DEFAULT_SERVER) -> None:
+    """End the session of a capture that hangs: the others take what it delivers.
+
+    It need not answer. If its process still runs it stops what it does, and joins again.
+    """
+    with reported():
+        call(server, "POST", f"/captures/{capture}/evict")
+        print(f"evicted capture {capture}")
 
 
 @app.command()

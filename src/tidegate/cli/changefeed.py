@@ -261,6 +261,36 @@ def repartition(
 
 
 @app.command()
+def rebalance(
+    changefeed_id: IdOption,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
+    server: ServerOption = DEFAULT_SERVER,
+    namespace: NamespaceOption = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """Divide a changefeed's tables evenly among the captures, by the changes that come for them.
+
+    Captures do it by themselves when one comes or goes, or when loads are very uneven. It stops the
+    checkpoint for about a second.
+    """
+    with reported():
+        path, query = f"/changefeeds/{changefeed_id}/rebalance", {"namespace": namespace}
+        found = call(server, "POST", path, {"dry_run": dry_run}, query)
+        show(found, _rebalanced(found), as_json)
+
+
+def _rebalanced(found: dict[str, Any]) -> str:
+    if not found["moves"]:
+        return "nothing to move: it could not be divided better"
+    rows = [("CAPTURE", "LOAD NOW", "LOAD AFTER")]
+    rows += [(name, f"{one['before']:,}", f"{one['after']:,}") for name, one in found["captures"].items()]
+    load = sum(one["load"] for one in found["moves"])
+    verb = "would move" if found["dry_run"] else "are moving"
+    moves = f"{len(found['moves'])} ranges {verb}, with {load:,} of the load"
+    return f"{columns(rows)}\n\nload in {found['unit']}; {moves}"
+
+
+@app.command()
 def remove(
     changefeed_id: IdOption, server: ServerOption = DEFAULT_SERVER, namespace: NamespaceOption = "default"
 ) -> None:
@@ -291,6 +321,13 @@ def _cause(feed: dict[str, Any]) -> str:
     return str(error["message"]).splitlines()[0] if error else ""
 
 
+def _share(one: dict[str, Any]) -> str:
+    """One range that a capture delivers."""
+    state = "" if one["running"] else ", starting"
+    where = one["address"] or one["capture"]
+    return f"{where}: {one['tables']} tables, checkpoint {one['checkpoint_ts']}{state}"
+
+
 def _described(feed: dict[str, Any]) -> str:
     own = feed["tidegate"]
     rows = {
@@ -305,6 +342,8 @@ def _described(feed: dict[str, Any]) -> str:
         "spans": len(own["spans"]),
         "waiting for": own["waiting_for"] or "-",
     }
+    if len(shared := own.get("captures", [])) > 1:
+        rows["captures"] = "\n             ".join(map(_share, shared))
     if own.get("partitions"):
         wanted = f", to be {own['repartition']}" if own["repartition"] else ""
         rows["partitions"] = f"{own['partitions']}{wanted}"

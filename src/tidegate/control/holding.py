@@ -9,7 +9,7 @@ Captures and pieces are numbers here; `share.py` knows their names and keys.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Final
 
@@ -40,9 +40,15 @@ class Holding:
         firsts = [0, *(np.flatnonzero(np.diff(holders)) + 1).tolist()]
         return cls(weights, captures, firsts, holders[firsts].tolist())
 
-    def copy(self) -> Holding:
-        """Another with the same holders, to be changed by itself."""
-        return Holding(self.weights, self.captures, self.firsts[:], self.holders[:])
+    def by_first_piece(self) -> list[int]:
+        """All captures: those that have pieces by their first, then the others by number."""
+        having = dict.fromkeys(holder for holder in self.holders if holder != NOBODY)
+        return [*having, *(one for one in range(self.captures) if one not in having)]
+
+    def renumbered(self, numbers: Mapping[int, int]) -> Holding:
+        """A copy in which each capture has its number of these."""
+        holders = [numbers.get(holder, NOBODY) for holder in self.holders]
+        return Holding(self.weights, self.captures, self.firsts[:], holders)
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
         """(first piece, end, holder) in order."""

@@ -12,7 +12,7 @@ the greatest counts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -142,6 +142,8 @@ class Sync:
     it. MAX: nothing is known of it, or it is the owner's own capture."""
     ready: bool = True
     """Whether its application runs, so that a range that it is given is delivered at once."""
+    loads: Mapping[str, int] = field(default_factory=dict)
+    """By span, its changes in bytes per second; those with most, at most `LOADS_MAX`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,8 @@ class Owner:
         """By capture, what it knows of DDL, if we do not know as much yet."""
         self._others: dict[str, KnownDdl] = {}
         """By capture, what it knows that is not what we know."""
+        self._agreed: dict[str, int] = {}
+        """By capture, the ts after which it was found to know what we know."""
         self._interval = resolved_interval_s
         self.quiet_interval_s = quiet_interval_s
         """Between two Resolved while no rows come; may be changed at any time. If it is less than
@@ -149,6 +151,7 @@ class Owner:
         held = {one.capture for one in self._ranges.values()}
         self._said = {name: said for name, said in self._said.items() if name in held}
         self._others = {name: said for name, said in self._others.items() if name in held}
+        self._agreed = {name: ts for name, ts in self._agreed.items() if name in held}
         self._open = self._busy = False
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
@@ -161,7 +164,12 @@ class Owner:
 
     def hear_ddl(self, capture: str, said: KnownDdl) -> None:
         """What a capture knows of DDL: compared as soon as we know as much. Call it before `report`."""
+        held = {one.capture for one in self._ranges.values()}
+        if capture not in held:
+            return  # it prepares: nothing that it reports counts
         if self._log.has_forgotten(said):
+            if self._said.get(capture) == said:
+                del self._said[capture]
             return
         if self._log.is_behind(said):
             self._said.setdefault(capture, said)  # the first, since that is the next to be compared
@@ -170,7 +178,9 @@ class Owner:
             del self._said[capture]
         if self._log.agrees(said):
             self._others.pop(capture, None)
-            self._log.forget(said.after)
+            # Others may still speak of what came before: forget no more than the last of them has passed.
+            self._agreed[capture] = max(said.after, self._agreed.get(capture, 0))
+            self._log.forget(min(self._agreed.get(name, 0) for name in held))
         else:
             self._others[capture] = said
 

@@ -87,6 +87,8 @@ class Processor:
         """What the next Sync says of upstream's history (`Sync.needs`)."""
         self.ready = True
         """And of its application."""
+        self.loads: Mapping[str, int] = {}
+        """And of the load of its spans."""
         self._spans: dict[str, _Progress] | None = None
         self._open_for: tuple[str, int] | None = None
         """Instance and incarnation of the Dispatch for which that holds."""
@@ -154,6 +156,20 @@ class Processor:
     def is_open(self) -> bool:
         """Whether the spans there are at the checkpoint are known."""
         return self._spans is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an incarnation delivers."""
+        return self._running > 0
+
+    def sync_soon(self) -> None:
+        """Say everything at the next tick."""
+        self._sync_at = float("-inf")
+
+    def raise_to(self, checkpoint: int) -> None:
+        """All that is wanted is durable up to the stored checkpoint, whoever has delivered it."""
+        for progress in (self._spans or {}).values():
+            progress.checkpoint = max(checkpoint, progress.checkpoint)
 
     def confirm(self) -> None:
         """What is open is what the Dispatch that holds now needs: what is known of it may be told."""
@@ -440,6 +456,7 @@ class Processor:
             self._ddl,
             self.needs,
             self.ready,
+            self.loads,
         )
 
     def _states(self) -> list[RangeStatus]:

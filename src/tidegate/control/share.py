@@ -17,7 +17,8 @@ Promises:
    several ranges if one is not enough;
  - nothing moves but ranges without a capture, while the others are within these bounds and no capture is
    idle that could get work;
- - with the result as `before`, and all else equal, the result is the same: there is a fixpoint;
+ - with the result as `before`, and all else equal but the order of captures, the result is the same: it is a
+   fixpoint;
  - equal arguments give equal results.
 
 The least possible move is a bin-packing problem, which is hard. `_divide` therefore makes two divisions. One
@@ -32,6 +33,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice, pairwise
+from operator import le
 from typing import Final
 
 import numpy as np
@@ -41,7 +43,7 @@ from tidegate.control.partition import Part, Weights, even_cuts, optimum
 from tidegate.model.span import Span
 
 RANGES_PER_CAPTURE: Final = 8
-"""Ranges that moves may leave for each capture on average. If there would be more, `wanted` is cut afresh."""
+"""Ranges that moves may leave for each capture on average. Beyond it, all is divided from scratch."""
 RANGE_WORTH: Final = 0.05
 """A move that adds a range to somebody is made only if it saves more than this share of the bound."""
 
@@ -176,7 +178,7 @@ def _inside(wanted: Span, pieces: Sequence[Piece]) -> tuple[list[bytes], Weights
     """The pieces with keys in `wanted`: the first such key of each, and the weights."""
     starts = [piece.span.start for piece in pieces]
     ends = [piece.span.end for piece in pieces]
-    in_order = all(end and end <= start for end, start in zip(ends, starts[1:], strict=False))
+    in_order = b"" not in ends[:-1] and all(map(le, ends, starts[1:]))
     assert in_order, "pieces are in key order and do not overlap"
     first, end = _within(starts, wanted)
     if first and (ends[first - 1] == b"" or ends[first - 1] > wanted.start):
@@ -256,10 +258,12 @@ class _Goal:
 
 
 def _divide(now: Holding, tolerance: float) -> Holding:
-    """The division that moves less, of one with few moves and a fresh one. One within `low` is preferred.
+    """The division that moves less, of one with few moves and a fresh one.
 
-    An attempt to come within `low` may fail although it is possible. To return a fixpoint, the last thing
-    done with each division is such an attempt: in the next call it fails in the same way, and nothing moves.
+    If a load is above `high` now, a division within `low` is preferred: then much moves once, instead of more
+    later. An attempt to come within `low` may fail although it is possible. To return a fixpoint, the last
+    thing done with each division is such an attempt: in the next call it fails in the same way, and nothing
+    moves.
     """
     goal = _Goal.of(now.weights, now.captures, tolerance)
     kept = _moved_below(now, goal.low, goal.idle) or _moved_below(now, goal.high, goal.idle)
@@ -267,20 +271,26 @@ def _divide(now: Holding, tolerance: float) -> Holding:
     if kept is None or not kept.is_same(now):
         divisions.insert(0, _assigned(_fresh(now.weights, now.captures, goal), now))
     tried = [_moved_below(one, goal.low, goal.idle) or one for one in divisions]
-    return max(tried, key=lambda one: (max(one.loads) <= goal.low, one.kept_from(now)))
+    above = max(now.loads) > goal.high
+    return max(tried, key=lambda one: (above and max(one.loads) <= goal.low, one.kept_from(now)))
 
 
 def _moved_below(now: Holding, bound: int, idle: int) -> Holding | None:
-    """A division without a load above the bound that moves little, or None if none is found."""
+    """A division with no load above the bound that moves little, or None if none is found.
+
+    Captures are numbered by their pieces meanwhile. So whether one is found does not depend on the order in
+    which the caller lists them, which may change from call to call.
+    """
     if all(holder == NOBODY for holder in now.holders):
         return None  # there is nothing to keep
-    moves = _Moves(now.copy(), bound, idle)
-    moves.settle_orphans()
-    if not moves.relieve():
+    order = now.by_first_piece()
+    moves = _Moves(now.renumbered({old: new for new, old in enumerate(order)}), bound, idle)
+    moves.assign_unheld()
+    if not moves.shed():
         return None
-    moves.employ()
+    moves.assign_to_idle()
     few = len(moves.holding.firsts) <= RANGES_PER_CAPTURE * now.captures
-    return moves.holding if few else None
+    return moves.holding.renumbered(dict(enumerate(order))) if few else None
 
 
 def _fresh(weights: Weights, captures: int, goal: _Goal) -> Holding:
@@ -291,7 +301,7 @@ def _fresh(weights: Weights, captures: int, goal: _Goal) -> Holding:
     """
     cuts = even_cuts(weights, min(captures, len(weights)), goal.optimum)
     ranges = _Moves(Holding(weights, captures, cuts, list(range(len(cuts)))), goal.optimum, goal.idle)
-    ranges.employ()
+    ranges.assign_to_idle()
     if goal.optimum <= goal.low:
         return ranges.holding
     return (
@@ -344,9 +354,9 @@ def _assigned(fresh: Holding, now: Holding) -> Holding:
 
 
 class _Moves:
-    """Moves on a holding that bring loads below a bound, each as light as we find one.
+    """Moves on a holding that bring each load below a bound.
 
-    Call `settle_orphans`, `relieve` and `employ` in this order. Equals are decided by number, so that the
+    Call `assign_unheld`, `shed` and `assign_to_idle` in this order. Equals are decided by number, so that the
     moves follow from the holding alone.
     """
 
@@ -354,16 +364,16 @@ class _Moves:
         """`bound`: no load is to exceed it. `idle`: a capture with less is idle."""
         self.holding, self._bound, self._idle = holding, bound, idle
 
-    def settle_orphans(self) -> None:
+    def assign_unheld(self) -> None:
         """Give away what nobody has, the heaviest run first. A load may exceed the bound afterwards."""
         holding, weight = self.holding, self.holding.weights.of_part
         for first, end in sorted(holding.runs_of(NOBODY), key=lambda run: (-weight(*run), run)):
             while first < end:
-                part = first, self._orphan_end(first, end)
-                holding.give(part, self._taker(part, NOBODY))
+                part = first, self._unheld_end(first, end)
+                holding.give(part, self._taker(part))
                 first = part[1]
 
-    def _orphan_end(self, first: int, end: int) -> int:
+    def _unheld_end(self, first: int, end: int) -> int:
         """Up to where one capture takes what nobody has: all, or one of as few equal parts as will do."""
         sums = self.holding.weights.sums
         weight = sums[end] - sums[first]
@@ -384,23 +394,22 @@ class _Moves:
         idle = bisect_left(loads, self._idle)
         return max(found, min(idle, weight // self._idle))
 
-    def _taker(self, part: Part, giver: int) -> int:
+    def _taker(self, part: Part) -> int:
         """Who is to take a part: an idle capture if it is enough for that, otherwise a neighbour with room,
         otherwise the capture with the least load.
         """
-        loads, weight = self.holding.loads, self.holding.weights.of_part(*part)
-        least = min((one for one in range(len(loads)) if one != giver), key=lambda one: (loads[one], one))
-        if loads[least] < self._idle <= weight:
-            return least
-        return min(self._near(part, giver), key=lambda one: (loads[one], one), default=least)
+        loads = self.holding.loads
+        least = min(loads)
+        if least < self._idle <= self.holding.weights.of_part(*part):
+            return loads.index(least)
+        return min(self._near(part), key=lambda one: (loads[one], one), default=loads.index(least))
 
-    def _near(self, part: Part, giver: int) -> list[int]:
-        """The neighbours of a part that have room for it."""
+    def _near(self, part: Part) -> list[int]:
+        """The neighbours of a part that have room for it. A capture with too much is none of them."""
         room = self._bound - self.holding.weights.of_part(*part)
-        near = self.holding.neighbours(part)
-        return [one for one in near if one != giver and self.holding.loads[one] <= room]
+        return [one for one in self.holding.neighbours(part) if self.holding.loads[one] <= room]
 
-    def relieve(self) -> bool:
+    def shed(self) -> bool:
         """Take from each capture what exceeds the bound, and little more. False: it does not fit anywhere."""
         loads = self.holding.loads
         for giver in sorted(range(len(loads)), key=lambda one: (-loads[one], one)):
@@ -408,7 +417,7 @@ class _Moves:
                 part = self._surplus(giver)
                 if part is None:
                     return False
-                self.holding.give(part, self._taker(part, giver))
+                self.holding.give(part, self._taker(part))
         return True
 
     def _surplus(self, giver: int) -> Part | None:
@@ -439,11 +448,11 @@ class _Moves:
 
         ends = fitting([part for run in runs for part in weights.ends_of_at_least(*run, least)])
         if ends and weights.of_part(*ends[0]) <= least + slack:
-            inside = []  # it could save less than it costs
+            inside = []  # it could not save more than RANGE_WORTH
         else:
             found = [weights.lightest_inside(*run, least) for run in runs]
             inside = fitting([part for part in found if part is not None])
-        candidates = [*(part for part in ends if self._near(part, giver)), *ends, *inside]
+        candidates = [*(part for part in ends if self._near(part)), *ends, *inside]
         lightest = min((weights.of_part(*part) for part in candidates), default=0)
         return next((part for part in candidates if weights.of_part(*part) <= lightest + slack), None)
 
@@ -455,7 +464,7 @@ class _Moves:
         best = max(ends, key=lambda part: (weights.of_part(*part), -part[0]), default=None)
         return best if best is not None and weights.of_part(*best) > 0 else None
 
-    def employ(self) -> None:
+    def assign_to_idle(self) -> None:
         """Give idle captures up to half of what the busiest have, while that is enough for them.
 
         A part is heavier than all that the idle capture had before, and the giver keeps as much. So the

@@ -61,6 +61,11 @@ class Election:
         return Candidate(least.value.decode(), least.key.decode(), int(least.create_revision))
 
 
+def drained_prefix(cluster: int) -> str:
+    """Of the keys of captures that are to be given nothing."""
+    return f"{ROOT}/{cluster}/{META}/drained/"
+
+
 def put_leased(client: EtcdClient, key: str, value: bytes, lease: int) -> None:
     """Create a key that goes with the lease; one that is there stays as it is. Raises Retryable."""
     absent = pb.Compare(target=pb.Compare.CREATE, key=key.encode(), create_revision=0)

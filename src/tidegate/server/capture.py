@@ -76,6 +76,7 @@ from tidegate.server.membership import (
     capture_name,
 )
 from tidegate.server.metadata_sqlite import SqliteMetadata
+from tidegate.server.new_feed import Refused as RequestRefused
 from tidegate.server.node import Captured, Node
 from tidegate.server.owner_sink import OpenSink, open_owner
 from tidegate.server.processes import described
@@ -255,6 +256,7 @@ class Capture:
             crew.start()
         else:
             name = member.me.name
+            self.node.ids = lambda: self.ids
             self.node.others = lambda: {one.name: one.address for one in self._captures if one.name != name}
             crew.start(Courier(name, self.cluster, lambda to: self.node.others().get(to, ""), options.token))
             crew.stand_by()
@@ -310,6 +312,7 @@ class Capture:
         what = f"{where}: the capture's last session to end"
         self._epoch = await self._until(member.register, what)
         seeing = asyncio.create_task(self._watch_captures(member), name="captures")
+        seeing.add_done_callback(self._on_watch_end)
         stack.callback(seeing.cancel)
         event(
             LOG,
@@ -356,13 +359,25 @@ class Capture:
             await asyncio.sleep(CHECK_S)
         self._on_lost(member.lost())
 
+    def _on_watch_end(self, watch: asyncio.Task[None]) -> None:
+        """A defect must end the session: without it nobody would notice captures that come and go."""
+        if not watch.cancelled() and (error := watch.exception()) is not None:
+            why = f"{type(error).__name__}: {error}"
+            self._on_lost(
+                Fatal("The capture does not see the others any more.", why=why, fix="start it again")
+            )
+
     async def _watch_captures(self, member: Membership) -> None:
         """Know which captures there are."""
+        failed = False
         while True:
             try:
                 self._captures = tuple(await asyncio.to_thread(member.captures))
+                failed = False
             except TidegateError as error:  # those known before may still be there
-                event(LOG, logging.WARNING, "captures not read", error=str(error))
+                if not failed:
+                    event(LOG, logging.WARNING, "captures not read", error=str(error))
+                failed = True
             await asyncio.sleep(CAPTURES_S)
 
     async def _until_elected(self, member: Membership) -> None:
@@ -429,6 +444,29 @@ class Capture:
             self._on_lost(Resigned("The capture was asked to resign.", where=self.options.address))
             return
         await self.reactor.resign(lambda: take_ownership(self.node.metadata, self.cluster, self.id))
+
+    def named(self, capture: str) -> str:
+        """A capture's name in grants, by its id or its name. Raises Refused."""
+        for name, found in self.ids.items():
+            if capture in (name, found):
+                return name
+        raise RequestRefused(
+            "CDC:ErrCaptureNotExist",
+            f"[CDC:ErrCaptureNotExist]capture not exists, {capture[:64]}",
+            fix="`tidegate capture list` shows those there are",
+        )
+
+    async def evict(self, capture: str) -> None:
+        """End the session of another capture that can be reached no other way. Raises Refused."""
+        name, member = self.named(capture), self.membership
+        if member is None or name == self.node.capture:
+            raise RequestRefused(
+                "CDC:ErrCaptureNotExist",
+                "The owner cannot evict itself.",
+                fix="`tidegate capture resign` lets another become the owner",
+            )
+        await asyncio.to_thread(member.evict, name)
+        event(LOG, logging.WARNING, "capture evicted", capture=name)
 
     # --- the puller ----------------------------------------------------------------------------------
 

@@ -84,10 +84,10 @@ class Courier:
         """Why it failed, empty if it did not; and whether the same batch is to be sent again."""
         address = self._address_of(capture)
         if not address:
-            return "it is not among the captures", True
+            return "it is not among the captures", False  # they are said again if it comes back
         try:
             answer = await client.post(f"http://{address}{PATH}", content=b"[" + b",".join(batch) + b"]")
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             return f"{type(error).__name__}: {error}", True
         # What it cannot read it could not read later either, and what comes next would wait behind it.
         refused = 400 <= answer.status_code < 500 and answer.status_code not in (401, 403, 429)

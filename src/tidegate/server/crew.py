@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Final
 
 from tidegate.config import TABLE_MODE
-from tidegate.control.metadata import FeedId
+from tidegate.control.changefeed import State
+from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError
 from tidegate.eventstore import outlook
 from tidegate.log import event
@@ -26,8 +29,15 @@ from tidegate.server.processor import FeedProcessor
 LOG: Final = logging.getLogger(__name__)
 
 HOUSEKEEPING_S: Final = 1.0
-SWEEP_S: Final = 30.0
-"""How often files of spans that nobody follows are looked for."""
+RUNS: Final = (State.NORMAL, State.WARNING, State.PENDING)
+SWEEP_S: Final = 600.0
+"""How often files of spans that nobody here follows are looked for; not at once: a capture that
+has lost its session may deliver the same tables again in a moment.
+"""
+RETIRE_S: Final = 10.0
+"""How often is looked for processors to which nobody speaks any more."""
+SILENT_S: Final = 60.0
+"""An owner that runs a changefeed speaks to its processors every few seconds."""
 
 
 class Crew:
@@ -39,7 +49,8 @@ class Crew:
         self._courier: Courier | None = None
         self._pulse: asyncio.Task[None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
-        self._swept_at = float("-inf")
+        self._swept_at = node.clock.monotonic() if node.clock is not None else 0.0
+        self._retiring: asyncio.Task[None] | None = None
         node.post = Post(self.begin, node.capture, self._send)
 
     def start(self, courier: Courier | None = None) -> None:
@@ -47,6 +58,8 @@ class Crew:
         self._courier = courier
         self._pulse = asyncio.create_task(self.node.pulse.run(), name="pulse")
         self._pulse.add_done_callback(self.node.ended)
+        self._retiring = asyncio.create_task(self._retire(), name="processors without an owner")
+        self._retiring.add_done_callback(self.node.ended)
 
     def stand_by(self) -> None:
         """Keep house alone, until `take_over`."""
@@ -61,7 +74,7 @@ class Crew:
 
     async def stop(self) -> None:
         """End the processors and what they started; what is stored stays."""
-        tasks = [task for task in (self._pulse, self._housekeeping) if task is not None]
+        tasks = [task for task in (self._pulse, self._housekeeping, self._retiring) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -88,13 +101,39 @@ class Crew:
         if (processor := self.processors.pop(feed, None)) is not None:
             await processor.stop()
 
+    async def _retire(self) -> None:
+        """End processors whose changefeed does not run any more, if its owner could not tell them so."""
+        while True:
+            await asyncio.sleep(RETIRE_S)
+            now = self.node.clock.monotonic()
+            for feed, processor in list(self.processors.items()):
+                if now - processor.heard_at < SILENT_S or str(feed) in self.node.post.owners:
+                    continue
+                try:
+                    stored = await self.node.read(feed_key(self.node.cluster, feed, "info"))
+                except TidegateError as error:
+                    event(LOG, logging.WARNING, "changefeed not read", changefeed=str(feed), error=str(error))
+                    continue
+                info = FeedInfo.from_bytes(stored) if stored is not None else None
+                if info is not None and State(info.state) in RUNS and info.instance == processor.instance:
+                    continue  # its owner may be about to speak
+                event(LOG, logging.INFO, "processor ends: nobody speaks to it", changefeed=str(feed))
+                await self.end(feed)
+                if info is None:
+                    await asyncio.to_thread(shutil.rmtree, self.node.paths.feed(feed), True)
+
     def captured(self, modes: Iterable[str] = ()) -> list[Captured]:
         """The tables' event store, and those of other kv modes that changefeeds have."""
         return [self.node.captured(mode) for mode in sorted({TABLE_MODE, *modes})]
 
-    def let_go(self, stores: Iterable[Captured]) -> None:
-        """Let segments go that no processor needs."""
+    def let_go(
+        self, stores: Iterable[Captured], done: Mapping[FeedId, tuple[int, int]] = MappingProxyType({})
+    ) -> None:
+        """Let segments go that no processor needs. `done`: how far this capture is, as owner of changefeeds
+        that it delivers nothing of, with rows and with DDL.
+        """
         limits = {name: one.drop_below or (0, 0) for name, one in self.processors.items()}
+        limits |= done
         for captured in stores:
             captured.spans.drop_below(limits)
 

@@ -17,12 +17,12 @@ import contextlib
 import dataclasses
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final, assert_never
 
 from tidegate import __version__, metrics
-from tidegate.control.barrier import Barrier, DdlBatch, SpanTask
+from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.changefeed import Life, State
 from tidegate.control.ddl_log import KnownDdl
 from tidegate.control.gc import History
@@ -53,7 +53,6 @@ from tidegate.control.metadata import (
     feed_key,
 )
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
-from tidegate.control.share import Piece, Shares, share
 from tidegate.disk import DiskFull
 from tidegate.errors import Retryable, TidegateError
 from tidegate.filter.tables import why_ineligible
@@ -75,17 +74,13 @@ from tidegate.server.owner_sink import OpenedSink, SinkThread, fence_writers, op
 from tidegate.server.peers import (
     ANNOUNCE_S,
     COUNTED,
-    JOIN_S,
     LAST,
-    SILENT_S,
-    WARM_MAX_S,
-    WARM_S,
     Peer,
     Peers,
 )
 from tidegate.server.post import Box
 from tidegate.server.schema_tracker import SchemaTracker
-from tidegate.server.stripes import ids_of
+from tidegate.server.sharing import Sharing
 from tidegate.server.totals import Totals
 from tidegate.sink.base import Form
 
@@ -143,15 +138,6 @@ class Feed(FeedLife):
         """Of this incarnation: whether it has nothing more to do, at the target or by another layout."""
         self._reshare = ""
         """Why this incarnation is to end so that the key space is shared in another way; empty: it is not."""
-        self._tasks: dict[str, SpanTask] = {}
-        """What is delivered at the checkpoint: the places at which the key space may be cut."""
-        self._looked_around_at = float("-inf")
-        self._warming_since = float("inf")
-        """Since when takers prepare for other shares."""
-        self._tasks_changed = 0
-        """How often they have."""
-        self._best_for: object = None
-        """For what the shares were found to be as good as any: they are not compared again and again."""
         self._wake = asyncio.Event()
         self._floors_moved = True
         """Whether more of the DDL span may have come than when it was looked at last."""
@@ -168,6 +154,9 @@ class Feed(FeedLife):
         """Of the last incarnation: those by which it chose what to send."""
         self._status_turn = asyncio.Lock()
         self.peers = Peers()
+        self.sharing = Sharing(
+            node, self.wanted, self.peers, self._reachable, stays=not self.config.has_tables
+        )
         self._met = asyncio.Event()
         """Set when a processor has answered the owner that this is."""
         self._box = Box(self._on_mail)
@@ -328,7 +317,7 @@ class Feed(FeedLife):
         interval = self.config.tidegate.resolved_interval
         self._topics = ddl.tracker.topics
         self._ddl = ddl
-        self._tasks = {task.id: task for task in ddl.initial}
+        self.sharing.begin(ddl.initial)
         self.owner = Owner(
             self.persisted,
             barrier,
@@ -364,11 +353,11 @@ class Feed(FeedLife):
         self._sink_thread = thread = SinkThread(self.id)
         self.waiting_for = "sink"
         async with self._watched_start():
+            await self._fence_all(plan, grants, thread)
             self._sink = await open_sink(plan, grant, node.open_sink, thread, self._topics, first)
         if await self._adopt_settings(self._sink.delivered_to):
             await self._start_incarnation()
             return
-        await self._fence_givers(plan, grants, thread)
         self.owner.sink_open(self._sink.resolved_journal, self._sink.ddl_journal)
         await self._take_up_repartition(self.owner, self._sink.partitions)
         self.waiting_for = PIPELINE_STARTS
@@ -383,7 +372,7 @@ class Feed(FeedLife):
         node = self.node
         stored = await node.grants(self.id) if node.shared else {}
         before = {name: [one.id for one in grant.ranges] for name, grant in stored.items()}
-        shares = self._shares(self._able(joined_s=0.0), before)
+        shares = self.sharing.divide(before, shared=self.may_be_shared and not self.loading)
         token = self._grant.token if self._grant and not node.shared else node.token()
         plan = self.plan
         slots = {name: plan.slots(self.peers[name].cores) for name in shares}
@@ -403,20 +392,9 @@ class Feed(FeedLife):
         for name, grant in grants.items():
             self.peers[name].grant = grant
             owner.grant(name, grant.incarnation, grant.ranges)
-        self._warming_since = float("inf")
         if len(grants) > 1 or node.capture not in grants:
             event(LOG, logging.INFO, "key space shared", changefeed=str(self.id), among=sorted(grants))
         return grants
-
-    def _shares(self, captures: Sequence[str], before: Mapping[str, Sequence[Span]]) -> Shares:
-        """Who is to have what of the key space."""
-        if len(captures) == 1:
-            return {captures[0]: (self.wanted,)}
-        pieces = [
-            Piece(task.span, 1.0) for task in sorted(self._tasks.values(), key=lambda one: one.span.start)
-        ]
-        at_most = 0 if self.may_be_shared and not self.loading else 1
-        return share(self.wanted, pieces, captures, before, at_most=at_most)
 
     @property
     def may_be_shared(self) -> bool:
@@ -424,95 +402,47 @@ class Feed(FeedLife):
         sink = self.plan.sink.describe()
         return bool(self.node.shared) and sink.form is Form.MESSAGES and sink.at_once(MAX) == MAX
 
-    def _able(self, *, joined_s: float = JOIN_S) -> list[str]:
-        """The captures that may be given ranges, those with the fewest changefeeds first.
-
-        `joined_s`: how long the processor of one without ranges must have answered.
-        """
-        now, rev, burdens = self.node.clock.monotonic(), self.node.owner_rev, self.node.burdens()
-        found = [
-            peer.capture
-            for peer in self._reachable()
-            if peer.answers(rev, now) and (peer.runs or now - peer.met_at >= joined_s)
-        ]
-        here = self.node.capture
-        if here not in found and not found:
-            found.append(here)
-        return sorted(found, key=lambda name: (burdens.get(name, 0), name != here, name))
-
     def _look_around(self) -> None:
-        """Notice captures that come and go: then the key space is shared in another way."""
+        """Notice captures that come and go, and loads that differ: then the key space is divided anew."""
         node, now = self.node, self.node.clock.monotonic()
-        if not node.shared or now - self._looked_around_at < CAPTURES_S:
+        if not node.shared or not self.sharing.is_due(now):
             return
-        self._looked_around_at = now
         self._announce(now)
-        there = node.others()
-        for peer in self.peers.running:
-            if peer.capture == node.capture:
-                continue
-            if peer.capture not in there:
-                self._reshare = f"capture {peer.capture} is gone"
-            elif not peer.answers(node.owner_rev, now):
-                self._reshare = f"capture {peer.capture} has been silent for {SILENT_S:.0f} s"
-        self.peers.forget(
-            p.capture for p in self.peers if p.rests and p.capture not in {node.capture, *there}
-        )
+        away = [peer for peer in self.peers if not peer.runs and peer not in self._reachable()]
+        for peer in away:  # a session that has ended, with all that it prepared
+            peer.asked, peer.coming, peer.needs = None, (), MAX
+        gone = [peer.capture for peer in away]
+        self.peers.forget(gone)
+        self.sharing.forget(gone)
+        self._reshare = self.sharing.lost(now)
         if not self._reshare and self.waiting_for != PIPELINE_STARTS:
-            self._look_for_better_shares(now)
-        if self._reshare:
-            event(LOG, logging.INFO, "key space is shared anew", changefeed=str(self.id), why=self._reshare)
-
-    def _look_for_better_shares(self, now: float) -> None:
-        """Have takers prepare for other shares; once they are warm, the incarnation ends for these."""
-        able, running = self._able(), self.peers.running
-        known = (
-            tuple(sorted(able)),
-            self._tasks_changed,
-            self.loading,
-            tuple(peer.capture for peer in running),
-        )
-        if known == self._best_for:
-            return
-        before = {peer.capture: [one.id for one in peer.grant.ranges] for peer in running if peer.grant}
-        after = self._shares(able, before)
-        if {name: tuple(spans) for name, spans in before.items()} == {
-            n: tuple(s) for n, s in after.items() if s
-        }:
-            self._warming_since, self._best_for = float("inf"), known
-            return
-        takers = [self.peers[name] for name in after if not self.peers[name].runs]
-        for peer in takers:
-            if peer.coming != tuple(after[peer.capture]):
-                peer.coming = tuple(after[peer.capture])
-                peer.received = 0
+            shared = self.may_be_shared and not self.loading
+            self._reshare, prepare = self.sharing.better(now, self.resolved_ts, shared=shared)
+            for peer in prepare if not self._reshare else ():
                 self._dispatch(peer, Wish.PREPARE)
-        self._warming_since = min(now, self._warming_since)
-        warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
-        if all(peer.ready and peer.received >= min(warm_ts, self.resolved_ts) for peer in takers):
-            self._reshare = f"other shares are better: {', '.join(sorted(after))}"
-        elif now - self._warming_since > WARM_MAX_S:
-            self._reshare = (
-                f"other shares are better, although a taker is not ready: {', '.join(sorted(after))}"
-            )
+            for peer in self.sharing.not_wanted() if not self._reshare else ():
+                self._dispatch(peer, Wish.REST)
+        if self._reshare:
+            event(LOG, logging.INFO, "key space is divided anew", changefeed=str(self.id), why=self._reshare)
 
-    async def _fence_givers(self, plan: FeedPlan, grants: dict[str, Grant], thread: SinkThread) -> None:
-        """Stop all earlier writers of ranges that have changed hands, before anybody begins.
+    async def _fence_all(self, plan: FeedPlan, grants: dict[str, Grant], thread: SinkThread) -> None:
+        """Stop every earlier writer on every capture before anybody begins, if several are to begin.
 
-        A single capture does it by itself, with its own earlier writers (`Grant.givers`).
+        Not the givers alone: one that keeps its ranges may have left a transaction open, and whoever reads
+        progress meanwhile would not see what others have made durable behind it. A single capture fences
+        its own earlier writers and its givers by itself (`Grant.givers`).
         """
         if len(grants) == 1:
             return
-        givers: dict[str, int] = {}
-        for grant in grants.values():
+        stored = await self.node.grants(self.id)
+        writers = {name: grant.slots for name, grant in stored.items()}
+        for grant in stored.values():
             for giver, slots in grant.givers.items():
-                givers[giver] = max(slots, givers.get(giver, 0))
-        if givers:
-            fence = partial(fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), givers)
-            async with self._watched_start():
-                await thread.call(f"the fence of {', '.join(sorted(givers))}", fence)
-            for name, grant in (await self.node.settle(self.id, grants)).items():
-                self.peers[name].grant = grant
+                writers[giver] = max(slots, writers.get(giver, 0))
+        fence = partial(fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), writers)
+        await thread.call(f"the fence of {', '.join(sorted(writers))}", fence)
+        for name, grant in (await self.node.settle(self.id, grants)).items():
+            self.peers[name].grant = grant
 
     # --- changes of the layout -----------------------------------------------------------------------
 
@@ -769,11 +699,16 @@ class Feed(FeedLife):
         is_state = not isinstance(message, Checkpoint)
         if not peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state):
             return
+        if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
+            # Its process has started again: what the earlier one was given may not begin a second time.
+            self._reshare = self._reshare or f"capture {peer.capture} has started again"
+            return
         match message:
             case Sync():
                 if peer.met_rev != header.owner_rev:
                     peer.met_rev, peer.met_at = header.owner_rev, now
                 peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
+                self.sharing.loads[peer.capture] = message.loads
                 self._met.set()
                 self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
                 if self.owner is not None:
@@ -805,9 +740,18 @@ class Feed(FeedLife):
         if asked is None or message.incarnation != asked.incarnation or not peer.runs:
             return
         if message.error is not None:
-            self._fail(message.error.error())
+            self._fail(self._failure_of(peer, message.error.error()))
         elif self.owner is not None:
             self._hear_running(self.owner, message.header.capture, message.incarnation, running)
+
+    def _failure_of(self, peer: Peer, error: TidegateError) -> TidegateError:
+        """A capture that fails is left out for a while: others may be able to deliver what it cannot."""
+        peer.fails(self.node.clock.monotonic())
+        if peer.capture == self.node.capture or isinstance(error, Retryable):
+            return error
+        return Retryable(
+            error.what, where=f"capture {peer.capture}: {error.where}", why=error.why, fix=error.fix
+        )
 
     def _hear_running(self, owner: Owner, capture: str, incarnation: int, ranges: Any) -> None:
         found: list[RangeStatus] = [one for one in ranges if one.state is RangeState.RUNNING]
@@ -916,10 +860,7 @@ class Feed(FeedLife):
 
         A stripe is brought back by any new table of it, of which nobody may know yet: its record stays.
         """
-        for name in batch.removed:
-            self._tasks.pop(name, None)
-        self._tasks |= {task.id: task for task in batch.added}
-        self._tasks_changed += bool(batch.removed or batch.added)
+        self.sharing.passed(batch)
         rules = rules_of(self.config)
         if rules is None or rules.width > 1:
             return
@@ -1046,15 +987,11 @@ class Feed(FeedLife):
         """Over how many partitions of its topic rows are spread; 0: that is not known, or there are none."""
         return self._sink.partitions if self._sink is not None else 0
 
-    def tables_in(self, span: Span) -> list[int]:
-        """The tables and partitions of a range whose rows it delivers at the checkpoint."""
-        found = (task for task in self._tasks.values() if span.intersect(task.span) is not None)
-        return sorted({table for task in found for table in ids_of(task)}) if self.config.has_tables else []
-
     def tables_of(self, peer: Peer) -> list[int]:
         """The tables and partitions whose rows a capture delivers now."""
         ranges = peer.grant.ranges if peer.runs and peer.grant is not None else ()
-        return sorted({table for one in ranges for table in self.tables_in(one.id)})
+        has_tables = self.config.has_tables
+        return sorted({t for one in ranges for t in self.sharing.tables_in(one.id)}) if has_tables else []
 
     def left_out(self, limit: int) -> tuple[int, list[tuple[str, str]]]:
         """Tables that pass the rules and cannot be replicated: how many, and of some (name, reason)."""

@@ -99,6 +99,16 @@ class Membership:
         """All that are there now, by name."""
         return [CaptureInfo.from_bytes(kv.value) for kv in self.metadata.under(capture_prefix(self._cluster))]
 
+    def evict(self, capture: str) -> bool:
+        """End another capture's session: it stops what it does within a moment, and registers again as a new
+        one. False: it is not there.
+        """
+        found = self._client.range((capture_prefix(self._cluster) + capture).encode()).kvs
+        if not found:
+            return False
+        self._client.revoke(int(found[0].lease))
+        return True
+
     def beat(self) -> None:
         """Say that the control process gets on: its session is renewed for some time because of that."""
         self._session.beat()

@@ -31,6 +31,7 @@ from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
 from tidegate.server.application import Application
 from tidegate.server.catalogues import Catalogues
 from tidegate.server.commits import Commits
@@ -105,11 +106,17 @@ class Node:
     """The other captures that are there now: the addresses of their APIs, by their names in grants."""
     burdens: Callable[[], Mapping[str, int]] = dict
     """How many changefeeds each capture works for, by name."""
+    drained: set[str] = field(default_factory=set)
+    """Captures, by name, that are to be given nothing while there are others."""
+    ids: Callable[[], Mapping[str, str]] = dict
+    """Of the captures that are there, by name: of their processes."""
     leaving: bool = False
     """Whether this capture ends: others go on with what they do until the next owner speaks."""
     checkpoints: Callable[[], list[int]] = list
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
+    _told_history: dict[int, tuple[int, History]] = field(default_factory=dict)
+    """By keyspace, what the owner of the greatest revision has said, while that is another capture."""
     _commits: Commits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +134,19 @@ class Node:
     def term(self) -> str:
         """The capture's name, and the revision by which it is the owner."""
         return f"{self.capture}-{self.owner_rev}"
+
+    def hear_history(self, scope: int, owner_rev: int, said: History) -> bool:
+        """What an owner says of upstream's history. False: it was said before something later."""
+        rev, known = self._told_history.get(scope, (0, History()))
+        earlier = (owner_rev, said.safe_point if said.safe_point < MAX else 0) < (
+            rev,
+            known.safe_point if known.safe_point < MAX else 0,
+        )
+        if earlier:
+            return False
+        self._told_history[scope] = owner_rev, said
+        self.histories[scope] = said
+        return True
 
     def now_ms(self) -> int:
         """Upstream's time as far as it is known."""

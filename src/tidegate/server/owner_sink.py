@@ -21,7 +21,7 @@ from tidegate.dispatcher.router import Router
 from tidegate.model.ddl import DdlEvent
 from tidegate.pipeline.feed import prove
 from tidegate.server.feed_plan import FeedPlan
-from tidegate.sink.base import Form, OwnerSink, PartitionedOwner
+from tidegate.sink.base import Form, OpenTransactions, OwnerSink, PartitionedOwner
 
 T = TypeVar("T")
 
@@ -156,6 +156,7 @@ def fence_writers(plan: FeedPlan, writers: Mapping[str, int]) -> None:
     def still_ours() -> None:
         prove(plan.metadata, plan.cluster, plan.feed, plan.capture, grant)
 
+    still_ours()  # if it woke up long after, it must not disturb those that write now
     plan.sink.fence(writers, still_ours)
 
 
@@ -175,7 +176,13 @@ def open_owner(plan: FeedPlan) -> OwnerSink:
 
     sink = plan.sink
     in_messages = sink.describe().form is Form.MESSAGES
-    return sink.open_owner(marks(options_of(plan.config)) if in_messages else None, still_ours)
+    told = marks(options_of(plan.config)) if in_messages else None
+    try:
+        return sink.open_owner(told, still_ours)
+    except OpenTransactions:
+        # Those of an earlier incarnation. The next one fences them when it begins, which is too late.
+        sink.fence({**grant.givers, plan.capture: grant.slots}, still_ours)
+        return sink.open_owner(told, still_ours)
 
 
 async def open_sink(

@@ -28,10 +28,15 @@ ANNOUNCE_S: Final = 1.0
 JOIN_S: Final = 5.0
 """A capture is given ranges once its processor has answered for so long: one that starts again and again
 would else make all the others start again, too."""
+SHUN_S: Final = 10.0
+"""For so long a capture that has failed is left out while others are able; then for twice as long."""
+SHUN_MAX_S: Final = 600.0
+FORGIVEN_S: Final = 1200.0
+"""After so long without a failure the next one counts as the first."""
 WARM_S: Final = 2.0
 """A taker is warm when it has received what upstream had so long ago."""
-WARM_MAX_S: Final = 60.0
-"""For so long a move waits until the taker is warm."""
+WARM_MAX_S: Final = 600.0
+"""For so long a move waits for all that a taker has to receive; it is never made before its Spark runs."""
 
 LAST: Final = ("lag_ms", "batch_ms")
 """What of `Told` is no count: the greatest of all processors is shown."""
@@ -69,6 +74,9 @@ class Peer:
     """Set when it has given up what it was asked to."""
     grant: Grant | None = None
     """Of the incarnation there is, or was last."""
+    failures: int = 0
+    """How often it has failed one time after the other."""
+    failed_at: float = float("-inf")
     coming: tuple[Span, ...] = ()
     """The ranges for which it prepares."""
     told: Told = field(default_factory=Told)
@@ -93,6 +101,16 @@ class Peer:
                 return False
             self.latest = epoch, sequence
         return True
+
+    def fails(self, now: float) -> None:
+        """Its incarnation has failed."""
+        self.failures = 1 if now - self.failed_at > FORGIVEN_S else self.failures + 1
+        self.failed_at = now
+
+    def may_try(self, now: float) -> bool:
+        """Whether it is to be given ranges again while others are able."""
+        shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** (self.failures - 1)) if self.failures else 0.0
+        return now - self.failed_at >= shunned_s
 
     def answers(self, owner_rev: int, now: float) -> bool:
         """Whether it can be asked for something."""

@@ -76,6 +76,12 @@ DROP_AFTER_S: Final = 60.0
 PIPELINE_STARTS: Final = "pipeline"
 """What a feed waits for until its pipeline says that it has started."""
 OTHERS_SHOWN: Final = 3
+NEEDS_S: Final = 1.0
+"""How often is looked how far behind regions are that nobody here wants."""
+WEIGH_S: Final = 10.0
+"""How often the load of spans is measured."""
+LOADS_MAX: Final = 256
+"""Spans whose load is reported; the others have less."""
 LAST_WORDS_S: Final = 5.0
 """How long is waited for the reason when a pipeline has ended."""
 
@@ -128,7 +134,14 @@ class FeedProcessor:
         """Whether it has: it holds none until it is to run again."""
         self._behind = False
         """Whether DDL has come that the catalogue did not hand out at the last tick."""
-        self._told_at = float("-inf")
+        self._told_at = self._weighed_at = float("-inf")
+        self._opened_at = 0
+        """The checkpoint at which its spans were opened."""
+        self._needs_at = float("-inf")
+        self.heard_at = node.clock.monotonic()
+        """When its owner has spoken to it last."""
+        self._pulled_before: dict[str, int] = {}
+        """Bytes that the puller had received for each span when they were weighed last."""
         self._drop_rows = self._drop_ddl = 0
         self._floors: list[tuple[float, int, int]] = []
         self._floor_at = 0.0
@@ -185,6 +198,7 @@ class FeedProcessor:
         for message in self.box.take():
             try:
                 if self.machine.hear(parse(json.loads(message), FROM_OWNER)):
+                    self.heard_at = self.node.clock.monotonic()
                     self._note_history()
             except ValueError as error:
                 event(LOG, logging.ERROR, "no message of an owner", changefeed=str(self.id), why=str(error))
@@ -212,6 +226,7 @@ class FeedProcessor:
             self._close(but={DDL_SPAN_ID})
         self._tell()
         self.machine.ready = self.node.application.working.workers > 0
+        self._weigh()
         for said in self.machine.tick(self.node.clock.monotonic()):
             self.node.post.to_owner(said)
 
@@ -222,7 +237,9 @@ class FeedProcessor:
                 await to_its_end(self._end_pipeline())
             match dispatch.wish:
                 case Wish.REST | Wish.DELETE:
-                    self._close(forget=dispatch.wish is Wish.DELETE)
+                    # The owner may go on, and reads DDL from the same span; it lets go of that itself.
+                    kept = {self._ddl.span_id} if self.node.is_owner and self._ddl is not None else set()
+                    self._close(forget=dispatch.wish is Wish.DELETE, but=kept)
                     self.machine.given_up()
                 case Wish.PREPARE:
                     self.machine.given_up()
@@ -245,7 +262,7 @@ class FeedProcessor:
         """Have the spans pulled; what stands against it is said when the feed is to run."""
         while True:
             try:
-                return await self._open(dispatch)
+                return await self._open(self.machine.dispatch or dispatch)
             except Retryable as error:
                 self.waits = error.what
                 await asyncio.sleep(RETRY_S)
@@ -274,7 +291,14 @@ class FeedProcessor:
         plan = replace(plan, paths=replace(plan.paths, store=captured.store))
         ranges = tuple(one.id for one in dispatch.ranges)
         same = (self._plan, self._ranges) == (plan, ranges)
-        if self.machine.is_open and same and self._ddl is not None and self._ddl.is_open:
+        opened = self.machine.is_open and same and self._ddl is not None and self._ddl.is_open
+        if opened and self.machine.known >= dispatch.checkpoint:
+            # It may have been opened long before: nothing is to begin below the stored checkpoint.
+            for batch in self.machine.passed():
+                self._let_go(batch)
+                self._unseen |= {task.id for task in batch.added}
+            self.machine.raise_to(dispatch.checkpoint)
+            self._spans.try_again(self.id, dispatch.checkpoint)
             self.machine.confirm()
             self._ready = True
             return
@@ -283,8 +307,9 @@ class FeedProcessor:
             kept = captured.spans.within(self.id, (DDL_SPAN, *ranges)) if self._plan == plan else ()
             self._close(but=kept)
         self._shut()
-        self._plan, self._ranges = plan, ranges
+        self._plan, self._ranges, self._opened_at = plan, ranges, dispatch.checkpoint
         self._note_history()
+        self._say_needs()
         self.node.pulse.follow(plan.paths.store, self.id, self._wake.set)
         self._ddl = ddl = FeedDdl(self.node, plan, FeedFilter.of(plan.config))
 
@@ -293,7 +318,12 @@ class FeedProcessor:
 
         batches, known = await ddl.open(dispatch.checkpoint, waits)
         self.machine.open(dispatch.checkpoint, ddl.initial, batches, known)
-        self._hold(task for task in (*ddl.initial, *(task for batch in batches for task in batch.added)))
+        tasks = [*ddl.initial, *(task for batch in batches for task in batch.added)]
+        self._hold(tasks)
+        # What was kept of an earlier opening, and has ended since.
+        for name in self._spans.within(self.id, ranges) - {ddl.span_id, *(task.id for task in tasks)}:
+            self._spans.drop(self.id, name)
+        self._say_needs()
         self._unseen = set(self.machine.spans)
         self.waits, self._ready = "", True
 
@@ -302,8 +332,9 @@ class FeedProcessor:
         plan, dispatch = self._plan, self.machine.dispatch
         if plan is not None and dispatch is not None and not self.node.is_owner:
             scope = plan.config.tidegate.keyspace_id
-            self.node.histories[scope] = History(dispatch.needed, dispatch.safe_point)
-            self.node.captured(plan.config.tidegate.kv_mode).spans.keep_above(dispatch.safe_point, scope)
+            said = History(dispatch.needed, dispatch.safe_point)
+            if self.node.hear_history(scope, dispatch.header.owner_rev, said):
+                self.node.captured(plan.config.tidegate.kv_mode).spans.keep_above(said.safe_point, scope)
 
     async def _info(self, dispatch: Dispatch) -> FeedInfo:
         """What the feed is, as it is stored; its owner has stored it before it sent this."""
@@ -337,7 +368,7 @@ class FeedProcessor:
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
         self._load, self._loaded, self._load_plan = LoadState(), False, None
-        self.machine.told = Told()
+        self.machine.told, self.machine.loads, self._pulled_before = Told(), {}, {}
 
     def _close(self, *, forget: bool = False, but: Collection[str] = ()) -> None:
         """Let go of catalogue and spans, `but` some; `forget`: for ever."""
@@ -525,8 +556,9 @@ class FeedProcessor:
         reached = self._lifted(frontier)
         self._advance_idle(frontier, reached)
         machine.resolve(reached, self._lacking)
-        behind = self._spans.behind(frontier).get(self.id, MAX)
-        machine.needs = MAX if self.node.is_owner else min(*self.needs, behind)
+        if not self.node.is_owner and (now := self.node.clock.monotonic()) - self._needs_at >= NEEDS_S:
+            self._needs_at = now
+            self._say_needs(self._spans.behind(frontier, only=self.id).get(self.id, MAX))
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -618,12 +650,31 @@ class FeedProcessor:
             (self._opened.folder / LOAD_FILE).unlink(missing_ok=True)
             self.machine.over(load_key(one.id) for one in plan.ranges)
 
+    def _weigh(self) -> None:
+        """Now and then, how many bytes of changes come for each span."""
+        now = self.node.clock.monotonic()
+        if not self.node.shared or now - self._weighed_at < WEIGH_S or self._plan is None:
+            return
+        since, self._weighed_at = now - self._weighed_at, now
+        names, before = self.machine.span_ids, self._pulled_before
+        self._pulled_before = {
+            str(line["span"]): int(line.get("bytes", 0))
+            for line in self._spans.status
+            if line.get("span") in names
+        }
+        self.machine.loads = heaviest(self.machine.loads, before, self._pulled_before, since)
+
     # --- what upstream has to keep -----------------------------------------------------------------
 
     @property
     def kv_mode(self) -> str:
         """What it captures; empty while it works at nothing."""
         return self._plan.config.tidegate.kv_mode if self._plan is not None else ""
+
+    @property
+    def instance(self) -> str:
+        """Of the changefeed that it works for, by what was dispatched last."""
+        return self.machine.dispatch.header.instance if self.machine.dispatch is not None else ""
 
     @property
     def begins_at(self) -> int:
@@ -634,7 +685,28 @@ class FeedProcessor:
     def needs(self) -> tuple[int, int]:
         """The least ts from which rows, and DDL, would be read upstream if all that is stored were lost."""
         begins_at = self.begins_at
+        if self._plan is not None and not self.machine.is_running:
+            begins_at = min(begins_at, self._opened_at)  # its regions may still wait to be registered there
         return begins_at, min(begins_at, self._ddl.base_ts(begins_at)) if self._ddl is not None else begins_at
+
+    def _say_needs(self, behind: int = MAX) -> None:
+        """Tell the owner, at once if it is less than what was said before."""
+        if self.node.is_owner:
+            return
+        before, self.machine.needs = self.machine.needs, min(*self.needs, behind)
+        if self.machine.needs < before:
+            self.machine.sync_soon()
+            self._wake.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it holds nothing, and is not about to."""
+        return self._plan is None and self.is_settled
+
+    @property
+    def prepares(self) -> bool:
+        """Whether it has opened spans and delivers nothing yet."""
+        return self._plan is not None and not self.machine.is_running
 
     @property
     def is_settled(self) -> bool:
@@ -733,6 +805,22 @@ class FeedProcessor:
         names = self.machine.spans
         lines = [line for line in self._spans.status if line.get("span") in names]
         return {kind: sum(int(line.get(kind, 0)) for line in lines) for kind in ("rows", "bytes")}
+
+
+def heaviest(
+    earlier: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int], since_s: float
+) -> dict[str, int]:
+    """The spans with the most bytes per second, at most `LOADS_MAX`, averaged with what was found earlier.
+
+    `before`, `now`: bytes received in all; a count that has fallen is that of another puller's process.
+    """
+    rates = {
+        name: (earlier.get(name, 0) + max(0, count - before[name]) / since_s) / 2
+        for name, count in now.items()
+        if name in before
+    }
+    most = sorted(rates, key=rates.__getitem__, reverse=True)[:LOADS_MAX]
+    return {name: round(rates[name]) for name in most if rates[name] >= 1}
 
 
 class Pipeline:

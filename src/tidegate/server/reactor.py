@@ -35,6 +35,7 @@ from tidegate.control.metadata import (
     holder_key,
 )
 from tidegate.errors import Fatal, InvalidInput, Retryable, TidegateError
+from tidegate.etcd.election import drained_prefix
 from tidegate.eventstore import outlook
 from tidegate.filter.feed import FeedFilter
 from tidegate.kvclient.stores import check_versions
@@ -63,6 +64,7 @@ from tidegate.server.node import Captured, Node
 from tidegate.server.reader_history import begin_reader
 from tidegate.server.repartition import check_overwrite, check_repartition, check_update
 from tidegate.server.schema_tracker import load_catalogue
+from tidegate.server.sharing import Plan
 from tidegate.sink.reader.changes import Changes
 from tidegate.sink.registry import same_place, widen
 
@@ -72,6 +74,8 @@ HOUSEKEEPING_S: Final = 1.0
 SWEEP_S: Final = 30.0
 """How often files of spans that nobody follows are looked for."""
 FORGET_S: Final = 5.0
+PREDECESSORS_S: Final = 15.0
+"""What earlier owners held at PD is held until the processors of other captures have said what they need."""
 CREATING_TTL_S: Final = 3600
 UPDATABLE: Final = (State.STOPPED, State.FAILED)
 FIXED: Final = (
@@ -104,6 +108,7 @@ class Reactor:
         self._resuming: set[FeedId] = set()
         self._released: set[FeedId] = set()
         self._swept_at = float("-inf")
+        self._began_at = 0.0
         self._has_predecessors = bool(node.shared)
         """Whether owners before us may still hold history at PD."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -115,6 +120,7 @@ class Reactor:
         """Take up every stored feed where it was."""
         node, prefix = self.node, f"/tidegate/{self.node.cluster}/"
         self.crew.take_over()
+        self._began_at = node.clock.monotonic()
         node.is_owner, node.checkpoints, node.burdens = True, self._checkpoints, self._burdens
         node.histories.clear()  # what the owner before us said
         stored = {kv.key: kv for kv in await self._on(node.disk, node.metadata.under, prefix)}
@@ -128,6 +134,7 @@ class Reactor:
             self.feeds[named[0]] = Feed(node, named[0], info, known)
         if node.shared:
             await node.write(Put(holder_key(node.cluster, node.term), b"{}"))
+            await self._note_drained()
         # Before anything is registered: a hold that ran out while nothing ran here may have cost history.
         await self._tend_gc(force=True)
         for feed in self.feeds.values():
@@ -580,6 +587,52 @@ class Reactor:
         event(LOG, logging.INFO, "repartition asked for", changefeed=str(feed), partitions=partitions)
         return found
 
+    async def rebalance(self, feed: FeedId, *, dry_run: bool) -> Plan:
+        """Divide a changefeed's key space in the best way there is. `dry_run`: only say how."""
+        async with self._in_turn(feed) as found:
+            if not found.may_be_shared:
+                raise Refused(
+                    "CDC:ErrChangefeedUpdateRefused",
+                    f"[CDC:ErrChangefeedUpdateRefused]{feed} is not shared by captures.",
+                    why="the server runs without --etcd, or its sink takes one writer at a time",
+                )
+            plan = found.sharing.plan(shared=not found.loading)
+            if not dry_run and plan.moves:
+                found.sharing.ask()
+            return plan
+
+    async def drain(self, capture: str, *, again: bool = False) -> int:
+        """Give a capture's ranges to others, and nothing to it any more; how many tables it still has.
+
+        `again`: it is to be given ranges again. It is, too, once its process has started anew.
+        """
+        node, key = self.node, drained_prefix(self.node.cluster) + capture
+        if again:
+            await node.write(Delete(key))
+            node.drained.discard(capture)
+        elif capture not in node.drained:
+            await node.write(Put(key, node.ids()[capture].encode()))
+            node.drained.add(capture)
+            event(LOG, logging.INFO, "capture is drained", capture=capture)
+        return self.tables_of(capture)
+
+    def tables_of(self, capture: str) -> int:
+        """How many tables a capture delivers, of all changefeeds together."""
+        peers = ((feed, feed.peers.get(capture)) for feed in self.feeds.values())
+        return sum(len(feed.tables_of(peer)) for feed, peer in peers if peer is not None)
+
+    async def _note_drained(self) -> None:
+        """Which captures are drained, by what is stored; one that has started anew is not."""
+        node, front = self.node, drained_prefix(self.node.cluster)
+        ids = node.ids()
+        for kv in await self._on(node.disk, node.metadata.under, front):
+            name = kv.key.removeprefix(front)
+            if ids.get(name, kv.value.decode()) != kv.value.decode():
+                await node.write(Delete(kv.key))
+                node.drained.discard(name)
+            else:
+                node.drained.add(name)
+
     async def remove(self, feed: FeedId) -> None:
         """End a feed and delete what is kept of it; the grant stays: a leftover writer stays fenced."""
         node = self.node
@@ -625,14 +678,24 @@ class Reactor:
                     await self._gc_now.wait()
             force = self._gc_now.is_set()
             self._gc_now.clear()
-            if await self._tend_gc(force=force) and self._has_predecessors:
+            settled = self.node.clock.monotonic() - self._began_at >= PREDECESSORS_S
+            if await self._tend_gc(force=force) and self._has_predecessors and settled:
                 await self._let_go_of_predecessors()
             self._tell_needs()
             self._tend_catalogues()
+            await self._end_drains()
             await self._look_at_disk()
-            self.crew.let_go(self._captured())
+            self.crew.let_go(self._captured(), self._owned_only())
             await self._sweep()
             self._measure()
+
+    async def _end_drains(self) -> None:
+        """A capture that was drained and has started anew may be given ranges again."""
+        if self.node.drained:
+            try:
+                await self._note_drained()
+            except Retryable as error:
+                event(LOG, logging.WARNING, "drained captures not read", error=str(error))
 
     async def _let_go_of_predecessors(self) -> None:
         """What earlier owners held is held by us now: let go of it, else PD keeps it until it runs out."""
@@ -649,6 +712,11 @@ class Reactor:
             self._has_predecessors = False
         except Retryable as error:
             event(LOG, logging.WARNING, "holds of earlier owners stay for now", error=str(error))
+
+    def _owned_only(self) -> dict[FeedId, tuple[int, int]]:
+        """The running changefeeds that other captures deliver: from where their DDL is still read here."""
+        feeds = (feed for feed in self.feeds.values() if feed.owner is not None)
+        return {f.id: (0, f.needs[1]) for f in feeds if (p := self.processors.get(f.id)) is None or p.is_idle}
 
     def _tend_catalogues(self) -> None:
         for captured in self._captured():
@@ -747,7 +815,7 @@ class Reactor:
             captured.spans.keep_above(history.safe_point, scope)
 
     def _tell_needs(self) -> None:
-        needs = {f.id: f.needs for f in self.feeds.values()}
+        needs = {f.id: self._needs_here(f) for f in self.feeds.values()}
         for captured in self._captured():
             captured.spans.needed(needs)
 
@@ -757,7 +825,15 @@ class Reactor:
         for captured in self._captured():
             behind |= captured.spans.behind(outlook.read_frontier(captured.store))
         feeds = (f for f in self.feeds.values() if f.scope == scope and self._is_held(f))
-        return {f.id: min(*f.needs, behind.get(f.id, MAX), f.peers.needs) for f in feeds}
+        return {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs) for f in feeds}
+
+    def _needs_here(self, feed: Feed) -> tuple[int, int]:
+        """What this capture may still read of upstream, as owner and as one that prepares a share."""
+        processor = self.processors.get(feed.id)
+        if processor is None or not processor.prepares:
+            return feed.needs
+        (rows, ddl), (first, first_ddl) = feed.needs, processor.needs
+        return min(rows, first), min(ddl, first_ddl)
 
     def _is_held(self, feed: Feed) -> bool:
         """Whether history is kept for a feed: not if it is finished, or stopped for longer than gc-ttl."""

@@ -161,6 +161,12 @@ class SpanRegistry:
         others = {other for holders in shared for other in holders} - {feed}
         return sorted(other for other in others if now - self._went_on.get(other, float("-inf")) < STANDS_S)
 
+    def try_again(self, feed: FeedId, start_ts: int) -> None:
+        """Follow from `start_ts` on what the puller has refused to a feed that began earlier."""
+        for name in [one for one in self._refused if feed in self._holders[one]]:
+            self._holders[name][feed] = max(start_ts, self._holders[name][feed])
+            self._watch(name, self._spans[name])
+
     def within(self, feed: FeedId, ranges: Iterable[Span]) -> frozenset[str]:
         """The spans that a feed holds of some ranges."""
         held = {name: self._spans[name] for name, holders in self._holders.items() if feed in holders}
@@ -194,7 +200,7 @@ class SpanRegistry:
         """The spans that feeds hold."""
         return frozenset(self._holders)
 
-    def behind(self, floors: Mapping[str, int]) -> dict[FeedId, int]:
+    def behind(self, floors: Mapping[str, int], *, only: FeedId | None = None) -> dict[FeedId, int]:
         """For each feed, how far the slowest of its stripes is: its own progress may have passed that.
 
         Upstream's history must be held from there: a region that is behind is registered again from where it
@@ -203,7 +209,8 @@ class SpanRegistry:
         found: dict[FeedId, int] = {}
         for name in self._stripes:
             floor = floors.get(name, 0)
-            for feed in self._holders[name] if floor else ():
+            holders = self._holders[name] if only is None else {only} & self._holders[name].keys()
+            for feed in holders if floor else ():
                 found[feed] = min(floor, found.get(feed, floor))
         return found
 

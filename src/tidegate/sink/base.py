@@ -113,6 +113,10 @@ class Undecided(Retryable):
     """
 
 
+class OpenTransactions(Retryable):
+    """What was made durable behind them cannot be read yet. Fence their writers, and read again."""
+
+
 class SlotTaken(Retryable):
     """The slot was taken before the commit and has been taken back: nothing of the transaction is visible.
 

@@ -20,11 +20,27 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, ResourceType
+from confluent_kafka import (
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+    ResourceType,
+)
 
 from tidegate.config import KafkaConfig, SinkUri, revealed
 from tidegate.errors import InvalidInput, Retryable
+from tidegate.sink.base import OpenTransactions
 
 TRANSACTION_TIMEOUT_MS: Final = 10_000
 FETCH_WAIT_MS: Final = 10
@@ -352,6 +368,31 @@ def _check_message_limit(admin: AdminClient, uri: SinkUri, kafka: KafkaConfig, t
                     where=uri.bootstrap,
                     fix=f"set max-message-bytes={limit - 128} in the sink URI, or raise the topic's limit",
                 )
+
+
+def check_decided(uri: SinkUri, kafka: KafkaConfig, topic: str) -> None:
+    """Raises OpenTransactions if a topic's only partition has an open transaction.
+
+    A reader of committed records stops at the first open transaction (its *last stable offset*), and misses
+    what others have committed behind it.
+    """
+    admin, place = AdminClient(client_settings(uri, kafka)), TopicPartition(topic, 0)
+
+    def end(level: IsolationLevel) -> int:
+        asked = admin.list_offsets({place: OffsetSpec.latest()}, isolation_level=level)
+        return int(asked[place].result(CALL_TIMEOUT_S).offset)
+
+    try:
+        all_records = end(IsolationLevel.READ_UNCOMMITTED)
+        if end(IsolationLevel.READ_COMMITTED) < all_records:
+            raise OpenTransactions(
+                "A transaction is open on the progress topic.",
+                where=topic,
+                why="a writer was stopped in the middle of it",
+                fix="nothing: it is fenced",
+            )
+    except KafkaException as error:
+        raise unreachable(uri, error) from error
 
 
 def read_records(uri: SinkUri, kafka: KafkaConfig, topic: str) -> dict[str, bytes]:

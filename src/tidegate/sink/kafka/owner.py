@@ -46,6 +46,7 @@ from tidegate.sink.base import Marks, Prove
 from tidegate.sink.kafka.client import (
     CALL_TIMEOUT_S,
     FENCED,
+    check_decided,
     client_settings,
     drain,
     ensure_progress_topic,
@@ -88,7 +89,9 @@ class KafkaOwnerSink:
         except KafkaException as error:
             raise unreachable(uri, error) from error
         prove()
-        # Read after the initialisation: an older owner can add nothing any more.
+        # Read after the initialisation: an older owner can add nothing any more. But what it has added may be
+        # hidden behind a worker's open transaction.
+        check_decided(uri, kafka, journal_topic)
         records = read_records(uri, kafka, journal_topic)
         self.journal = journal(records, instance)
         record = topics_record(records, instance)

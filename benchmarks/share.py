@@ -1,0 +1,155 @@
+"""How long it takes to divide a key space among captures, how even the loads are, and how much moves.
+
+    python -m benchmarks.share [--json FILE]
+
+Each case has a division among captures, an event, and the division after it. Weights are bytes a second, from
+a lognormal distribution (sigma 1.5: 1 % of the pieces have about 20 % of it). The events:
+
+- first: no capture has anything yet;
+- same: nothing happens;
+- gone, joined: one capture;
+- drift: each weight is multiplied by a lognormal factor (sigma 0.5);
+- skew: weights were equal; then 1 % of the pieces, all neighbours, have 90 % of the bytes;
+- skew first: the same weights, and no capture has anything yet.
+
+The baseline, `count`, gives as many pieces to each capture, in order, and divides all of it at each event.
+Loads are the greatest as a multiple of the mean. None can be below the least possible: 1, or the heaviest
+piece. What moves is a share of all bytes. Milliseconds are the least of some calls, by the wall clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.show import machine, table
+
+from tidegate.control.share import Piece, Shares, load_of, moved, share
+from tidegate.model.span import Span
+
+ALL: Final = Span(b"", b"")
+SIZES: Final = ((1_000, 3), (1_000, 10), (10_000, 10), (10_000, 100), (100_000, 100))
+EVENTS: Final = ("first", "same", "gone", "joined", "drift", "skew", "skew first")
+CALLS: Final = 5
+HEADINGS: Final = (
+    "event", "pieces", "captures", "ms", "load before", "load after", "least possible", "count: load",
+    "moved", "count: moved", "ranges",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One line of the table."""
+
+    event: str
+    pieces: int
+    captures: int
+    ms: float
+    load_before: float
+    """Of the division before the event, with the weights and the number of captures after it."""
+    load_after: float
+    load_least: float
+    load_of_count: float
+    moved: float
+    moved_of_count: float
+    ranges: int
+
+    def cells(self) -> list[str]:
+        loads = self.load_before, self.load_after, self.load_least, self.load_of_count
+        moves = self.moved, self.moved_of_count
+        return [
+            self.event, f"{self.pieces:,}", f"{self.captures:,}", f"{self.ms:.1f}",
+            *(f"{load:.2f}" if load else "-" for load in loads),
+            *(f"{100 * share:.2f} %" for share in moves), f"{self.ranges:,}",
+        ]  # fmt: skip
+
+
+def by_count(pieces: Sequence[Piece], captures: Sequence[str]) -> Shares:
+    """The baseline: as many pieces to each."""
+    count = len(pieces)
+    firsts = [count * number // len(captures) for number in range(1, len(captures))]
+    spans = ALL.cut_at([pieces[first].span.start for first in firsts])
+    return {name: (span,) for name, span in zip(captures, spans, strict=True)}
+
+
+def _pieces(weights: Sequence[float]) -> list[Piece]:
+    keys = [b"t" + number.to_bytes(8, "big") for number in range(len(weights) + 1)]
+    return [Piece(Span(keys[i], keys[i + 1]), weight) for i, weight in enumerate(weights)]
+
+
+def _skewed(count: int) -> list[float]:
+    heavy = max(1, count // 100)
+    first = count // 3
+    return [90 / heavy if first <= i < first + heavy else 10 / (count - heavy) for i in range(count)]
+
+
+def _greatest(shares: Shares, pieces: Sequence[Piece], captures: int) -> float:
+    """As a multiple of the mean over so many captures; 0: there are no shares."""
+    total = sum(piece.weight for piece in pieces)
+    return max(load_of(shares, pieces).values(), default=0.0) / (total / captures)
+
+
+def _timed(call: Callable[[], Shares]) -> tuple[Shares, float]:
+    spent = []
+    for _ in range(CALLS):
+        began = time.perf_counter()
+        found = call()
+        spent.append(1e3 * (time.perf_counter() - began))
+    return found, min(spent)
+
+
+def measure(event: str, count: int, captures: int) -> Figures:
+    """One event. The weights follow from the numbers, so two runs measure the same."""
+    rng = random.Random(count + captures)
+    weights = [1.0 if event == "skew" else rng.lognormvariate(0, 1.5) for _ in range(count)]
+    names = [f"capture-{number:03}" for number in range(captures)]
+    old, later = _pieces(weights), names
+    if event == "gone":
+        later = [name for name in names if name != names[captures // 2]]
+    elif event == "joined":
+        later = [*names, "joined"]
+    elif event == "drift":
+        weights = [weight * rng.lognormvariate(0, 0.5) for weight in weights]
+    elif event in ("skew", "skew first"):
+        weights = _skewed(count)
+    pieces, total = _pieces(weights), sum(weights)
+    first = event in ("first", "skew first")
+    before = {} if first else share(ALL, old, names, {})
+    count_before = {} if first else by_count(old, names)
+    after, ms = _timed(lambda: share(ALL, pieces, later, before))
+    count_after = by_count(pieces, later)
+    return Figures(
+        event,
+        count,
+        captures,
+        ms,
+        _greatest(before, pieces, len(later)),
+        _greatest(after, pieces, len(later)),
+        max(1.0, max(weights) * len(later) / total),
+        _greatest(count_after, pieces, len(later)),
+        sum(move.weight for move in moved(before, after, pieces)) / total,
+        sum(move.weight for move in moved(count_before, count_after, pieces)) / total,
+        sum(map(len, after.values())),
+    )
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    found = [measure(event, *size) for size in SIZES for event in EVENTS]
+    print(table([HEADINGS, *(one.cells() for one in found)]))
+    if options.json:
+        body = {"machine": machine(), "share": [asdict(one) for one in found]}
+        options.json.write_text(json.dumps(body, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

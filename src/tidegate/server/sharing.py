@@ -1,0 +1,234 @@
+"""Who gets what of a changefeed's key space, and when it is to be divided in another way.
+
+    captures come and go, tables come and go, loads change --> look --> takers prepare --> "divide it anew"
+
+`control.share` divides; this part says among whom, by which loads, and whether it is worth the trouble: all
+incarnations of the changefeed end for it, and others begin, which stops the checkpoint for about a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.control.barrier import DdlBatch, SpanTask
+from tidegate.control.share import Move, Piece, Shares, load_of, moved, share
+from tidegate.model.span import Span
+from tidegate.model.timestamp import compose
+from tidegate.server.node import Node
+from tidegate.server.peers import JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
+from tidegate.server.stripes import ids_of
+
+LOOK_S: Final = 0.5
+"""How often is looked which captures there are."""
+BALANCE_S: Final = 60.0
+"""How often loads are compared while the same captures deliver the same tables."""
+IDLE_LOAD: Final = 512.0
+"""What a span costs without rows, in bytes per second of one with rows."""
+WORTH: Final = float(1 << 20)
+"""Bytes per second of the whole changefeed below which every span counts the same: that is no load."""
+TOLERANCE: Final = 0.2
+"""By how much a capture may have more than it need have, when captures have come or gone."""
+UNEVEN: Final = 0.5
+"""And otherwise: loads change all the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Other shares than there are now, and what they would change."""
+
+    shares: Shares
+    moves: Sequence[Move]
+    loads: Mapping[str, float]
+    """By capture, in bytes per second; or in spans, if the changefeed has no load to speak of."""
+    before: Mapping[str, float]
+    in_bytes: bool
+
+
+@dataclass(slots=True)
+class Sharing:
+    """Of one changefeed. One asyncio loop."""
+
+    node: Node
+    wanted: Span
+    peers: Peers
+    reachable: Callable[[], list[Peer]]
+    stays: bool = False
+    """Whether it is the owner's capture that delivers, whatever others there are: a feed of keys, all of
+    which the owner pulls to know how far it may go.
+    """
+    tasks: dict[str, SpanTask] = field(default_factory=dict)
+    """What is delivered at the checkpoint: the places at which the key space may be cut."""
+    loads: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    """By capture, what it has said last of its spans, in bytes per second; those with most."""
+    next: Shares | None = None
+    """Those for which takers have prepared; None: whoever is there then is given something."""
+    _changed: int = 0
+    _best_for: object = None
+    """For what the shares were found to be as good as any: they are not compared again and again."""
+    _looked_at: float = float("-inf")
+    _warming_since: float = float("inf")
+    _asked_for: bool = False
+
+    def begin(self, tasks: Iterable[SpanTask]) -> None:
+        """What is delivered at the stored checkpoint."""
+        self.tasks = {task.id: task for task in tasks}
+        self._changed += 1
+
+    def passed(self, batch: DdlBatch) -> None:
+        """A DDL is behind the checkpoint."""
+        for name in batch.removed:
+            self.tasks.pop(name, None)
+        self.tasks |= {task.id: task for task in batch.added}
+        self._changed += bool(batch.removed or batch.added)
+
+    @property
+    def pieces(self) -> tuple[list[Piece], bool]:
+        """What can be given away, in key order; and whether weights are bytes per second."""
+        said = {name: load for one in self.loads.values() for name, load in one.items()}
+        loads = {name: float(said.get(name, 0)) for name in self.tasks}
+        in_bytes = sum(loads.values()) >= WORTH
+        ordered = sorted(self.tasks.values(), key=lambda task: task.span.start)
+        return [
+            Piece(task.span, IDLE_LOAD + loads[task.id] if in_bytes else 1.0) for task in ordered
+        ], in_bytes
+
+    def divide(self, before: Mapping[str, Sequence[Span]], *, shared: bool) -> Shares:
+        """For the next incarnation. `shared`: whether several captures may write at once."""
+        able, self.next = self.able(joined_s=0.0), self._still_possible()
+        if self.next is not None and (shared or len(self.next) == 1):
+            found = self.next
+        else:
+            found = self._divided(able, before, shared=shared)
+        self.next, self._warming_since, self._asked_for = None, float("inf"), False
+        return found
+
+    def _still_possible(self) -> Shares | None:
+        able = set(self.able(joined_s=0.0))
+        return self.next if self.next is not None and self.next.keys() <= able else None
+
+    def _divided(
+        self,
+        able: Sequence[str],
+        before: Mapping[str, Sequence[Span]],
+        *,
+        shared: bool,
+        tolerance: float = TOLERANCE,
+    ) -> Shares:
+        if self.stays or not self.tasks:
+            return {self.node.capture: (self.wanted,)}
+        if len(able) == 1:
+            return {able[0]: (self.wanted,)}
+        pieces, _ = self.pieces
+        return share(self.wanted, pieces, able, before, at_most=0 if shared else 1, tolerance=tolerance)
+
+    def able(self, *, joined_s: float | None = None) -> list[str]:
+        """The captures that may be given ranges, those with the fewest changefeeds first; at least this one.
+
+        `joined_s`: how long the processor of one without ranges must have answered; by default `JOIN_S`.
+        """
+        node, now, burdens = self.node, self.node.clock.monotonic(), self.node.burdens()
+        patience = JOIN_S if joined_s is None else joined_s
+        found = [
+            peer.capture
+            for peer in self.reachable()
+            if peer.answers(node.owner_rev, now) and (peer.runs or now - peer.met_at >= patience)
+        ]
+        for is_good in (lambda name: name not in node.drained, lambda name: self.peers[name].may_try(now)):
+            found = list(filter(is_good, found)) or found
+        found = found or [node.capture]
+        return sorted(found, key=lambda name: (burdens.get(name, 0), name != node.capture, name))
+
+    @property
+    def now(self) -> dict[str, list[Span]]:
+        """What each capture has."""
+        return {one.capture: [r.id for r in one.grant.ranges] for one in self.peers.running if one.grant}
+
+    def plan(self, *, shared: bool) -> Plan:
+        """The best shares there are, whatever it costs to get there."""
+        before = self.now
+        after = self._divided(self.able(), before, shared=shared, tolerance=0.0)
+        pieces, in_bytes = self.pieces
+        moves = moved(before, after, pieces)
+        return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
+
+    def forget(self, captures: Iterable[str]) -> None:
+        """They are gone."""
+        for capture in captures:
+            self.loads.pop(capture, None)
+
+    def ask(self) -> None:
+        """Divide it in the best way, now."""
+        self._asked_for, self._best_for = True, None
+
+    # --- whether it is time --------------------------------------------------------------------------
+
+    def is_due(self, now: float) -> bool:
+        """Whether to look again."""
+        if now - self._looked_at < LOOK_S:
+            return False
+        self._looked_at = now
+        return True
+
+    def lost(self, now: float) -> str:
+        """Why those who deliver now cannot go on so; empty: they can."""
+        there = self.node.others()
+        for peer in self.peers.running:
+            if peer.capture == self.node.capture:
+                continue
+            if peer.capture not in there:
+                return f"capture {peer.capture} is gone"
+            if not peer.answers(self.node.owner_rev, now):
+                return f"capture {peer.capture} has been silent for {SILENT_S:.0f} s"
+        return ""
+
+    def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
+        """Why it is to be divided in another way now, empty if it is not; and who is to prepare for that."""
+        able, before = self.able(), self.now
+        known = tuple(sorted(able)), self._changed, shared, tuple(sorted(before)), now // BALANCE_S
+        if known == self._best_for:
+            return "", []
+        tolerance = 0.0 if self._asked_for else TOLERANCE if set(able) != before.keys() else UNEVEN
+        after = self._divided(able, before, shared=shared, tolerance=tolerance)
+        if not self._is_worth_it(before, after):
+            self._warming_since, self._best_for, self._asked_for = float("inf"), known, False
+            self.next = None
+            return "", []
+        takers = [self.peers[name] for name in after if not self.peers[name].runs]
+        prepare = [peer for peer in takers if peer.coming != after[peer.capture]]
+        for peer in prepare:
+            peer.coming, peer.received = after[peer.capture], 0
+        self.next, self._warming_since = after, min(now, self._warming_since)
+        warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
+        if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in takers):
+            return f"other shares are better: {', '.join(sorted(after))}", prepare
+        if now - self._warming_since > WARM_MAX_S and all(peer.ready for peer in takers):
+            return (
+                f"other shares are better, although not all takers are ready: {', '.join(sorted(after))}",
+                prepare,
+            )
+        return "", prepare
+
+    def _is_worth_it(self, before: Mapping[str, Sequence[Span]], after: Shares) -> bool:
+        """Whether more changes than edges between which there is nothing, such as at a table that is gone."""
+        now = {name: tuple(spans) for name, spans in before.items() if spans}
+        if now == after or now.keys() != after.keys():
+            return now != after
+        pieces, _ = self.pieces
+        return any(one.weight for one in moved(now, after, pieces))
+
+    def not_wanted(self) -> list[Peer]:
+        """Those that prepare for ranges that they are not to have any more."""
+        coming = self.next or {}
+        found = [peer for peer in self.peers if peer.coming and not peer.runs and peer.capture not in coming]
+        for peer in found:
+            peer.coming = ()
+        return found
+
+    # --- for people ----------------------------------------------------------------------------------
+
+    def tables_in(self, span: Span) -> list[int]:
+        """The tables and partitions of a range whose rows are delivered at the checkpoint."""
+        found = (task for task in self.tasks.values() if span.intersect(task.span) is not None)
+        return sorted({table for task in found for table in ids_of(task)})
