@@ -77,7 +77,7 @@ def run(
             min=1,
             max=64,
             help="Of a database's consumer: connections that write side by side, a table in one. With "
-            "1, whoever reads the database sees whole transactions over all tables.",
+            "1, readers of the database see whole transactions over all tables.",
         ),
     ] = 4,
     adopt: Annotated[

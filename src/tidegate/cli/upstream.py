@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from tidegate.workload.bank import BankStats
     from tidegate.workload.load import LoadStats
 
-app = typer.Typer(help="Run and poke the embedded upstream: a small PD and TiKV.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run the embedded upstream, a small PD and TiKV, and work with it.", no_args_is_help=True
+)
 
 app.add_typer(upstream_region.app, name="region")
 app.add_typer(upstream_fault.app, name="fault")
@@ -39,7 +41,7 @@ app.add_typer(upstream_fault.app, name="fault")
 
 @app.callback()
 def group() -> None:
-    """Run and poke the embedded upstream: a small PD and TiKV."""
+    """Run the embedded upstream, a small PD and TiKV, and work with it."""
 
 
 @app.command()
@@ -87,7 +89,7 @@ def run(
         ),
     ] = None,
     keyspace: Annotated[
-        list[str] | None, typer.Option(help="A keyspace to have beside DEFAULT; may be repeated.")
+        list[str] | None, typer.Option(help="A keyspace in addition to DEFAULT; may be repeated.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -36,7 +36,7 @@ CHECK_NOT_EXISTS: Final = kvrpcpb.CheckNotExists
 
 
 class WriteConflict(Retryable):
-    """Another transaction wrote a key after this one's start: begin anew with a new start_ts."""
+    """Another transaction wrote a key after this one's start: start again with a new start_ts."""
 
 
 class AlreadyExists(InvalidInput):
