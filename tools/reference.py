@@ -52,9 +52,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def linked(text: str) -> str:
-    """A docstring as part of a page: one paragraph, with `docs/...md` as links that are relative to it."""
+    """A docstring as part of a page: one paragraph, with `docs/...md` and `Docs: ...md` as links."""
     plain = " ".join(text.split())
-    return re.sub(r"docs/([\w/-]+\.md(?:#[\w-]+)?)", r"[\1](../\1)", plain)
+    return re.sub(r"(?:docs/|(?<=Docs: ))([\w/-]+\.md(?:#[\w-]+)?)", r"[\1](../\1)", plain)
 
 
 # Settings.
@@ -225,7 +225,7 @@ owner, except for {_names(forward.OWN)}.
 Errors of every route, as `{{"error_msg": TEXT, "error_code": CODE}}`:
 
 {table(["status", "code", "when"], _common_errors())}
-What each code means and what to do: [errors](errors.md). A route below names the other codes that it may answer with
+The page about [errors](errors.md) says what each code means and what to do. A route below names the other codes that it may answer with
 status 400.
 
 {below}{root}"""

@@ -105,8 +105,8 @@ CODES: Final[Mapping[str, Code]] = MappingProxyType(
             "GET /changefeeds lists the changefeeds. Start a reader's query with a new checkpoint.",
         ),
         "CDC:ErrChangefeed": Code(
-            "The changefeed failed because of its settings or its data, and is not retried.",
-            "Follow the message, then resume the changefeed.",
+            "The changefeed failed for another reason. It is retried while its state is warning.",
+            "Follow the message. If the state is failed, resume the changefeed afterwards.",
         ),
         "CDC:ErrChangefeedUpdateRefused": Code(
             "The changefeed cannot be changed in this way, or not in its present state.",

@@ -65,9 +65,10 @@ async def create(request: Request) -> Response:
     """POST /readers: create the changefeed of a Spark query.
 
     Body: `name` (left out: chosen); `namespace` (left out: `default`); `tables` a list of SCHEMA.TABLE;
-        `rows` typed or generic; `start_ts` (0: now); `hold_s` how long changes are kept while the query is
-        silent; `max_kept` bytes that are kept.
-    Answer: `reader` its name, `instance`, `ts` its start.
+        `rows` typed or generic (left out: typed); `start_ts` (0: now); `hold_s` seconds that changes are
+        kept while the query is silent (0: --gc-ttl); `max_kept` bytes that are kept (0: 10 GiB).
+    Answer: `reader` its name, `instance`, `ts` its start. If a reader of this name exists with the same
+        options and was not used yet, it is that reader.
     Errors: ErrChangeFeedAlreadyExists, ErrStartTsBeforeGC, ErrTableIneligible.
     """
     body = await body_of(request)
@@ -81,10 +82,10 @@ async def create(request: Request) -> Response:
 async def columns(request: Request) -> Response:
     """POST /readers/columns: say which columns a query of these tables has.
 
-    Body: `name` (of an existing reader; left out: none); `namespace`; `tables`; `rows`; `start_ts` (0:
-        now).
+    Body: `name` (of an existing reader; left out: none); `namespace`; `tables`; `rows` typed (left out:
+        typed); `start_ts` (0: now).
     Answer: `columns`, an Arrow schema in base64.
-    Errors: ErrChangeFeedNotExists, ErrTableIneligible.
+    Errors: ErrTableIneligible.
     """
     body = await body_of(request)
     name = str(body.get("name") or "")
@@ -99,9 +100,10 @@ async def latest(request: Request) -> Response:
 
     Body: `namespace`; `instance`; `columns` an Arrow schema in base64; `after_ddl` the ts of a DDL that the
         target has carried out; `start`; `max_bytes`; `target`; `wait_ms` how long to wait for news.
-    Answer: `upto` the ts up to which the query can read now, `readable` the ts up to which changes are kept,
-        `waits` why no more changes come.
-    Errors: ErrChangeFeedNotExists, ErrReaderDDL, ErrReaderSilent.
+    Answer: `upto` the ts up to which the query can read now, `readable` the ts up to which changes are
+        kept, `waits` why no more changes come.
+    Errors: ErrChangeFeedNotExists, ErrReaderDDL, ErrReaderSilent, and the code of the reader's own error if
+        it has failed.
     """
     body = await body_of(request)
     start, max_bytes, target = (number(body, one) for one in ("start", "max_bytes", "target"))

@@ -103,7 +103,7 @@ def start_store(pd: PdOption, store: StoreArgument, as_json: JsonOption = False)
 @app.command("cut-streams")
 def cut_streams(
     pd: PdOption,
-    store: Annotated[int, typer.Option(help="Of this store; 0: of all.")] = 0,
+    store: Annotated[int, typer.Option(help="The store; 0: all stores.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """End the streams of change data that are open now."""
@@ -113,7 +113,7 @@ def cut_streams(
 @app.command()
 def congest(
     pd: PdOption,
-    region: Annotated[int, typer.Option(help="Of this region; 0: of all.")] = 0,
+    region: Annotated[int, typer.Option(help="The region; 0: all regions.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """End the registrations of change data that are there now with Congested."""
@@ -124,7 +124,10 @@ def congest(
 def quota(
     pd: PdOption,
     size: Annotated[
-        int, typer.Argument(metavar="BYTES", min=0, max=(1 << 63) - 1, help="Of unread events; 0: as usual.")
+        int,
+        typer.Argument(
+            metavar="BYTES", min=0, max=(1 << 63) - 1, help="The most bytes of unread events; 0: as usual."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:

@@ -75,7 +75,7 @@ class CodecConfig:
     """`[sink.kafka-config.codec-config]`: options of single protocols (docs/formats/protocols.md)."""
 
     enable_tidb_extension: bool = False
-    """Canal-JSON and Avro: messages have TiDB's own members, such as the commit ts."""
+    """Canal-JSON, Avro and Debezium: messages have TiDB's own members, such as the commit ts."""
     max_batch_size: int = setting(16, unit="rows")
     """The most rows in one message, for protocols that batch."""
     encoding_format: str = "json"
@@ -231,12 +231,12 @@ class IntegrityConfig:
 
 @dataclass(frozen=True, slots=True)
 class SyncedStatusConfig:
-    """`[synced-status]`: when GET /changefeeds/ID/synced answers that everything is downstream."""
+    """`[synced-status]`: when GET /changefeeds/{name}/synced answers that everything is downstream."""
 
     synced_check_interval: int = setting(300, unit="seconds")
-    """No row has come for so long."""
+    """The time for which no row has come."""
     checkpoint_interval: int = setting(15, unit="seconds")
-    """And the checkpoint is no further behind upstream's time."""
+    """The most that the checkpoint is behind upstream's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class TidegateConfig:
     max_batch_bytes: int = setting(256 << 20, unit="bytes")
     """The most raw bytes that one batch takes, over all spans."""
     ids_per_stripe: int = setting(0, unit="table ids")
-    """So many neighbouring table ids are pulled, kept and delivered as one; 1: each table by itself. 0:
+    """How many neighbouring table ids are pulled, kept and delivered as one. 1: each table by itself. 0:
     chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md)."""
     table_cuts: tuple[str, ...] = ()
     """Record keys in hex, ascending, at which one piece of a table ends and the next begins. Left out: chosen
@@ -277,7 +277,7 @@ class TidegateConfig:
     resolved_interval: float = setting(0.1, "duration")
     """The shortest time between two Resolved messages."""
     stall_timeout: float = setting(60.0, "duration")
-    """The pipeline is killed and restarted if work waits and nothing is done for so long."""
+    """The pipeline is killed and restarted if work waits and nothing is done for this time."""
     start_timeout: float = setting(300.0, "duration")
     """The same while the pipeline starts: Spark, its workers and kernels take longer than a batch."""
     initial_load: bool = False
@@ -315,15 +315,15 @@ class ReplicaConfig:
     """One changefeed's settings: TOML, JSON and URI merged, checked once."""
 
     case_sensitive: bool = False
-    """Table rules and event filters distinguish upper and lower case."""
+    """Table rules and matchers distinguish upper and lower case."""
     force_replicate: bool = False
     """Tables without a usable key are replicated too; a consumer compares their rows whole."""
     ignore_ineligible_table: bool = False
-    """True: tables without a usable key are left out; False: they forbid creating the feed."""
+    """True: tables without a usable key are left out. False: with such tables a changefeed is not created."""
     check_gc_safe_point: bool = True
     """A start-ts, or a checkpoint, that upstream's GC has passed is refused."""
     error_stuck_s: float = setting(1800.0, "duration", "changefeed_error_stuck_duration")
-    """A changefeed that keeps failing without progress for so long becomes `failed`."""
+    """A changefeed that keeps failing without progress becomes `failed` after this time."""
     filter: FilterConfig = FilterConfig()
     sink: SinkConfig = SinkConfig()
     integrity: IntegrityConfig = IntegrityConfig()
