@@ -131,8 +131,8 @@ async def show(request: Request) -> Response:
     Answer: `id`, `namespace`, `keyspace`, `upstream_id`, `sink_uri` without secrets, `create_time`,
         `start_ts`, `target_ts`, `config` all settings, `state`, `error`, `creator_version`, `resolved_ts`,
         `checkpoint_ts`, `checkpoint_time`, `task_status`, `admin_job_type` (always 0), and `tidegate`:
-        totals, spans, what the changefeed waits for, tables that are left out, the initial load,
-        partitions.
+        totals, spans, the captures that deliver it, what it waits for, tables that are left out, the
+        initial load, partitions.
     Errors: ErrChangeFeedNotExists.
     """
     feed = feed_of(request)
