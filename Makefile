@@ -78,6 +78,12 @@ disks: setup ## a disk of 64 MB, filled and freed under a changefeed, 20 times: 
 bench: setup ## the figures of the README, measured on this machine; BENCH_ARGS=--smoke only tries that it runs
 	@$(PY) -m benchmarks.run $(BENCH_ARGS)
 
+docs: setup ## write the pages of docs/ that are made from code and recorded vectors
+	@$(PY) -m tools.reference
+	@$(PY) -m tools.format_pages
+	@$(PY) -m tools.ddl_page
+	@$(PY) -m tools.modify_page
+
 lock: ## resolve pyproject.toml anew into the lock files
 	@tools/lock
 
@@ -85,4 +91,4 @@ clean: ## remove what was made, but not what was fetched
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -prune -exec rm -rf {} +
 
-.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore captures hangs giant auto-cdc cluster chaos isolation cuts disks bench lock clean
+.PHONY: help setup demo test quick check golden fuzz kills bank recuts explore captures hangs giant auto-cdc cluster chaos isolation cuts disks bench docs lock clean

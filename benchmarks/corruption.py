@@ -111,7 +111,7 @@ class Rows:
         return self._plain[self._at(number, image)]
 
     def sealed(self, number: int, image: int) -> bytes:
-        """The value with the checksum that TiDB gives it under the row's key (facts 5.1)."""
+        """The value with the checksum that TiDB gives it under the row's key (docs/formats/checksums.md)."""
         version = 1 + number % 2
         body, register = self._bodies[version][self._at(number, image)]
         key = self.key(number)

@@ -1,10 +1,11 @@
-"""The repository checks itself: docstrings, links, names that must not occur, kernels that are known."""
+"""The repository checks itself: docstrings, links, citations, names that must not occur, known kernels."""
 
 from __future__ import annotations
 
 import ast
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,17 @@ from tidegate.kernel import KERNEL_MODULES
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(p for p in (ROOT / "src/tidegate").rglob("*.py") if "proto" not in p.parts)
+TREES = ("src", "tests", "benchmarks", "tools", "examples")
+CODE = sorted(p for tree in TREES for p in (ROOT / tree).rglob("*.py") if "proto" not in p.parts)
+CITED = re.compile(r"\bdocs/(?!design/|distributed-scheduling)\w[\w/-]*\.md(?:#[\w-]+)?")
+"""A page of ours, and a heading on it. docs/design/ and distributed-scheduling.md are in pingcap/tiflow."""
+PAPERS = ("fact" + "s", "SPE" + "C", "DESI" + "GN")
+"""Spelled in parts, so that this file does not cite them either."""
+BARE = re.compile(
+    rf"\b{PAPERS[0]},? (?:of )?\d|\({PAPERS[0]}(?:,| |: [A-Z])|\b{PAPERS[0]}/"
+    rf"|\b(?:{PAPERS[1]}|{PAPERS[2]})\b|\b[GN][1-9]\b"
+)
+"""Citations of papers that are not in the repository."""
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")])
 
 
@@ -32,11 +44,70 @@ def test_a_module_says_what_it_is(source: Path) -> None:
     assert len(docstring.split()) >= 4, "a docstring says more than a name"
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them; a second one of the same name ends in -1."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in re.findall(r"^#+ (.*)$", without_blocks(page.read_text()), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        name = re.sub(r"[^\w\- ]", "", text).replace(" ", "-")
+        names.add(f"{name}-{found[name]}" if name in found else name)
+        found[name] = found.get(name, 0) + 1
+    return names
+
+
+def without_blocks(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def broken(links: Iterable[str], base: Path) -> list[str]:
+    """Links to a page, or to a heading of a page, that does not exist. `base`: the folder they begin at."""
+    return [link for link in links if not leads_somewhere(link, base)]
+
+
+def leads_somewhere(link: str, base: Path) -> bool:
+    path, _, anchor = link.partition("#")
+    page = base / path
+    return page.exists() and (not anchor or (page.suffix == ".md" and anchor in anchors(page)))
+
+
+def links_of(page: Path) -> list[str]:
+    """The relative links of a page; one to a heading of the page itself begins with the page's name."""
+    found = re.findall(r"\]\(([^)\s]+)\)", without_blocks(page.read_text()))
+    inner = [link for link in found if not re.match(r"[a-z]+:", link)]
+    return [page.name + link if link.startswith("#") else link for link in inner]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
-        if not target.startswith(("http:", "https:")):
-            assert (page.parent / target).exists(), f"{target} does not exist"
+    assert not broken(links_of(page), page.parent)
+
+
+@pytest.mark.parametrize("file", CODE, ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_code_cites_can_be_followed(file: Path) -> None:
+    text = file.read_text()
+    assert not broken(CITED.findall(text), ROOT)
+    assert not BARE.findall(text), "cite a page of docs/, or a file of TiDB, TiKV or TiCDC"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_what_pages_cite_can_be_followed(page: Path) -> None:
+    assert not BARE.findall(page.read_text()), "cite a page of docs/, or a file of TiDB, TiKV or TiCDC"
+
+
+def test_a_broken_link_and_a_bare_citation_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Of `rows` & keys\n\n[a](#of-rows--keys) [b](#else) [c](gone.md) [d](https://x.org/y)\n"
+    )
+    assert broken(links_of(page), tmp_path) == ["page.md#else", "gone.md"]
+    gone = "docs/" + "gone.md#here"
+    cited = CITED.findall(f"See docs/glossary.md, {gone}; tiflow docs/design/x.md")
+    assert cited == ["docs/glossary.md", gone]
+    assert broken(cited, ROOT) == [gone]
+    for bare in ("fact" + "s 6.2", "(fact" + "s, 3)", "G" + "4: nothing", "SPE" + "C M5", "DESI" + "GN 7"):
+        assert BARE.search(bare), bare
+    assert not BARE.search("facts = machine()  # G is a group, N a number, H1 a heading")
 
 
 def test_no_code_compares_a_protocols_name() -> None:

@@ -66,7 +66,12 @@ and the log of the server names it in a warning. Where the text that TiDB restor
 backslash in the comment of a table, `CHAR()`, `MOD()` beside an operator), the statement that ran goes out, in words
 that MySQL and MariaDB understand. Filters see the user's own text.
 
-A target that needs more finds the table's definition before and after in the Kafka header `tidegate-ddl`.
+## In a header
+
+A statement alone is not enough for a target that is not TiDB. It may need a special comment to be understood, a default of
+`current_timestamp` has the job's start ts for rows written before, and TiCDC leaves a backtick inside a name as it is in the
+statements that it rebuilds. So the Kafka header `tidegate-ddl` has the whole event: the table's definition before and after, and
+the job's start ts.
 
 """
 
@@ -97,6 +102,8 @@ schemas that the filter excludes stop nobody.
 | *rename tables* with tables that have no key | all or none, by one of them | each by itself |
 | a rename to a schema that the filter excludes | may fail | told, the table ends |
 | a backtick inside a name, in rebuilt statements | left as it is | doubled |
+| *rename tables* that uses a name twice, as in `a -> t, b -> a, t -> b` | classic stops; the new architecture follows | followed |
+| the schema's name after a single rename in *rename tables* | classic has it in lower case | as it was created |
 | an error | at once, or in the next DDL | after everything before it was delivered |
 """
 

@@ -196,7 +196,9 @@ Pairs of datums, the column's id and its value; integers are varints (zigzag), t
 columns is one zero byte. TiDB's own tables (`mysql.tidb_ddl_job` among them) are written so, and every table under
 `tidb_row_format_version = 1`:
 
-{v1.block()}"""
+{v1.block()}
+Classic TiCDC reads a vector in such a row as `[]` (tiflow `cdc/entry/mounter.go`). Its new architecture decodes it, and so do we.
+"""
 
 
 def values_page() -> str:
@@ -336,6 +338,12 @@ A row damaged in one byte ("{damaged["what"]}") was judged by TiCDC as we judge 
 | vector | as stored: u32 dimensions, then f32 each |
 | NULL | nothing |
 
+## What messages carry
+
+Avro and simple send a checksum. It is always that of version 0, whatever version the row in TiKV has: the columns in ascending
+order of their ids, so that a reader can compare it with the columns it has decoded. After a mismatch of version 1 or 2
+TiCDC sends the sum that the row carried (tiflow `cdc/entry/mounter.go`), so that readers see the mismatch, too.
+
 ## What it does not cover
 
 A row of format v1 and a row written with the switch off carry no sum: they pass and are counted as unchecked. An old
@@ -377,6 +385,21 @@ for a key column, `v` the value: numbers as numbers, texts and bytes as texts (b
 | 2 | handle key | 32 | multiple key |
 | 4 | generated | 64 | nullable |
 | 8 | primary key | 128 | unsigned |
+
+When each is set, and the type codes: [columns](columns.md).
+
+## Values
+
+| type | `v` |
+|---|---|
+| integers, year, float, double, bit, enum (its number), set (its mask) | number; NaN and infinities are 0 |
+| decimal, date, time, datetime, timestamp, json, vector | the [canonical text](columns.md#canonical-text) as a string |
+| char, varchar | string |
+| binary, varbinary | string: the bytes as Go's `strconv.Quote` shows them, without its quotes |
+| text, blob | string, Base64 |
+| NULL | null |
+
+An update without `p` looks like an insert: a reader that gets none takes it for one.
 
 ## DDL
 
@@ -420,6 +443,25 @@ With `output-row-key=true`, too, in the sink URI or in `[sink.kafka-config.codec
 in Base64, as in `"_tidb":{{"commitTs":470613016205066241,"rowkey":"dIAAAAAAAAQjX3KAAAAAAAAAAQ=="}}`: table id and handle
 ([keys](keys.md)). Only TiCDC's new architecture has this option: it is refused unless `[tidegate] flavour = "new"`, and without
 the extension. DDL and watermarks have no row. A reader of ours passes it over.
+
+## Values
+
+Every value is a string, or null: its [canonical text](columns.md#canonical-text), with an enum as its number and a set as
+its mask. Bytes are a string of latin1 characters, one a byte.
+
+| type | `sqlType` | type | `sqlType` |
+|---|---|---|---|
+| tinyint, smallint | -6, 5 | bit, set | -7 |
+| mediumint, int | 4 | enum | 4 |
+| bigint | -5 | char | 1 |
+| float, double | 7, 8 | varchar, year, json, vector | 12 |
+| decimal | 3 | tinytext ... longtext | 2005 |
+| date, time | 91, 92 | binary, varbinary, tinyblob ... longblob | 2004 |
+| datetime, timestamp | 93 | | |
+
+An unsigned value above the signed range of its type has the type that holds it: tinyint 5, smallint 4, int -5, bigint 3.
+A mediumint never does. `mysqlType` is the type's name, with `unsigned` and `zerofill`; with `content-compatible=true` it also has
+length and elements, as in `varchar(20)` or `enum('a','b')`.
 
 ## DDL
 

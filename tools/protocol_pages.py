@@ -58,12 +58,36 @@ Decoding what was encoded gives the same rows, values, order and timestamps, but
 {_table(["protocol", *map(str, range(1, len(Loss) + 1))], losses)}
 `always`; or the option that brings it, or that avoids it (`without`); `{ABSENT}` never.
 
+## JSON text
+
+TiCDC writes JSON with several libraries of Go. They differ in what they escape, and each protocol here writes the same bytes:
+
+{_table(["library", "used for", "`< > &`", "U+2028, U+2029", "control characters", "bytes that are not UTF-8"], _JSON_WRITERS)}
+A float of encoding/json has the shortest digits that read back to the same number, and an exponent below 1e-6 and from 1e21 on.
+Members of a Go map are sorted by the bytes of their names.
+
 ## What verify-encoded leaves out
 
 Under [`verify-encoded`](../integrity.md#what-is-sent-is-what-was-captured) columns of these types are not compared, because their
 values may come back otherwise:
 
 {_table(["protocol", "columns"], ([f"`{codec.name}`", _left_out(codec)] for codec in rows if isinstance(codec, RowCodec)))}"""
+
+
+_JSON_WRITERS: Final = [
+    [
+        "encoding/json", "open-protocol, simple, maxwell, schemas of avro", "`\\u003c` ...", "escaped",
+        "`\\b \\f \\n \\r \\t`, else `\\u00XX`", "U+FFFD, escaped",
+    ],
+    [
+        "easyjson, goccy/go-json", "canal-json", "`\\u003c` ...", "escaped", "`\\n \\r \\t`, else `\\u00XX`",
+        "U+FFFD, escaped",
+    ],
+    [
+        "json-iterator without EscapeHTML", "debezium, open-protocol of the new architecture", "as they are",
+        "as they are", "`\\n \\r \\t`, else `\\u00XX`", "as they are",
+    ],
+]  # fmt: skip
 
 
 def _left_out(codec: RowCodec) -> str:

@@ -14,20 +14,26 @@ REGISTRY: Final = CollectorRegistry()
 FEED: Final = ("namespace", "changefeed")
 
 checkpoint_ts: Final = Gauge(
-    "tidegate_owner_checkpoint_ts", "Checkpoint as physical ms", FEED, registry=REGISTRY
+    "tidegate_owner_checkpoint_ts",
+    "The checkpoint: every change up to it is at the sink",
+    FEED,
+    registry=REGISTRY,
 )
 checkpoint_lag_s: Final = Gauge(
     "tidegate_owner_checkpoint_ts_lag_seconds",
-    "PD's time minus the checkpoint's",
+    "PD's time minus the checkpoint",
     FEED,
     registry=REGISTRY,
 )
 resolved_ts: Final = Gauge(
-    "tidegate_owner_resolved_ts", "Least resolved ts of the spans as physical ms", FEED, registry=REGISTRY
+    "tidegate_owner_resolved_ts",
+    "The least resolved ts of the spans: every change up to it was read",
+    FEED,
+    registry=REGISTRY,
 )
 status: Final = Gauge(
     "tidegate_owner_status",
-    "0 normal, 1 warning, 2 pending, 3 failed, 4 stopped, 5 finished",
+    "The state: 0 normal, 1 warning, 2 pending, 3 failed, 4 stopped, 5 finished",
     FEED,
     registry=REGISTRY,
 )
@@ -35,28 +41,28 @@ rows: Final = Counter("tidegate_sink_rows", "Row changes delivered", FEED, regis
 messages: Final = Counter("tidegate_sink_messages", "Messages delivered", FEED, registry=REGISTRY)
 sink_bytes: Final = Counter("tidegate_sink_bytes", "Bytes of messages delivered", FEED, registry=REGISTRY)
 INTEGRITY_OUTCOMES: Final = ("matched", "unchecked", "excused", "mismatched")
-"""What comparing one image of a row with its checksum may say: the fields of `mounter.integrity.Tally`."""
+"""The outcomes of comparing an image of a row with its checksum: the fields of `mounter.integrity.Tally`."""
 integrity_images: Final = Counter(
     "tidegate_integrity_images",
-    "Images of rows by what comparing their checksums said",
+    "Images of rows, by the outcome of comparing them with their checksums",
     (*FEED, "outcome"),
     registry=REGISTRY,
 )
 misencoded_rows: Final = Counter(
     "tidegate_misencoded_rows",
-    "Row changes whose messages do not say what they are, by verify-encoded",
+    "Row changes whose messages do not decode to the same row, found by verify-encoded",
     FEED,
     registry=REGISTRY,
 )
 alignment_marks: Final = Counter(
     "tidegate_alignment_marks",
-    "Places where dispatch by conflict has put alignment marks, one a place, whatever the partitions",
+    "Alignment marks written by the dispatcher conflict, one for all partitions of a topic",
     FEED,
     registry=REGISTRY,
 )
 batch_s: Final = Histogram(
     "tidegate_pipeline_batch_seconds",
-    "From handing a worker a piece of work until it is durable",
+    "Time from giving a worker a batch until the batch is durable",
     FEED,
     buckets=(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.2, 2, 5, 10),
     registry=REGISTRY,
@@ -67,13 +73,13 @@ clock_differs_s: Final = Gauge(
     registry=REGISTRY,
 )
 restarts: Final = Counter(
-    "tidegate_process_restarts", "Child processes started again", ("process",), registry=REGISTRY
+    "tidegate_process_restarts", "Restarts of child processes", ("process",), registry=REGISTRY
 )
 ddl_events: Final = Counter("tidegate_owner_ddl_events", "DDL events delivered", FEED, registry=REGISTRY)
 
 
 def forget_feed(namespace: str, changefeed: str) -> None:
-    """What an owner says of a changefeed, once it is not the owner any more."""
+    """Remove what an owner reports about a changefeed, once it is not the owner any more."""
     for gauge in (checkpoint_ts, checkpoint_lag_s, resolved_ts, status):
         with suppress(KeyError):
             gauge.remove(namespace, changefeed)

@@ -27,7 +27,7 @@ def test_every_recorded_partition_is_found_by_both_twins() -> None:
             if answer["rule"] not in RULES or "error" in answer:
                 continue
             if record["case"] == "generated_columns" and answer.get("index") in ("kv", "ks"):
-                continue  # behind a virtual column classic hashes another column's value (facts 14.12)
+                continue  # behind a virtual column classic hashes another column's value
             rule = DispatchRule(
                 partition=answer["rule"],
                 index=answer.get("index") or "",

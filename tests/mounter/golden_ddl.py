@@ -39,7 +39,10 @@ def renames_as_ticdc(job: DdlJob, told: Sequence[Told], rules: TableFilter) -> l
 
 
 def chained(job: DdlJob, told: Sequence[Told]) -> bool:
-    """Whether a RENAME TABLES uses a name twice: classic TiCDC cannot follow such a chain (facts 14.21)."""
+    """Whether a RENAME TABLES uses a name twice: classic TiCDC cannot follow such a chain.
+
+    See docs/formats/ddl.md#where-we-differ-from-ticdc.
+    """
     names = [(t.event.old_schema, t.event.old_table) for t in told]
     names += [(t.event.schema, t.event.table) for t in told]
     return job.action == MANY_RENAMES and len(set(names)) < len(names)
@@ -101,7 +104,7 @@ def _column(table: TableSchema, at: int) -> dict[str, Any]:
 
 
 def recorded(side: dict[str, Any] | None, action: int = 0) -> dict[str, Any] | None:
-    """A recorded side, without what we do not keep; schemas of renames in lower case (facts 14.23)."""
+    """A recorded side, without what we do not keep; renames have schemas in lower case, as classic TiCDC."""
     if side is None or "table_id" not in side:
         return side
     side = {**side, "table": plain_name(side["table"]), "schema": plain_name(side["schema"])}

@@ -123,7 +123,7 @@ def test_golden_jobs_leave_ticdcs_catalogue_behind(case: str) -> None:
 
 
 def _schema(name: str, table_id: int, renamed: set[int]) -> str:
-    """Classic TiCDC keeps the lower-cased name in which a job of a single rename has it (facts 14.23)."""
+    """Classic TiCDC has it in lower case: docs/formats/ddl.md#where-we-differ-from-ticdc."""
     return plain_name(name).lower() if table_id in renamed else plain_name(name)
 
 

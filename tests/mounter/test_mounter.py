@@ -27,7 +27,7 @@ def texts(table: TableSchema, image: tuple[Value, ...] | None) -> list[bytes | N
     return [
         shown(column, value)
         for column, value in zip(table.columns, image, strict=True)
-        if column.kind is not Kind.VECTOR  # facts 14.2
+        if column.kind is not Kind.VECTOR  # docs/formats/rows.md#format-v1
     ]
 
 

@@ -270,7 +270,7 @@ def test_what_the_resolved_ts_has_passed_goes_first() -> None:
 
 
 def test_a_prewrite_may_come_after_a_resolved_ts_above_its_start_and_stays() -> None:
-    """A client may take its start_ts, wait, and write: from then on its lock holds the resolved ts (N4)."""
+    """A client may take its start_ts, wait, and write: from then on its lock holds the resolved ts."""
     matcher = live(open_bytes_max=30_000)
     matcher.feed([rows_message(1, 7, [Row(1, 20, 0, 1, b"k%02d" % i, b"v" * 500) for i in range(40)])])
     matcher.feed([resolved_message([1], 7, 25)])

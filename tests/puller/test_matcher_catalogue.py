@@ -138,7 +138,7 @@ def test_an_empty_value_is_a_value_and_a_delete_comes_out_as_one() -> None:
 
 
 def test_an_empty_value_after_another_counts_only_where_rows_may_be_empty() -> None:
-    """Facts of matcher.go: emptiness is how it knows a rewritten lock, which loses a real empty value."""
+    """TiCDC loses it: docs/formats/change-feed.md#a-prewrite-without-a-value."""
     for trust_empty, value in ((False, b"v"), (True, b"")):
         both = Both(trust_empty=trust_empty)
         assert both.push(INITIALIZED, prewrite(1, b"k", b"v"), prewrite(1, b"k", b"")) == []

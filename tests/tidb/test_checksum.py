@@ -15,7 +15,7 @@ from tidegate.tidb.checksum import Check, Outcome
 
 
 def sent(change: Change, data: bytes, found: Check) -> int:
-    """What TiCDC sends on: the columns' sum; after a mismatch of raw bytes the one carried (facts 14.5)."""
+    """The sum that TiCDC sends: docs/formats/checksums.md#what-messages-carry."""
     if found.outcome is Outcome.UNCHECKED:
         return 0
     if found.outcome is Outcome.MISMATCHED and found.version:

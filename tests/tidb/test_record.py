@@ -21,7 +21,7 @@ def assert_image(change: Change, data: bytes, texts: list[object], zone: str) ->
     values = record.decode(change.table, keys.parse_record(change.key), data, temporal.zone(zone))
     for column, value, text in zip(change.table.columns, values, texts, strict=True):
         if column.kind is Kind.VECTOR and data[0] != V2 and text == "[]":
-            continue  # facts 14.2: classic TiCDC mounts vectors of old rows as []; ours decodes them
+            continue  # classic TiCDC reads them as []: docs/formats/rows.md#format-v1
         assert shown(column, value) == expected(text), (change.table.name, column.name)
 
 

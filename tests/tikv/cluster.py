@@ -204,21 +204,21 @@ class Feed:
     early: list[cdc.Event.Row] = field(default_factory=list)
 
     def take_rows(self, rows: list[cdc.Event.Row]) -> None:
-        assert self.error is None, "G4: nothing after an error"
+        assert self.error is None, "promise 4: nothing after an error"
         for row in rows:
             self.rows.append(row)
             if row.type == cdc.Event.INITIALIZED:
-                assert not self.initialized, "G2: once"
+                assert not self.initialized, "promise 2: once"
                 self.initialized = True
                 for each in self.early:
                     self.match(each)
             elif row.type == cdc.Event.COMMITTED and self.live_committed:
-                if row.commit_ts > self.checkpoint_ts:  # N6
+                if row.commit_ts > self.checkpoint_ts:  # unpromised 6
                     self.commit(row, row.value, row.old_value)
             elif row.type == cdc.Event.COMMITTED:
-                assert row.commit_ts > self.checkpoint_ts, "G5: the checkpoint is exclusive"
+                assert row.commit_ts > self.checkpoint_ts, "promise 5: the checkpoint is exclusive"
                 self.commit(row, row.value, row.old_value)
-                assert not self.initialized, "G2: no scan rows after INITIALIZED"
+                assert not self.initialized, "promise 2: no scan rows after INITIALIZED"
             elif row.type == cdc.Event.PREWRITE:
                 self.open[row.key, row.start_ts] = row
             elif self.initialized:
@@ -229,18 +229,18 @@ class Feed:
     def match(self, row: cdc.Event.Row) -> None:
         before = self.open.pop((row.key, row.start_ts), None)
         if row.type == cdc.Event.COMMIT:
-            assert before is not None, "G3: a prewrite comes before its commit"
+            assert before is not None, "promise 3: a prewrite comes before its commit"
             if row.commit_ts > self.checkpoint_ts:
                 self.commit(row, before.value, before.old_value)
 
     def commit(self, row: cdc.Event.Row, value: bytes, old_value: bytes) -> None:
-        assert row.commit_ts > self.resolved_ts, "G1: strictly above the resolved ts"
+        assert row.commit_ts > self.resolved_ts, "promise 1: strictly above the resolved ts"
         assert (row.key, row.commit_ts) not in self.commits, "a commit comes once"
         self.commits[row.key, row.commit_ts] = (value, old_value, row.op_type)
 
     def take_resolved(self, ts: int) -> None:
-        assert self.error is None, "G4: nothing after an error"
-        assert self.initialized, "G2: no resolved ts before INITIALIZED"
+        assert self.error is None, "promise 4: nothing after an error"
+        assert self.initialized, "promise 2: no resolved ts before INITIALIZED"
         assert ts >= self.resolved_ts, "it never goes back"
         self.resolved_ts = ts
 

@@ -1,6 +1,6 @@
 """Routes, and how errors become answers.
 
-Every error is `{"error_msg", "error_code"}`, that of an unknown route too: 400 for a request to mend, 503 for
+Every error is `{"error_msg", "error_code"}`, that of an unknown route too: 400 for a wrong request, 503 for
 something outside that is unavailable, 500 for the rest. Base path `/api/v2`; `/status` and `/metrics` at the
 root. Text in answers is redacted.
 """
@@ -63,6 +63,12 @@ ROUTES: Final = [
     Route("/unsafe/service_gc_safepoint", operations.delete_gc_safepoint, methods=["DELETE"]),
 ]
 
+ROOT_ROUTES: Final = [
+    Route("/status", status.show, methods=["GET"]),
+    Route("/metrics", status.metrics_text, methods=["GET"]),
+]
+"""Those outside of /api/v2."""
+
 
 class ForOwner:
     """Passes a capture's requests on to the owner while the capture stands by."""
@@ -88,29 +94,28 @@ def create_app(capture: Capture) -> Starlette:
     """The API of a running capture."""
     app = Starlette(
         middleware=[Middleware(ForOwner)],
-        routes=[
-            Mount("/api/v2", routes=ROUTES),
-            Route("/status", status.show, methods=["GET"]),
-            Route("/metrics", status.metrics_text, methods=["GET"]),
-        ],
+        routes=[Mount("/api/v2", routes=ROUTES), *ROOT_ROUTES],
         exception_handlers={TidegateError: _refused, HTTPException: _no_route, Exception: _broken},
     )
     app.state.capture = capture
     return app
 
 
+def code_of(error: TidegateError) -> tuple[str, int]:
+    """The code and the HTTP status that an error is answered with."""
+    if isinstance(error, Refused):
+        return error.code, 400
+    if isinstance(error, InvalidInput):
+        return "CDC:ErrAPIInvalidParam", 400
+    if isinstance(error, Retryable):
+        return "CDC:ErrUnavailable", 503
+    return "CDC:ErrInternalServerError", 500
+
+
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, TidegateError)
-    code = "CDC:ErrInternalServerError"
-    status_code = 500
-    if isinstance(error, InvalidInput):
-        code, status_code = "CDC:ErrAPIInvalidParam", 400
-    elif isinstance(error, Retryable):
-        code, status_code = "CDC:ErrUnavailable", 503
-    if isinstance(error, Refused):
-        code = error.code
-    body = {"error_msg": redact(str(error)), "error_code": code}
-    return JSONResponse(body, status_code)
+    code, status_code = code_of(error)
+    return JSONResponse({"error_msg": redact(str(error)), "error_code": code}, status_code)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

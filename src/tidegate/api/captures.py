@@ -1,4 +1,4 @@
-"""Captures and processors: a feed has a processor on each capture that delivers a part of it."""
+"""Captures and processors: a changefeed has a processor on each capture that delivers a part of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tidegate.server.new_feed import Refused
 
 
 async def show_all(request: Request) -> Response:
-    """GET /captures."""
+    """GET /captures: list the captures of the cluster.
+
+    Answer: `total`, and `items` with `id`, `is_owner`, `address`, `cluster_id`.
+    """
     capture = capture_of(request)
     there = [(capture.id, capture.node.capture, capture.options.address)]
     if (member := capture.membership) is not None:
@@ -59,7 +62,10 @@ async def evict(request: Request) -> Response:
 
 
 async def processors(request: Request) -> Response:
-    """GET /processors."""
+    """GET /processors: list the changefeeds with each capture that delivers a part of them.
+
+    Answer: `total`, and `items` with `namespace`, `keyspace`, `changefeed_id`, `capture_id`.
+    """
     capture = capture_of(request)
     items = [
         {
@@ -75,7 +81,12 @@ async def processors(request: Request) -> Response:
 
 
 async def processor(request: Request) -> Response:
-    """GET /processors/ID/CAPTURE: the tables whose rows this capture delivers for a changefeed."""
+    """GET /processors/{name}/{capture}: list the tables whose rows a capture delivers for a changefeed.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Answer: `table_ids`.
+    Errors: ErrCaptureNotExist, ErrChangeFeedNotExists.
+    """
     feed, capture = feed_of(request), capture_of(request)
     names = {found: name for name, found in capture.ids.items()}
     name = names.get(request.path_params["capture"])

@@ -72,7 +72,16 @@ def number(body: dict[str, Any], name: str) -> int:
 
 
 async def create(request: Request) -> Response:
-    """POST /changefeeds."""
+    """POST /changefeeds: create a changefeed, and start it.
+
+    Body: `changefeed_id` the name (left out: a UUID); `namespace` or `keyspace` (else of the query, else
+        `default`); `sink_uri`; `replica_config` the settings, in snake_case; `start_ts` (0: now);
+        `target_ts` (0: none).
+    Answer: the changefeed, as GET /changefeeds/{name} shows it.
+    Errors: ErrChangeFeedAlreadyExists, ErrColumnSelectorFailed, ErrExpressionColumnNotFound,
+        ErrExpressionParseFailed, ErrInvalidIgnoreEventType, ErrKafkaTopicExprInvalid, ErrStartTsBeforeGC,
+        ErrTableIneligible, ErrTargetTsBeforeStartTs.
+    """
     body = await body_of(request)
     given = dict(body) | ({} if body.get("namespace") else dict(request.query_params))
     feed = FeedId.checked(_namespace(given), str(body.get("changefeed_id") or uuid.uuid4()))
@@ -93,7 +102,13 @@ async def create(request: Request) -> Response:
 
 
 async def show_all(request: Request) -> Response:
-    """GET /changefeeds: of one namespace if it is named; `state` all, or one state."""
+    """GET /changefeeds: list the changefeeds.
+
+    Query: `namespace` or `keyspace` (left out: all namespaces); `state` `all`, or one state (left out: all
+        but finished ones).
+    Answer: `total`, and `items` with `id`, `namespace`, `keyspace`, `upstream_id`, `state`,
+        `checkpoint_tso`, `checkpoint_time`, `error`, and `tidegate` with `kind` (`changefeed` or `reader`).
+    """
     query = dict(request.query_params)
     wanted = query.get("state", "")
     if wanted not in ("", "all", *State):
@@ -110,14 +125,28 @@ async def show_all(request: Request) -> Response:
 
 
 async def show(request: Request) -> Response:
-    """GET /changefeeds/ID."""
+    """GET /changefeeds/{name}: show a changefeed.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Answer: `id`, `namespace`, `keyspace`, `upstream_id`, `sink_uri` without secrets, `create_time`,
+        `start_ts`, `target_ts`, `config` all settings, `state`, `error`, `creator_version`, `resolved_ts`,
+        `checkpoint_ts`, `checkpoint_time`, `task_status`, `admin_job_type` (always 0), and `tidegate`:
+        totals, spans, the captures that deliver it, what it waits for, tables that are left out, the
+        initial load, partitions.
+    Errors: ErrChangeFeedNotExists.
+    """
     feed = feed_of(request)
     places = await capture_of(request).readers.standings([feed])
     return JSONResponse(full(feed, request, places.get(feed.id)))
 
 
 async def show_status(request: Request) -> Response:
-    """GET /changefeeds/ID/status."""
+    """GET /changefeeds/{name}/status: show where a changefeed is, and its last error.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Answer: `state`, `resolved_ts`, `checkpoint_ts`, `last_error`, `last_warning`, `tidegate`.
+    Errors: ErrChangeFeedNotExists.
+    """
     feed = feed_of(request)
     problem = error_json(feed.life.error)
     warning = feed.shown_state is State.WARNING
@@ -134,7 +163,12 @@ async def show_status(request: Request) -> Response:
 
 
 async def show_meta(request: Request) -> Response:
-    """GET /changefeeds/ID/meta_info: as the feed itself, without what changes from second to second."""
+    """GET /changefeeds/{name}/meta_info: show a changefeed without `tidegate` and `task_status`.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Answer: as GET /changefeeds/{name}, without the two.
+    Errors: ErrChangeFeedNotExists.
+    """
     found = full(feed_of(request), request)
     return JSONResponse(
         {name: value for name, value in found.items() if name not in ("tidegate", "task_status")}
@@ -142,7 +176,13 @@ async def show_meta(request: Request) -> Response:
 
 
 async def show_synced(request: Request) -> Response:
-    """GET /changefeeds/ID/synced: whether everything upstream has is downstream (control.synced)."""
+    """GET /changefeeds/{name}/synced: say whether everything upstream has is downstream (`control.synced`).
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Answer: `synced`, `sink_checkpoint_ts`, `puller_resolved_ts`, `last_synced_ts` (left out if unknown),
+        `now_ts`, all as times of day, and `info`, the reason.
+    Errors: ErrChangeFeedNotExists.
+    """
     feed, reactor = feed_of(request), capture_of(request).reactor
     now = await reactor.now()
     status = feed.config.synced_status
@@ -163,7 +203,14 @@ async def show_synced(request: Request) -> Response:
 
 
 async def update(request: Request) -> Response:
-    """PUT /changefeeds/ID: of a stopped or failed feed; what is left out, empty or 0 stays."""
+    """PUT /changefeeds/{name}: change a stopped or failed changefeed; what is left out, empty or 0 stays.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Body: `sink_uri`, `replica_config`, `target_ts`; `start_ts` must be 0 or unchanged.
+    Answer: the changefeed, as GET /changefeeds/{name} shows it.
+    Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused, ErrSnapshotLostByGC,
+        ErrTargetTsBeforeStartTs, and those of POST /changefeeds about settings.
+    """
     body, feed = await body_of(request), feed_of(request)
     if number(body, "start_ts") not in (0, feed.info.start_ts):
         raise Refused(
@@ -180,13 +227,25 @@ async def update(request: Request) -> Response:
 
 
 async def pause(request: Request) -> Response:
-    """POST /changefeeds/ID/pause."""
+    """POST /changefeeds/{name}/pause: stop a changefeed. It keeps its checkpoint.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Answer: `{}`.
+    Errors: ErrChangeFeedNotExists.
+    """
     await capture_of(request).reactor.command(_feed_id(request), Command.PAUSE)
     return JSONResponse({})
 
 
 async def resume(request: Request) -> Response:
-    """POST /changefeeds/ID/resume."""
+    """POST /changefeeds/{name}/resume: start a stopped or failed changefeed again.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Body: `overwrite_checkpoint_ts` the ts to continue from (0 or left out: the checkpoint).
+    Answer: `{}`.
+    Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused, ErrStartTsBeforeGC,
+        ErrTargetTsBeforeStartTs.
+    """
     body = await body_of(request)
     ts = number(body, "overwrite_checkpoint_ts")
     await capture_of(request).reactor.resume(_feed_id(request), ts)
@@ -194,7 +253,13 @@ async def resume(request: Request) -> Response:
 
 
 async def repartition(request: Request) -> Response:
-    """POST /changefeeds/ID/repartition: `partitions`, over how many rows are to be spread from some ts on."""
+    """POST /changefeeds/{name}/repartition: spread rows over another number of partitions from some ts on.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Body: `partitions` their number.
+    Answer: the changefeed, as GET /changefeeds/{name} shows it.
+    Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused.
+    """
     partitions = number(await body_of(request), "partitions")
     feed = await capture_of(request).reactor.repartition(_feed_id(request), partitions)
     return JSONResponse(full(feed, request))
@@ -227,13 +292,25 @@ async def rebalance(request: Request) -> Response:
 
 
 async def remove(request: Request) -> Response:
-    """DELETE /changefeeds/ID."""
+    """DELETE /changefeeds/{name}: remove a changefeed and what is kept of it.
+
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Answer: `{}`.
+    Errors: ErrChangeFeedNotExists.
+    """
     await capture_of(request).reactor.remove(_feed_id(request))
     return JSONResponse({})
 
 
 async def verify_table(request: Request) -> Response:
-    """POST /verify_table, /get_all_tables: which tables a feed would replicate, and why not the others."""
+    """POST /verify_table, /get_all_tables: list the tables that a changefeed would replicate, and the others.
+
+    Body: `sink_uri`; `replica_config`; `start_ts` (0: now).
+    Answer: `eligible_tables`, `ineligible_tables` with a `reason` each, `all_tables`; each table has
+        `database_name`, `table_name`, `table_id`, `is_partition`. `tidegate` has `weak_orders`: tables
+        whose dispatcher gives up some order.
+    Errors: those of POST /changefeeds about settings.
+    """
     body = await body_of(request)
     uri = parse_sink_uri(str(body.get("sink_uri") or ""))
     config = settled(await asyncio.to_thread(merge_config, body.get("replica_config") or {}, uri))

@@ -20,7 +20,11 @@ MESSAGES_MAX: Final = 8192
 
 
 async def take(request: Request) -> Response:
-    """POST /messages: a list of messages, each for an owner or a processor on this capture."""
+    """POST /messages: take messages of another capture, each for an owner or a processor on this one.
+
+    Body: a list of messages (`control.messages`), 8192 at most. Headers name the cluster and the sender.
+    Answer: `{}`.
+    """
     capture = starting_capture_of(request)
     if capture.membership is None or not capture.takes_messages:
         raise Retryable(

@@ -47,7 +47,11 @@ RESOLVE_AGE_MS: Final = 60_000
 
 
 async def set_log_level(request: Request) -> Response:
-    """POST /log: of this process, until it ends."""
+    """POST /log: set the log level of this process until it ends.
+
+    Body: `log_level` debug, info, warn, error, fatal or panic.
+    Answer: `{}`.
+    """
     level = str((await body_of(request)).get("log_level", "")).lower()
     if level not in LEVELS:
         raise InvalidInput(f"'{level[:40]}' is not a log level.", fix="use one of " + ", ".join(LEVELS))
@@ -57,13 +61,19 @@ async def set_log_level(request: Request) -> Response:
 
 
 async def resign(request: Request) -> Response:
-    """POST /owner/resign: ownership is taken anew, and every running feed starts under a new token."""
+    """POST /owner/resign: give up ownership. The owner that is elected restarts the running changefeeds.
+
+    Answer: 202 and `{}`.
+    """
     await capture_of(request).resign()
     return JSONResponse({}, 202)
 
 
 async def metadata(request: Request) -> Response:
-    """GET /unsafe/metadata: every key of this cluster with its value, secrets hidden; a bare array."""
+    """GET /unsafe/metadata: show all metadata of this cluster, with secrets hidden.
+
+    Answer: an array of objects with `key` and `value`.
+    """
     capture = capture_of(request)
     loop, node = asyncio.get_running_loop(), capture.node
     found = await loop.run_in_executor(node.disk, node.metadata.under, f"/tidegate/{node.cluster}/")
@@ -85,7 +95,11 @@ def _shown(found: KeyValue) -> str:
 
 
 async def resolve_lock(request: Request) -> Response:
-    """POST /unsafe/resolve_lock: clear what ended transactions left locked in a region, up to a ts."""
+    """POST /unsafe/resolve_lock: resolve the locks that ended transactions left in a region.
+
+    Body: `region_id`; `ts` (0: a minute ago), locks up to which are resolved.
+    Answer: `{}`.
+    """
     body = await body_of(request)
     region, ts = number(body, "region_id"), number(body, "ts")
     if not region:
@@ -103,10 +117,12 @@ def _resolve(pd: PdClient, region_id: int, ts: int) -> None:
 
 
 async def delete_gc_safepoint(request: Request) -> Response:
-    """DELETE /unsafe/service_gc_safepoint: let go of upstream's history.
+    """DELETE /unsafe/service_gc_safepoint: release the history that upstream keeps for changefeeds.
 
-    As in TiCDC, a capture that has changefeeds takes it again at its next renewal, within a minute; when
-    upstream's GC was quicker, feeds that needed what it removed say so and fail.
+    As in TiCDC, a capture that has changefeeds holds it again at its next renewal, within a minute. If
+    upstream's GC runs before that, the changefeeds that needed the removed versions fail.
+
+    Answer: `{}`.
     """
     await body_of(request)
     capture = capture_of(request)

@@ -62,7 +62,15 @@ def _asked(body: dict[str, Any]) -> Query:
 
 
 async def create(request: Request) -> Response:
-    """POST /readers."""
+    """POST /readers: create the changefeed of a Spark query.
+
+    Body: `name` (left out: chosen); `namespace` (left out: `default`); `tables` a list of SCHEMA.TABLE;
+        `rows` typed or generic (left out: typed); `start_ts` (0: now); `hold_s` seconds that changes are
+        kept while the query is silent (0: --gc-ttl); `max_kept` bytes that are kept (0: 10 GiB).
+    Answer: `reader` its name, `instance`, `ts` its start. If a reader of this name exists with the same
+        options and was not used yet, it is that reader.
+    Errors: ErrChangeFeedAlreadyExists, ErrStartTsBeforeGC, ErrTableIneligible.
+    """
     body = await body_of(request)
     name = str(body.get("name") or f"reader-{uuid.uuid4().hex[:8]}")
     feed = FeedId.checked(str(body.get("namespace") or DEFAULT_NAMESPACE), name)
@@ -72,7 +80,13 @@ async def create(request: Request) -> Response:
 
 
 async def columns(request: Request) -> Response:
-    """POST /readers/columns."""
+    """POST /readers/columns: say which columns a query of these tables has.
+
+    Body: `name` (of an existing reader; left out: none); `namespace`; `tables`; `rows` typed (left out:
+        typed); `start_ts` (0: now).
+    Answer: `columns`, an Arrow schema in base64.
+    Errors: ErrTableIneligible.
+    """
     body = await body_of(request)
     name = str(body.get("name") or "")
     feed = FeedId.checked(str(body.get("namespace") or DEFAULT_NAMESPACE), name) if name else None
@@ -82,7 +96,15 @@ async def columns(request: Request) -> Response:
 
 
 async def latest(request: Request) -> Response:
-    """POST /readers/ID/latest."""
+    """POST /readers/{name}/latest: say up to which ts a query can read.
+
+    Body: `namespace`; `instance`; `columns` an Arrow schema in base64; `after_ddl` the ts of a DDL that the
+        target has carried out; `start`; `max_bytes`; `target`; `wait_ms` how long to wait for news.
+    Answer: `upto` the ts up to which the query can read now, `readable` the ts up to which changes are
+        kept, `waits` why no more changes come.
+    Errors: ErrChangeFeedNotExists, ErrReaderDDL, ErrReaderSilent, and the code of the reader's own error if
+        it has failed.
+    """
     body = await body_of(request)
     start, max_bytes, target = (number(body, one) for one in ("start", "max_bytes", "target"))
     wait_s = min(number(body, "wait_ms"), WAIT_MS_MAX) / 1000
@@ -92,21 +114,37 @@ async def latest(request: Request) -> Response:
 
 
 async def plan(request: Request) -> Response:
-    """POST /readers/ID/plan."""
+    """POST /readers/{name}/plan: cut a range of ts into parts, and give a ticket for each.
+
+    Body: `namespace`; `instance`; `columns`; `after_ddl`; `start` and `end`, the range.
+    Answer: `parts`, a `ticket` each, and `bytes`, the size of the changes.
+    Errors: ErrChangeFeedNotExists, ErrReaderDDL, ErrReaderSilent.
+    """
     body = await body_of(request)
     bounds = (number(body, one) for one in ("start", "end"))
     return JSONResponse(await _readers(request).plan(_feed_id(request, body), _asked(body), *bounds))
 
 
 async def commit(request: Request) -> Response:
-    """POST /readers/ID/commit."""
+    """POST /readers/{name}/commit: report a ts that the query has committed. Changes up to it are discarded.
+
+    Body: `namespace`; `instance`; `columns`; `after_ddl`; `ts`.
+    Answer: `{}`.
+    Errors: ErrChangeFeedNotExists.
+    """
     body = await body_of(request)
     await _readers(request).commit(_feed_id(request, body), _asked(body), number(body, "ts"))
     return JSONResponse({})
 
 
 async def changes(request: Request) -> Response:
-    """GET /readers/changes: the pieces of a ticket beyond number `past`."""
+    """GET /readers/changes: read the pieces of a ticket. The ticket takes the place of the token.
+
+    Query: `past` the number of a piece; those beyond it are sent (left out: all).
+    Answer: pieces, each its number and length (8 bytes each, big-endian) and an Arrow IPC stream; two zeros
+        end them.
+    Errors: ErrReaderTicket, ErrChangeFeedNotExists, ErrReaderDDL.
+    """
     kind, _, text = request.headers.get("authorization", "").partition(" ")
     if kind != "Ticket":
         raise InvalidInput("There is no ticket.", fix="send Authorization: Ticket ...")

@@ -40,7 +40,12 @@ def starting_capture_of(request: Request) -> Capture:
 
 
 async def show(request: Request) -> Response:
-    """GET /status: also while the capture waits for PD."""
+    """GET /status: say what this capture is; it answers while it waits for PD, too.
+
+    Answer: `version`, `git_hash` (empty), `id`, `cluster_id`, `pid`, `is_owner`, `liveness` (always 0),
+        `waiting_for`, `clock` (trouble with the clock), and `application`, the Spark application: `pid` (0:
+        it does not run), `workers`, `at_work`, `waiting`.
+    """
     capture = starting_capture_of(request)
     return JSONResponse(
         {
@@ -71,7 +76,11 @@ def application(capture: Capture) -> dict[str, Any]:
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 while the capture can do its work, else 503 with what is wrong."""
+    """GET /health: answer 200 while the capture can do its work, and 503 otherwise.
+
+    Answer: `{}`.
+    Errors: ErrUnhealthy (503).
+    """
     capture = capture_of(request)
     problems = []
     if not capture.puller_alive:
@@ -86,11 +95,17 @@ async def health(request: Request) -> Response:
 
 
 async def tso(request: Request) -> Response:
-    """POST /tso: upstream's time."""
+    """POST /tso: take a timestamp from PD.
+
+    Answer: `timestamp` ms since 1970, `logic_time`.
+    """
     now = await asyncio.to_thread(capture_of(request).pd.tso)
     return JSONResponse({"timestamp": timestamp.physical_ms(now), "logic_time": timestamp.logical(now)})
 
 
 async def metrics_text(request: Request) -> Response:
-    """GET /metrics: Prometheus' text form."""
+    """GET /metrics: show the metrics.
+
+    Answer: Prometheus' text form.
+    """
     return Response(metrics.render(), media_type="text/plain; version=0.0.4")

@@ -114,7 +114,7 @@ def status(server: ServerOption = DEFAULT_SERVER, as_json: JsonOption = False) -
 
 @app.command()
 def resign(server: ServerOption = DEFAULT_SERVER) -> None:
-    """Let another capture become the owner; a capture without others starts its changefeeds again.
+    """Make another capture the owner; a capture without others restarts its changefeeds.
 
     Any capture of the cluster may be asked: it forwards the request to the owner.
     """

@@ -60,14 +60,13 @@ def run(
     name: Annotated[
         str,
         typer.Option(
-            help="Of the consumer of a database or of a bucket: by it the consumer finds its position there "
-            "again."
+            help="For a database or a bucket: the name by which the consumer finds its position there again."
         ),
     ] = "",
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="Of the consumer of a database or of a bucket: for rows on their way, Spark's log and rows "
+            help="For a database or a bucket: a folder for rows on their way, Spark's log and rows "
             "set aside; else ./tidegate-consumer-NAME."
         ),
     ] = None,
@@ -76,15 +75,15 @@ def run(
         typer.Option(
             min=1,
             max=64,
-            help="Of a database's consumer: connections that write side by side, a table in one. With "
-            "1, whoever reads the database sees whole transactions over all tables.",
+            help="For a database: connections that write side by side, a table in one. With "
+            "1, readers of the database see whole transactions over all tables.",
         ),
     ] = 4,
     adopt: Annotated[
         bool,
         typer.Option(
             "--adopt",
-            help="Of a database's consumer: write tables that are there already, too. They must hold the "
+            help="For a database: write tables that are there already, too. They must hold the "
             "source's rows as of the changefeed's start-ts or later.",
         ),
     ] = False,
@@ -92,7 +91,7 @@ def run(
         int | None,
         typer.Option(
             min=1 << 20,
-            help="Of a database's consumer: a transaction with more row data than this is split, and readers "
+            help="For a database: a transaction with more row data than this is split, and readers "
             "see some of it before the rest (default 1 GiB). With --lanes 1 it is refused instead; there the "
             "default is no limit.",
         ),
@@ -101,8 +100,7 @@ def run(
         list[int] | None,
         typer.Option(
             min=1,
-            help="Of a database's consumer: the ts of a DDL that you have run there in other words; may be "
-            "repeated.",
+            help="For a database: the ts of a DDL that you have run there in other words; may be repeated.",
         ),
     ] = None,
     include: Annotated[
@@ -180,11 +178,11 @@ def run(
     worker_python: Annotated[
         str,
         typer.Option(
-            help="Of a Spark cluster: its machines' Python, which has Tidegate; else the path of this one."
+            help="For a Spark cluster: its machines' Python, which has Tidegate; else the path of this one."
         ),
     ] = "",
     driver_host: Annotated[
-        str, typer.Option(help="Of a Spark cluster: an address of this machine that its machines reach.")
+        str, typer.Option(help="For a Spark cluster: an address of this machine that its machines reach.")
     ] = "127.0.0.1",
     group: Annotated[
         str,

@@ -46,15 +46,15 @@ WIDTH: Final = 200
 JSON_LINES: Final = "Print JSON lines, one for each entry."
 
 DataDirOption = Annotated[
-    Path | None, typer.Option(help="Of a changefeed: the --data-dir of its capture's server.")
+    Path | None, typer.Option(help="For a changefeed: the --data-dir of its capture's server.")
 ]
 FeedOption = Annotated[str, typer.Option("--changefeed-id", "-c", help="The changefeed.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", help="The changefeed's namespace.")]
-TargetOption = Annotated[str, typer.Option(help="Of a consumer: its --target.")]
-NameOption = Annotated[str, typer.Option(help="Of a consumer that writes a database: its --name.")]
+TargetOption = Annotated[str, typer.Option(help="For a consumer: its --target.")]
+NameOption = Annotated[str, typer.Option(help="For a consumer of a database: its --name.")]
 FolderOption = Annotated[
     Path | None,
-    typer.Option(help="Of a consumer that writes a database: its --folder, if it was given one."),
+    typer.Option(help="For a consumer of a database: its --folder, if it was given one."),
 ]
 TableOption = Annotated[str, typer.Option(help="Only entries of this table, SCHEMA.TABLE.")]
 TopicOption = Annotated[str, typer.Option(help="Only entries of this topic.")]
@@ -261,7 +261,9 @@ def show(
     target: TargetOption = "",
     name: NameOption = "",
     folder: FolderOption = None,
-    most: Annotated[int, typer.Option("--bytes", min=16, help="Of each image, shown at most.")] = 1024,
+    most: Annotated[
+        int, typer.Option("--bytes", min=16, help="The most bytes of each image that are shown.")
+    ] = 1024,
     as_json: JsonOption = False,
 ) -> None:
     """Show one entry: where it stood, why it is here, its bytes or its row.
@@ -328,15 +330,17 @@ def replay(
     name: NameOption = "",
     folder: FolderOption = None,
     source: Annotated[
-        str, typer.Option(help="Of a consumer: its --source, which says how messages are written.")
+        str, typer.Option(help="For a consumer: its --source, which says how messages are written.")
     ] = "",
-    time_zone: Annotated[str, typer.Option(help="Of a consumer: its --time-zone.", show_default=False)] = "",
+    time_zone: Annotated[str, typer.Option(help="For a consumer: its --time-zone.", show_default=False)] = "",
     table: TableOption = "",
     topic: TopicOption = "",
     limit: LimitOption = 50,
     sql: Annotated[
         Path | None,
-        typer.Option(help="Of a database's consumer: a new file for SQL that writes the good rows by hand."),
+        typer.Option(
+            help="For a consumer of a database: a new file for SQL that writes the good rows by hand."
+        ),
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", hidden=True)] = False,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_LINES)] = False,

@@ -1,4 +1,4 @@
-"""`tidegate topic`: what can be said of a topic from outside, whoever writes it."""
+"""`tidegate topic`: what a reader can check about a topic, whichever program writes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from tidegate.errors import InvalidInput, TidegateError
 if TYPE_CHECKING:
     from tidegate.consumer.contract import Verdict
 
-app = typer.Typer(help="Judge a topic, whoever writes it.", no_args_is_help=True)
+app = typer.Typer(
+    help="Check a topic against its contract, whichever program writes it.", no_args_is_help=True
+)
 
 PRODUCERS = ("tidegate", "ticdc")
 TABLES_SHOWN = 30
@@ -25,7 +27,7 @@ TABLES_SHOWN = 30
 
 @app.callback()
 def _root() -> None:
-    """Judge a topic, whoever writes it."""
+    """Check a topic against its contract, whichever program writes it."""
 
 
 @app.command()

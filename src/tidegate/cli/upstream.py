@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from tidegate.workload.bank import BankStats
     from tidegate.workload.load import LoadStats
 
-app = typer.Typer(help="Run and poke the embedded upstream: a small PD and TiKV.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run the embedded upstream, a small PD and TiKV, and work with it.", no_args_is_help=True
+)
 
 app.add_typer(upstream_region.app, name="region")
 app.add_typer(upstream_fault.app, name="fault")
@@ -39,7 +41,7 @@ app.add_typer(upstream_fault.app, name="fault")
 
 @app.callback()
 def group() -> None:
-    """Run and poke the embedded upstream: a small PD and TiKV."""
+    """Run the embedded upstream, a small PD and TiKV, and work with it."""
 
 
 @app.command()
@@ -83,11 +85,13 @@ def run(
     api_version: Annotated[
         int | None,
         typer.Option(
-            min=1, max=2, help="Of a new store; 2 has raw keys with versions, captured, and keyspaces."
+            min=1,
+            max=2,
+            help="For a new store; 2 has raw keys with versions, which can be captured, and keyspaces.",
         ),
     ] = None,
     keyspace: Annotated[
-        list[str] | None, typer.Option(help="A keyspace to have beside DEFAULT; may be repeated.")
+        list[str] | None, typer.Option(help="A keyspace in addition to DEFAULT; may be repeated.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -238,7 +242,9 @@ def dump(
 @app.command()
 def workload(
     pd: PdOption,
-    seed: Annotated[int, typer.Option(help="What happens follows from it, apart from timestamps.")] = 1,
+    seed: Annotated[
+        int, typer.Option(help="The same seed makes the same changes, apart from timestamps.")
+    ] = 1,
     rate: Annotated[
         float | None, typer.Option(min=0.001, help="Rows a second at most; default: as fast as it goes.")
     ] = None,
@@ -303,11 +309,11 @@ def check_log_command(
     target: Annotated[str, typer.Option(help="An empty Delta target: delta:///absolute/directory.")],
     kafka: Annotated[str, typer.Option(help="A Kafka broker, host:port (`tools/services start kafka`).")],
     protocol: Annotated[
-        str, typer.Option(help="What the topic has: see docs/formats/protocols.md.")
+        str, typer.Option(help="Protocol of the topic: see docs/formats/protocols.md.")
     ] = "open-protocol",
     until: Annotated[int | None, typer.Option(help="Only the log up to this ts.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Check every so many snapshots, the last always.")] = 1,
-    ids_per_stripe: Annotated[int, typer.Option(help="Of the changefeed: see docs/stripes.md.")] = 0,
+    ids_per_stripe: Annotated[int, typer.Option(help="For the changefeed: see docs/stripes.md.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Send a recorded log through the whole product and compare the target with the log's own snapshots.

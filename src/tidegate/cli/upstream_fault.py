@@ -13,7 +13,9 @@ import typer
 from tidegate.cli.client import reported
 from tidegate.cli.upstream_region import JsonOption, PdOption
 
-app = typer.Typer(help="Make things go wrong: streams, timestamps, stores, errors.", no_args_is_help=True)
+app = typer.Typer(
+    help="Cause faults in the embedded upstream: streams, timestamps, stores, errors.", no_args_is_help=True
+)
 
 OnOff = Annotated[str, typer.Argument(metavar="on|off", help="Whether it shall be so.")]
 FreezeOrThaw = Annotated[
@@ -24,7 +26,7 @@ StoreArgument = Annotated[int, typer.Argument(metavar="STORE", help="The store's
 
 @app.callback()
 def group() -> None:
-    """Make things go wrong: streams, timestamps, stores, errors."""
+    """Cause faults in the embedded upstream: streams, timestamps, stores, errors."""
 
 
 @app.command()
@@ -41,19 +43,19 @@ def clear(pd: PdOption, as_json: JsonOption = False) -> None:
 
 @app.command()
 def tso(pd: PdOption, state: FreezeOrThaw, as_json: JsonOption = False) -> None:
-    """Let PD give out no timestamps, or again."""
+    """Stop PD from giving out timestamps, or start it again."""
     _set(pd, as_json, tso_frozen=_either(state, "freeze", "thaw"))
 
 
 @app.command("resolved-ts")
 def resolved_ts(pd: PdOption, state: FreezeOrThaw, as_json: JsonOption = False) -> None:
-    """Let no store advance a resolved ts, or again."""
+    """Stop all stores from advancing resolved ts, or start them again."""
     _set(pd, as_json, resolved_frozen=_either(state, "freeze", "thaw"))
 
 
 @app.command("stale-pd")
 def stale_pd(pd: PdOption, state: OnOff, as_json: JsonOption = False) -> None:
-    """Let PD answer with the regions as they are now, whatever becomes of them."""
+    """Make PD answer with the regions as they are now, although they change."""
     _set(pd, as_json, pd_stale=_either(state, "on", "off"))
 
 
@@ -82,7 +84,7 @@ def duplicate(
     share: Annotated[float, typer.Argument(metavar="SHARE", help="Share of requests, 0 to 1.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Let requests for change data arrive twice."""
+    """Deliver requests for change data twice."""
     _set(pd, as_json, duplicate_share=share)
 
 
@@ -101,7 +103,7 @@ def start_store(pd: PdOption, store: StoreArgument, as_json: JsonOption = False)
 @app.command("cut-streams")
 def cut_streams(
     pd: PdOption,
-    store: Annotated[int, typer.Option(help="Of this store; 0: of all.")] = 0,
+    store: Annotated[int, typer.Option(help="The store; 0: all stores.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """End the streams of change data that are open now."""
@@ -111,7 +113,7 @@ def cut_streams(
 @app.command()
 def congest(
     pd: PdOption,
-    region: Annotated[int, typer.Option(help="Of this region; 0: of all.")] = 0,
+    region: Annotated[int, typer.Option(help="The region; 0: all regions.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """End the registrations of change data that are there now with Congested."""
@@ -122,7 +124,10 @@ def congest(
 def quota(
     pd: PdOption,
     size: Annotated[
-        int, typer.Argument(metavar="BYTES", min=0, max=(1 << 63) - 1, help="Of unread events; 0: as usual.")
+        int,
+        typer.Argument(
+            metavar="BYTES", min=0, max=(1 << 63) - 1, help="The most bytes of unread events; 0: as usual."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:

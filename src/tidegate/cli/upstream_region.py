@@ -97,7 +97,7 @@ def transfer(
     to_store: Annotated[int, typer.Option(help="The store whose peer shall lead.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Let another store lead a region."""
+    """Move the leadership of a region to another store."""
     with _control(pd) as control:
         _show(control.transfer(region, to_store), as_json)
 

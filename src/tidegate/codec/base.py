@@ -20,7 +20,7 @@ from tidegate.model.message import Message
 from tidegate.model.row import RowChange
 
 RECORD_OVERHEAD: Final = 36
-"""Bytes Kafka may add to a record: TiCDC's MaxRecordOverhead, facts 0.5."""
+"""Bytes that Kafka may add to a record: `MaxRecordOverhead` of tiflow `pkg/sink/codec/common/message.go`."""
 
 DDL_HEADER: Final = "tidegate-ddl"
 """Name of the Kafka header that carries a whole DdlEvent beside the protocol's own DDL message."""
@@ -99,11 +99,11 @@ class WireColumn:
     type: pa.DataType
     """Type of the column in `DecodedTable.new` and `.old`."""
     mysql_type: int
-    """MySQL type code, facts 0.1."""
+    """MySQL's type code: docs/formats/columns.md#type-codes."""
     key: bool
     """Part of the handle key, or of the primary key where the protocol knows only that."""
     flag: int | None = None
-    """The flag bits of facts 0.2, where the protocol sends them."""
+    """TiCDC's flags (docs/formats/columns.md#flags), where the protocol sends them."""
     type_name: str = ""
     """The type's name, where the protocol sends it."""
     zone: str = ""
@@ -125,11 +125,11 @@ class DecodedTable:
     `op` is model.slots INSERT, UPDATE or DELETE. `new` and `old` have one row per change: nulls where the
     change has no such image, None when no change here has one. Columns that an update's before image left
     out as unchanged are filled from the after image. An UPDATE whose producer sends no old values comes
-    as INSERT (facts 1.4).
+    as INSERT (docs/formats/open-protocol.md#values).
 
     Column types: tinyint..bigint and year int64 or uint64; bit, enum (index) and set (mask) uint64;
     float float32, double float64; char and text string; binary and blob binary;
-    decimal, temporal, JSON and vector string in canonical text (facts 0.4).
+    decimal, temporal, JSON and vector string in canonical text (docs/formats/columns.md#canonical-text).
     """
 
     schema: str

@@ -1,9 +1,10 @@
 """The header `tidegate-ddl`: a whole DdlEvent as JSON, beside the protocol's own DDL message.
 
 A consumer renders DDL for its target from the TableInfo in it, instead of trusting SQL text
-(facts 14.9, 14.17, 14.18). Members are the fields of `model.ddl.DdlEvent`; `format` is 1. `timestamp_zone` is
-the changefeed's: the zone of the TIMESTAMP texts on its topics, which most protocols do not tell. It,
-`time_zone` and `moved_to` may be missing: topics that an earlier release began have headers without them.
+(docs/formats/ddl.md#in-a-header). Members are the fields of `model.ddl.DdlEvent`; `format` is 1.
+`timestamp_zone` is the changefeed's: the zone of the TIMESTAMP texts on its topics, which most protocols do
+not say. It, `time_zone` and `moved_to` may be missing: topics that an earlier release began have headers
+without them.
 """
 
 from __future__ import annotations

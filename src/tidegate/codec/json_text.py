@@ -1,4 +1,6 @@
-"""JSON text byte for byte as Go's three JSON writers make it (facts 0.10), and Go's strconv.Quote.
+"""JSON text byte for byte as Go's three JSON writers make it, and Go's strconv.Quote.
+
+The three: docs/formats/protocols.md#json-text.
 
 Plain twins: `codec.text_kernels` and `codec.kernels` do the same over raw memory.
 """
@@ -118,7 +120,7 @@ def go_unquote(text: bytes) -> bytes:
 
 
 def json_float(value: float, single: bool) -> bytes:
-    """A number as encoding/json writes a float32 or float64; NaN and infinities are 0 (facts 0.4)."""
+    """A number as encoding/json writes a float32 or float64; NaN and infinities are 0."""
     if not math.isfinite(value):
         return b"0"
     if value == 0:

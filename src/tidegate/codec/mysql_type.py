@@ -1,4 +1,7 @@
-"""MySQL's types in words, as canal-json's `mysqlType` has them (facts 2.4): short, in full, and back."""
+"""MySQL's types in words, as canal-json's `mysqlType` has them: short, in full, and back.
+
+See docs/formats/canal-json.md#values.
+"""
 
 from __future__ import annotations
 

@@ -19,13 +19,16 @@ DURATION_UNITS: Final = MappingProxyType(
 DURATION_PART: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
-def setting(default: Any, kind: str = "", key: str = "", older: str = "") -> Any:
-    """A field with a kind other than its type's, or other names in the file.
+def setting(
+    default: Any, kind: str = "", key: str = "", older: str = "", *, unit: str = "", ours: bool = False
+) -> Any:
+    """A field with a kind other than its type's, other names in the file, a unit, or no namesake in TiCDC.
 
+    `unit` and `ours` are for the reference page alone; all of `[tidegate]` is ours without them.
     Kinds: `secret`; `duration`, which answers show as nanoseconds; `duration text`, which they show as Go
     writes it. TiCDC's client parses the one as a number and the other as a string, and refuses anything else.
     """
-    metadata = {"kind": kind, "key": key, "older": older}
+    metadata = {"kind": kind, "key": key, "older": older, "unit": unit, "ours": ours}
     return field(default=default, repr=kind != "secret", metadata=metadata)
 
 

@@ -1,4 +1,4 @@
-"""What one changefeed is asked to do."""
+"""The settings of one changefeed, by section of its file: docs/reference/settings.md is made from them."""
 
 from __future__ import annotations
 
@@ -11,65 +11,81 @@ from tidegate.config.values import TABLE_MODE
 
 @dataclass(frozen=True, slots=True)
 class DispatchRule:
-    """One `[[sink.dispatchers]]` entry; the first whose matcher fits a table wins."""
+    """One `[[sink.dispatchers]]` entry; the first whose matcher fits a table counts (docs/dispatchers.md)."""
 
     matcher: tuple[str, ...] = ("*.*",)
+    """Table rules: the entry is for the tables that they let pass."""
     partition: str = setting("default", older="dispatcher")
-    """`dispatcher` is TiCDC's older name of it."""
+    """How rows are spread over the topic's partitions: default, table, ts, index-value, rowid, columns or
+    conflict."""
     index: str = ""
+    """With index-value: the unique index whose columns are hashed; empty: the handle key."""
     columns: tuple[str, ...] = ()
+    """With columns: the columns that are hashed."""
     topic: str = ""
-    """Topic expression with {schema} and {table}; empty: the URI's topic."""
+    """The tables' topic, in which {schema} and {table} are replaced; empty: the URI's topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventFilterRule:
-    """One `[[filter.event-filters]]` entry: what of the tables it matches is left out (docs/filters.md)."""
+    """One `[[filter.event-filters]]` entry: changes of some tables that are not sent (docs/filters.md)."""
 
     matcher: tuple[str, ...] = ()
+    """Table rules: the entry is for the tables that they let pass."""
     ignore_event: tuple[str, ...] = ()
+    """Kinds of change that are not sent: insert, drop table, all ddl, and so on."""
     ignore_sql: tuple[str, ...] = ()
     """RE2 expressions, without case; a DDL whose text holds a match is not sent."""
     ignore_insert_value_expr: str = ""
+    """A SQL condition; an insert whose row fulfils it is not sent."""
     ignore_update_new_value_expr: str = ""
+    """A SQL condition; an update whose new row fulfils it is not sent."""
     ignore_update_old_value_expr: str = ""
+    """A SQL condition; an update whose old row fulfils it is not sent."""
     ignore_delete_value_expr: str = ""
+    """A SQL condition; a delete whose row fulfils it is not sent."""
     ignore_update_only_columns: tuple[str, ...] = ()
     """An update that changes no other column, and no key, is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilterConfig:
-    """`[filter]`: which tables, transactions, DDLs and rows pass."""
+    """`[filter]`: which tables, transactions, DDLs and rows pass (docs/filters.md)."""
 
     rules: tuple[str, ...] = ("*.*",)
+    """Table rules; the last one that matches a table decides."""
     ignore_txn_start_ts: tuple[int, ...] = ()
+    """Start ts of transactions whose rows and DDLs are not sent."""
     event_filters: tuple[EventFilterRule, ...] = ()
+    """See below."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSelector:
-    """One `[[sink.column-selectors]]` entry; the first that matches a table says which columns travel."""
+    """One `[[sink.column-selectors]]` entry; the first that matches a table says which columns are sent."""
 
     matcher: tuple[str, ...] = ()
+    """Table rules: the entry is for the tables that they let pass."""
     columns: tuple[str, ...] = ()
-    """Patterns as in table rules, the last that matches wins; a column that none matches does not travel."""
+    """Patterns as in table rules; the last that matches decides; a column that none matches is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodecConfig:
-    """`[sink.kafka-config.codec-config]`."""
+    """`[sink.kafka-config.codec-config]`: options of single protocols (docs/formats/protocols.md)."""
 
     enable_tidb_extension: bool = False
-    max_batch_size: int = 16
-    """Rows in one message at most, for protocols that batch."""
+    """Canal-JSON, Avro and Debezium: messages have TiDB's own members, such as the commit ts."""
+    max_batch_size: int = setting(16, unit="rows")
+    """The most rows in one message, for protocols that batch."""
     encoding_format: str = "json"
-    """What simple's messages are written in; the registry says what there is."""
+    """Simple: how its messages are written, json or avro."""
     avro_enable_watermark: bool = False
+    """Avro: Resolved is sent too."""
     avro_decimal_handling_mode: str = "precise"
-    """precise, or string."""
+    """Avro: precise, or string."""
     avro_bigint_unsigned_handling_mode: str = "long"
-    """long, or string."""
+    """Avro: long, or string."""
     avro_include_before_value: bool = False
     """Avro, flavour new: updates and deletes have the old row."""
     output_row_key: bool = False
@@ -78,78 +94,100 @@ class CodecConfig:
 
 @dataclass(frozen=True, slots=True)
 class LargeMessageConfig:
-    """`[sink.kafka-config.large-message-handle]`: docs/formats/large-messages.md."""
+    """`[sink.kafka-config.large-message-handle]`: rows that no message can hold, and compression
+    (docs/formats/large-messages.md).
+    """
 
     large_message_handle_option: str = "none"
-    """What becomes of a row that does not fit max-message-bytes: none (the changefeed stops),
-    handle-key-only, or claim-check."""
+    """A row that does not fit max-message-bytes: none (the changefeed stops), handle-key-only, or
+    claim-check."""
     large_message_handle_compression: str = "none"
-    """Of every message's value: none, snappy or lz4."""
+    """How every message's value is compressed: none, snappy or lz4."""
     claim_check_storage_uri: str = setting("", "secret")
-    """Where claim-check puts such rows; with its credentials, if it has any."""
+    """Where claim-check puts such rows, a file:// or s3:// URI; with its credentials, if it has any."""
     claim_check_raw_value: bool = False
     """The storage holds the bare value, not a JSON object of key and value."""
 
 
 @dataclass(frozen=True, slots=True)
 class KafkaConfig:
-    """`[sink.kafka-config]` and the URI's parameters."""
+    """`[sink.kafka-config]`: the topic, and how its brokers are reached."""
 
-    partition_num: int = 0
-    """0: the topic's own count, or 3 for a topic we create."""
-    replication_factor: int = 1
-    max_message_bytes: int = 10_485_760
+    partition_num: int = setting(0, unit="partitions")
+    """Partitions that rows are spread over. 0: the topic's own count, or 3 for a topic that is created."""
+    replication_factor: int = setting(1, unit="replicas")
+    """Replicas of a topic that is created."""
+    max_message_bytes: int = setting(10_485_760, unit="bytes")
+    """The largest message; a larger row is handled by large-message-handle."""
     compression: str = "none"
+    """How the producer compresses batches: none, gzip, snappy, lz4 or zstd."""
     kafka_client_id: str = ""
+    """The client id that brokers see; empty: the client library's own."""
     auto_create_topic: bool = True
+    """False: a topic that does not exist is an error."""
     dial_timeout: float = setting(10.0, "duration text")
-    """Seconds to reach a broker."""
+    """How long connecting to a broker may take."""
     write_timeout: float = setting(10.0, "duration text")
-    """Seconds for one request."""
+    """How long one request to a broker may take."""
     read_timeout: float = setting(10.0, "duration text")
+    """Accepted without effect: write-timeout covers a request with its answer."""
     required_acks: int = -1
     """Only -1 (all): a transactional producer knows no other."""
     enable_tls: bool = False
+    """Connect with TLS; the scheme kafka+ssl turns it on."""
     ca: str = ""
+    """File with the CA's certificate; empty: the CAs that the system trusts."""
     cert: str = ""
+    """File with the client's certificate."""
     key: str = ""
+    """File with the client's private key."""
     insecure_skip_verify: bool = False
+    """Do not check the brokers' certificates."""
     sasl_user: str = ""
+    """User; empty: no SASL."""
     sasl_password: str = setting("", "secret")
+    """The user's password."""
     sasl_mechanism: str = ""
     """PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; PLAIN when only a user is given."""
     output_raw_change_event: bool = False
-    """False: an update of a unique key is split into delete and insert (facts 7.3)."""
+    """False: an update of a unique key is split into a delete and an insert
+    (docs/formats/contract.md#split-updates)."""
     codec_config: CodecConfig = CodecConfig()
     large_message_handle: LargeMessageConfig = LargeMessageConfig()
 
 
 @dataclass(frozen=True, slots=True)
 class OpenConfig:
-    """`[sink.open]`."""
+    """`[sink.open]`: options of open-protocol."""
 
     output_old_value: bool = True
+    """Updates have the old row."""
 
 
 @dataclass(frozen=True, slots=True)
 class DebeziumConfig:
-    """`[sink.debezium]`."""
+    """`[sink.debezium]`: options of debezium."""
 
     output_old_value: bool = True
+    """Updates have the old row."""
     include_start_ts: bool = False
     """Flavour new: rows have the start ts of their transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkConfig:
-    """`[sink]`."""
+    """`[sink]`: the protocol, and how tables are laid out on topics."""
 
     protocol: str = ""
-    """What messages look like; `codec.registry.settled` checks it and gives it its one name."""
+    """The protocol of the messages (docs/formats/protocols.md). Required."""
     dispatchers: tuple[DispatchRule, ...] = ()
+    """See below."""
     column_selectors: tuple[ColumnSelector, ...] = ()
+    """See below."""
     only_output_updated_columns: bool = False
+    """An update's old row has only the columns that the update changed."""
     delete_only_output_handle_key_columns: bool = False
+    """A delete has only the columns of the handle key."""
     content_compatible: bool = False
     """Canal-JSON as Alibaba's canal writes it."""
     debezium_disable_schema: bool = False
@@ -163,7 +201,7 @@ class SinkConfig:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityConfig:
-    """`[integrity]`: what is compared on the way of a row, and what a mismatch does.
+    """`[integrity]`: which checks a row passes, and what a mismatch does (docs/integrity.md).
 
     TiDB writes checksums while `tidb_enable_row_level_checksum` is on; rows without one pass unchecked.
     """
@@ -171,9 +209,9 @@ class IntegrityConfig:
     integrity_check_level: str = "none"
     """none, or correctness: every image of every row that carries a checksum is compared."""
     corruption_handle_level: str = "warn"
-    """warn: the row goes on, counted, and into quarantine; error: and the changefeed stops before it."""
-    verify_encoded: bool = False
-    """Ours: whether every message is decoded again and compared with its row before it is sent."""
+    """warn: the row is sent, counted, and copied into quarantine; error: the changefeed stops before it."""
+    verify_encoded: bool = setting(False, ours=True)
+    """Every message is decoded again and compared with its row before it is sent."""
 
     @property
     def checks(self) -> bool:
@@ -193,12 +231,12 @@ class IntegrityConfig:
 
 @dataclass(frozen=True, slots=True)
 class SyncedStatusConfig:
-    """`[synced-status]`: when GET /changefeeds/ID/synced says that everything is downstream. In seconds."""
+    """`[synced-status]`: when GET /changefeeds/{name}/synced answers that everything is downstream."""
 
-    synced_check_interval: int = 300
-    """No row must have come for so long."""
-    checkpoint_interval: int = 15
-    """And the checkpoint must be no further behind upstream's time."""
+    synced_check_interval: int = setting(300, unit="seconds")
+    """The time for which no row has come."""
+    checkpoint_interval: int = setting(15, unit="seconds")
+    """The most that the checkpoint is behind upstream's time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,55 +247,57 @@ class SchedulerConfig:
     """
 
     enable_table_across_nodes: bool = False
-    region_threshold: int = 100_000
+    """Large tables are cut into pieces."""
+    region_threshold: int = setting(100_000, unit="regions")
     """A table of more regions is cut into pieces."""
-    region_count_per_span: int = 100
-    """Of so many regions each, as far as the number of pieces allows."""
+    region_count_per_span: int = setting(100, unit="regions")
+    """The regions of one piece, as far as the number of pieces allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TidegateConfig:
-    """`[tidegate]`: what TiCDC has no word for."""
+    """`[tidegate]`: settings that TiCDC does not have."""
 
     flavour: str = "classic"
-    """Whose bytes where TiCDC's two architectures differ: classic or new."""
+    """Which of TiCDC's two architectures the messages follow where they differ: classic or new."""
     time_zone: str = "UTC"
-    slots: int = 0
-    """Transactional producers of the feed at most; 0: as many as Spark's task slots."""
-    max_batch_bytes: int = 256 << 20
-    """Raw bytes one batch takes at most, over all spans."""
-    ids_per_stripe: int = 0
-    """So many neighbouring table ids are pulled, kept and delivered as one; 1: each table by itself. 0:
+    """The zone of TIMESTAMP texts in messages."""
+    slots: int = setting(0, unit="producers")
+    """The most transactional producers of the changefeed; 0: as many as Spark has task slots."""
+    max_batch_bytes: int = setting(256 << 20, unit="bytes")
+    """The most raw bytes that one batch takes, over all spans."""
+    ids_per_stripe: int = setting(0, unit="table ids")
+    """How many neighbouring table ids are pulled, kept and delivered as one. 1: each table by itself. 0:
     chosen when the changefeed is created, 1 up to 1,000 tables (docs/stripes.md)."""
     table_cuts: tuple[str, ...] = ()
-    """Hex, ascending; record keys at which one piece of a table ends and the next begins. Left out: chosen by
-    `[scheduler]` when the changefeed is created, or when that is changed."""
+    """Record keys in hex, ascending, at which one piece of a table ends and the next begins. Left out: chosen
+    by `[scheduler]` when the changefeed is created, or when that is changed."""
     retention: float = setting(0.0, "duration")
-    """Seconds that delivered segments are kept for replay."""
+    """How long delivered segments are kept for replay."""
     resolved_interval: float = setting(0.1, "duration")
-    """Seconds between two Resolved messages at least."""
+    """The shortest time between two Resolved messages."""
     stall_timeout: float = setting(60.0, "duration")
-    """With work waiting, and nothing done for so long, the pipeline is killed and started again."""
+    """The pipeline is killed and restarted if work waits and nothing is done for this time."""
     start_timeout: float = setting(300.0, "duration")
-    """The same while it starts: Spark, its workers and compiled kernels take longer than a batch."""
+    """The same while the pipeline starts: Spark, its workers and kernels take longer than a batch."""
     initial_load: bool = False
-    """True: the feed begins with the rows, or keys, there are at its start-ts (docs/initial-load.md)."""
-    load_rows_per_second: int = 0
+    """The changefeed begins with the rows, or keys, that exist at its start-ts (docs/initial-load.md)."""
+    load_rows_per_second: int = setting(0, unit="rows a second")
     """The initial load reads no faster, over all tasks; 0: as fast as it can."""
-    load_bytes_per_second: int = 0
-    """The same in bytes of keys and values."""
+    load_bytes_per_second: int = setting(0, unit="bytes a second")
+    """The same for bytes of keys and values."""
     kv_mode: str = TABLE_MODE
-    """tidb: tables; txnkv, rawkv: committed keys without tables (docs/key-value.md)."""
+    """tidb: tables; txnkv: committed keys without tables; rawkv: raw keys (docs/key-value.md)."""
     keyspace_id: int = -1
-    """Of the keys; -1: the default keyspace for rawkv, keys as they are (API V1) for txnkv."""
+    """The keyspace of the keys; -1: the default keyspace for rawkv, keys as they are (API V1) for txnkv."""
     keyspace: str = ""
-    """Its name, which PD knows; the id is looked up when the changefeed is created."""
+    """The name of the keyspace; PD is asked for its id when the changefeed is created."""
     start_key: str = ""
-    """Hex, without mode and keyspace; the first key that is followed."""
+    """The first key that is followed, in hex, without mode and keyspace."""
     end_key: str = ""
-    """Hex; the first key that is not followed; empty: none."""
+    """The first key that is not followed, in hex; empty: none."""
     key_prefix: str = ""
-    """Hex; instead of the two: all keys that begin with it."""
+    """In place of the two: all keys that begin with it, in hex."""
 
     @property
     def has_stripes(self) -> bool:
@@ -275,13 +315,15 @@ class ReplicaConfig:
     """One changefeed's settings: TOML, JSON and URI merged, checked once."""
 
     case_sensitive: bool = False
+    """Table rules and matchers distinguish upper and lower case."""
     force_replicate: bool = False
-    """True: tables without a usable key are replicated too; a consumer compares their rows whole."""
+    """Tables without a usable key are replicated too; a consumer compares their rows whole."""
     ignore_ineligible_table: bool = False
-    """True: tables without a usable key are left out; False: they forbid creating the feed."""
+    """True: tables without a usable key are left out. False: with such tables a changefeed is not created."""
     check_gc_safe_point: bool = True
+    """A start-ts, or a checkpoint, that upstream's GC has passed is refused."""
     error_stuck_s: float = setting(1800.0, "duration", "changefeed_error_stuck_duration")
-    """Seconds without progress after which a failing feed becomes `failed`."""
+    """A changefeed that keeps failing without progress becomes `failed` after this time."""
     filter: FilterConfig = FilterConfig()
     sink: SinkConfig = SinkConfig()
     integrity: IntegrityConfig = IntegrityConfig()

@@ -262,7 +262,12 @@ class TopicCheck:
     # --- taking ---------------------------------------------------------------------------------------
 
     def take(self, partition: int, decoded: Decoded, headers: MarkHeaders = NO_HEADERS) -> None:
-        """What the next messages of a partition held, and what their headers say."""
+        """What the next messages of a partition held, and what their headers say.
+
+        Changes of the number of partitions are learned first: rows of the same piece may lie behind the
+        Resolved that names one, and their place is judged by it. Then rows and marks are taken in the order
+        of their offsets, because nearly every rule is about what came before what.
+        """
         state = self._partitions[partition]
         for layout in headers.layouts.values():
             self._learn(state, layout)
@@ -332,7 +337,12 @@ class TopicCheck:
         )
 
     def _take_rows(self, state: _Partition, rows: _Rows, first: int, end: int) -> None:
-        """Rows between two marks of a partition."""
+        """Rows between two marks of a partition.
+
+        A change that is known comes again, and only its partition is judged: a producer that restarts repeats
+        whole stretches, so neither order nor Resolved binds it. TiCDC may send a row of exactly R after
+        Resolved R, hence its limit of one less.
+        """
         homes, newest, found = self._homes, self._newest, self._found
         here, began, forgotten = state.number, state.began, self._forgotten
         limit = state.resolved if self._strict else state.resolved - 1
@@ -580,7 +590,12 @@ class TopicCheck:
                 del self._ddls[key]
 
     def _forget(self) -> None:
-        """A quarter at least: what is below the lowest Resolved if that is so much, else the oldest half."""
+        """A quarter at least: what is below the lowest Resolved if that is so much, else the oldest half.
+
+        Above the lowest Resolved changes may still appear for the first time, so what is remembered there
+        decides between a violation and a repetition. Below it only repetitions may come. The order is by ts
+        across all partitions, so that one number says what is forgotten.
+        """
         ordered = sorted(self._homes.values())
         upto = ordered[len(ordered) // 2] >> HOME_BITS
         below = bisect_left(ordered, (self._low + 1) << HOME_BITS)

@@ -1,7 +1,7 @@
 """Columns as a protocol decodes them, turned into the target's types. Pure.
 
-`wire` arrays have the types of `codec.base.DecodedTable` (numbers, text, bytes); `TargetColumn.type` is what
-DESIGN 7 calls the Delta types. Everything is done on whole columns; values that no calendar knows (zero
+`wire` arrays have the types of `codec.base.DecodedTable` (numbers, text, bytes); `TargetColumn.type` is
+the target's type (docs/delta.md). Everything is done on whole columns; values that no calendar knows (zero
 dates, 31 February) become null and are counted, and only columns that hold such a value are looked at value
 by value. In a key they must stay apart, so a date, datetime or timestamp that identifies rows is text:
 `YYYY-MM-DD`, or `YYYY-MM-DD HH:MM:SS.ffffff` whatever the column's precision, timestamps in UTC.

@@ -262,7 +262,7 @@ def fill_value(column: Column, target: TargetColumn, losses: Losses) -> pa.Scala
     """What rows older than an added column hold in it, in the target's type.
 
     It is the column's origin default (TiDB resolved a `current_timestamp` to the job's start when it
-    stored it), else NULL, else the type's zero (facts 0.4).
+    stored it), else NULL, else the type's zero (docs/formats/columns.md#columns-that-a-row-lacks).
     """
     value: Value = present(column, missing(column), UTC)
     wire_type = WIRE_TYPES.get(column.kind, pa.string())

@@ -20,7 +20,7 @@ PLACE: Final = ("topic", "partition")
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Progress], int]]]] = {
     "rows": ("Row changes taken in this run", lambda one: one.rows),
-    "snapshots": ("Snapshots named in this run", lambda one: one.snapshots),
+    "snapshots": ("Snapshots completed in this run", lambda one: one.snapshots),
     "ddls": ("DDLs executed in this run", lambda one: one.ddls),
 }
 """By name: `tidegate_consumer_NAME_total`."""
@@ -32,7 +32,7 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Progress], int]]]] = {
 """By name: `tidegate_consumer_NAME`."""
 MOMENTS: Final[dict[str, tuple[str, Callable[[Partition], int]]]] = {
     "resolved_ts": ("The last Resolved that was read", lambda one: one.watermark),
-    "applied_ts": ("All rows up to it are at the target", lambda one: one.applied),
+    "applied_ts": ("The ts up to which all rows are at the target", lambda one: one.applied),
 }
 """Of a partition: `tidegate_consumer_NAME` is physical ms, `tidegate_consumer_NAME_lag_seconds` its age."""
 COUNTS: Final[dict[str, tuple[str, Callable[[Partition], int | None]]]] = {
@@ -70,9 +70,11 @@ class Gauges:
             yield CounterMetricFamily(f"tidegate_consumer_{name}", text, value(progress))
         for name, (text, value) in GAUGES.items():
             yield _gauge(name, text, value(progress))
-        yield _gauge("report_age_seconds", "Since the driver's last report", (now_ms - reported_ms) / 1000)
+        yield _gauge(
+            "report_age_seconds", "Time since the driver's last report", (now_ms - reported_ms) / 1000
+        )
         if progress.ts:
-            yield _gauge("snapshot_ts", "The newest snapshot as physical ms", physical_ms(progress.ts))
+            yield _gauge("snapshot_ts", "The newest snapshot", physical_ms(progress.ts))
             lag_s = seconds_behind(progress.ts, now_ms)
             yield _gauge("snapshot_ts_lag_seconds", "Age of the newest snapshot", lag_s)
         yield from _of_partitions(progress.partitions, now_ms)
@@ -82,7 +84,7 @@ def _of_partitions(partitions: tuple[Partition, ...], now_ms: int) -> Iterator[A
     for name, (text, ts_of) in MOMENTS.items():
         there = [(one, ts_of(one)) for one in partitions if ts_of(one)]
         moments = [(one, physical_ms(ts)) for one, ts in there]
-        yield _family(name, f"{text}, as physical ms", moments)
+        yield _family(name, text, moments)
         ages = [(one, seconds_behind(ts, now_ms)) for one, ts in there]
         yield _family(f"{name}_lag_seconds", f"{text}: its age", ages)
     for name, (text, count_of) in COUNTS.items():

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """Consistency of the target while it moves (SPEC M5)."""
+    """Consistency of the target while it moves."""
 
     ROW = "row"
     TRANSACTION = "transaction"

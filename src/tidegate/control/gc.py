@@ -3,7 +3,8 @@
 TiKV drops old versions below the safepoint; whoever registers at ts R needs them from R on, else the scan
 would miss deletes. So the safepoint is held below the least ts that anything may still be read from: of each
 feed its checkpoint, and the ts of its saved catalogue, from which DDL is read again. It is held for `ttl_s`
-seconds at a time, renewed at most once a minute, at once for a new feed (facts: TiKV CDC 4.9).
+seconds at a time, renewed at most once a minute, at once for a new feed. See
+docs/formats/change-feed.md#safepoint.
 
 PD refuses a safepoint below its least one, and then holds nothing for us. So when that has passed what a feed
 needs, what is left of the history is held; whether the feed can do without the rest shows when it registers.

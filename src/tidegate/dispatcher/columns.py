@@ -1,4 +1,4 @@
-"""Which columns travel: the column selectors of one changefeed (facts 7.6).
+"""Which columns are sent: the column selectors of one changefeed (docs/filters.md).
 
 The first selector that matches a table applies. Columns it leaves out are taken out of blocks before they are
 dispatched and encoded, and out of the definitions that accompany DDL events, so that a target never knows

@@ -1,4 +1,4 @@
-"""TiCDC's partition numbers (facts 7.1), row by row: the oracle of `dispatcher.kernels`.
+"""TiCDC's partition numbers (docs/dispatchers.md), row by row: the oracle of `dispatcher.kernels`.
 
 The hash XORs the CRC-32 (IEEE) of what is written: schema and table, then name and canonical text of each
 hashed column, so that the order of columns does not matter. NULL is the text `null` (classic).
@@ -42,7 +42,7 @@ def _index_columns(table: TableSchema, name: str) -> tuple[int, ...]:
     for index in table.indexes:
         if index.name.lower() == name.lower():
             positions = {column.offset: i for i, column in enumerate(table.columns)}
-            # A virtual column of the index is not in the row and counts nothing (facts 14.12).
+            # A virtual column of the index is not in the row and adds nothing to the hash, as in TiCDC.
             return tuple(positions[offset] for offset in index.columns if offset in positions)
     raise _missing(table, f"index {name!r}")
 

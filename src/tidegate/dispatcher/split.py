@@ -1,4 +1,6 @@
-"""Updates that change a unique key become a delete and an insert (facts 7.3), as TiCDC sends them to queues.
+"""Updates that change a unique key become a delete and an insert as TiCDC sends them to queues.
+
+See docs/formats/contract.md#split-updates.
 
 Then the rows of such a transaction are sorted delete < update < insert, so that a key freed by one row
 can be taken by another. Runs before partitioning: the halves may go to different partitions.

@@ -45,7 +45,7 @@ _RESTORE: Final = (
 
 
 class DamagedSegment(Fatal):
-    """A file is not what the manifest says. `file`: its name; `repair` mends it, readers report it."""
+    """A file is not what the manifest says. `file`: its name; `repair` replaces it, readers report it."""
 
     def __init__(self, path: Path, at: str, why: str) -> None:
         self.file = path.name

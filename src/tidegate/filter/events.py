@@ -1,4 +1,4 @@
-"""The kinds of change that event filters name, as TiCDC names them (facts 7.5).
+"""The kinds of change that event filters name, as TiCDC names them (docs/filters.md).
 
 TiDB's actions that are not here are never sent by TiCDC: it discards them, whatever the filter. Source:
 TiCDC `pkg/filter/filter.go`, `pkg/filter/utils.go`.
@@ -60,7 +60,7 @@ EVENT_OF_ACTION: Final = {
     71: "alter table partitioning",
     72: "remove table partitioning",
 }
-"""TiDB's action code (facts 0.9) to the name of its event."""
+"""TiDB's action code (docs/formats/ddl.md#the-jobs) to the name of its event."""
 
 SCHEMA_ACTIONS: Final = frozenset({1, 2, 26})
 """Actions about a schema, not a table."""

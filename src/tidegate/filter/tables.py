@@ -1,4 +1,4 @@
-"""Which tables can be replicated, and why one cannot (facts 0.3).
+"""Which tables can be replicated, and why one cannot (docs/formats/columns.md#handle-key).
 
 A row is found downstream by its handle key. A table without one is left out, unless `force-replicate` says
 to send it all the same: its rows are then known by their whole content.

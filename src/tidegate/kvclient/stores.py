@@ -20,7 +20,7 @@ COLUMNAR: Final = ("tiflash", "tiflash_compute")
 
 
 class StoreGone(Retryable):
-    """PD names no TiKV store of that number: whoever was told of it asks where its region is now."""
+    """PD knows no TiKV store of that number: ask PD again where the region is."""
 
 
 def unfit(store: Any) -> str:

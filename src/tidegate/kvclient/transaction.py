@@ -2,7 +2,7 @@
 
 `Transaction` is for a program that reads and writes now: optimistic by default, pessimistic with
 `lock_keys`. `load_transaction` replays one recorded transaction with exactly its own timestamps.
-Source of the protocol: facts of TiKV's `txn` module and client-go's `txnkv/transaction`.
+Source of the protocol: TiKV `src/storage/txn` and client-go `txnkv/transaction`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CHECK_NOT_EXISTS: Final = kvrpcpb.CheckNotExists
 
 
 class WriteConflict(Retryable):
-    """Another transaction wrote a key after this one's start: begin anew with a new start_ts."""
+    """Another transaction wrote a key after this one's start: start again with a new start_ts."""
 
 
 class AlreadyExists(InvalidInput):

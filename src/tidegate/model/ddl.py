@@ -21,10 +21,10 @@ class DdlEvent:
     seq: int
     """Number of this event within its job, from 0."""
     start_ts: int
-    """The job's start_ts: the value of time defaults of columns it added (facts 14.17)."""
+    """The job's start_ts, which time defaults of added columns have (docs/formats/ddl.md#in-a-header)."""
     finished_ts: int
     action: int
-    """TiDB's action code, facts 0.9."""
+    """TiDB's action code: docs/formats/ddl.md#the-jobs."""
     query: str
     """As TiCDC sends it."""
     schema: str

@@ -2,7 +2,7 @@
 
 Python values per kind: INT, UINT, YEAR, ENUM, SET, BIT -> int; FLOAT, DOUBLE -> float; STRING -> bytes
 in UTF-8; BYTES -> bytes; DECIMAL, DATE, DATETIME, TIMESTAMP, TIME, JSON, VECTOR -> str, TiDB's canonical
-text (facts 0.4); NULL -> None. TIMESTAMP text is in the feed's time zone.
+text (docs/formats/columns.md#canonical-text); NULL -> None. TIMESTAMP text is in the feed's time zone.
 """
 
 from __future__ import annotations

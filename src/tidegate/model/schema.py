@@ -45,7 +45,7 @@ class Column:
     offset: int
     kind: Kind
     mysql_type: int
-    """MySQL type code, facts 0.1."""
+    """MySQL's type code: docs/formats/columns.md#type-codes."""
     flag: int
     """TiDB's flags: 1 not null, 2 primary key, 4 unique, 8 multiple, 32 unsigned, 64 zerofill, 128 binary."""
     flen: int
@@ -103,9 +103,9 @@ class TableSchema:
     columns: tuple[Column, ...]
     """The emitted (visible) columns in table order."""
     ticdc_flags: tuple[int, ...]
-    """TiCDC's flag bits per emitted column, facts 0.2."""
+    """TiCDC's flag bits per emitted column: docs/formats/columns.md#flags."""
     handle_key: tuple[int, ...]
-    """Positions in `columns` of the handle key, facts 0.3; empty: none (ineligible)."""
+    """Positions in `columns` of the handle key (docs/formats/columns.md#handle-key); empty: ineligible."""
     primary_key: tuple[int, ...]
     """Positions in `columns` of the primary key's columns, else empty."""
     indexes: tuple[Index, ...]

@@ -3,7 +3,8 @@
 `transition(job, catalog)` decides, without changing anything, what a job does to the catalogue and what
 targets must be told; `ddl_rules.RULES` has a rule for every action of TiDB. Queries are those that TiCDC
 chooses: the user's own, but drop table, rename tables and exchange partition rebuilt with full names
-(facts 6.7); filters see them so, and `server.told_text` restores them for targets. Called by `schema_store`.
+(docs/formats/ddl.md#the-jobs). Filters see them so, and `server.told_text` restores them for targets. Called
+by `schema_store`.
 
 Some kinds take effect before they are done. Once *drop partition* and *truncate partition* have reached the
 state *delete only*, sessions write to the partitions as they will be, and neither can be rolled back any
@@ -574,7 +575,10 @@ def _schema_version(job: DdlJob) -> int:
 
 
 def quoted(*names: str) -> str:
-    """Names with backticks, those inside doubled (facts 14.9: TiCDC leaves them)."""
+    """Names with backticks, those inside doubled.
+
+    TiCDC does not double them: docs/formats/ddl.md#where-we-differ-from-ticdc.
+    """
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)
 
 

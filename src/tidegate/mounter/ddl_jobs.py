@@ -2,7 +2,8 @@
 
 Jobs are read from the job table: the write that finishes a job, and for the two kinds that take effect
 before (`ddl.takes_effect`) the step that does. New tables are read from the history too: TiDB 8.2 with fast
-table creation writes such a job nowhere else (facts 6.7); the catalogue knows those it has met before.
+table creation writes such a job nowhere else (docs/formats/ddl.md#where-jobs-are-found); the catalogue knows
+those it has met before.
 """
 
 from __future__ import annotations

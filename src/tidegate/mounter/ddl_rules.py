@@ -1,7 +1,8 @@
 """What becomes of every kind of DDL job: the table that the code and `docs/formats/ddl.md` both use.
 
-One `Rule` per action code of TiDB (facts 0.9). F is the job's FinishedTS: the commit ts of the write that
-finished it. Rows with commit_ts <= F belong to the schema before the job, later ones to the schema after it.
+One `Rule` per action code of TiDB (`pkg/meta/model/job.go`). F is the job's FinishedTS: the commit ts of the
+write that finished it. Rows with commit_ts <= F belong to the schema before the job, later ones to the schema
+after it.
 What TiCDC tells targets, targets are told: `TOLD_BY_TICDC` names the kinds, golden `filters` has proved it.
 """
 
@@ -221,8 +222,8 @@ SILENT: Final = frozenset(
 TOLD_BY_TICDC: Final = frozenset(
     {*range(1, 16), *range(17, 27), 32, 33, 37, 38, 41, 42, 47, 60, 61, 64, 65, 67, 71, 72}
 )
-"""What classic TiCDC's whitelist lets through (facts 7.5). Besides these we tell 48 and 63: its own next
-step after a *recover schema* fails, since it has forgotten the schema."""
+"""The kinds that classic TiCDC's whitelist lets through (tiflow `pkg/filter/utils.go`). We also send 48 and
+63: TiCDC's own next step after a *recover schema* fails, because it has forgotten the schema."""
 
 EARLY: Final = {action: rule.early for action, rule in RULES.items() if rule.early}
 """Actions that take effect before they are done, and the schema state at which they do."""

@@ -1,4 +1,4 @@
-"""Row integrity: mounted rows against the checksums they carry (facts 5.4).
+"""Row integrity: mounted rows against the checksums they carry (docs/integrity.md).
 
 While it decodes, `mount` compares the sums over raw bytes (versions 1 and 2); `verify` compares those over
 columns (version 0) from the slots, and counts. The few rows that do not match go through the plain

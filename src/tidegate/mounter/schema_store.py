@@ -1,10 +1,10 @@
 """Every version of every table, for rows of any ts.
 
 A version is valid from the FinishedTS of the job that made it; a row committed at c is decoded with the
-version of c - 1, since a row at a job's own ts still has the schema before (facts 6.5). Built from the meta
-keys at one ts or from a saved image, advanced by DDL jobs, kept until `forget` says that nobody will ask for
-earlier ts. Definitions stay packed until rows of the table come (`table_version`), so a catalogue of a
-hundred thousand tables is loaded in seconds.
+version of c - 1, since a row at a job's own ts still has the schema before
+(docs/formats/ddl.md#where-jobs-are-found). Built from the meta keys at one ts or from a saved image, advanced
+by DDL jobs, kept until `forget` says that nobody will ask for earlier ts. Definitions stay packed until rows
+of the table come (`table_version`), so a catalogue of a hundred thousand tables is loaded in seconds.
 
 Not thread-safe: one owner a process.
 """

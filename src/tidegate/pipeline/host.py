@@ -281,7 +281,12 @@ class Host:
         self._start(f"end of {one.spec.changefeed}", partial(self._see_off, one))
 
     def _see_off(self, one: Incarnation) -> None:
-        """Wait until no worker has a piece of it; kill those that do not end by themselves."""
+        """Wait until no worker has a piece of it; kill those that do not end by themselves.
+
+        `on_over` comes last. The control process takes it for the promise that nothing of this incarnation is
+        written any more, and begins the next one. Killing keeps that promise for a process of this machine. A
+        worker elsewhere may still commit, so its sink is fenced as well.
+        """
         with self._changed:
             self._changed.wait_for(lambda: not self._timetable.has_out(one.key), GRACE_S)
             for each in self._workers:
@@ -424,7 +429,7 @@ class Host:
             free = min(free, len(self._idle))
             if one is None or not free:
                 return  # it is looked at again when a worker is back
-            # Before the look: what is told while it looks stirs it again.
+            # Before the look: a change that comes during it must stir the changefeed again.
             self._stirred.discard(key)
         assert one.backlog is not None
         rest_s = min(REST_MAX_S, max(REST_S, len(self._there) / RESTING_LOOKS_A_S))
@@ -441,7 +446,7 @@ class Host:
                 words = ranges[0].span + (f" and {len(ranges) - 1} more" if len(ranges) > 1 else "")
                 if not one.over and self._any_idle():
                     self._give(_Work(one, Deliver(one.path, tuple(ranges)), Kind.DELIVER, words, size))
-                else:  # whoever was to have them has died since
+                else:  # the worker that was to have them has died since
                     one.backlog.give_back(ranges)
                     self._stirred |= set() if one.over else {key}
 
@@ -471,7 +476,11 @@ class Host:
         return bool(self._idle)
 
     def _give(self, work: _Work) -> None:
-        """To a worker that has delivered for that incarnation before, if one of those is free."""
+        """To a worker that has delivered for that incarnation before, if one of those is free.
+
+        That worker has its schemas and its writer open, which takes longer than most pieces. Among the
+        others the one with the fewest incarnations is taken, because each keeps a writer open.
+        """
         key = work.of.key
         worker = max(self._idle, key=lambda each: (each.served.get(key, -1), -len(each.served)))
         self._idle.remove(worker)
@@ -508,7 +517,11 @@ class Host:
                 self._kill(worst, worst.work, _too_slow(worst.who, worst.work.words, worst.silent_s))
 
     def _kill(self, worker: ConnectedWorker, work: _Work, why: TidegateError) -> None:
-        """For its silence, under the lock: what others find at that address from now on counts more."""
+        """For its silence, under the lock.
+
+        `answered` at once, and not when the process is gone: a later answer from the same address, to another
+        changefeed, must not be overruled by this failure.
+        """
         self._timetable.answered(work.of.key, well=False)
         worker.kill(why)
 
@@ -603,7 +616,12 @@ class Host:
             return one.leases.stands(lease)
 
     def _attend_piece(self, worker: ConnectedWorker, work: _Work) -> bool:
-        """See one piece through; whether the worker lives."""
+        """See one piece through; whether the worker lives.
+
+        `back` comes last: it lets `_see_off` end the incarnation. A process that was killed may write until
+        it is gone, so it is waited for before. The failure is reported before that wait, so that nothing new
+        is given out for the incarnation meanwhile.
+        """
         one = work.of
         error: TidegateError | None = None
         try:
@@ -810,7 +828,7 @@ class Host:
         silent = worker.dog.step(time.monotonic(), work.words, (worker.said, beats), least)
         silent_s = 0.0 if silent is None else silent.silent_s
         with self._changed:
-            if worker.work is not work:
+            if worker.work is not work:  # it was done meanwhile: this silence is not of what it does now
                 return
             worker.silent_s = silent_s if silent_s >= slow else 0.0
             worker.is_stuck = knows and work.kind is Kind.DELIVER and silent_s >= STUCK_S

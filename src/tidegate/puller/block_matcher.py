@@ -2,14 +2,18 @@
 
 It drives the kernels: `scan`, `match`, `keep` what is open, `gather` what is complete.
 
-Holds the tables that the kernels work on and sees to their room; decides nothing about rows. One stream's
-worker calls `feed`; `register` and `stop` may come from another thread.
+It owns the tables that the kernels work on, and makes room in them; it decides nothing about rows. One
+stream's worker calls `feed`; `register` and `stop` may come from another thread.
 
-Memory: open prewrites are kept whole until their commit. Beyond the stream's share of the process's `budget`
-those go that a later resolved ts has passed; then the registrations that hold most are spilled to disk
-(`spill`) by `relieve`, and matched by `join` when a resolved ts would pass one of their commits. Without a
-folder for that, their state is dropped: a commit without its prewrite makes a registration start anew from
-its resolved ts, and the scan then brings the change whole.
+Memory: open prewrites are kept whole until their commit. Beyond the stream's share of the process's `budget`,
+prewrites that a later resolved ts has passed are dropped first. Then `relieve` spills the registrations that
+hold most to disk (`spill`), and `join` matches them when a resolved ts would pass one of their commits.
+Without a folder for that, their state is dropped. A commit without its prewrite then makes the registration
+restart from its resolved ts, and the scan brings the change whole. So dropping costs time, never a change.
+
+A change is not copied when it is matched: it points into a message or an arena until `_blocks` gathers it.
+That is why an arena that is replaced during a call is kept to the call's end, and why `feed` must not reset
+arenas between two portions.
 """
 
 from __future__ import annotations
@@ -176,6 +180,9 @@ class BlockMatcher:
     ) -> Registration:
         """Await rows of (request_id, region_id). Call it before the request is sent.
 
+        Events of a pair that is not registered are dropped, so a request that was sent first could lose the
+        beginning of its scan, and with it `INITIALIZED`.
+
         `records`: only of keys that are records of tables; `bounds` holds those of several.
 
         An older registration of the same pair must have been stopped; its late rows are the new one's
@@ -264,7 +271,12 @@ class BlockMatcher:
                 self._spill.close()
 
     def _relieve(self, limit: int) -> None:
-        """What came out was copied by `feed`: no arena but the present one is needed, at any step."""
+        """The steps go from cheap to costly, and end as soon as the limit holds.
+
+        First it frees what stopped registrations hold, then what no commit can need any more. Only then does
+        it write to disk, or drop what may still be committed. `feed` has copied its changes, so a replaced
+        arena is freed after each step: memory is short here, and two arenas at once are enough.
+        """
         slots, counts, spill = self._slots, self._counts, self._spill
         if spill is not None:
             for slot in list(spill.logs):
@@ -296,7 +308,12 @@ class BlockMatcher:
         return rows
 
     def _apply(self, events: int, rows: int, size: int) -> None:
-        """Match what is in the tables, of `size` bytes."""
+        """Match what is in the tables, of `size` bytes.
+
+        `match` stops at a row for which a table or the log has no room, and continues there when it is called
+        again. `keep` comes last because most prewrites meet their commit among the same messages: only the
+        others are copied.
+        """
         counts = self._counts
         self._make_room(events, rows, size)
         counts[k.C_KEPT] = counts[k.C_EVENT] = counts[k.C_ROW] = 0
@@ -367,7 +384,12 @@ class BlockMatcher:
         self._spill.grow(used)
 
     def _spill_largest(self, spill: SpillFolder, limit: int) -> None:
-        """Spill registrations, those that hold most, until half of the limit is free."""
+        """Spill registrations, those that hold most, until half of the limit is free.
+
+        Half, so that the next messages do not make it spill again at once. The kernels log the records of
+        marked slots, so slots are marked first. Records leave the arena only after all of them are on disk.
+        If the disk is full before that, the marks are taken back, and nothing has changed.
+        """
         slots, counts = self._slots, self._counts
         spill.flush(counts, len(slots))
         chosen: list[int] = []
@@ -413,7 +435,13 @@ class BlockMatcher:
             self._spill.forget(slot)
 
     def _play_back(self, owner: Registration, log: SpillLog) -> Iterator[Matched]:
-        """Match a registration's log; what it leaves open goes back to memory, or to a new log."""
+        """Match a registration's log; what it leaves open goes back to memory, or to a new log.
+
+        Each pass reads the whole log and matches one share of the keys, so that what is open at once fits the
+        limit. The resolved ts rises only after the last pass: until then a change at or below it may come,
+        and after resolved ts R no such change may. The lock is not held across a `yield`, so the registration
+        may have been stopped meanwhile; each time it is checked again.
+        """
         assert self._spill is not None
         slot = owner.slot
         limit = max(self._share.limit, PASS_BYTES_MIN)
@@ -462,7 +490,7 @@ class BlockMatcher:
         yield self._rejoin(owner, rest, left, due)
 
     def _rejoin(self, owner: Registration, rest: SpillLog, left: int, due: Timestamp) -> Matched:
-        """The registration goes on with what is open still, and its resolved ts may be told."""
+        """Continue the registration with what is still open, and report its resolved ts."""
         with self._lock:
             slot, spill = owner.slot, self._spill
             assert spill is not None
@@ -569,7 +597,7 @@ class BlockMatcher:
             self._rows = np.zeros((2 * len(self._rows), k.ROW_WORDS), dtype=np.uint64)
 
     def _reclaim(self) -> None:
-        """Begin empty arenas anew, before the first portion: changes point into them to the call's end."""
+        """Reset empty arenas. Only before the first portion: changes point into them to the call's end."""
         counts = self._counts
         if not self._slots[:, k.S_WAITING].any():
             counts[k.C_WAITING] = 0
@@ -638,7 +666,11 @@ class BlockMatcher:
         self._known.clear()
 
     def _make_slots(self) -> None:
-        """Take stopped slots back; when they are few, double the table."""
+        """Take stopped slots back; when they are few, double the table.
+
+        Records and waiting rows name their slot. Those of stopped slots are removed first; otherwise they
+        would count as the next registration's that gets the slot.
+        """
         self._compact(0)
         fresh = buffer(len(self._waiting))
         open_kernels.compact_waiting(

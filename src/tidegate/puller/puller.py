@@ -175,7 +175,7 @@ class Puller:
             return
         begin = start_ts
         if self._on_watch is not None and start_ts < sink.complete_from < sink.resolved:
-            # The part goes on, since others read it: if all of it were pulled again, they would have to wait.
+            # The part continues, because others read it: if all of it were pulled again, they would wait.
             if known is not None:
                 self._on_watch(span, start_ts)
                 return
@@ -224,7 +224,7 @@ class Puller:
                 return
             watched.gone = True
             self._spans[watched.number] = None
-        # Else the next `watch` of the span would get the very store that is about to be closed.
+        # Otherwise the next `watch` of the span would get the store that is about to be closed.
         left = threading.Event()
         self._inbox.put(lambda: self._leave(watched, left))
         left.wait(LEAVE_S)
@@ -305,6 +305,8 @@ class Puller:
         if stream is None:
             self._again(Reason.PD, replace(task, bounds=bounds))
             return
+        # In one step, and the new mark before the old one rises: otherwise the sealer could see the span's
+        # minimum without this range, and seal beyond what was pulled of it.
         with self._state:
             answer = watched.lock.lock(bounds, region.id, region.epoch_version, limits)
             if isinstance(answer, Locked):
@@ -443,6 +445,8 @@ class Puller:
             del self._held[held.registration]
         held.watched.feeds.discard(held)
         region = held.feed.region
+        # In one step, and the mark is released last: until the free ranges' mark covers the range, its own
+        # mark must hold the span's minimum down.
         with self._state:
             resolved = self._frontier.at(held.mark)
             held.watched.lock.unlock(held.feed.bounds, region.id, region.epoch_version, resolved)
@@ -556,7 +560,11 @@ class Puller:
         self._step(held, feed.Silent())
 
     def _give_up(self, watched: Watched) -> None:
-        """Ask nothing more for a span, and forget what it holds beyond its resolved ts."""
+        """Stop pulling a span, and discard what it holds beyond its resolved ts.
+
+        Under the sealer's lock: a pass that took its minima before could otherwise seal the span to a ts
+        whose rows are discarded here.
+        """
         event(
             LOG,
             logging.WARNING,
@@ -616,7 +624,13 @@ class Puller:
     # --- called by streams, in their workers ---------------------------------------------------------
 
     def matched(self, stream: Stream, matched: Matched) -> None:
-        """Append, then raise the frontier, then tell the coordinator. Waits while the store has no room."""
+        """Append, then raise the frontier, then report to the coordinator. Waits while the store has no room.
+
+        If a mark rose before its rows are appended, the sealer could publish a resolved ts without them: a
+        reader would take the span for complete, and never read them. Notes come last because a failure gives
+        its range back at the ts that the frontier has; before the rise that ts is lower, and more is scanned
+        again.
+        """
         takes_room = bool(matched.blocks) or self._spilled > 0
         while takes_room and (self._store.pressure or self._room.waits) and not self._room.shedding:
             if self._closing.wait(0.02):

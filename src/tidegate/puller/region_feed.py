@@ -9,7 +9,7 @@ r"""One range's registration at one region, as a state machine; and what each fa
 A registration is used once. When it fails, its range is unlocked with the ts it has reached and located
 again after a pause: at the leader that the error named, else through PD, which knows splits and merges.
 Pauses grow per range, survive region changes, and start
-over at Initialized. Errors by kind: facts of TiKV `components/cdc` and ticdc `logpuller`. Pure.
+over at Initialized. Errors by kind: TiKV `components/cdc` and ticdc `logservice/logpuller`. Pure.
 """
 
 from __future__ import annotations

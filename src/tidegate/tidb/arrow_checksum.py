@@ -1,8 +1,9 @@
 """The columns' checksum over Arrow columns, for who reads messages: computed and compared. Pure.
 
-A message carries the CRC-32 of its row's columns in ascending order of column id (facts 5.2, 5.6). Columns
-here are as decoders give them (`codec.base.DecodedTable`): integers, bit, enum and set as integers, floats,
-text and binary as they are, all else in canonical text. A delete carries nothing to compare.
+A message carries the CRC-32 of its row's columns in ascending order of column id
+(docs/formats/checksums.md#what-messages-carry). Columns here are as decoders give them
+(`codec.base.DecodedTable`): integers, bit, enum and set as integers, floats, text and binary as they are, all
+else in canonical text. A delete carries nothing to compare.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Row checksums (facts 5): what TiDB adds to a row of format v2, computed and compared. Pure.
+"""Row checksums, which TiDB adds to rows of format v2, computed and compared (docs/formats/checksums.md).
 
     version 0  CRC-32 over the columns' values in the order of their ids: `column_sum`
     version 1  CRC-32 over the row up to and with the checksum's header byte, then the whole record key

@@ -1,4 +1,4 @@
-"""Checksum kernels (facts 5): the compiled twin of `checksum`, over whole blocks.
+"""Checksum kernels (docs/formats/checksums.md): the compiled twin of `checksum`, over whole blocks.
 
 `check_image` compares the sums of versions 1 and 2 straight from the raw bytes, for `row_kernels.decode_rows`
 to call while it has them at hand, and leaves version 0 to `column_sums`, which takes decoded slots;

@@ -1,5 +1,6 @@
-"""Datum kernels: values with a flag before them, as old rows and common handles hold them (facts 6.2, 6.4).
+"""Datum kernels: values with a flag before them, as old rows and common handles hold them.
 
+Formats: docs/formats/keys.md#rows, docs/formats/rows.md#format-v1.
 Nothing is read outside the given bytes. Plain twin: `datum`.
 """
 

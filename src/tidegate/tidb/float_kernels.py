@@ -11,7 +11,7 @@ than its `SLACK`.
     put_double_tidb                     binary JSON: 'e' below 1e-15, from 1e15; else a point; same bound
 
 `bits` is the slot's word: of the double, also for FLOAT columns (the f32 widened). NaN and infinities print
-as 0, as TiCDC replaces them (facts 0.4); test `is_finite(bits)` where that is not wanted.
+as 0, as TiCDC replaces them; test `is_finite(bits)` where that is not wanted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""JSON kernels: check binary JSON, and print it as TiDB's canonical text (facts 0.4, 6.3).
+"""JSON kernels: check binary JSON, and print it as TiDB's canonical text.
+
+Formats: docs/formats/values.md#json, docs/formats/columns.md#canonical-text.
 
 The row decoder calls `json_ok` on every JSON value, with the rules of the plain reader
 (`tidegate.tidb.types.json`): every part in bounds, every byte of the document in at most one part, at most

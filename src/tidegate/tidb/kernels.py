@@ -1,4 +1,6 @@
-"""Text kernels: TiDB's values as TiDB's canonical text (facts 0.4), for the compiled encoders to call.
+"""Text kernels: TiDB's values as TiDB's canonical text, for the compiled encoders to call.
+
+The text by type: docs/formats/columns.md#canonical-text.
 
 Every `put_*` is an `@inline` helper with the same shape::
 

@@ -44,7 +44,7 @@ class RecordKey:
 
     @property
     def is_int(self) -> bool:
-        """Whether the handle is an integer: exactly 8 bytes (facts 6.2)."""
+        """Whether the handle is an integer: exactly 8 bytes (docs/formats/keys.md#rows)."""
         return len(self.handle) == 8
 
     @property
@@ -112,7 +112,7 @@ def ids_touched(start: bytes, end: bytes, within: range) -> range:
 def ddl_span() -> Span:
     """Where DDL jobs are written: from `mysql.tidb_ddl_history` to `mysql.tidb_ddl_job`, whose ids are near.
 
-    One span for both, so that one resolved ts speaks for all DDL (facts 6.7).
+    One span for both, so that one resolved ts covers all DDL (docs/formats/ddl.md#where-jobs-are-found).
     """
     return Span(record_prefix(DDL_HISTORY_TABLE_ID), record_span(DDL_JOB_TABLE_ID).end)
 

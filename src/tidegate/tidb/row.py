@@ -45,7 +45,10 @@ _NUMBERS: Final = _SIGNED | _UNSIGNED | _FLOATS
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What a v2 row says about itself (facts 5.3); `extra` only while a schema change was in flight."""
+    """The checksum that a row of format v2 carries (docs/formats/checksums.md).
+
+    `extra` only while a schema change was in flight.
+    """
 
     version: int
     value: int

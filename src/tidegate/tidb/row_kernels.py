@@ -1,4 +1,6 @@
-"""Row kernels: record keys and row values (facts 6.2 to 6.4), many rows a call, into slots.
+"""Row kernels: record keys and row values, many rows a call, into slots.
+
+Formats: docs/formats/keys.md#rows, docs/formats/rows.md.
 
 `parse_keys` splits record keys; `decode_rows` decodes the new and the old image of rows of *one* table
 version, row by row, driven by the table's plan: an int64 matrix, one line of `PLAN_WORDS` a column in

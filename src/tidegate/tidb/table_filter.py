@@ -1,4 +1,6 @@
-r"""Table filter rules: which schemas, tables and columns a pattern list lets pass (facts 7.4, 7.6).
+r"""Table filter rules: which schemas, tables and columns a pattern list lets pass (docs/filters.md).
+
+Source: TiDB `pkg/util/table-filter`.
 
 A rule is `[!]schema.table`, for columns `[!]column`; the last rule that matches wins, no match means
 excluded. A name is a wildcard (`*`, `?`, `[a-z]`, `[!a-z]`; `\` escapes one sign), or quoted by backticks or

@@ -1,6 +1,6 @@
 """TableInfo, the schema JSON that TiDB keeps under the meta prefix, as a `TableSchema`.
 
-Chooses the handle key as TiCDC does (facts 0.3) and computes TiCDC's column flags (facts 0.2). Source:
+Chooses the handle key as TiCDC does and computes TiCDC's column flags: docs/formats/columns.md. Source:
 TiDB `pkg/meta/model/table.go`, TiCDC `cdc/model/schema_storage.go`.
 """
 
@@ -242,7 +242,10 @@ def _primary_offsets(
 def _handle_offsets(
     primary: tuple[int, ...], columns: list[Column], indexes: tuple[Index, ...]
 ) -> tuple[int, ...]:
-    """The primary key, else the not-null unique index of fewest columns and then smallest id (facts 0.3)."""
+    """The primary key, else the not-null unique index of fewest columns and then smallest id.
+
+    See docs/formats/columns.md#handle-key.
+    """
     if primary:
         return primary
     by_offset = {column.offset: column for column in columns}
@@ -265,7 +268,7 @@ def _key_offsets(info: dict[str, Any], columns: list[Column], indexes: tuple[Ind
 
 
 def _flags(column: Column, handle: tuple[int, ...], indexes: tuple[Index, ...]) -> int:
-    """TiCDC's flag bits (facts 0.2): every column of an index carries the key's flag, not only the first."""
+    """TiCDC's flags (docs/formats/columns.md#flags): each column of an index has them, not only the first."""
     mine = [index for index in indexes if column.offset in index.columns]
     bits = {
         BINARY_FLAG: column.charset == "binary",

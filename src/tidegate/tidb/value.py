@@ -1,8 +1,8 @@
 """A column's value between its stored form (`tidb.row`) and the plain form that codecs see (`model.row`).
 
 Plain: INT, UINT, YEAR, ENUM, SET, BIT int; FLOAT, DOUBLE float; STRING, BYTES bytes; all others canonical
-text (facts 0.4). TIMESTAMP text is in the given time zone. Also what a row that lacks a column holds: the
-origin default, else NULL, else the type's zero.
+text (docs/formats/columns.md#canonical-text). TIMESTAMP text is in the given time zone. Also the value
+of a column that a row lacks: the origin default, else NULL, else the type's zero.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Value kernels: the stored bytes of one column's value, checked, into a slot (facts 6.3, 6.4).
+"""Value kernels: the stored bytes of one column's value, checked, into a slot.
 
+Formats: docs/formats/values.md, docs/formats/rows.md#format-v1.
 Nothing is read outside the given bytes. Plain twin: `value`.
 """
 

@@ -1,4 +1,4 @@
-"""What each kind of transaction and of raw write looks like to a subscription (facts of TiKV's CDC tests)."""
+"""How a subscription sees each kind of transaction and of raw write, as in TiKV's `components/cdc/tests`."""
 
 from __future__ import annotations
 

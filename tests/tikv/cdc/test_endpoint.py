@@ -1,4 +1,4 @@
-"""The promises of a subscription (G1 to G6), under random transactions and registrations at any moment."""
+"""The promises of docs/formats/change-feed.md, under random transactions and registrations at any moment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a subscription may rely on (G1 to G6, N1, N2), for any script of transactions and registrations.
+"""The promises of docs/formats/change-feed.md, for any script of transactions and registrations.
 
 Each example runs a script on the real store with its CDC endpoint, keeps all that was sent to each
 registration, in order, and asks one promise of it.

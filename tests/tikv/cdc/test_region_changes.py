@@ -160,7 +160,7 @@ def test_a_split_while_a_scan_waits_reaches_the_registration_and_nothing_follows
     go_on.set()
     fresh = client.register(9, cluster.regions.all[0])
     client.until(lambda: fresh.initialized)
-    assert rows == [len(feed.rows) for feed in feeds], "G4: nothing after the error"
+    assert rows == [len(feed.rows) for feed in feeds], "promise 4: nothing after the error"
     assert not any(feed.initialized for feed in feeds)
     client.close()
 

@@ -22,7 +22,7 @@ _NO_PAD: Final = frozenset({"utf8mb4_0900_ai_ci"})
 
 
 def needs_restored_data(mysql_type: int, charset: str, collate: str) -> bool:
-    """Whether a string column in a key is stored in the row as well (facts 6.3, new collations on).
+    """Whether a string column of a key is in the row as well (docs/formats/keys.md#rows, new collations on).
 
     Not for binary strings and utf8mb4_0900_bin; the `_bin` collations of one-byte sets and UTF-8 only drop
     trailing spaces, and those no `char` has.

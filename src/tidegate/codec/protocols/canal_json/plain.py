@@ -1,4 +1,4 @@
-"""Canal-JSON as TiCDC's classic encoder writes it (facts 2), row by row, both directions.
+"""Canal-JSON as TiCDC's classic encoder writes it (docs/formats/canal-json.md), row by row, both directions.
 
 One message a row, key null, value one JSON object. With the TiDB extension (`enable-tidb-extension`)
 messages carry `_tidb.commitTs` and there are watermarks; without it a consumer has milliseconds only and
@@ -84,7 +84,7 @@ _JAVA_TYPE: Final = {
     16: -7, 247: 4, 248: -7, 245: 12, 225: 12, 15: 12, 253: 12, 254: 1,
     249: 2005, 250: 2005, 251: 2005, 252: 2005,
 }  # fmt: skip
-"""Java SQL type of a MySQL type code (facts 2.3), before charset and promotion."""
+"""Java SQL type of a MySQL type code (docs/formats/canal-json.md#values), before charset and promotion."""
 
 PROMOTED: Final = {1: (127, 5), 2: (32767, 4), 3: (2147483647, -5), 8: ((1 << 63) - 1, 3)}
 """Unsigned columns: above this value, this Java type. mediumint never."""

@@ -35,7 +35,7 @@ def plan(table: TableSchema, options: CanalOptions, digits: int) -> Plan:
 
 
 def _shape(column: Column) -> Shape:
-    """How canal-json writes a column (facts 2.3)."""
+    """How canal-json writes a column (docs/formats/canal-json.md#values)."""
     if column.kind in NUMBERS:
         return quoted(NUMBERS[column.kind])
     if column.kind is Kind.FLOAT or column.kind is Kind.DOUBLE:

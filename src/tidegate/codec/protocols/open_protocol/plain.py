@@ -1,4 +1,4 @@
-"""TiCDC's open protocol (facts 1), row by row, both directions.
+"""TiCDC's open protocol (docs/formats/open-protocol.md), row by row, both directions.
 
     Kafka key   = version u64 BE (1) { length u64 BE, key JSON }*
     Kafka value =                    { length u64 BE, value JSON }*
@@ -92,7 +92,7 @@ def string_json(flavour: str) -> Callable[[bytes], bytes]:
 
 
 def value_json(column: Column, flag: int, value: Value, flavour: str) -> bytes:
-    """The `v` of a column object (facts 1.5)."""
+    """The `v` of a column object (docs/formats/open-protocol.md#values)."""
     string = string_json(flavour)
     if value is None:
         return b"null"
@@ -129,7 +129,10 @@ class OpenProtocolEncoder:
         self._string = string_json(options.flavour)
 
     def encode_rows(self, rows: Sequence[RowChange], build_ms: int = 0) -> list[Message]:
-        """Batches of rows: at most max_batch_size rows and max_message_bytes bytes a message (facts 1.2)."""
+        """Batches of rows: at most max_batch_size rows and max_message_bytes bytes a message.
+
+        See docs/formats/open-protocol.md#a-batch.
+        """
         options = self._options
         messages: list[Message] = []
         keys, values, size, held = [VERSION], list[bytes](), 0, 0

@@ -44,7 +44,7 @@ def plan(table: TableSchema, options: OpenOptions, digits: int) -> Plan:
 
 
 def _shape(column: Column, flag: int, flavour: str) -> Shape:
-    """How open-protocol writes a column (facts 1.5)."""
+    """How open-protocol writes a column (docs/formats/open-protocol.md#values)."""
     if flavour == NEW_FLAVOUR:
         return _new_shape(column, flag)
     if column.kind in NUMBERS:

@@ -82,7 +82,7 @@ ROUTE = Route(
 
 
 def cells(column: WireColumn) -> Cells:
-    """How the values of a column stand in messages (facts 1.5)."""
+    """How the values of a column stand in messages (docs/formats/open-protocol.md#values)."""
     blob = column.mysql_type in BLOB_TYPES
     if column.type == pa.binary():
         return Cells(True, decode_kernels.BASE64 if blob else decode_kernels.QUOTED)
