@@ -1,4 +1,4 @@
-"""The consumer: Kafka topics to a consistent target, by Spark or without it, on one page.
+"""The consumer's loop: Kafka topics to a consistent target, by Spark or without it.
 
     driver                                       Spark tasks (one per partition with news)
     ends of partitions -> ranges  ------------>  fetch read_committed, decode, stage as Arrow

@@ -1,4 +1,4 @@
-"""The search for rows that differ, on one page.
+"""The search for rows that differ.
 
     cuts := everything
     again:  sums of the source, sums of the target over the cuts          two Spark jobs, or one
