@@ -15,7 +15,8 @@ from tidegate.server.new_feed import Refused
 async def show_all(request: Request) -> Response:
     """GET /captures: list the captures of the cluster.
 
-    Answer: `total`, and `items` with `id`, `is_owner`, `address`, `cluster_id`.
+    Answer: `total`, and `items` with `id`, `is_owner`, `address`, `cluster_id`, and `tidegate` with `name`,
+    `changefeeds`, `tables`, `drained`.
     """
     capture = capture_of(request)
     there = [(capture.id, capture.node.capture, capture.options.address)]
@@ -41,9 +42,26 @@ async def show_all(request: Request) -> Response:
 
 
 async def drain(request: Request) -> Response:
-    """PUT /captures/ID/drain: give what it delivers to others. DELETE: it may be given ranges again."""
+    """PUT /captures/{capture}/drain: give what it delivers to the others, and nothing to it any more.
+
+    Answer: `current_table_count`, the tables that it still delivers; with status 202.
+    Errors: ErrCaptureNotExist.
+    """
+    return await _drained(request, again=False)
+
+
+async def undrain(request: Request) -> Response:
+    """DELETE /captures/{capture}/drain: a drained capture may be given tables again.
+
+    Answer: `current_table_count`, the tables that it delivers now; with status 202.
+    Errors: ErrCaptureNotExist.
+    """
+    return await _drained(request, again=True)
+
+
+async def _drained(request: Request, *, again: bool) -> Response:
     capture = capture_of(request)
-    name, again = capture.named(request.path_params["capture"]), request.method == "DELETE"
+    name = capture.named(request.path_params["capture"])
     if capture.membership is None:
         raise Refused(
             "CDC:ErrCaptureNotExist",
@@ -56,7 +74,11 @@ async def drain(request: Request) -> Response:
 
 
 async def evict(request: Request) -> Response:
-    """POST /captures/ID/evict: end its session, as if its lease had run out."""
+    """POST /captures/{capture}/evict: end its session, as if its lease had run out.
+
+    Answer: `{}`, with status 202.
+    Errors: ErrCaptureNotExist.
+    """
     await capture_of(request).evict(request.path_params["capture"])
     return JSONResponse({}, 202)
 

@@ -266,9 +266,13 @@ async def repartition(request: Request) -> Response:
 
 
 async def rebalance(request: Request) -> Response:
-    """POST /changefeeds/ID/rebalance: divide its key space among the captures in the best way.
+    """POST /changefeeds/{name}/rebalance: divide its key space among the captures in the best way.
 
-    With `dry_run` it only says what would move.
+    Query: `namespace` or `keyspace` (left out: `default`).
+    Body: `dry_run` true: only say what would move.
+    Answer: `dry_run`, `unit` of loads, `captures` with the load `before` and `after` of each, `moves` with
+    `start` and `end` (hex), `from`, `to`, `load`.
+    Errors: ErrChangeFeedNotExists, ErrChangefeedUpdateRefused.
     """
     body = await body_of(request)
     dry_run = bool(body.get("dry_run", False))
