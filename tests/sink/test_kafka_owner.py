@@ -7,6 +7,7 @@ from copy import copy
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from tests.fixtures.topic import read_committed
@@ -19,7 +20,7 @@ from tidegate.errors import Fenced, InvalidInput, Retryable
 from tidegate.model.ddl import DdlEvent
 from tidegate.model.layout import Layout
 from tidegate.model.progress import SpanProgress
-from tidegate.sink.base import PartitionedOwner, SinkFeed
+from tidegate.sink.base import OpenTransactions, PartitionedOwner, SinkFeed
 from tidegate.sink.kafka.client import transactional_id
 from tidegate.sink.kafka.owner import KafkaOwnerSink
 from tidegate.sink.kafka.sink import KafkaSink
@@ -220,6 +221,28 @@ def test_an_owner_that_was_replaced_can_send_nothing(open_sink: Callable[..., Ka
         old.send_resolved(50)
     new.send_resolved(60)
     assert marks_of(new) == {p: ([60], []) for p in range(3)}
+
+
+def test_what_is_recorded_behind_an_open_transaction_is_not_missed(
+    kafka: str, new_topic: Callable[..., str]
+) -> None:
+    """A reader of committed records stops at the first open transaction, such as a killed worker leaves."""
+    uri = parse_sink_uri(f"kafka://{kafka}/{new_topic(1)}?protocol=open-protocol")
+    config = load_config(None, uri)
+    sink = KafkaSink(SinkFeed(1, "default", uri.topic, "first", uri, config, capture="a"))
+    marks = registry.marks(registry.options_of(config))
+    owner = sink.open_owner(marks, lambda: None)
+    killed = Producer({"bootstrap.servers": kafka, "transactional.id": sink.transactional_id(0)})
+    killed.init_transactions(30)
+    killed.begin_transaction()
+    killed.produce(sink.progress_topic, b"{}", b"span", 0)
+    killed.flush(30)
+    owner.send_resolved(60)
+    owner.close()
+    with pytest.raises(OpenTransactions):
+        sink.open_owner(marks, lambda: None)
+    sink.fence({"a": 1}, lambda: None)
+    assert sink.open_owner(marks, lambda: None).journal.resolved_ts == 60
 
 
 def test_an_owner_whose_grant_was_replaced_before_it_opened_does_no_more_than_open(
