@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import httpx
@@ -17,6 +17,7 @@ from tidegate.control.metadata import FeedId, grant_key
 from tidegate.server import feed as feeds
 from tidegate.server.courier import Courier
 from tidegate.server.peers import SILENT_S
+from tidegate.server.processor import FeedProcessor
 from tidegate.tikv.server import EmbeddedUpstream
 from tidegate.workload.bank import BankWorkload
 
@@ -208,6 +209,34 @@ def test_a_capture_that_is_evicted_loses_its_ranges_and_joins_again(
     )
     assert refused.exit_code != 0
     assert "resign" in refused.output
+
+
+def test_who_delivers_already_pulls_further_ranges_before_they_come(
+    start: Start, bank: BankWorkload, fenced: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the checkpoint would stand for as long as upstream scans them."""
+    first, second = start("a"), start("b")
+    assert first.create("one")["http"] == 200
+    wait_for(lambda: len(shares(first)) == 2, "both deliver")
+    sharing = first.capture.reactor.feeds[ONE].sharing
+    processor, seen = second.capture.reactor.processors[ONE], []
+    prepare = type(processor)._prepare_coming
+
+    def noted(self: FeedProcessor, frontier: Mapping[str, int]) -> None:
+        prepare(self, frontier)
+        if self is processor and self._coming:
+            seen.append((self.machine.received, len(self._spans.held), len(self.machine.spans)))
+
+    monkeypatch.setattr(FeedProcessor, "_prepare_coming", noted)
+    tidegate("capture", "drain", first.capture.id, "--server", first.address)
+    assert list(shares(first)) == [second.address]
+    assert seen, "it was told before"
+    received, held, delivered = seen[-1]
+    assert received > 0
+    assert held > delivered + 1, "more than its own tables, and DDL"
+    assert sharing.next is None
+    delivers(first, bank)
+    check_order(first.lines("one"))
 
 
 @pytest.mark.parametrize("body", [b"{}", b"[1]", b'[{"a": 1}]', b"not JSON", b"[" * 100_000])

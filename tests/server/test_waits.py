@@ -217,8 +217,9 @@ def test_a_processor_is_woken_by_floors_that_move_while_it_is_open(
 ) -> None:
     """By itself: its owner may be another machine's, and looks at no page of floors here."""
     monkeypatch.setattr("tidegate.server.processor.FeedDdl", lambda *given: OpenDdl())
-    spans = SimpleNamespace(release=lambda feed, forget, but: None)
+    spans = SimpleNamespace(release=lambda feed, forget, but: None, within=lambda feed, ranges: frozenset())
     node: Any = SimpleNamespace(cluster=1, capture="a", shared="", epoch=1, pulse=Pulse(), is_owner=True)
+    node.clock = Still(10.0)
     node.paths, node.captured = (
         Paths(tmp_path, tmp_path),
         lambda mode: SimpleNamespace(store=tmp_path, spans=spans),

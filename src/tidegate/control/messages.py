@@ -81,6 +81,8 @@ class Dispatch:
     needed: Timestamp = MAX
     safe_point: Timestamp = MAX
     """What PD keeps for the owner (`control.gc.History`): the processor's capture does not ask PD itself."""
+    coming: Sequence[Span] = ()
+    """Ranges that it may have next: it pulls and stores them while another capture still delivers them."""
 
 
 class RangeState(StrEnum):
@@ -142,6 +144,8 @@ class Sync:
     it. MAX: nothing is known of it, or it is the owner's own capture."""
     ready: bool = True
     """Whether its application runs, so that a range that it is given is delivered at once."""
+    received: Timestamp = 0
+    """Up to where it has received the ranges that may come to it; 0: not known yet, or there are none."""
     loads: Mapping[str, int] = field(default_factory=dict)
     """By span, its changes in bytes per second; those with most, at most `LOADS_MAX`."""
 
@@ -208,6 +212,7 @@ _WIRE.add({"KnownDdl": _WIRE.part(KnownDdl)})
 _WIRE.add({"Told": _WIRE.part(Told), "Failed | None": _WIRE.option(Failed)})
 _WIRE.add({"Sequence[GrantedRange]": _WIRE.parts(GrantedRange)})
 _WIRE.add({"Sequence[RangeStatus]": _WIRE.parts(RangeStatus)})
+_WIRE.add({"Sequence[Span]": _WIRE.parts(Span)})
 _WIRE.add({"Sequence[RangeProgress]": _WIRE.parts(RangeProgress)})
 to_json: Final = _WIRE.to_json
 parse: Final = _WIRE.parse

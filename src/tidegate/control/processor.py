@@ -87,6 +87,8 @@ class Processor:
         """What the next Sync says of upstream's history (`Sync.needs`)."""
         self.ready = True
         """And of its application."""
+        self.received = 0
+        """And of the ranges that may come."""
         self.loads: Mapping[str, int] = {}
         """And of the load of its spans."""
         self._spans: dict[str, _Progress] | None = None
@@ -456,6 +458,7 @@ class Processor:
             self._ddl,
             self.needs,
             self.ready,
+            self.received,
             self.loads,
         )
 

@@ -419,9 +419,9 @@ class Feed(FeedLife):
             shared = self.may_be_shared and not self.loading
             self._reshare, prepare = self.sharing.better(now, self.resolved_ts, shared=shared)
             for peer in prepare if not self._reshare else ():
-                self._dispatch(peer, Wish.PREPARE)
+                self._dispatch(peer, Wish.RUN if peer.runs else Wish.PREPARE)
             for peer in self.sharing.not_wanted() if not self._reshare else ():
-                self._dispatch(peer, Wish.REST)
+                self._dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
         if self._reshare:
             event(LOG, logging.INFO, "key space is divided anew", changefeed=str(self.id), why=self._reshare)
 
@@ -629,6 +629,7 @@ class Feed(FeedLife):
             self.loading,
             self.history.needed,
             self.history.safe_point,
+            peer.coming if grant is not None else (),
         )
         peer.asked, peer.asked_at = message, self.node.clock.monotonic()
         peer.given_up.clear()
@@ -708,6 +709,8 @@ class Feed(FeedLife):
                 if peer.met_rev != header.owner_rev:
                     peer.met_rev, peer.met_at = header.owner_rev, now
                 peer.cores, peer.needs, peer.ready = message.cores, message.needs, message.ready
+                if peer.runs:
+                    peer.received = message.received
                 self.sharing.loads[peer.capture] = message.loads
                 self._met.set()
                 self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
@@ -729,7 +732,7 @@ class Feed(FeedLife):
         if self.owner is not None:
             self.owner.hear_ddl(peer.capture, ddl)
             self.owner.report(peer.capture, incarnation, ranges)
-        if {one.id for one in ranges} == set(peer.coming):
+        if not peer.runs and {one.id for one in ranges} == set(peer.coming):
             peer.received = min((one.resolved_ts for one in ranges), default=0)
 
     def _hear_response(self, peer: Peer, message: DispatchResponse) -> None:

@@ -138,6 +138,10 @@ class FeedProcessor:
         self._opened_at = 0
         """The checkpoint at which its spans were opened."""
         self._needs_at = float("-inf")
+        self._coming: tuple[Span, ...] = ()
+        """Ranges that may come, for which spans are held since the checkpoint `_coming_at`."""
+        self._coming_at = 0
+        self._wanted_soon: frozenset[str] = frozenset()
         self.heard_at = node.clock.monotonic()
         """When its owner has spoken to it last."""
         self._pulled_before: dict[str, int] = {}
@@ -344,6 +348,40 @@ class FeedProcessor:
             raise Retryable("The changefeed is not stored as its owner says.", where=f"changefeed {self.id}")
         return info
 
+    def _prepare_coming(self, frontier: Mapping[str, int]) -> None:
+        """Have the ranges pulled that may come; let go of those that may not any more."""
+        machine, ddl, dispatch = self.machine, self._ddl, self.machine.dispatch
+        assert ddl is not None
+        assert dispatch is not None
+        if (ranges := tuple(dispatch.coming)) != self._coming:
+            before, self._coming, self._coming_at = self._coming, ranges, dispatch.checkpoint
+            for name in self._spans.within(self.id, before) - self._spans.within(
+                self.id, (ddl.span, *self._ranges, *ranges)
+            ):
+                self._spans.drop(self.id, name)
+            self._wanted_soon = frozenset(
+                task.id
+                for task in ddl.initial
+                if not machine.holds(task) and any(one.intersect(task.span) is not None for one in ranges)
+            )
+            guarded = self._opened.config.check_gc_safe_point
+            for task in ddl.initial:
+                if task.id in self._wanted_soon:
+                    start = max(task.start_ts, dispatch.checkpoint)
+                    self._spans.hold(self.id, task.span, start, guarded=guarded)
+            machine.received = 0
+            self._say_needs()
+        if ranges:
+            machine.received = min(
+                (self._received(name, frontier) for name in self._wanted_soon), default=machine.known
+            )
+
+    def _received(self, span: str, frontier: Mapping[str, int]) -> int:
+        """Up to where a span is there from where it is wanted on."""
+        manifest = self.node.manifest(self._opened.paths.store, span)
+        begins_late = manifest is None or manifest.dropped_to > self._coming_at
+        return 0 if begins_late else frontier.get(span, 0)
+
     def _hold(self, tasks: Iterable[SpanTask]) -> None:
         guarded = self._opened.config.check_gc_safe_point
         for task in filter(self.machine.holds, tasks):
@@ -367,6 +405,7 @@ class FeedProcessor:
         self._concerned = None
         self._drop_rows = self._drop_ddl = 0
         self._floors = []
+        self._coming, self._wanted_soon, self.machine.received = (), frozenset(), 0
         self._load, self._loaded, self._load_plan = LoadState(), False, None
         self.machine.told, self.machine.loads, self._pulled_before = Told(), {}, {}
 
@@ -556,9 +595,11 @@ class FeedProcessor:
         reached = self._lifted(frontier)
         self._advance_idle(frontier, reached)
         machine.resolve(reached, self._lacking)
-        if not self.node.is_owner and (now := self.node.clock.monotonic()) - self._needs_at >= NEEDS_S:
+        if self.node.shared and (now := self.node.clock.monotonic()) - self._needs_at >= NEEDS_S:
             self._needs_at = now
-            self._say_needs(self._spans.behind(frontier, only=self.id).get(self.id, MAX))
+            self._prepare_coming(frontier)
+            if not self.node.is_owner:
+                self._say_needs(self._spans.behind(frontier, only=self.id).get(self.id, MAX))
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -687,6 +728,8 @@ class FeedProcessor:
         begins_at = self.begins_at
         if self._plan is not None and not self.machine.is_running:
             begins_at = min(begins_at, self._opened_at)  # its regions may still wait to be registered there
+        if self._coming:
+            begins_at = min(begins_at, self._coming_at)
         return begins_at, min(begins_at, self._ddl.base_ts(begins_at)) if self._ddl is not None else begins_at
 
     def _say_needs(self, behind: int = MAX) -> None:
@@ -705,8 +748,8 @@ class FeedProcessor:
 
     @property
     def prepares(self) -> bool:
-        """Whether it has opened spans and delivers nothing yet."""
-        return self._plan is not None and not self.machine.is_running
+        """Whether it has opened spans of which it delivers nothing yet."""
+        return self._plan is not None and (bool(self._coming) or not self.machine.is_running)
 
     @property
     def is_settled(self) -> bool:

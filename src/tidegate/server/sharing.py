@@ -67,6 +67,8 @@ class Sharing:
     _changed: int = 0
     _best_for: object = None
     """For what the shares were found to be as good as any: they are not compared again and again."""
+    _planned_for: object = None
+    """For what `next` was planned."""
     _looked_at: float = float("-inf")
     _warming_since: float = float("inf")
     _asked_for: bool = False
@@ -160,7 +162,7 @@ class Sharing:
 
     def ask(self) -> None:
         """Divide it in the best way, now."""
-        self._asked_for, self._best_for = True, None
+        self._asked_for, self._best_for, self._planned_for = True, None, None
 
     # --- whether it is time --------------------------------------------------------------------------
 
@@ -190,25 +192,35 @@ class Sharing:
         if known == self._best_for:
             return "", []
         tolerance = 0.0 if self._asked_for else TOLERANCE if set(able) != before.keys() else UNEVEN
-        after = self._divided(able, before, shared=shared, tolerance=tolerance)
+        if self.next is not None and known[:-1] == self._planned_for:
+            after = self.next  # takers prepare for these: loads that change meanwhile are for the next time
+        else:
+            after = self._divided(able, before, shared=shared, tolerance=tolerance)
+            self._planned_for = known[:-1]
         if not self._is_worth_it(before, after):
             self._warming_since, self._best_for, self._asked_for = float("inf"), known, False
             self.next = None
             return "", []
-        takers = [self.peers[name] for name in after if not self.peers[name].runs]
-        prepare = [peer for peer in takers if peer.coming != after[peer.capture]]
+        takers = {name: self._to_come(spans, before.get(name, ())) for name, spans in after.items()}
+        waits = [self.peers[name] for name, ranges in takers.items() if ranges]
+        prepare = [peer for peer in waits if peer.coming != takers[peer.capture]]
         for peer in prepare:
-            peer.coming, peer.received = after[peer.capture], 0
+            peer.coming, peer.received = takers[peer.capture], 0
         self.next, self._warming_since = after, min(now, self._warming_since)
         warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
-        if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in takers):
+        if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in waits):
             return f"other shares are better: {', '.join(sorted(after))}", prepare
-        if now - self._warming_since > WARM_MAX_S and all(peer.ready for peer in takers):
+        if now - self._warming_since > WARM_MAX_S and all(peer.ready for peer in waits):
             return (
                 f"other shares are better, although not all takers are ready: {', '.join(sorted(after))}",
                 prepare,
             )
         return "", prepare
+
+    @staticmethod
+    def _to_come(after: Sequence[Span], before: Sequence[Span]) -> tuple[Span, ...]:
+        """The ranges of which a capture has not all yet."""
+        return tuple(one for one in after if not any(had.covers(one) for had in before))
 
     def _is_worth_it(self, before: Mapping[str, Sequence[Span]], after: Shares) -> bool:
         """Whether more changes than edges between which there is nothing, such as at a table that is gone."""
@@ -220,8 +232,12 @@ class Sharing:
 
     def not_wanted(self) -> list[Peer]:
         """Those that prepare for ranges that they are not to have any more."""
-        coming = self.next or {}
-        found = [peer for peer in self.peers if peer.coming and not peer.runs and peer.capture not in coming]
+        coming, now = self.next or {}, self.now
+        found = [
+            peer
+            for peer in self.peers
+            if peer.coming and not self._to_come(coming.get(peer.capture, ()), now.get(peer.capture, ()))
+        ]
         for peer in found:
             peer.coming = ()
         return found
