@@ -162,8 +162,9 @@ class SpanRegistry:
         return sorted(other for other in others if now - self._went_on.get(other, float("-inf")) < STANDS_S)
 
     def try_again(self, feed: FeedId, start_ts: int) -> None:
-        """Follow from `start_ts` on what the puller has refused to a feed that began earlier."""
-        for name in [one for one in self._refused if feed in self._holders[one]]:
+        """Follow from `start_ts` on what the puller has refused from an earlier ts on."""
+        refused = [name for name, one in self._refused.items() if one.start_ts < start_ts]
+        for name in [one for one in refused if feed in self._holders[one]]:
             self._holders[name][feed] = max(start_ts, self._holders[name][feed])
             self._watch(name, self._spans[name])
 
