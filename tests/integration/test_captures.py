@@ -1,4 +1,4 @@
-"""Several captures over a real etcd: one delivers, and another takes over however that one ends."""
+"""Several captures over a real etcd share a changefeed, and go on however one of them ends."""
 
 from __future__ import annotations
 
@@ -78,6 +78,16 @@ class Captures(Cluster):
         self.server = self.addresses[name]
         return name
 
+    def deliver(self, names: str) -> None:
+        """Wait until these captures, and no others, deliver the changefeed's ranges."""
+
+        def addresses() -> set[str]:
+            found = self.feed().get("tidegate", {}).get("captures", [])
+            return {one["address"] for one in found} if all(one["running"] for one in found) else set()
+
+        wanted = {self.addresses[name] for name in names}
+        eventually(f"{names} deliver", lambda: addresses() == wanted)
+
     def wait_on(self, after: str, since: float) -> None:
         """Until what is committed now is delivered. Prints the seconds since the old owner ended."""
         self.wait_checkpoint(self.tso())
@@ -91,8 +101,10 @@ def captures(tmp_path: Path, kafka_broker: Broker, etcd: str) -> Iterator[Captur
     running.stop()
 
 
-def test_another_capture_takes_over_however_the_owner_ends(captures: Captures) -> None:
-    """Killed, stopped and woken, asked to resign, ended: nothing is lost, doubled or out of order."""
+def test_captures_share_a_changefeed_and_go_on_however_one_of_them_ends(captures: Captures) -> None:
+    """The owner is killed, stopped and woken, asked to resign, ended; one that is not the owner joins, and is
+    killed: nothing is lost, doubled or out of order.
+    """
     captures.start_upstream("--regions", "3")
     for name in "abc":
         captures.start_capture(name)
@@ -107,6 +119,7 @@ def test_another_capture_takes_over_however_the_owner_ends(captures: Captures) -
     ready = workload.wait_line(lambda line: line.get("event") == "ready")
     captures.start_consumer()
     captures.wait_checkpoint(ready["last_commit_ts"])
+    captures.deliver("abc")
 
     at = time.monotonic()
     captures.kill(first)
@@ -129,10 +142,16 @@ def test_another_capture_takes_over_however_the_owner_ends(captures: Captures) -
     assert captures.owner(second) == second
     captures.wait_on("resigned", at)
     captures.start_capture(first)
+    captures.deliver("abc")
+
+    at = time.monotonic()
+    captures.kill(third)
+    captures.wait_on("killed one that is not the owner", at)
+    captures.deliver(first + second)
 
     at = time.monotonic()
     captures.children.pop(second).end()
-    captures.owner(first + third)
+    captures.owner(first)
     captures.wait_on("ended", at)
 
     workload.ask_to_end()

@@ -3,7 +3,7 @@
 Starts an embedded TiKV with a bank workload, a Kafka broker, a capture with its Spark pipeline and the Spark
 consumer, shows them at work, then lets them drain and compares source and target at one timestamp.
 The target is Delta tables, or with `make demo TARGET=mariadb` a MariaDB. With `make demo CAPTURES=3` three
-captures share an etcd: the one that delivers is killed, the next resigns, and the third ends the run.
+captures share the tables: the owner is killed, then another is drained, and what is left ends the run.
 Ctrl-C at any moment ends every process. Everything it makes lies under build/demo.
 """
 
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=600, help="row changes a second of the workload")
     parser.add_argument("--target", default="delta", help="where the rows go: delta or mariadb")
     parser.add_argument(
-        "--captures", type=int, default=1, help="with several, one is killed and one resigns meanwhile"
+        "--captures", type=int, default=1, help="with several, one is killed and one is drained meanwhile"
     )
     parser.add_argument("--dir", type=Path, default=ROOT / "build" / "demo", help="where everything goes")
     options = parser.parse_args()
@@ -63,7 +63,7 @@ def main() -> int:
     try:
         with Live(board, console=console, refresh_per_second=4, transient=False):
             path.start()
-            for disturb in [path.kill_owner, path.resign] if options.captures > 1 else []:
+            for disturb in [path.kill_owner, path.drain] if options.captures > 1 else []:
                 board.run_for(options.seconds / 3)
                 disturb()
             board.run_for(options.seconds / (3 if options.captures > 1 else 1))

@@ -125,21 +125,35 @@ class MainPath:
         self.addresses[name] = capture.wait_line(lambda line: "addr" in line)["addr"]
 
     def kill_owner(self) -> None:
-        """kill -9 of the capture that delivers; another must take over."""
+        """kill -9 of the capture that owns the changefeed; another must take over."""
         owner, at = self.owner(), time.monotonic()
         self.children.pop(owner).kill()
         del self.addresses[owner]
         self.server = next(iter(self.addresses.values()))
         self._thread(lambda: self._watch_takeover(f"{owner} was killed", at))
 
-    def resign(self) -> None:
-        """Ask the capture that delivers to let another do it."""
+    def drain(self) -> None:
+        """Have a capture that is not the owner give its tables to the others, as before it is stopped."""
         owner, at = self.owner(), time.monotonic()
-        httpx.post(f"http://{self.addresses[owner]}/api/v2/owner/resign", timeout=10).raise_for_status()
-        self._thread(lambda: self._watch_takeover(f"{owner} resigned", at))
+        name = next(name for name in self.addresses if name != owner)
+        base = f"http://{self.addresses[owner]}/api/v2/captures"
+        captures = httpx.get(base, timeout=10).json()["items"]
+        capture = next(one["id"] for one in captures if one["address"] == self.addresses[name])
+
+        def left() -> int:
+            answer = httpx.put(f"{base}/{capture}/drain", timeout=10).raise_for_status()
+            return int(answer.json()["current_table_count"])
+
+        def drained() -> None:
+            while left():
+                if self._ended.wait(0.2):
+                    return
+            self._watch_takeover(f"{name} was drained", at)
+
+        self._thread(drained)
 
     def owner(self) -> str:
-        """The capture that delivers, as soon as there is one."""
+        """The capture that owns the changefeed, as soon as there is one."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             for name, address in self.addresses.items():
