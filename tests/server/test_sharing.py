@@ -160,7 +160,7 @@ def tidegate(*words: str) -> str:
 def test_a_capture_is_drained_and_given_ranges_again(
     start: Start, bank: BankWorkload, fenced: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The one that takes its ranges pulls them before, else the checkpoint would stand while upstream scans."""
+    """Who takes its ranges pulls them before, otherwise the checkpoint would stand while upstream scans."""
     first, second = start("a"), start("b")
     assert first.create("one")["http"] == 200
     wait_for(lambda: len(shares(first)) == 2, "both deliver")
@@ -174,6 +174,7 @@ def test_a_capture_is_drained_and_given_ranges_again(
             seen.append((self.machine.received, len(self._spans.held), len(self.machine.spans)))
 
     monkeypatch.setattr(FeedProcessor, "_prepare_coming", noted)
+    monkeypatch.setattr("tidegate.server.processor.NEEDS_S", 0.1)
     shown = tidegate("capture", "drain", first.capture.id, "--server", second.address)
     assert "has nothing left" in shown
     wait_for(lambda: list(shares(first)) == [second.address], "the owner is drained, and owns it still")

@@ -22,7 +22,7 @@ from tidegate.control.metadata import GrantedRange
 from tidegate.model.reports import Failed, LoadState
 from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX, Timestamp
-from tidegate.model.wire import Form, Wire
+from tidegate.model.wire import FORMS, Form, Wire, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ _WIRE.add({"KnownDdl": _WIRE.part(KnownDdl)})
 _WIRE.add({"Told": _WIRE.part(Told), "Failed | None": _WIRE.option(Failed)})
 _WIRE.add({"Sequence[GrantedRange]": _WIRE.parts(GrantedRange)})
 _WIRE.add({"Sequence[RangeStatus]": _WIRE.parts(RangeStatus)})
-_WIRE.add({"Sequence[Span]": _WIRE.parts(Span)})
+_WIRE.add({"Sequence[Span]": listed(FORMS["Span"])})
 _WIRE.add({"Sequence[RangeProgress]": _WIRE.parts(RangeProgress)})
 to_json: Final = _WIRE.to_json
 parse: Final = _WIRE.parse

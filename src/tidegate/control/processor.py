@@ -137,7 +137,11 @@ class Processor:
                 if (header.owner_rev, header.sequence) <= self._heard:
                     return False
                 if header.capture_epoch != mine.capture_epoch:
-                    return False  # meant for what ran here before
+                    # Meant for what ran here before. The owner is to notice that it does not any more.
+                    if header.owner_rev > self._heard[0]:
+                        self._heard, self._instance = (header.owner_rev, 0), header.instance
+                        self._sync_at = float("-inf")
+                    return False
                 self._heard = (header.owner_rev, header.sequence)
                 before, self.dispatch = self.dispatch, message
                 if before is None or Goal.of(before) != Goal.of(message):
@@ -158,6 +162,16 @@ class Processor:
     def is_open(self) -> bool:
         """Whether the spans there are at the checkpoint are known."""
         return self._spans is not None
+
+    @property
+    def instance(self) -> str:
+        """Of the feed, by what its owner has said last."""
+        return self._instance
+
+    @property
+    def sequence(self) -> int:
+        """Of the last message sent."""
+        return self._header.sequence
 
     @property
     def is_running(self) -> bool:

@@ -44,6 +44,7 @@ def begin(piece: Begin) -> Begun:
     """Fence every older writer, then ask where to go on: what is durable then cannot grow any more."""
     access = OPENED[0](piece.spec)
     spec = access.spec
+    _prove(access)  # a process that wakes up long after must not disturb those that write now
     return access.begun(spec.sink.fence(spec.writers, lambda: _prove(access)))
 
 

@@ -67,12 +67,13 @@ class Courier:
     async def _carry(self, capture: str, route: _Route) -> None:
         """Until nothing was sent for `IDLE_S`."""
         async with httpx.AsyncClient(timeout=ANSWER_S, trust_env=False, headers=self._headers) as client:
-            failures = 0
+            failures, said = 0, ""
             while await route.wait(IDLE_S):
                 batch = route.batch()
                 why, again = await self._post(client, capture, batch)
-                if why and failures == 0:
+                if why and why != said:
                     event(LOG, logging.WARNING, "messages not sent", capture=capture, why=why)
+                said = why
                 if not again:
                     route.sent(batch)
                     failures = 0

@@ -34,6 +34,8 @@ SWEEP_S: Final = 600.0
 """How often files of spans that nobody here follows are looked for; not at once: a capture that
 has lost its session may deliver the same tables again in a moment.
 """
+LAST_WORDS: Final = 1000
+"""Messages that a processor may send while it ends: the next one's sequence begins behind them."""
 RETIRE_S: Final = 10.0
 """How often is looked for processors to which nobody speaks any more."""
 SILENT_S: Final = 60.0
@@ -47,6 +49,8 @@ class Crew:
         self.node = node
         self.processors: dict[FeedId, FeedProcessor] = {}
         self._courier: Courier | None = None
+        self._sequences: dict[FeedId, int] = {}
+        """Of processors that have ended: an owner does not listen to what seems to be older."""
         self._pulse: asyncio.Task[None] | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._swept_at = node.clock.monotonic() if node.clock is not None else 0.0
@@ -91,7 +95,8 @@ class Crew:
         if self.node.over() is not None:
             return
         feed = FeedId.parse(changefeed)
-        self.processors[feed] = processor = FeedProcessor(self.node, feed)
+        processor = FeedProcessor(self.node, feed, self._sequences.pop(feed, 0))
+        self.processors[feed] = processor
         self.node.post.processors[changefeed] = processor.box
         processor.start()
 
@@ -99,6 +104,7 @@ class Crew:
         """End the processor of a changefeed that is removed."""
         self.node.post.processors.pop(str(feed), None)
         if (processor := self.processors.pop(feed, None)) is not None:
+            self._sequences[feed] = processor.machine.sequence + LAST_WORDS
             await processor.stop()
 
     async def _retire(self) -> None:
@@ -111,10 +117,10 @@ class Crew:
                     continue
                 try:
                     stored = await self.node.read(feed_key(self.node.cluster, feed, "info"))
+                    info = FeedInfo.from_bytes(stored) if stored is not None else None
                 except TidegateError as error:
                     event(LOG, logging.WARNING, "changefeed not read", changefeed=str(feed), error=str(error))
                     continue
-                info = FeedInfo.from_bytes(stored) if stored is not None else None
                 if info is not None and State(info.state) in RUNS and info.instance == processor.instance:
                     continue  # its owner may be about to speak
                 event(LOG, logging.INFO, "processor ends: nobody speaks to it", changefeed=str(feed))

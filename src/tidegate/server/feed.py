@@ -82,7 +82,7 @@ from tidegate.server.post import Box
 from tidegate.server.schema_tracker import SchemaTracker
 from tidegate.server.sharing import Sharing
 from tidegate.server.totals import Totals
-from tidegate.sink.base import Form
+from tidegate.sink.base import Description, Form
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -136,6 +136,8 @@ class Feed(FeedLife):
         self._failure: TidegateError | None = None
         self._reached = self._repartitioned = False
         """Of this incarnation: whether it has nothing more to do, at the target or by another layout."""
+        self._described: tuple[FeedInfo, Description] | None = None
+        """What the sink says of itself, and by which settings."""
         self._reshare = ""
         """Why this incarnation is to end so that the key space is shared in another way; empty: it is not."""
         self._wake = asyncio.Event()
@@ -299,7 +301,8 @@ class Feed(FeedLife):
         is_called = bool(self._jobs) or (self._sink_thread is not None and bool(self._sink_thread.at))
         rest_s = self.node.pulse.rest_s(self.captured.store, watched=is_called)
         if self.node.shared:
-            rest_s = min(rest_s, CAPTURES_S)
+            # In a crowd less often, as all that is done for changefeeds without rows.
+            rest_s = min(rest_s, max(CAPTURES_S, self.node.pulse.calmer_s(self.captured.store) / 2))
         return min(rest_s, owner.due_in(self.node.clock.monotonic()))
 
     async def _open(self) -> None:
@@ -389,6 +392,8 @@ class Feed(FeedLife):
                 peer.asked = None
             elif not peer.rests:
                 self._dispatch(peer, Wish.REST)
+            else:
+                self._end_leftover(peer)
         for name, grant in grants.items():
             self.peers[name].grant = grant
             owner.grant(name, grant.incarnation, grant.ranges)
@@ -399,8 +404,12 @@ class Feed(FeedLife):
     @property
     def may_be_shared(self) -> bool:
         """Whether several captures may write at once."""
-        sink = self.plan.sink.describe()
-        return bool(self.node.shared) and sink.form is Form.MESSAGES and sink.at_once(MAX) == MAX
+        if not self.node.shared:
+            return False
+        if self._described is None or self._described[0] is not self.info:
+            self._described = self.info, self.plan.sink.describe()
+        sink = self._described[1]
+        return sink.form is Form.MESSAGES and sink.at_once(MAX) == MAX
 
     def _look_around(self) -> None:
         """Notice captures that come and go, and loads that differ: then the key space is divided anew."""
@@ -643,6 +652,9 @@ class Feed(FeedLife):
                 return
             for _ in range(GIVE_UP_TRIES):
                 self._dispatch(peer, wish)
+                now = self.node.clock.monotonic()
+                if peer.capture != self.node.capture and not peer.answers(self.node.owner_rev, now):
+                    return  # it does not answer anyway, and is fenced
                 until = self.node.clock.monotonic() + AGAIN_S
                 while self.node.clock.monotonic() < until:
                     if peer not in self._reachable():
@@ -698,6 +710,8 @@ class Feed(FeedLife):
         """What a processor says. Of what it does the latest word counts; of how far it is, each."""
         header, now = message.header, self.node.clock.monotonic()
         is_state = not isinstance(message, Checkpoint)
+        if header.capture_epoch > peer.latest[0]:
+            peer.met_at = now  # another process: it is to show that it lasts
         if not peer.hear(now, header.capture_epoch, header.sequence, is_state=is_state):
             return
         if peer.runs and peer.asked is not None and header.capture_epoch > peer.asked.header.capture_epoch:
@@ -716,6 +730,9 @@ class Feed(FeedLife):
                 self._hear_progress(peer, message.incarnation, message.checkpoints, message.ddl)
                 if self.owner is not None:
                     self._hear_running(self.owner, peer.capture, message.incarnation, message.ranges)
+                peer.holds = bool(message.ranges)
+                if self._sink is not None:
+                    self._end_leftover(peer)
             case DispatchResponse():
                 self._hear_response(peer, message)
             case Checkpoint():
@@ -725,6 +742,11 @@ class Feed(FeedLife):
                     self._spawn(self._sink.forget(message.over))
             case _:
                 assert_never(message)
+
+    def _end_leftover(self, peer: Peer) -> None:
+        """Have a processor let go of what an earlier owner gave it."""
+        if peer.holds and peer.asked is None and peer.grant is None:
+            self._dispatch(peer, Wish.REST)
 
     def _hear_progress(
         self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
@@ -740,6 +762,14 @@ class Feed(FeedLife):
         running = [one for one in message.ranges if one.state is RangeState.RUNNING]
         if asked is not None and message.answers >= asked.header.sequence and not running:
             peer.given_up.set()
+        if message.error is not None and not peer.runs and peer.coming:
+            event(
+                LOG, logging.WARNING, "capture cannot prepare", capture=peer.capture, error=message.error.what
+            )
+            peer.fails(self.node.clock.monotonic())
+            peer.coming = ()
+            self._dispatch(peer, Wish.REST)
+            return
         if asked is None or message.incarnation != asked.incarnation or not peer.runs:
             return
         if message.error is not None:

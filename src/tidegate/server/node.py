@@ -31,7 +31,6 @@ from tidegate.eventstore import outlook
 from tidegate.eventstore.manifest import Manifest, ManifestReader
 from tidegate.kvclient.pd import PdClient
 from tidegate.model.span import Span
-from tidegate.model.timestamp import MAX
 from tidegate.server.application import Application
 from tidegate.server.catalogues import Catalogues
 from tidegate.server.commits import Commits
@@ -115,8 +114,8 @@ class Node:
     checkpoints: Callable[[], list[int]] = list
     """Where every changefeed of tables would begin again, whether it runs or not."""
     manifests: dict[str, ManifestReader] = field(default_factory=dict)
-    _told_history: dict[int, tuple[int, History]] = field(default_factory=dict)
-    """By keyspace, what the owner of the greatest revision has said, while that is another capture."""
+    _told_history: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By keyspace, the order of what an owner has said last, while that is another capture."""
     _commits: Commits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -135,17 +134,14 @@ class Node:
         """The capture's name, and the revision by which it is the owner."""
         return f"{self.capture}-{self.owner_rev}"
 
-    def hear_history(self, scope: int, owner_rev: int, said: History) -> bool:
-        """What an owner says of upstream's history. False: it was said before something later."""
-        rev, known = self._told_history.get(scope, (0, History()))
-        earlier = (owner_rev, said.safe_point if said.safe_point < MAX else 0) < (
-            rev,
-            known.safe_point if known.safe_point < MAX else 0,
-        )
-        if earlier:
+    def hear_history(self, scope: int, order: tuple[int, int], said: History) -> bool:
+        """What an owner says of upstream's history. False: it was said before something later.
+
+        `order`: the owner's revision, and the sequence of its message, which rises over all changefeeds.
+        """
+        if order < self._told_history.get(scope, (0, 0)):
             return False
-        self._told_history[scope] = owner_rev, said
-        self.histories[scope] = said
+        self._told_history[scope], self.histories[scope] = order, said
         return True
 
     def now_ms(self) -> int:

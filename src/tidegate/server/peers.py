@@ -63,6 +63,8 @@ class Peer:
     cores: int = 1
     needs: int = MAX
     """`Sync.needs`."""
+    holds: bool = False
+    """Whether it has said that it has ranges."""
     ready: bool = False
     """`Sync.ready`."""
     received: int = 0
@@ -109,7 +111,7 @@ class Peer:
 
     def may_try(self, now: float) -> bool:
         """Whether it is to be given ranges again while others are able."""
-        shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** (self.failures - 1)) if self.failures else 0.0
+        shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** min(self.failures - 1, 10)) if self.failures else 0.0
         return now - self.failed_at >= shunned_s
 
     def answers(self, owner_rev: int, now: float) -> bool:
@@ -158,7 +160,10 @@ class Peers:
         said = [int(getattr(peer.told, name)) for peer in self]
         return max(said, default=0) if name in LAST else sum(said)
 
-    @property
-    def needs(self) -> int:
-        """The least ts from which a processor may still register upstream; MAX: none says any."""
-        return min((peer.needs for peer in self if not peer.rests), default=MAX)
+    def needs(self, now: float) -> int:
+        """The least ts from which a processor may still register upstream; MAX: none says any.
+
+        One that does not run and has been silent for long is left out: it has to open anew anyway.
+        """
+        heard = (p for p in self if p.runs or now - p.heard_at <= 2 * SILENT_S)
+        return min((peer.needs for peer in heard if not peer.rests), default=MAX)

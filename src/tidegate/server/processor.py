@@ -89,9 +89,10 @@ LAST_WORDS_S: Final = 5.0
 class FeedProcessor:
     """A feed on this capture, from its owner's first word on."""
 
-    def __init__(self, node: Node, feed: FeedId) -> None:
+    def __init__(self, node: Node, feed: FeedId, sequence: int = 0) -> None:
+        """`sequence`: of the last message that was sent for the feed by this process."""
         self.node, self.id = node, feed
-        header = Header(node.cluster, str(feed), "", 0, node.capture, node.epoch, 0)
+        header = Header(node.cluster, str(feed), "", 0, node.capture, node.epoch, sequence)
         self.machine = Processor(header, __version__, os.cpu_count() or 1)
         self.totals = Totals()
         self.last_synced_ts = 0
@@ -337,7 +338,8 @@ class FeedProcessor:
         if plan is not None and dispatch is not None and not self.node.is_owner:
             scope = plan.config.tidegate.keyspace_id
             said = History(dispatch.needed, dispatch.safe_point)
-            if self.node.hear_history(scope, dispatch.header.owner_rev, said):
+            order = dispatch.header.owner_rev, dispatch.header.sequence
+            if self.node.hear_history(scope, order, said):
                 self.node.captured(plan.config.tidegate.kv_mode).spans.keep_above(said.safe_point, scope)
 
     async def _info(self, dispatch: Dispatch) -> FeedInfo:
@@ -546,6 +548,8 @@ class FeedProcessor:
                 # Where it begins: the sink's own progress may be ahead of what was told.
                 if machine.started(incarnation, spans, outlived):
                     self.waits = ""
+                    assert machine.dispatch is not None
+                    self._opened_at = machine.dispatch.checkpoint
                     self._spans.went_on(self.id, self.node.clock.monotonic())
                     event(LOG, logging.INFO, "pipeline started", changefeed=str(self.id))
             case Durable(token, spans, stats):
@@ -714,8 +718,8 @@ class FeedProcessor:
 
     @property
     def instance(self) -> str:
-        """Of the changefeed that it works for, by what was dispatched last."""
-        return self.machine.dispatch.header.instance if self.machine.dispatch is not None else ""
+        """Of the changefeed that it works for, by what its owner has said last."""
+        return self.machine.instance
 
     @property
     def begins_at(self) -> int:

@@ -108,7 +108,8 @@ class Reactor:
         self._resuming: set[FeedId] = set()
         self._released: set[FeedId] = set()
         self._swept_at = float("-inf")
-        self._began_at = 0.0
+        self._began_at, self._counted_at = 0.0, float("-inf")
+        self._counted = Counter[str]()
         self._has_predecessors = bool(node.shared)
         """Whether owners before us may still hold history at PD."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -157,8 +158,12 @@ class Reactor:
         await asyncio.gather(*(feed.stop() for feed in self.feeds.values()))
 
     def _burdens(self) -> Counter[str]:
-        """How many changefeeds each capture delivers for."""
-        return Counter(peer.capture for feed in self.feeds.values() for peer in feed.peers.running)
+        """How many changefeeds each capture delivers for; at most a second old."""
+        now = self.node.clock.monotonic()
+        if now - self._counted_at >= HOUSEKEEPING_S:
+            self._counted_at = now
+            self._counted = Counter(p.capture for feed in self.feeds.values() for p in feed.peers.running)
+        return self._counted
 
     async def resign(self, take_ownership: Callable[[], int]) -> None:
         """End all feeds, let ownership be taken anew, start the feeds again under it."""
@@ -825,7 +830,8 @@ class Reactor:
         for captured in self._captured():
             behind |= captured.spans.behind(outlook.read_frontier(captured.store))
         feeds = (f for f in self.feeds.values() if f.scope == scope and self._is_held(f))
-        return {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs) for f in feeds}
+        now = self.node.clock.monotonic()
+        return {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs(now)) for f in feeds}
 
     def _needs_here(self, feed: Feed) -> tuple[int, int]:
         """What this capture may still read of upstream, as owner and as one that prepares a share."""
