@@ -423,7 +423,7 @@ class Feed(FeedLife):
         gone = [peer.capture for peer in away]
         self.peers.forget(gone)
         self.sharing.forget(gone)
-        self._reshare = self.sharing.lost(now)
+        self._reshare = self._reshare or self.sharing.lost(now)
         if not self._reshare and self.waiting_for != PIPELINE_STARTS:
             shared = self.may_be_shared and not self.loading
             self._reshare, prepare = self.sharing.better(now, self.resolved_ts, shared=shared)

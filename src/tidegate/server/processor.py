@@ -582,6 +582,8 @@ class FeedProcessor:
         assert ddl is not None
         assert machine.dispatch is not None
         ddl.check_history(machine.dispatch.checkpoint)
+        if machine.is_running:  # nothing of its spans is below that any more
+            self._opened_at = max(self._opened_at, machine.dispatch.checkpoint)
         frontier = self._frontier()
         resolved = frontier.get(ddl.span_id, 0)
         if resolved > machine.known:
