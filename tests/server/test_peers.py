@@ -1,0 +1,72 @@
+"""What an owner believes of the processors of other captures."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.control.messages import Dispatch, Header, Sync, Wish
+from tidegate.control.metadata import GrantedRange
+from tidegate.model.span import Span
+from tidegate.model.timestamp import MAX
+from tidegate.server.feed import Feed
+from tidegate.server.peers import FORGIVEN_S, SHUN_MAX_S, SHUN_S, SILENT_S, Peer, Peers
+
+ALL = Span(b"", b"")
+
+
+def header(epoch: int, sequence: int) -> Header:
+    return Header(1, "default/one", "i", 7, "b", epoch, sequence)
+
+
+def dispatched(wish: Wish, epoch: int) -> Dispatch:
+    return Dispatch(header(epoch, 1), wish, 3, [GrantedRange(ALL, (7, 1))], 100, 100, False)
+
+
+def test_a_process_that_started_again_is_not_given_what_the_one_before_was() -> None:
+    """Workers of the one before may live on, and prove themselves by the same grant."""
+    peer = Peer("b", met_rev=7, latest=(1, 5), asked=dispatched(Wish.RUN, 1))
+    feed: Any = SimpleNamespace(
+        node=SimpleNamespace(clock=SimpleNamespace(monotonic=lambda: 9.0)), _reshare=""
+    )
+    Feed._hear(feed, peer, Sync(header(2, 1), "v", 2, 0, [], []))
+    assert "started again" in feed._reshare
+    assert peer.met_at == 9.0, "it is to show that it lasts"
+
+
+def test_what_a_processor_said_before_does_not_count_and_silence_ends_trust() -> None:
+    peer = Peer("b")
+    assert peer.hear(1.0, 1, 5, is_state=True)
+    peer.met_rev = 7
+    assert not peer.hear(2.0, 1, 4, is_state=True), "a later one has come before"
+    assert peer.hear(3.0, 1, 2, is_state=False), "of how far it is each word counts"
+    assert peer.answers(7, 3.0 + SILENT_S)
+    assert not peer.answers(7, 3.1 + SILENT_S)
+    assert not peer.answers(8, 3.0), "another owner is to meet it first"
+
+
+@pytest.mark.parametrize("failures", [1, 2, 5, 5_000])
+def test_who_fails_again_and_again_is_left_out_for_longer_but_not_for_ever(failures: int) -> None:
+    peer = Peer("b")
+    assert peer.may_try(0.0)
+    for _ in range(failures):
+        peer.fails(100.0)
+    shunned_s = min(SHUN_MAX_S, SHUN_S * 2 ** min(failures - 1, 20))
+    assert not peer.may_try(99.9 + shunned_s)
+    assert peer.may_try(100.0 + shunned_s)
+    peer.fails(101.0 + FORGIVEN_S)
+    assert peer.failures == 1
+
+
+def test_history_is_held_for_who_runs_or_prepares_and_is_heard() -> None:
+    peers = Peers()
+    assert peers.needs(0.0) == MAX
+    runs, prepares, rests = peers["a"], peers["b"], peers["c"]
+    for peer, wish, needs in ((runs, Wish.RUN, 50), (prepares, Wish.PREPARE, 40), (rests, Wish.REST, 30)):
+        peer.asked, peer.needs, peer.heard_at = dispatched(wish, 1), needs, 0.0
+    assert peers.needs(0.0) == 30, "it may not have heard yet that it is to rest"
+    rests.given_up.set()
+    assert peers.needs(0.0) == 40
+    assert peers.needs(1.0 + 2 * SILENT_S) == 50, "whoever is silent for so long has to open anew"
