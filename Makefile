@@ -64,7 +64,7 @@ explore: setup ## every order of events in which captures take a changefeed over
 	@$(PY) -m tests.control.takeover
 	@$(PY) -m tests.control.sharing
 
-captures: setup ## three captures over etcd: killed, stopped, resigned; how long each takeover takes
+captures: setup ## three captures share a changefeed over etcd: killed, stopped, resigned, joined; how long each takeover takes
 	@$(PY) -m pytest -s tests/integration/test_captures.py $(PYTEST_ARGS)
 
 isolation: setup ## histories of concurrent transactions, checked for snapshot isolation: make isolation SEEDS=20000

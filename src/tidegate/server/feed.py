@@ -80,7 +80,7 @@ from tidegate.server.peers import (
 )
 from tidegate.server.post import Box
 from tidegate.server.schema_tracker import SchemaTracker
-from tidegate.server.sharing import Sharing
+from tidegate.server.sharing import CAPTURES_S, Sharing
 from tidegate.server.totals import Totals
 from tidegate.sink.base import Description, Form
 
@@ -90,8 +90,6 @@ TICK_S: Final = 0.02
 """Between two ticks while DDL that has come waits for the catalogue, which another thread may have."""
 MEET_S: Final = 3.0
 """How long a start waits for the answers of other captures; those that come later are given ranges later."""
-CAPTURES_S: Final = 0.5
-"""How often is looked which captures there are."""
 AGAIN_S: Final = 5.0
 """How often what is dispatched is said again."""
 GIVE_UP_TRIES: Final = 3
@@ -412,7 +410,7 @@ class Feed(FeedLife):
         return sink.form is Form.MESSAGES and sink.at_once(MAX) == MAX
 
     def _look_around(self) -> None:
-        """Notice captures that come and go, and loads that differ: then the key space is divided anew."""
+        """Notice captures that come and go, and loads that differ: then the key space is divided again."""
         node, now = self.node, self.node.clock.monotonic()
         if not node.shared or not self.sharing.is_due(now):
             return
@@ -432,7 +430,7 @@ class Feed(FeedLife):
             for peer in self.sharing.not_wanted() if not self._reshare else ():
                 self._dispatch(peer, Wish.RUN if peer.runs else Wish.REST)
         if self._reshare:
-            event(LOG, logging.INFO, "key space is divided anew", changefeed=str(self.id), why=self._reshare)
+            event(LOG, logging.INFO, "key space is divided again", changefeed=str(self.id), why=self._reshare)
 
     async def _fence_all(self, plan: FeedPlan, grants: dict[str, Grant], thread: SinkThread) -> None:
         """Stop every earlier writer on every capture before anybody begins, if several are to begin.

@@ -163,7 +163,7 @@ class Peers:
     def needs(self, now: float) -> int:
         """The least ts from which a processor may still register upstream; MAX: none says any.
 
-        One that does not run and has been silent for long is left out: it has to open anew anyway.
+        One that does not run and has been silent for long is left out: it must open its spans again anyway.
         """
         heard = (p for p in self if p.runs or now - p.heard_at <= 2 * SILENT_S)
         return min((peer.needs for peer in heard if not peer.rests), default=MAX)

@@ -840,13 +840,6 @@ class FeedProcessor:
         return f"span {task.id} ({name or f'table id {task.physical_id}'}{others})"
 
     @property
-    def table_ids(self) -> list[int]:
-        """The tables and partitions whose rows it delivers now."""
-        has_tables = self._plan is not None and self._plan.config.has_tables
-        spans = self.machine.spans.values() if has_tables else ()
-        return sorted(table for task in spans for table in ids_of(task))
-
-    @property
     def pulled(self) -> dict[str, int]:
         """Rows and bytes the puller has received for its spans since it started."""
         if self._plan is None:

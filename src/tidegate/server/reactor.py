@@ -609,7 +609,7 @@ class Reactor:
     async def drain(self, capture: str, *, again: bool = False) -> int:
         """Give a capture's ranges to others, and nothing to it any more; how many tables it still has.
 
-        `again`: it is to be given ranges again. It is, too, once its process has started anew.
+        `again`: it is to be given ranges again. It is, too, once its process has started again.
         """
         node, key = self.node, drained_prefix(self.node.cluster) + capture
         if again:
@@ -627,7 +627,7 @@ class Reactor:
         return sum(len(feed.tables_of(peer)) for feed, peer in peers if peer is not None)
 
     async def _note_drained(self) -> None:
-        """Which captures are drained, by what is stored; one that has started anew is not."""
+        """Which captures are drained, by what is stored; one that has started again is not."""
         node, front = self.node, drained_prefix(self.node.cluster)
         ids = node.ids()
         for kv in await self._on(node.disk, node.metadata.under, front):
@@ -695,7 +695,7 @@ class Reactor:
             self._measure()
 
     async def _end_drains(self) -> None:
-        """A capture that was drained and has started anew may be given ranges again."""
+        """A capture that was drained and has started again may be given ranges again."""
         if self.node.drained:
             try:
                 await self._note_drained()

@@ -1,6 +1,6 @@
 """Who gets what of a changefeed's key space, and when it is to be divided in another way.
 
-    captures come and go, tables come and go, loads change --> look --> takers prepare --> "divide it anew"
+    captures come and go, tables come and go, loads change --> look --> takers prepare --> "divide it again"
 
 `control.share` divides; this part says among whom, by which loads, and whether it is worth the trouble: all
 incarnations of the changefeed end for it, and others begin, which stops the checkpoint for about a second.
@@ -20,8 +20,8 @@ from tidegate.server.node import Node
 from tidegate.server.peers import JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
 from tidegate.server.stripes import ids_of
 
-LOOK_S: Final = 0.5
-"""How often is looked which captures there are."""
+CAPTURES_S: Final = 0.5
+"""How often the captures that exist are compared with those that deliver."""
 BALANCE_S: Final = 60.0
 """How often loads are compared while the same captures deliver the same tables."""
 IDLE_LOAD: Final = 512.0
@@ -168,7 +168,7 @@ class Sharing:
 
     def is_due(self, now: float) -> bool:
         """Whether to look again."""
-        if now - self._looked_at < LOOK_S:
+        if now - self._looked_at < CAPTURES_S:
             return False
         self._looked_at = now
         return True

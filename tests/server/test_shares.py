@@ -1,0 +1,155 @@
+"""When the key space of a changefeed is divided in another way, and among whom. No processes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tidegate.control.gc import History
+from tidegate.control.messages import Dispatch, Header, Wish
+from tidegate.control.metadata import Grant, GrantedRange
+from tidegate.model.span import Span
+from tidegate.model.timestamp import compose
+from tidegate.server.node import Node
+from tidegate.server.peers import JOIN_S, SHUN_S, SILENT_S, Peer, Peers
+from tidegate.server.sharing import BALANCE_S, WORTH, Sharing
+from tidegate.server.stripes import table_task
+
+ALL = Span(b"", b"")
+TABLES = [table_task(table, 1) for table in (10, 20, 30, 40)]
+NOW_MS = 1_000_000
+NOW = compose(NOW_MS)
+
+
+class World:
+    """An owner's capture `a`, and others."""
+
+    def __init__(self, *others: str, stays: bool = False) -> None:
+        self.now, self.peers, names = 1000.0, Peers(), ("a", *others)
+        self.node: Any = SimpleNamespace(
+            capture="a",
+            owner_rev=7,
+            drained=set(),
+            clock=SimpleNamespace(monotonic=lambda: self.now),
+            now_ms=lambda: NOW_MS,
+            burdens=dict,
+            others=lambda: dict.fromkeys(others, "addr"),
+        )
+        for name in names:
+            peer = self.peers[name]
+            peer.met_rev, peer.met_at, peer.heard_at, peer.ready = 7, 0.0, self.now, True
+        self.sharing = Sharing(
+            self.node, ALL, self.peers, lambda: [self.peers[name] for name in names], stays=stays
+        )
+        self.sharing.begin(TABLES)
+
+    def run(self, **ranges: Span) -> None:
+        """These captures deliver these ranges."""
+        for name, span in ranges.items():
+            granted = (GrantedRange(span, (7, 1)),)
+            header = Header(1, "default/one", "i", 7, name, 1, 1)
+            self.peers[name].grant = Grant("i", (7, 1), 1, 4, granted)
+            self.peers[name].asked = Dispatch(header, Wish.RUN, 1, granted, 1, 1, False)
+
+    def better(self, *, shared: bool = True) -> tuple[str, list[Peer]]:
+        return self.sharing.better(self.now, NOW, shared=shared)
+
+
+def test_nothing_moves_before_the_taker_runs_spark_and_has_what_it_takes() -> None:
+    world = World("b")
+    world.run(a=ALL)
+    taker = world.peers["b"]
+    taker.ready = False
+    why, prepare = world.better()
+    assert (why, prepare) == ("", [taker])
+    assert taker.coming
+    assert world.better() == ("", []), "it was told"
+    taker.received = NOW
+    assert world.better() == ("", []), "its Spark does not run"
+    taker.ready, taker.received = True, 0
+    assert world.better() == ("", []), "it lacks the changes"
+    taker.received = NOW
+    assert "b" in world.better()[0]
+    assert world.sharing.divide({"a": [ALL]}, shared=True)["b"] == taker.coming
+
+
+def test_who_delivers_prepares_for_what_is_to_come_alone() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    world.node.drained.add("b")
+    why, prepare = world.better()
+    assert (why, prepare) == ("", [world.peers["a"]])
+    assert world.peers["a"].coming == (ALL,)
+    world.node.drained.clear()
+    assert world.better() == ("", [])
+    assert world.sharing.not_wanted() == [world.peers["a"]], "it may let go of that again"
+
+
+def test_loads_that_change_while_takers_prepare_do_not_change_what_they_prepare_for() -> None:
+    world = World("b")
+    world.run(a=ALL)
+    world.better()
+    planned = world.peers["b"].coming
+    taken = [task.id for task in TABLES if planned[0].covers(task.span)]
+    assert len(taken) == 2
+    world.sharing.loads["a"] = dict.fromkeys(taken, int(9 * WORTH))  # one of them would be enough now
+    world.now += 1
+    assert world.better() == ("", [])
+    assert world.peers["b"].coming == planned
+
+
+def test_uneven_loads_are_evened_out_after_a_while_and_small_ones_never() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    hot = {TABLES[0].id: 100_000, TABLES[1].id: 100_000}
+    world.sharing.loads["a"] = hot
+    assert world.better() == ("", [])
+    world.sharing.loads["a"] = {name: int(load * WORTH) for name, load in hot.items()}
+    assert world.better() == ("", []), "it was compared a moment ago"
+    world.now += BALANCE_S
+    for peer in world.peers:
+        peer.heard_at = world.now
+    assert world.better()[1] == [world.peers["b"]]
+    assert world.peers["b"].coming[0].covers(TABLES[1].span)
+
+
+def test_who_is_given_nothing() -> None:
+    """One that has just come, is silent, is drained or has failed; unless there is no other."""
+    world = World("b", "c", "d", "e")
+    world.peers["b"].met_at = world.now - JOIN_S / 2
+    world.peers["c"].heard_at = world.now - SILENT_S - 1
+    world.node.drained.add("d")
+    world.peers["e"].fails(world.now - SHUN_S / 2)
+    assert world.sharing.able() == ["a"]
+    assert set(world.sharing.able(joined_s=0.0)) == {"a", "b"}
+    world.now += SHUN_S
+    assert "e" in world.sharing.able()
+    alone = World()
+    alone.node.drained.add("a")
+    alone.peers["a"].fails(alone.now)
+    assert alone.sharing.able() == ["a"]
+
+
+@pytest.mark.parametrize(("stays", "shared"), [(True, True), (False, False)])
+def test_what_cannot_be_divided_is_one_captures(stays: bool, shared: bool) -> None:
+    world = World("b", stays=stays)
+    assert len(world.sharing.divide({}, shared=shared)) == 1
+    assert not stays or world.sharing.divide({"b": [ALL]}, shared=shared) == {"a": (ALL,)}
+
+
+def test_what_an_owner_says_of_history_counts_in_the_order_of_its_messages() -> None:
+    """It may go down, for a changefeed that begins earlier; what arrives late does not count."""
+    node: Any = SimpleNamespace(_told_history={}, histories={})
+
+    def hear(order: tuple[int, int], ts: int) -> bool:
+        return Node.hear_history(node, -1, order, History(ts + 1, ts))
+
+    assert hear((7, 5), 100)
+    assert hear((7, 9), 40)
+    assert not hear((7, 8), 100)
+    assert node.histories[-1].safe_point == 40
+    assert hear((8, 1), 90), "the next owner's"
