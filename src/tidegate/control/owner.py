@@ -24,12 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from tidegate.control.barrier import Barrier, DdlBatch
 from tidegate.control.ddl_log import DdlLog, KnownDdl
 from tidegate.control.messages import RangeProgress
 from tidegate.control.metadata import GrantedRange
+from tidegate.control.transitions import Row, Transitions
 from tidegate.model.span import Span
 
 PERSIST_S: Final = 0.5
@@ -73,6 +75,49 @@ class Finish:
 
 
 Effect = SendDdl | SendResolved | SendRepartition | Persist | Finish
+
+
+class Outlet(StrEnum):
+    """Whether the owner may give its side of the sink something to do."""
+
+    CLOSED = "closed"
+    FREE = "free"
+    BUSY = "busy"
+    """One operation is under way. There is never a second one."""
+
+
+class OnOutlet(StrEnum):
+    """What happens to it."""
+
+    OPENED = "the sink is open"
+    SENT = "an operation is given to it"
+    DONE = "the operation is durable"
+    LOST = "the sink failed"
+    GRANTED = "a capture begins another incarnation"
+
+
+_ANY: Final = tuple(Outlet)
+
+OUTLET: Final = Transitions(
+    Row((Outlet.CLOSED, Outlet.FREE), OnOutlet.OPENED, Outlet.FREE, effect="its journal says what is out"),
+    Row((Outlet.BUSY,), OnOutlet.OPENED, Outlet.BUSY, effect="its journal says what is out"),
+    Row(
+        (Outlet.FREE,),
+        OnOutlet.SENT,
+        Outlet.BUSY,
+        "all granted ranges run, no load holds the barrier, and no capture knows other DDL",
+        "DDL, then a change of the number of partitions, then Resolved: the first that is due",
+    ),
+    Row(
+        (Outlet.BUSY, Outlet.FREE),
+        OnOutlet.DONE,
+        Outlet.FREE,
+        "not after a change of the number of partitions",
+    ),
+    Row((Outlet.CLOSED,), OnOutlet.DONE, Outlet.CLOSED, effect="a call that outlived its sink opens nothing"),
+    Row(_ANY, OnOutlet.LOST, Outlet.CLOSED, effect="whether the operation happened, the next journal says"),
+    Row(_ANY, OnOutlet.GRANTED, Outlet.CLOSED, effect="nothing leaves until the sink is opened again"),
+)
 
 
 @dataclass(slots=True)
@@ -128,7 +173,7 @@ class Owner:
         """Up to where Resolved and DDL are out, by the journal of the sink."""
         self._repartitions = False
         """Whether the change of that number is under way at the sink, or was made."""
-        self._busy = self._open = False
+        self._outlet = Outlet.CLOSED
         self._persisting = False
         self._persist_now = False
         self._last_resolved = self._last_persist = float("-inf")
@@ -152,7 +197,7 @@ class Owner:
         self._said = {name: said for name, said in self._said.items() if name in held}
         self._others = {name: said for name, said in self._others.items() if name in held}
         self._agreed = {name: ts for name, ts in self._agreed.items() if name in held}
-        self._open = self._busy = False
+        self._turn(OnOutlet.GRANTED)
 
     def learn(self, batches: Iterable[DdlBatch], known: int) -> None:
         """DDL in order; all of it up to `known` is known now."""
@@ -213,7 +258,7 @@ class Owner:
         self._out = max(self._out, resolved_journal, ddl_journal)
         self.barrier.switch_ts = self._partitions_asked = 0
         self._repartitions = False
-        self._open = True
+        self._turn(OnOutlet.OPENED)
 
     def ask_repartition(self, partitions: int) -> None:
         """Another number of partitions is wanted; 0: the present one after all. Not once `repartitions`."""
@@ -229,7 +274,8 @@ class Owner:
 
     def sink_lost(self) -> None:
         """The sink failed: an operation under way may have happened or not; its journal will tell."""
-        self._open = self._busy = self._persisting = False
+        self._turn(OnOutlet.LOST)
+        self._persisting = False
 
     def report(self, capture: str, incarnation: int, progress: Iterable[RangeProgress]) -> bool:
         """How far ranges are. False, and no effect on those, under an old grant or another's."""
@@ -292,13 +338,17 @@ class Owner:
         effects: list[Effect] = []
         send = self._send(now)
         if send is not None:
-            self._busy = True
+            self._turn(OnOutlet.SENT)
             effects.append(send)
         persist_due = now >= self._last_persist + self._persist_pause or self._at_target
         if self.checkpoint > self.persisted_ts and not self._persisting and persist_due:
             self._persisting, self._persist_now, self._last_persist = True, False, now
             effects.append(Persist(self.checkpoint))
-        if self._at_target and not self._busy and self.persisted_ts >= self.barrier.target_ts:
+        if (
+            self._at_target
+            and self._outlet is not Outlet.BUSY
+            and self.persisted_ts >= self.barrier.target_ts
+        ):
             effects.append(Finish())
         return effects
 
@@ -344,9 +394,14 @@ class Owner:
         if not self._others:
             self.checkpoint = max(self.checkpoint, min(self.durable, self.barrier.cap))
 
+    def _turn(self, on: OnOutlet) -> None:
+        after = OUTLET.after(self._outlet, on)
+        assert after is not None, f"{on} while the outlet is {self._outlet}"
+        self._outlet = after
+
     @property
     def _may_send(self) -> bool:
-        ready = self._open and not self._busy and not self.barrier.held_at and self.is_running
+        ready = self._outlet is Outlet.FREE and not self.barrier.held_at and self.is_running
         return ready and not self._others
 
     def _hold_for_repartition(self) -> None:
@@ -380,14 +435,14 @@ class Owner:
     def ddl_done(self, finished_ts: int) -> DdlBatch:
         """The DDL is durable downstream: the barrier is lifted."""
         batch = self.barrier.lift(finished_ts)
-        self._busy = False
+        self._turn(OnOutlet.DONE)
         self._persist_now = True
         self._last_resolved = float("-inf")
         return batch
 
     def resolved_done(self, ts: int) -> None:
         """Resolved `ts` is durable downstream."""
-        self._busy = False
+        self._turn(OnOutlet.DONE)
         self.resolved_sent = max(self.resolved_sent, ts)
 
     def repartition_done(self, ts: int) -> None:

@@ -21,6 +21,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from tidegate.control.barrier import DdlBatch, SpanTask
@@ -62,6 +64,58 @@ class Goal(NamedTuple):
     def of(cls, dispatch: Dispatch) -> Goal:
         """Of two with the same goal the later asks for nothing that the earlier did not."""
         return cls(dispatch.wish, dispatch.header.instance, dispatch.incarnation, tuple(dispatch.ranges))
+
+
+class Sender(StrEnum):
+    """Who speaks, by owner revision."""
+
+    EARLIER = "an earlier owner than the last one"
+    SAME = "the owner that spoke last"
+    LATER = "a later owner"
+
+
+class Word(StrEnum):
+    """What an owner says."""
+
+    ANNOUNCE = "Announce"
+    NEW = "Dispatch"
+    OLD = "Dispatch that is not above the last one's sequence"
+    MISDIRECTED = "Dispatch to another epoch of this capture"
+
+
+class Verdict(StrEnum):
+    """What a processor does with it."""
+
+    DROP = "drop it"
+    SYNC = "send Sync"
+    MEET = "note the owner, send Sync"
+    REFUSE = "note the owner, send Sync, do nothing else"
+    TAKE = "note the owner, take it"
+
+
+RECEIVED: Final = MappingProxyType(
+    {
+        (Sender.EARLIER, Word.ANNOUNCE): Verdict.DROP,
+        (Sender.EARLIER, Word.NEW): Verdict.DROP,
+        (Sender.EARLIER, Word.OLD): Verdict.DROP,
+        (Sender.EARLIER, Word.MISDIRECTED): Verdict.DROP,
+        (Sender.SAME, Word.ANNOUNCE): Verdict.SYNC,
+        (Sender.SAME, Word.NEW): Verdict.TAKE,
+        (Sender.SAME, Word.OLD): Verdict.DROP,
+        (Sender.SAME, Word.MISDIRECTED): Verdict.DROP,
+        (Sender.LATER, Word.ANNOUNCE): Verdict.MEET,
+        (Sender.LATER, Word.NEW): Verdict.TAKE,
+        (Sender.LATER, Word.MISDIRECTED): Verdict.REFUSE,
+    }
+)
+"""Sequences count from owner to owner, so a later owner's is never old.
+
+A Dispatch to another epoch was meant for the process that ran here before. That one may have left a worker
+behind, which would prove itself by the same grant: so nothing of it begins here. From a later owner it is
+answered with Sync, whose epoch tells the owner that another process runs here now.
+"""
+USED: Final = frozenset({Verdict.SYNC, Verdict.MEET, Verdict.TAKE})
+"""The verdicts for which `hear` is true."""
 
 
 @dataclass(slots=True)
@@ -126,35 +180,45 @@ class Processor:
             mine.capture,
         ):
             return False
-        if header.owner_rev < self._heard[0]:
+        verdict = RECEIVED[self._sender(header), self._word(message)]
+        if verdict is Verdict.DROP:
             return False
-        match message:
-            case Announce():
-                if header.owner_rev > self._heard[0]:
-                    self._heard = (header.owner_rev, 0)
-                self._sync_at = float("-inf")
-            case Dispatch():
-                if (header.owner_rev, header.sequence) <= self._heard:
-                    return False
-                if header.capture_epoch != mine.capture_epoch:
-                    # Meant for what ran here before. The owner is to notice that it does not any more.
-                    if header.owner_rev > self._heard[0]:
-                        self._heard, self._instance = (header.owner_rev, 0), header.instance
-                        self._sync_at = float("-inf")
-                    return False
-                self._heard = (header.owner_rev, header.sequence)
-                before, self.dispatch = self.dispatch, message
-                if before is None or Goal.of(before) != Goal.of(message):
-                    self._reported.clear()
-                    self._sent.clear()
-                    self._answered = None
-                elif self._answered is not None and (
-                    self._answered.error is not None or message.wish is not Wish.RUN
-                ):
-                    # It may have been lost; that a range runs, each Sync says.
-                    self._response = replace(self._answered, answers=header.sequence)
+        if verdict in (Verdict.MEET, Verdict.REFUSE):
+            self._heard = (header.owner_rev, 0)
+        if verdict is Verdict.TAKE:
+            assert isinstance(message, Dispatch)
+            self._heard = (header.owner_rev, header.sequence)
+            self._take_up(message)
+        else:
+            self._sync_at = float("-inf")
         self._instance = header.instance
-        return True
+        return verdict in USED
+
+    def _sender(self, header: Header) -> Sender:
+        if header.owner_rev == self._heard[0]:
+            return Sender.SAME
+        return Sender.EARLIER if header.owner_rev < self._heard[0] else Sender.LATER
+
+    def _word(self, message: FromOwner) -> Word:
+        header = message.header
+        if isinstance(message, Announce):
+            return Word.ANNOUNCE
+        if header.owner_rev == self._heard[0] and header.sequence <= self._heard[1]:
+            return Word.OLD
+        return Word.NEW if header.capture_epoch == self._header.capture_epoch else Word.MISDIRECTED
+
+    def _take_up(self, dispatch: Dispatch) -> None:
+        """It holds from now on. What was answered to one with the same goal is answered again."""
+        before, self.dispatch = self.dispatch, dispatch
+        if before is None or Goal.of(before) != Goal.of(dispatch):
+            self._reported.clear()
+            self._sent.clear()
+            self._answered = None
+        elif self._answered is not None and (
+            self._answered.error is not None or dispatch.wish is not Wish.RUN
+        ):
+            # It may have been lost; that a range runs, each Sync says.
+            self._response = replace(self._answered, answers=dispatch.header.sequence)
 
     # --- what is wanted -------------------------------------------------------------------------------
 
