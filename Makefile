@@ -81,6 +81,7 @@ bench: setup ## the figures of the README, measured on this machine; BENCH_ARGS=
 
 docs: setup ## write the pages of docs/ that are made from code and recorded vectors
 	@$(PY) -m tools.reference
+	@$(PY) -m tools.machines
 	@$(PY) -m tools.format_pages
 	@$(PY) -m tools.ddl_page
 	@$(PY) -m tools.modify_page

@@ -26,7 +26,7 @@ MARGIN: Final = 0.2
 BEATS: Final = 3
 """TTLs without a beat after which a lease is not renewed: the thread may go on when all else stands still."""
 PAUSE_S: Final = 0.1
-"""After a renewal that was not answered."""
+"""Before the next attempt, after a renewal that was not answered."""
 
 
 def now_s() -> float:

@@ -91,10 +91,10 @@ TICK_S: Final = 0.02
 MEET_S: Final = 3.0
 """How long a start waits for the answers of other captures; those that come later are given ranges later."""
 AGAIN_S: Final = 5.0
-"""How often what is dispatched is said again."""
+"""How often a Dispatch is repeated."""
 GIVE_UP_TRIES: Final = 3
-"""How often a processor is asked to end what it does, each AGAIN_S. Then it is left behind, and fenced by the
-next incarnation."""
+"""How often a processor is asked to end what it does, AGAIN_S apart. After that it is left behind, and the
+next incarnation fences it."""
 FORGET_S: Final = 10.0
 """How often the progress of spans that have ended is deleted at the sink."""
 PIPELINE_STARTS: Final = "pipeline"

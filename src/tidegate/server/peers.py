@@ -22,21 +22,24 @@ from tidegate.model.span import Span
 from tidegate.model.timestamp import MAX
 
 SILENT_S: Final = 4 * SYNC_S
-"""A processor says everything again every `SYNC_S`."""
+"""A processor that has sent nothing for this time cannot be asked for anything. It repeats everything every
+`SYNC_S`."""
 ANNOUNCE_S: Final = 1.0
-"""How often an owner says that it is one, until the processor has answered."""
+"""How often an owner announces itself to a processor that has not answered."""
 JOIN_S: Final = 5.0
-"""A capture is given ranges once its processor has answered for so long: one that starts again and again
-would else make all the others start again, too."""
+"""A capture is given ranges once its processor has answered for this time. Otherwise one that starts again
+and again would make all the others start again, too."""
 SHUN_S: Final = 10.0
-"""For so long a capture that has failed is left out while others are able; then for twice as long."""
+"""A capture that has failed is left out for this time while others are able; after the next failure for twice
+the time, and so on."""
 SHUN_MAX_S: Final = 600.0
 FORGIVEN_S: Final = 1200.0
-"""After so long without a failure the next one counts as the first."""
+"""After this time without a failure the next one counts as the first."""
 WARM_S: Final = 2.0
-"""A taker is warm when it has received what upstream had so long ago."""
+"""A taker is warm when it has received everything up to this many seconds ago."""
 WARM_MAX_S: Final = 600.0
-"""For so long a move waits for all that a taker has to receive; it is never made before its Spark runs."""
+"""A move waits at most this long for all that a taker has to receive; it never happens before the taker's
+application runs."""
 
 LAST: Final = ("lag_ms", "batch_ms")
 """What of `Told` is no count: the greatest of all processors is shown."""

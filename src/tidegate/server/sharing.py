@@ -29,9 +29,9 @@ IDLE_LOAD: Final = 512.0
 WORTH: Final = float(1 << 20)
 """Bytes per second of the whole changefeed below which every span counts the same: that is no load."""
 TOLERANCE: Final = 0.2
-"""By how much a capture may have more than it need have, when captures have come or gone."""
+"""By how much a load may exceed the best possible one, as a share of it, when captures have come or gone."""
 UNEVEN: Final = 0.5
-"""And otherwise: loads change all the time."""
+"""The same while no capture comes or goes: loads change all the time."""
 
 
 @dataclass(frozen=True, slots=True)
