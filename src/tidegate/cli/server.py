@@ -62,7 +62,7 @@ def server(
         str,
         typer.Option(
             help="Endpoints of an etcd, http://HOST:PORT[,...], that several captures of one cluster share: "
-            "one delivers, the others stand by. Docs: captures.md."
+            "they divide the work, and one owns the changefeeds. Docs: captures.md."
         ),
     ] = "",
     session_ttl: Annotated[
