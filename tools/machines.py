@@ -200,34 +200,21 @@ def _queue(batch: DdlBatch) -> Any:
 def _owner(
     durable: int,
     *,
-    resolved: int = 100,
+    span: Span = ALL,
     ddl_at: int = 0,
     opened: bool = True,
     target_ts: int = 0,
     held_at: int = 0,
 ) -> Owner:
-    """An owner of one range, which runs and is durable up to a ts."""
-    batches = [DdlBatch(ddl_at, ())] if ddl_at else []
+    """An owner of all keys that has granted one range, which runs and is durable up to a ts."""
     machine = Owner(10, Barrier(10, target_ts, held_at), ALL, resolved_interval_s=0.0)
-    machine.learn(batches, resolved)
-    granted = GrantedRange(ALL, (7, 1))
+    machine.learn([DdlBatch(ddl_at, ())] if ddl_at else [], 100)
+    granted = GrantedRange(span, (7, 1))
     machine.grant("a", 1, [granted])
     if opened:
         machine.sink_open(0)
     machine.running("a", 1, [granted])
-    machine.report("a", 1, [RangeProgress(ALL, (7, 1), durable, durable)])
-    return machine
-
-
-def _with_hole() -> Owner:
-    machine = _owner(60)
-    machine.wanted = ALL
-    machine._ranges.clear()
-    granted = GrantedRange(LOW, (7, 2))
-    machine.grant("a", 2, [granted])
-    machine.sink_open(0)
-    machine.running("a", 2, [granted])
-    machine.report("a", 2, [RangeProgress(LOW, (7, 2), 60, 60)])
+    machine.report("a", 1, [RangeProgress(span, (7, 1), durable, durable)])
     return machine
 
 
@@ -261,7 +248,7 @@ OWNERS: Final[Mapping[str, Callable[[], Owner]]] = {
     "all is durable up to 100, another number of partitions is wanted": _asked_to_repartition,
     "the sink is not open": lambda: _owner(60, opened=False),
     "an initial load at 10 is not durable": lambda: _owner(60, held_at=10),
-    "a part of the keys is granted to nobody": _with_hole,
+    "all that is granted is durable up to 60, and HIGH is granted to nobody": lambda: _owner(60, span=LOW),
     "the capture knows other DDL than the owner": _disagreeing,
 }
 

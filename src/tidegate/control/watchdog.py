@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 STEP_MAX_S: Final = 2.0
-"""What one step adds to the silence at most; the caller's own pauses beyond that do not count."""
+"""One step adds no more than this to the silence; the caller's own pauses beyond that do not count."""
 
 
 @dataclass(frozen=True, slots=True)

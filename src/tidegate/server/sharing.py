@@ -25,7 +25,7 @@ CAPTURES_S: Final = 0.5
 BALANCE_S: Final = 60.0
 """How often loads are compared while the same captures deliver the same tables."""
 IDLE_LOAD: Final = 512.0
-"""What a span costs without rows, in bytes per second of one with rows."""
+"""The load that a span without rows counts for, in bytes per second."""
 WORTH: Final = float(1 << 20)
 """Bytes per second of the whole changefeed below which every span counts the same: that is no load."""
 TOLERANCE: Final = 0.2
