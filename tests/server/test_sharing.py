@@ -212,6 +212,12 @@ def test_a_capture_is_drained_and_given_ranges_again(
     check_order(first.lines("one"))
 
 
+def all_tables(running: Running) -> list[dict[str, str]]:
+    body = {"sink_uri": "kafka://127.0.0.1:1/t?protocol=open-protocol", "replica_config": {}}
+    found: list[dict[str, str]] = running.call("POST", "/verify_table", body)["eligible_tables"]
+    return found
+
+
 def test_over_tls_a_capture_that_is_evicted_joins_again(
     start: Start, bank: BankWorkload, fenced: list[set[str]], tmp_path: Path
 ) -> None:
@@ -225,6 +231,14 @@ def test_over_tls_a_capture_that_is_evicted_joins_again(
     tidegate("capture", "evict", before.id, "--server", f"https://{second.address}", tls=tls)
     wait_for(lambda: second.capture is not before, "it has a new session")
     wait_for(lambda: len(shares(first)) == 2, "it delivers again")
+    move = ["changefeed", "move", "-c", "one", "--server", f"https://{second.address}", "--to"]
+    tables = [f"{table['database_name']}.{table['table_name']}" for table in all_tables(first)]
+    assert "are moving" in tidegate(*move, second.capture.id, *tables, tls=tls)
+    wait_for(lambda: list(shares(first)) == [second.address], "the second has all tables")
+    assert "nothing to move" in tidegate(*move, second.capture.id, *tables, tls=tls)
+    delivers(first, bank)
+    tidegate("changefeed", "rebalance", "-c", "one", "--server", f"https://{first.address}", tls=tls)
+    wait_for(lambda: len(shares(first)) == 2, "both have tables again")
     delivers(first, bank)
     check_order(first.lines("one"))
     refused = CliRunner(env=environment(tls)).invoke(
