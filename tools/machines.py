@@ -287,6 +287,12 @@ def _interrupted() -> dict[str, Grant]:
     return _stored() | shared_out(_stored(), "i", (7, 2), {"a": [HIGH], "b": [LOW]}, {"a": 2, "b": 2})
 
 
+def _taken_over() -> dict[str, Grant]:
+    """After that, a later owner gives LOW to c and HIGH to b."""
+    before = _interrupted()
+    return before | shared_out(before, "i", (8, 1), {"c": [LOW], "b": [HIGH]}, {"c": 2, "b": 2})
+
+
 ROUNDS: Final[Mapping[str, Callable[[], Mapping[str, Grant]]]] = {
     "at first: a has LOW, b has HIGH": _stored,
     "they exchange ranges": _interrupted,
@@ -294,7 +300,10 @@ ROUNDS: Final[Mapping[str, Callable[[], Mapping[str, Grant]]]] = {
     "before they are: c takes LOW, b keeps HIGH": lambda: (
         _interrupted() | shared_out(_interrupted(), "i", (8, 1), {"c": [LOW], "b": [HIGH]}, {"c": 2, "b": 2})
     ),
-    "at first, then b takes all alone": lambda: _stored() | raised(_stored(), "b", "i", (7, 2), [ALL], 2),
+    "the same, once they are fenced": lambda: {n: settled(g) for n, g in _taken_over().items()},
+    "after the first line: b takes all alone": lambda: (
+        _stored() | raised(_stored(), "b", "i", (7, 2), [ALL], 2)
+    ),
 }
 
 
@@ -313,7 +322,8 @@ def _grant(found: Grant | None) -> str:
     names = {LOW: "LOW", HIGH: "HIGH", ALL: "all"}
     ranges = ", ".join(names[one.id] for one in found.ranges) or "no ranges"
     givers = f"; givers {', '.join(sorted(found.givers))}" if found.givers else ""
-    return f"incarnation {found.incarnation}, token {found.token}: {ranges}{givers}"
+    fenced = "; fenced" if found.fenced else ""
+    return f"incarnation {found.incarnation}, token {found.token}: {ranges}{givers}{fenced}"
 
 
 def dog() -> str:

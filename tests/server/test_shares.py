@@ -153,3 +153,63 @@ def test_what_an_owner_says_of_history_counts_in_the_order_of_its_messages() -> 
     assert not hear((7, 8), 100)
     assert node.histories[-1].safe_point == 40
     assert hear((8, 1), 90), "the next owner's"
+
+
+def test_tables_moved_by_hand_stay_until_others_are_there_or_somebody_asks() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    plan = world.sharing.handed({TABLES[1].physical_id, TABLES[3].physical_id}, "a")
+    assert [one.taker for one in plan.moves] == ["a"]
+    assert plan.shares == {
+        "a": (Span(b"", TABLES[2].span.start), Span(TABLES[3].span.start, b"")),
+        "b": (Span(TABLES[2].span.start, TABLES[3].span.start),),
+    }
+    world.sharing.hand({TABLES[3].physical_id}, "a")
+    world.peers["a"].received = 0
+    assert world.better() == ("", [world.peers["a"]]), "the taker prepares"
+    assert world.peers["a"].coming == (Span(TABLES[3].span.start, b""),)
+    world.peers["a"].received = NOW
+    assert world.better()[0]
+    before = world.sharing.now
+    after = world.sharing.divide(before, shared=True)
+    assert after == plan.shares
+    for name, spans in after.items():
+        granted = tuple(GrantedRange(span, (7, 2)) for span in spans)
+        world.peers[name].grant = Grant("i", (7, 2), 1, 4, granted)
+        world.peers[name].coming = ()
+    # Loads that differ move nothing now, and a restart of all incarnations does not either.
+    world.sharing.loads["a"] = dict.fromkeys((task.id for task in TABLES[:2]), int(9 * WORTH))
+    world.now += 2 * BALANCE_S
+    for peer in world.peers:
+        peer.heard_at = world.now
+    assert world.better() == ("", [])
+    assert world.sharing.divide(world.sharing.now, shared=True) == after
+    world.sharing.ask()
+    world.better()
+    assert world.sharing.next is not None
+    assert world.sharing.next != after
+
+
+def test_what_is_asked_for_by_hand_is_done_after_a_restart_and_dropped_when_it_cannot_be() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    world.sharing.hand({TABLES[2].physical_id}, "a")
+    again = world.sharing.divide(world.sharing.now, shared=True)  # something failed before anybody prepared
+    assert again == {"a": (Span(b"", cut),), "b": (Span(cut, b""),)}
+    assert world.better() == ("", [world.peers["a"]])
+    assert world.peers["a"].coming == (Span(b"", TABLES[3].span.start),)
+    world.node.drained.add("a")
+    world.better()
+    assert world.sharing.next == {"b": (ALL,)}, "a drained capture gets nothing"
+    with pytest.raises(KeyError, match="99"):
+        world.sharing.handed({99}, "b")
+
+
+def test_a_key_space_is_not_moved_into_pieces_without_end() -> None:
+    world = World("b")
+    world.sharing.begin([table_task(table, 1) for table in range(1, 100)])
+    world.run(a=ALL)
+    with pytest.raises(ValueError, match="99 ranges, and 16 are allowed"):
+        world.sharing.handed(set(range(2, 100, 2)), "b")

@@ -86,6 +86,7 @@ from tidegate.server.readers import Readers
 from tidegate.server.schema_tracker import load_catalogue
 from tidegate.server.spans import SpanRegistry
 from tidegate.server.supervisor import Child, Connection, ControlSocket, spawn
+from tidegate.tls import Tls
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -144,6 +145,8 @@ class Options:
     """Called when the capture begins to stand by, and when another owner is elected meanwhile."""
     token: Token | None = None
     """What the other captures ask for, as this one does."""
+    api_tls: Tls | None = None
+    """With what the API speaks TLS, on all captures of a cluster; None: it does not."""
     open_sink: OpenSink = open_owner
     clock: Clock = field(default_factory=SystemClock)
 
@@ -258,7 +261,8 @@ class Capture:
             name = member.me.name
             self.node.ids = lambda: self.ids
             self.node.others = lambda: {one.name: one.address for one in self._captures if one.name != name}
-            crew.start(Courier(name, self.cluster, lambda to: self.node.others().get(to, ""), options.token))
+            address_of = lambda to: self.node.others().get(to, "")  # noqa: E731
+            crew.start(Courier(name, self.cluster, address_of, options.token, options.api_tls))
             crew.stand_by()
             application.warm()
             self.takes_messages = True

@@ -51,6 +51,7 @@ from tidegate.control.metadata import (
     GrantedRange,
     Put,
     feed_key,
+    writers_of,
 )
 from tidegate.control.owner import Effect, Finish, Owner, Persist, SendDdl, SendRepartition, SendResolved
 from tidegate.disk import DiskFull
@@ -442,14 +443,12 @@ class Feed(FeedLife):
         if len(grants) == 1:
             return
         stored = await self.node.grants(self.id)
-        writers = {name: grant.slots for name, grant in stored.items()}
-        for grant in stored.values():
-            for giver, slots in grant.givers.items():
-                writers[giver] = max(slots, writers.get(giver, 0))
+        writers = writers_of(stored)
         fence = partial(fence_writers, dataclasses.replace(plan, grant=grants[plan.capture]), writers)
         await thread.call(f"the fence of {', '.join(sorted(writers))}", fence)
-        for name, grant in (await self.node.settle(self.id, grants)).items():
-            self.peers[name].grant = grant
+        settled = await self.node.settle(self.id, {**stored, **grants})
+        for name in grants:
+            self.peers[name].grant = settled[name]
 
     # --- changes of the layout -----------------------------------------------------------------------
 

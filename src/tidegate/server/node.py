@@ -242,9 +242,9 @@ class Node:
         return {name: grants[name] for name in shares}
 
     async def settle(self, feed: FeedId, grants: Mapping[str, Grant]) -> dict[str, Grant]:
-        """Store that the givers of these grants are fenced."""
+        """Store that all writers of these captures and of their givers are fenced."""
         after = {name: settled(grant) for name, grant in grants.items()}
-        await self._store_grants(feed, after)
+        await self._store_grants(feed, {name: one for name, one in after.items() if one != grants[name]})
         return after
 
     async def _store_grants(

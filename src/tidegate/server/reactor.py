@@ -11,7 +11,7 @@ import logging
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -602,9 +602,45 @@ class Reactor:
                     why="the server runs without --etcd, or its sink takes one writer at a time",
                 )
             plan = found.sharing.plan(shared=not found.loading)
-            if not dry_run and plan.moves:
+            if not dry_run:
                 found.sharing.ask()
             return plan
+
+    async def move(self, feed: FeedId, tables: Sequence[str], capture: str) -> Plan:
+        """Let a capture deliver some tables, with all that share a span with them.
+
+        `tables`: as SCHEMA.TABLE, or ids of tables or partitions. Raises Refused.
+        """
+        async with self._in_turn(feed) as found:
+            self._check_movable(found, capture)
+            good, _ = await self.tables(found.config, found.checkpoint)
+            ids = _ids_of(tables, good)
+            try:
+                plan = found.sharing.handed(ids, capture)
+            except (KeyError, ValueError) as error:
+                why = (
+                    f"the changefeed does not deliver table {error.args[0]}"
+                    if isinstance(error, KeyError)
+                    else f"{error}: `tidegate changefeed rebalance` joins ranges"
+                )
+                raise _not_moved(feed, why) from error
+            if plan.moves:
+                found.sharing.hand(ids, capture)
+            return plan
+
+    def _check_movable(self, feed: Feed, capture: str) -> None:
+        """Raises Refused."""
+        if not feed.may_be_shared:
+            why = "the server runs without --etcd, or the changefeed's sink takes one writer at a time"
+        elif feed.loading:
+            why = "one capture makes the initial load; try again when it is durable"
+        elif not feed.peers.running or feed.waiting_for:
+            why = f"the changefeed does not deliver now: {feed.waiting_for or feed.life.state}"
+        elif capture not in feed.sharing.able():
+            why = f"capture {capture} is drained, or does not answer, or has just failed or joined"
+        else:
+            return
+        raise _not_moved(feed.id, why)
 
     async def drain(self, capture: str, *, again: bool = False) -> int:
         """Give a capture's ranges to others, and nothing to it any more; how many tables it still has.
@@ -878,6 +914,33 @@ class Reactor:
 
     async def _on(self, executor: Executor, work: Any, *values: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(executor, work, *values)
+
+
+def _not_moved(feed: FeedId, why: str) -> Refused:
+    return Refused(
+        "CDC:ErrChangefeedUpdateRefused",
+        f"[CDC:ErrChangefeedUpdateRefused]the tables of {feed} cannot be moved.",
+        why=why,
+        fix="`tidegate capture list` and `tidegate changefeed query` show who delivers what",
+    )
+
+
+def _ids_of(wanted: Sequence[str], tables: Iterable[TableVersion]) -> set[int]:
+    """The physical ids of tables given by name or id. Raises Refused."""
+    by_name: dict[str, tuple[int, ...]] = {}
+    for table in tables:
+        by_name[f"{table.schema}.{table.table}".lower()] = by_name[str(table.id)] = table.physical_ids
+        by_name |= {str(one): (one,) for one in table.physical_ids}
+    found: set[int] = set()
+    for name in wanted:
+        if (ids := by_name.get(name.lower())) is None:
+            raise Refused(
+                "CDC:ErrTableIneligible",
+                f"[CDC:ErrTableIneligible]the changefeed has no table '{name[:200]}'.",
+                fix="write SCHEMA.TABLE, or the id of a table or partition",
+            )
+        found.update(ids)
+    return found
 
 
 def _refuse_reader(feed: Feed, why: str) -> None:

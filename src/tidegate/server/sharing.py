@@ -8,12 +8,12 @@ incarnations of the changefeed end for it, and others begin, which stops the che
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tidegate.control.barrier import DdlBatch, SpanTask
-from tidegate.control.share import Move, Piece, Shares, load_of, moved, share
+from tidegate.control.share import RANGES_PER_CAPTURE, Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
 from tidegate.server.node import Node
@@ -72,6 +72,10 @@ class Sharing:
     _looked_at: float = float("-inf")
     _warming_since: float = float("inf")
     _asked_for: bool = False
+    _by_hand: tuple[frozenset[int], str] | None = None
+    """Tables that are to be moved, and the capture that is to have them."""
+    _kept_for: frozenset[str] = frozenset()
+    """Those among whom tables were moved by hand. Loads move nothing until others are there."""
 
     def begin(self, tasks: Iterable[SpanTask]) -> None:
         """What is delivered at the stored checkpoint."""
@@ -101,10 +105,28 @@ class Sharing:
         able, self.next = self.able(joined_s=0.0), self._still_possible()
         if self.next is not None and (shared or len(self.next) == 1):
             found = self.next
+            if self._by_hand is not None:
+                self._by_hand, self._kept_for = None, frozenset(able)
+        elif self._is_kept(able) and shared and self._covers(before, able):
+            found = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
             found = self._divided(able, before, shared=shared)
         self.next, self._warming_since, self._asked_for = None, float("inf"), False
         return found
+
+    def _is_kept(self, able: Collection[str]) -> bool:
+        """Whether tables were moved by hand among just these captures."""
+        return bool(self._kept_for) and self._kept_for == frozenset(able)
+
+    def _covers(self, before: Mapping[str, Sequence[Span]], able: Collection[str]) -> bool:
+        """Whether all that is wanted is some able capture's."""
+        given = sorted((span.start, span.end) for name in able for span in before.get(name, ()))
+        reached = self.wanted.start
+        for start, end in given:
+            if start != reached:
+                return False
+            reached = end
+        return bool(given) and reached == self.wanted.end
 
     def _still_possible(self) -> Shares | None:
         able = set(self.able(joined_s=0.0))
@@ -155,6 +177,43 @@ class Sharing:
         moves = moved(before, after, pieces)
         return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
 
+    def handed(self, tables: Collection[int], taker: str) -> Plan:
+        """The shares as they are, but one capture has some tables, with all that share a span with them.
+
+        Raises KeyError with a table that is not delivered, ValueError if there would be too many ranges.
+        """
+        pieces, in_bytes = self.pieces
+        by_table = {
+            table: piece
+            for piece, task in zip(
+                pieces, sorted(self.tasks.values(), key=lambda task: task.span.start), strict=True
+            )
+            for table in ids_of(task)
+        }
+        before = self.now
+        after = handed(self.wanted, pieces, before, [by_table[table] for table in tables], taker)
+        most = RANGES_PER_CAPTURE * len({*after, *self.able()})
+        if (ranges := sum(map(len, after.values()))) > max(most, sum(map(len, before.values()))):
+            raise ValueError(f"the key space would be in {ranges} ranges, and {most} are allowed")
+        moves = moved(before, after, pieces)
+        return Plan(after, moves, load_of(after, pieces), load_of(before, pieces), in_bytes)
+
+    def hand(self, tables: Collection[int], taker: str) -> None:
+        """Do so, as soon as the taker has prepared."""
+        self._by_hand, self.next = (frozenset(tables), taker), None
+        self._asked_for, self._best_for, self._planned_for = False, None, None
+
+    def _handed(self, able: Collection[str]) -> Shares | None:
+        """What was asked for by hand; None: nothing, or it is not possible any more."""
+        if self._by_hand is None:
+            return None
+        tables, taker = self._by_hand
+        there = {table for task in self.tasks.values() for table in ids_of(task)}
+        try:
+            return self.handed(tables & there, taker).shares if taker in able and tables & there else None
+        except ValueError:
+            return None
+
     def forget(self, captures: Iterable[str]) -> None:
         """They are gone."""
         for capture in captures:
@@ -163,6 +222,7 @@ class Sharing:
     def ask(self) -> None:
         """Divide it in the best way, now."""
         self._asked_for, self._best_for, self._planned_for = True, None, None
+        self._by_hand, self._kept_for = None, frozenset()
 
     # --- whether it is time --------------------------------------------------------------------------
 
@@ -191,15 +251,21 @@ class Sharing:
         known = tuple(sorted(able)), self._changed, shared, tuple(sorted(before)), now // BALANCE_S
         if known == self._best_for:
             return "", []
+        if self._kept_for and not self._is_kept(able):
+            self._kept_for = frozenset()
         tolerance = 0.0 if self._asked_for else TOLERANCE if set(able) != before.keys() else UNEVEN
         if self.next is not None and known[:-1] == self._planned_for:
             after = self.next  # takers prepare for these: loads that change meanwhile are for the next time
+        elif (asked := self._handed(able) if shared else None) is not None:
+            after, self._planned_for = asked, known[:-1]
+        elif self._is_kept(able) and shared and not self._asked_for and self._covers(before, able):
+            after = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
             after = self._divided(able, before, shared=shared, tolerance=tolerance)
             self._planned_for = known[:-1]
         if not self._is_worth_it(before, after):
             self._warming_since, self._best_for, self._asked_for = float("inf"), known, False
-            self.next = None
+            self.next = self._by_hand = None
             return "", []
         takers = {name: self._to_come(spans, before.get(name, ())) for name, spans in after.items()}
         waits = [self.peers[name] for name, ranges in takers.items() if ranges]
