@@ -297,9 +297,7 @@ ROUNDS: Final[Mapping[str, Callable[[], Mapping[str, Grant]]]] = {
     "at first: a has LOW, b has HIGH": _stored,
     "they exchange ranges": _interrupted,
     "the same, once the givers are fenced": lambda: {n: settled(g) for n, g in _interrupted().items()},
-    "before they are: c takes LOW, b keeps HIGH": lambda: (
-        _interrupted() | shared_out(_interrupted(), "i", (8, 1), {"c": [LOW], "b": [HIGH]}, {"c": 2, "b": 2})
-    ),
+    "before they are: another owner gives LOW to c, HIGH to b": _taken_over,
     "the same, once they are fenced": lambda: {n: settled(g) for n, g in _taken_over().items()},
     "after the first line: b takes all alone": lambda: (
         _stored() | raised(_stored(), "b", "i", (7, 2), [ALL], 2)
