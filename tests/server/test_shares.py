@@ -235,7 +235,7 @@ def test_a_move_waits_for_its_own_takers_however_long_others_were_waited_for() -
     world = World("b", "c")
     world.run(a=ALL)
     world.better()
-    world.now += WARM_MAX_S
+    world.now += WARM_MAX_S + 1
     for peer in world.peers:
         peer.heard_at, peer.met_at = world.now, 0.0
         peer.received = 1
