@@ -241,6 +241,8 @@ def test_a_move_waits_for_its_own_takers_however_long_others_were_waited_for() -
         peer.received = 1
     world.node.drained.add("b")
     assert world.better()[0] == "", "another plan, just made"
+    world.peers["c"].received = 1
+    assert world.better()[0] == "", "and its taker has begun"
     world.now += WARM_MAX_S + 1
     for peer in world.peers:
         peer.heard_at = world.now
