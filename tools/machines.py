@@ -528,7 +528,7 @@ TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "shunned": shunned,
     "peer-times": lambda: constants(
         peers,
-        ("SILENT_S", "ANNOUNCE_S", "JOIN_S", "SHUN_S", "FORGIVEN_S", "WARM_S", "WARM_MAX_S"),
+        ("SILENT_S", "ANNOUNCE_S", "JOIN_S", "SHUN_S", "FORGIVEN_S", "WARM_S", "WARM_MAX_S", "CUT_OFF_S"),
     ),
     "division-times": lambda: constants(
         division, ("CAPTURES_S", "BALANCE_S", "IDLE_LOAD", "WORTH", "TOLERANCE", "UNEVEN")

@@ -119,7 +119,7 @@ PATCHES: Final[Mapping[str, tuple[type, str, Any]]] = {
     "epoch": (Processor, "hear", _of_any_epoch),
     "proof": (Grant, "is_proven_by", lambda self, stored: True),
     "ranges_in_proof": (Grant, "is_proven_by", _is_same),
-    "coverage": (Owner, "hole", lambda self: None),
+    "coverage": (Owner, "_find_gap", lambda self: None),
     "ddl_bound": (Barrier, "bound", property(lambda self: min(self.resolved, self.target_ts))),
     "ddl_cap": (Barrier, "cap", property(lambda self: self.bound)),
     "ddl_agreement": (Owner, "hear_ddl", lambda self, capture, said: None),

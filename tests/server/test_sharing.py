@@ -230,6 +230,7 @@ def test_over_tls_a_capture_that_is_evicted_joins_again(
     before = second.capture
     tidegate("capture", "evict", before.id, "--server", f"https://{second.address}", tls=tls)
     wait_for(lambda: second.capture is not before, "it has a new session")
+    assert second.capture.id == before.id, "a drained one stays drained"
     wait_for(lambda: len(shares(first)) == 2, "it delivers again")
     move = ["changefeed", "move", "-c", "one", "--server", f"https://{second.address}", "--to"]
     tables = [f"{table['database_name']}.{table['table_name']}" for table in all_tables(first)]

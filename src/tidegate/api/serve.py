@@ -13,6 +13,7 @@ import ipaddress
 import logging
 import signal
 import socket
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -91,7 +92,8 @@ async def run(
     context = None if options.api_tls is None else options.api_tls.http()
     if options.etcd:
         check_reachable(listener)
-    options = dataclasses.replace(options, address=address_of(listener))
+    # A capture that has lost its session stands again under the same id: what was said of it still holds.
+    options = dataclasses.replace(options, address=address_of(listener), id=options.id or str(uuid.uuid4()))
     capture = Capture(options)
     app = create_app(capture)
     server = _Server(server_config(Door(app, rules), CONNECTIONS_MAX, CLOSE_S, context))

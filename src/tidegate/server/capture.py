@@ -124,6 +124,8 @@ class Options:
 
     pd: str
     data_dir: Path
+    id: str = ""
+    """The capture's id, as long as its process lives; empty: a new one."""
     address: str = ""
     """Where its API will be, for status."""
     event_store_bytes: int = 0
@@ -156,7 +158,7 @@ class Capture:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.id = str(uuid.uuid4())
+        self.id = options.id or str(uuid.uuid4())
         self.lost: asyncio.Future[TidegateError] = asyncio.get_running_loop().create_future()
         """Resolves when the capture cannot go on."""
         self.cluster = 0

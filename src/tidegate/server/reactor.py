@@ -655,12 +655,16 @@ class Reactor:
             await node.write(Put(key, node.ids()[capture].encode()))
             node.drained.add(capture)
             event(LOG, logging.INFO, "capture is drained", capture=capture)
-        return self.tables_of(capture)
+        return self.left_on(capture)
 
     def tables_of(self, capture: str) -> int:
         """How many tables a capture delivers, of all changefeeds together."""
         peers = ((feed, feed.peers.get(capture)) for feed in self.feeds.values())
         return sum(len(feed.tables_of(peer)) for feed, peer in peers if peer is not None)
+
+    def left_on(self, capture: str) -> int:
+        """How many tables a capture delivers or may deliver; 0: it can be stopped without anybody waiting."""
+        return sum(feed.left_on(capture) for feed in self.feeds.values() if feed.life.runs)
 
     async def _note_drained(self) -> None:
         """Which captures are drained, by what is stored; one that has started again is not."""
@@ -864,7 +868,8 @@ class Reactor:
         """From where on each feed of a keyspace may still read: those whose history is held."""
         behind: dict[FeedId, int] = {}
         for captured in self._captured():
-            behind |= captured.spans.behind(outlook.read_frontier(captured.store))
+            floors = outlook.read_frontier(captured.store)
+            behind |= captured.spans.behind(floors, every=self.node.shared != "")
         feeds = (f for f in self.feeds.values() if f.scope == scope and self._is_held(f))
         now = self.node.clock.monotonic()
         return {f.id: min(*self._needs_here(f), behind.get(f.id, MAX), f.peers.needs(now)) for f in feeds}

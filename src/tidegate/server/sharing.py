@@ -12,12 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tidegate import __version__
 from tidegate.control.barrier import DdlBatch, SpanTask
 from tidegate.control.share import RANGES_PER_CAPTURE, Move, Piece, Shares, handed, load_of, moved, share
 from tidegate.model.span import Span
 from tidegate.model.timestamp import compose
-from tidegate.server.node import Node
-from tidegate.server.peers import JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
+from tidegate.server.node import CAPTURES_MAX, Node
+from tidegate.server.peers import CUT_OFF_S, JOIN_S, SILENT_S, WARM_MAX_S, WARM_S, Peer, Peers
 from tidegate.server.stripes import ids_of
 
 CAPTURES_S: Final = 0.5
@@ -62,13 +63,15 @@ class Sharing:
     """What is delivered at the checkpoint: the places at which the key space may be cut."""
     loads: dict[str, Mapping[str, int]] = field(default_factory=dict)
     """By capture, what it has said last of its spans, in bytes per second; those with most."""
+    aim: Shares | None = None
+    """Those for which takers prepare."""
     next: Shares | None = None
-    """Those for which takers have prepared; None: whoever is there then is given something."""
+    """Those for which they have prepared; None: who delivered before goes on with it."""
     _changed: int = 0
     _best_for: object = None
     """For what the shares were found to be as good as any: they are not compared again and again."""
     _planned_for: object = None
-    """For what `next` was planned."""
+    """For what `aim` was planned."""
     _looked_at: float = float("-inf")
     _warming_since: float = float("inf")
     _asked_for: bool = False
@@ -81,6 +84,7 @@ class Sharing:
         """What is delivered at the stored checkpoint."""
         self.tasks = {task.id: task for task in tasks}
         self._changed += 1
+        self.aim = self.next = None
 
     def passed(self, batch: DdlBatch) -> None:
         """A DDL is behind the checkpoint."""
@@ -110,8 +114,11 @@ class Sharing:
         elif self._is_kept(able) and shared and self._covers(before, able):
             found = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
-            found = self._divided(able, before, shared=shared)
-        self.next, self._warming_since, self._asked_for = None, float("inf"), False
+            # Others may lack what they would be given: they get it once they have prepared (`better`).
+            there = [name for name in able if before.get(name)]
+            found = self._divided(there or able, before, shared=shared)
+        self.aim = self.next = None
+        self._warming_since, self._asked_for = float("inf"), False
         return found
 
     def _is_kept(self, able: Collection[str]) -> bool:
@@ -145,7 +152,8 @@ class Sharing:
         if len(able) == 1:
             return {able[0]: (self.wanted,)}
         pieces, _ = self.pieces
-        return share(self.wanted, pieces, able, before, at_most=0 if shared else 1, tolerance=tolerance)
+        most = CAPTURES_MAX if shared else 1
+        return share(self.wanted, pieces, able, before, at_most=most, tolerance=tolerance)
 
     def able(self, *, joined_s: float | None = None) -> list[str]:
         """The captures that may be given ranges, those with the fewest changefeeds first; at least this one.
@@ -159,7 +167,11 @@ class Sharing:
             for peer in self.reachable()
             if peer.answers(node.owner_rev, now) and (peer.runs or now - peer.met_at >= patience)
         ]
-        for is_good in (lambda name: name not in node.drained, lambda name: self.peers[name].may_try(now)):
+        for is_good in (
+            lambda name: self.peers[name].version in ("", __version__),
+            lambda name: name not in node.drained,
+            lambda name: self.peers[name].may_try(now),
+        ):
             found = list(filter(is_good, found)) or found
         found = found or [node.capture]
         return sorted(found, key=lambda name: (burdens.get(name, 0), name != node.capture, name))
@@ -200,7 +212,7 @@ class Sharing:
 
     def hand(self, tables: Collection[int], taker: str) -> None:
         """Do so, as soon as the taker has prepared."""
-        self._by_hand, self.next = (frozenset(tables), taker), None
+        self._by_hand, self.aim = (frozenset(tables), taker), None
         self._asked_for, self._best_for, self._planned_for = False, None, None
 
     def _handed(self, able: Collection[str]) -> Shares | None:
@@ -243,6 +255,9 @@ class Sharing:
                 return f"capture {peer.capture} is gone"
             if not peer.answers(self.node.owner_rev, now):
                 return f"capture {peer.capture} has been silent for {SILENT_S:.0f} s"
+            if peer.is_cut_off(now) and any(one.known_at > now - SILENT_S for one in self.peers.running):
+                peer.fails(now)
+                return f"capture {peer.capture} has received nothing from upstream for {CUT_OFF_S:.0f} s"
         return ""
 
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
@@ -254,8 +269,9 @@ class Sharing:
         if self._kept_for and not self._is_kept(able):
             self._kept_for = frozenset()
         tolerance = 0.0 if self._asked_for else TOLERANCE if set(able) != before.keys() else UNEVEN
-        if self.next is not None and known[:-1] == self._planned_for:
-            after = self.next  # takers prepare for these: loads that change meanwhile are for the next time
+        is_planned = self.aim is not None and known[:-1] == self._planned_for
+        if self.aim is not None and is_planned:
+            after = self.aim  # takers prepare for these: loads that change meanwhile are for the next time
         elif (asked := self._handed(able) if shared else None) is not None:
             after, self._planned_for = asked, known[:-1]
         elif self._is_kept(able) and shared and not self._asked_for and self._covers(before, able):
@@ -265,18 +281,20 @@ class Sharing:
             self._planned_for = known[:-1]
         if not self._is_worth_it(before, after):
             self._warming_since, self._best_for, self._asked_for = float("inf"), known, False
-            self.next = self._by_hand = None
+            self.aim = self._by_hand = None
             return "", []
         takers = {name: self._to_come(spans, before.get(name, ())) for name, spans in after.items()}
         waits = [self.peers[name] for name, ranges in takers.items() if ranges]
         prepare = [peer for peer in waits if peer.coming != takers[peer.capture]]
         for peer in prepare:
             peer.coming, peer.received = takers[peer.capture], 0
-        self.next, self._warming_since = after, min(now, self._warming_since)
+        self.aim, self._warming_since = after, min(now, self._warming_since) if is_planned else now
         warm_ts = compose(self.node.now_ms() - round(WARM_S * 1000))
         if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in waits):
+            self.next = after
             return f"other shares are better: {', '.join(sorted(after))}", prepare
-        if now - self._warming_since > WARM_MAX_S and all(peer.ready for peer in waits):
+        if now - self._warming_since > WARM_MAX_S and all(peer.ready and peer.received for peer in waits):
+            self.next = after
             return (
                 f"other shares are better, although not all takers are ready: {', '.join(sorted(after))}",
                 prepare,
@@ -298,7 +316,7 @@ class Sharing:
 
     def not_wanted(self) -> list[Peer]:
         """Those that prepare for ranges that they are not to have any more."""
-        coming, now = self.next or {}, self.now
+        coming, now = self.aim or {}, self.now
         found = [
             peer
             for peer in self.peers

@@ -293,6 +293,10 @@ def _messages(data: memoryview, block: MessageBlock, part: np.ndarray[Any, Any])
     ]
 
 
+FENCES_AT_ONCE: Final = 32
+"""Each has a client with connections to all brokers."""
+
+
 def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None:
     """Initialise every slot once, so that no writer of an older incarnation can commit any more."""
 
@@ -303,5 +307,5 @@ def fence_slots(uri: SinkUri, config: ReplicaConfig, ids: Sequence[str]) -> None
             raise unreachable(uri, error) from error
 
     # Each waits mostly for the broker to abort what its predecessor left open.
-    with ThreadPoolExecutor(max(1, len(ids)), thread_name_prefix="fence") as pool:
+    with ThreadPoolExecutor(min(max(1, len(ids)), FENCES_AT_ONCE), thread_name_prefix="fence") as pool:
         list(pool.map(fence, ids))
