@@ -52,7 +52,7 @@ from tidegate.model import timestamp
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
 from tidegate.proto import cdcpb_pb2, cdcpb_pb2_grpc, pdpb_pb2, pdpb_pb2_grpc
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 
 ROWS: Final = 100_000

@@ -18,7 +18,7 @@ from tidegate.kvclient.region_request import RegionRequester
 from tidegate.model.key_range import after_all
 from tidegate.model.span import Span, span_id
 from tidegate.proto import kvrpcpb_pb2 as kvrpcpb
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 from tidegate.puller.puller import Puller
 from tidegate.tikv.server import EmbeddedUpstream
 

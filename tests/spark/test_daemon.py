@@ -59,7 +59,7 @@ pyspark.daemon.manager = lambda: None
 sys.argv = ["daemon", "pyspark.worker"]
 daemon.serve(())
 assert loaded() or not (complete / kernel.COMPLETE).exists()
-assert "tidegate.puller.match_kernels" not in sys.modules, "no worker needs it"
+assert "tidegate.puller.match.match_kernels" not in sys.modules, "no worker needs it"
 print("ok" if loaded() else "not compiled")
 """
 

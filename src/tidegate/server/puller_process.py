@@ -42,7 +42,7 @@ from tidegate.model.reports import (
     Watch,
 )
 from tidegate.model.span import Span
-from tidegate.puller.budget import StreamMemory
+from tidegate.puller.match.budget import StreamMemory
 from tidegate.puller.puller import Puller
 from tidegate.server.backfill import Backfill
 from tidegate.server.mender import Mender

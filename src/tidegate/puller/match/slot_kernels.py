@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from tidegate.kernel import address, compare_bytes, inline, kernel, load_u8
-from tidegate.puller.scan_kernels import read_varint, skip_field
-from tidegate.puller.spill_kernels import log_tick
-from tidegate.puller.table_kernels import (
+from tidegate.puller.match.scan_kernels import read_varint, skip_field
+from tidegate.puller.match.spill_kernels import log_tick
+from tidegate.puller.match.table_kernels import (
     C_MOVED,
     C_NOTES,
     E_FIRST,

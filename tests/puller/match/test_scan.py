@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from tidegate.kernel import address
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller import scan_kernels
-from tidegate.puller import table_kernels as k
-from tidegate.puller.scan_kernels import scan as scan_kernel
+from tidegate.puller.match import scan_kernels
+from tidegate.puller.match import table_kernels as k
+from tidegate.puller.match.scan_kernels import scan as scan_kernel
 
 numbers = st.one_of(st.integers(0, 300), st.integers(0, (1 << 64) - 1))
 small = st.binary(max_size=40)

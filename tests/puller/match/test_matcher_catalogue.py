@@ -5,11 +5,11 @@ Source: tiflow `cdc/kv/matcher_test.go`, `cdc/kv/region_worker_test.go`, ticdc `
 
 from __future__ import annotations
 
-from tests.puller.test_matcher import changes_of
+from tests.puller.match.test_matcher import changes_of
 from tests.puller.wire import resolved_message, rows_message
 from tidegate.model.span import Span
-from tidegate.puller.block_matcher import BlockMatcher, Happening
-from tidegate.puller.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
+from tidegate.puller.match.block_matcher import BlockMatcher, Happening
+from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 
 INITIALIZED = Row(Kind.INITIALIZED)
 

@@ -14,10 +14,10 @@ from tests.puller.wire import error_message, resolved_message, rows_message
 from tidegate.errors import Retryable
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller import block_matcher
-from tidegate.puller.block_matcher import BlockMatcher, Happening, Matched
-from tidegate.puller.budget import StreamMemory
-from tidegate.puller.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
+from tidegate.puller.match import block_matcher
+from tidegate.puller.match.block_matcher import BlockMatcher, Happening, Matched
+from tidegate.puller.match.budget import StreamMemory
+from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row, Violation
 from tidegate.tidb.keys import table_prefix
 
 BOUNDS = [Span(b"a", b"m"), Span(b"m", b""), Span(b"a", b"z")]

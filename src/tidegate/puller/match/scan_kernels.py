@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from tidegate.kernel import address, cttz64, inline, kernel, load_u8, load_u64, prefetch
-from tidegate.puller.open_kernels import row_hash
-from tidegate.puller.table_kernels import (
+from tidegate.puller.match.open_kernels import row_hash
+from tidegate.puller.match.table_kernels import (
     BAD,
     COMMIT,
     E_END,

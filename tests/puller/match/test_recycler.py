@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from itertools import pairwise
 
-from tidegate.puller.recycler import SMALL, Recycler
+from tidegate.puller.match.recycler import SMALL, Recycler
 
 
 def test_memory_of_a_dropped_block_is_used_again_and_that_of_a_held_one_is_not() -> None:

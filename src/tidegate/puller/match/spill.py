@@ -27,8 +27,8 @@ from crc32c import crc32c
 
 from tidegate.disk import writing
 from tidegate.kernel import PAD, address, buffer
-from tidegate.puller import spill_kernels
-from tidegate.puller import table_kernels as k
+from tidegate.puller.match import spill_kernels
+from tidegate.puller.match import table_kernels as k
 
 HEADER: Final = struct.Struct("<IIQ")
 MAGIC: Final = 0x54475350

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from tidegate.puller.recycler import Recycler
+from tidegate.puller.match.recycler import Recycler
 
 OPEN_BYTES_MAX: Final = 256 << 20
 """Bytes of open transactions that a process keeps in memory."""

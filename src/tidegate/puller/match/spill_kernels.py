@@ -12,8 +12,8 @@ import numpy as np
 
 from tidegate.kernel import address, copy_exact, inline, kernel, load_u64, store_u64
 from tidegate.model.block import PUT
-from tidegate.puller.open_kernels import record_bytes, record_word, row_hash
-from tidegate.puller.table_kernels import (
+from tidegate.puller.match.open_kernels import record_bytes, record_word, row_hash
+from tidegate.puller.match.table_kernels import (
     C_LOG,
     COMMIT,
     E_END,

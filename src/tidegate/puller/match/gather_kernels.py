@@ -17,7 +17,7 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.puller.table_kernels import (
+from tidegate.puller.match.table_kernels import (
     O_COMMIT,
     O_KEY,
     O_KEY_SIZE,

@@ -20,7 +20,7 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.model.block import DELETE, PUT
-from tidegate.puller.bucket_kernels import (
+from tidegate.puller.match.bucket_kernels import (
     add_entry,
     bucket_of,
     first_match,
@@ -28,10 +28,10 @@ from tidegate.puller.bucket_kernels import (
     remove_entry,
     table_address,
 )
-from tidegate.puller.open_kernels import end_record, find_open, record_word, row_hash, with_slot
-from tidegate.puller.slot_kernels import find_slot, inside, note, resolve, resolve_many, violate
-from tidegate.puller.spill_kernels import log_row
-from tidegate.puller.table_kernels import (
+from tidegate.puller.match.open_kernels import end_record, find_open, record_word, row_hash, with_slot
+from tidegate.puller.match.slot_kernels import find_slot, inside, note, resolve, resolve_many, violate
+from tidegate.puller.match.spill_kernels import log_row
+from tidegate.puller.match.table_kernels import (
     C_EVENT,
     C_KEPT,
     C_OPEN_ROWS,

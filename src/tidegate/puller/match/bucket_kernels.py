@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tidegate.kernel import address, cttz64, inline, load_u64, store_u64
-from tidegate.puller.table_kernels import U64, i64, put_word, table_mask
+from tidegate.puller.match.table_kernels import U64, i64, put_word, table_mask
 
 ENTRIES = 7
 """Entries of a bucket."""

@@ -26,7 +26,7 @@ from tidegate.kernel import (
     same_bytes,
     store_u64,
 )
-from tidegate.puller.bucket_kernels import (
+from tidegate.puller.match.bucket_kernels import (
     BUCKET,
     ENTRIES,
     add_entry,
@@ -36,7 +36,7 @@ from tidegate.puller.bucket_kernels import (
     tag_matches,
     tag_of,
 )
-from tidegate.puller.table_kernels import (
+from tidegate.puller.match.table_kernels import (
     C_ARENA,
     C_ENDED,
     C_KEPT,

@@ -35,7 +35,7 @@ from tidegate.kernel import address, buffer
 from tidegate.model.block import ENTRY_SCHEMA, MAX_BLOCK_BYTES, MAX_BLOCK_ROWS
 from tidegate.model.span import Span
 from tidegate.model.timestamp import Timestamp
-from tidegate.puller import (
+from tidegate.puller.match import (
     bucket_kernels,
     gather_kernels,
     match_kernels,
@@ -44,10 +44,10 @@ from tidegate.puller import (
     slot_kernels,
     spill_kernels,
 )
-from tidegate.puller import table_kernels as k
-from tidegate.puller.budget import StreamMemory
-from tidegate.puller.matcher import Violation
-from tidegate.puller.spill import DamagedLogError, SpillFolder, SpillLog
+from tidegate.puller.match import table_kernels as k
+from tidegate.puller.match.budget import StreamMemory
+from tidegate.puller.match.matcher import Violation
+from tidegate.puller.match.spill import DamagedLogError, SpillFolder, SpillLog
 
 FLUSH_BYTES: Final = 8 << 20
 """So much of spilled registrations' rows is gathered before it is written."""

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.puller.test_matcher import BOUNDS, CHECKPOINT, REGIONS, SPANS, changes_of, rows
+from tests.puller.match.test_matcher import BOUNDS, CHECKPOINT, REGIONS, SPANS, changes_of, rows
 from tests.puller.wire import error_message, resolved_message, rows_message
 from tidegate.model.span import Span
 from tidegate.proto import cdcpb_pb2 as cdcpb
-from tidegate.puller.block_matcher import BlockMatcher, Happening, Registration
-from tidegate.puller.budget import StreamMemory
-from tidegate.puller.matcher import BrokenContractError, Change, Kind, Matcher, Row
+from tidegate.puller.match.block_matcher import BlockMatcher, Happening, Registration
+from tidegate.puller.match.budget import StreamMemory
+from tidegate.puller.match.matcher import BrokenContractError, Change, Kind, Matcher, Row
 
 
 class Spilling:
@@ -221,7 +221,7 @@ def test_a_damaged_log_is_never_believed_its_registration_is_made_anew(tmp_path:
 FULL = """
 import resource, sys
 from pathlib import Path
-from tests.puller.test_spill import COMMITS, Spilling, rows_message, resolved_message, Row, Kind, Span
+from tests.puller.match.test_spill import COMMITS, Spilling, rows_message, resolved_message, Row, Kind, Span
 from tidegate.disk import DiskFull
 spilling = Spilling(Path(sys.argv[1]), 100_000)
 spilling.matcher.register(7, 1, 0, 0, Span(b"a", b"z"), 10)
