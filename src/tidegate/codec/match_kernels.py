@@ -33,8 +33,8 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.json_kernels import utf8_size
-from tidegate.tidb.kernels import I64, U64
+from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.text import I64, U64
 
 # Forms of a template's piece: what follows its constant.
 CELL: Final = 0  # any scalar, booleans too; its span goes to a slot

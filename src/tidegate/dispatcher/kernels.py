@@ -30,10 +30,10 @@ from tidegate.kernel import (
 )
 from tidegate.model.schema import Kind, TableSchema
 from tidegate.model.slots import DELETE, NULL, UPDATE, Image, RowBlock
-from tidegate.tidb.crc_kernels import FULL, crc_bytes
-from tidegate.tidb.float_kernels import FIXED_TEXT, put_double_fixed, put_float_fixed
-from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS, put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.crc import FULL, crc_bytes
+from tidegate.tidb.kernels.float import FIXED_TEXT, put_double_fixed, put_float_fixed
+from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS, put_json
+from tidegate.tidb.kernels.text import (
     I64,
     SLACK,
     U64,

@@ -3,8 +3,8 @@
 `shortest64` and `shortest32` are Raffaele Giulietti's Schubfach (2021), after the form Alexander Bolz gave
 it in Drachennest: one 128-bit power of ten from a table (made here with Python's integers), three
 multiplications, no division by anything but 4 and 10. The digits are those of Go's `FormatFloat(v, f, -1,
-bits)` and Python's `repr`. Callers and conventions: see `tidegate.tidb.kernels`; no helper scribbles more
-than its `SLACK`.
+bits)` and Python's `repr`. Callers and conventions: see `tidegate.tidb.kernels.text`; no helper scribbles
+more than its `SLACK`.
 
     put_double_fixed, put_float_fixed   Go 'f': never an exponent (`ColumnValueString`); <= FIXED_TEXT
     put_double_json, put_float_json     Go `encoding/json`: 'e' below 1e-6, from 1e21; <= JSON_NUMBER_TEXT
@@ -26,7 +26,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from tidegate.kernel import inline, store_u8
-from tidegate.tidb.kernels import I64, POWERS_OF_TEN, U64, put_eight, put_i64, put_u64
+from tidegate.tidb.kernels.text import I64, POWERS_OF_TEN, U64, put_eight, put_i64, put_u64
 
 FIXED_TEXT: Final = 352
 JSON_NUMBER_TEXT: Final = 40

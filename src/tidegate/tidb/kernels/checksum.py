@@ -23,9 +23,9 @@ from tidegate.kernel import (
 )
 from tidegate.model.schema import Kind
 from tidegate.tidb.checksum import Outcome
-from tidegate.tidb.crc_kernels import FULL, crc_bytes, crc_row, crc_u32, crc_word
-from tidegate.tidb.json_kernels import put_json
-from tidegate.tidb.kernels import I64, U64, put_date, put_datetime, put_decimal, put_duration
+from tidegate.tidb.kernels.crc import FULL, crc_bytes, crc_row, crc_u32, crc_word
+from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.text import I64, U64, put_date, put_datetime, put_decimal, put_duration
 
 UNCHECKED: Final = int(Outcome.UNCHECKED)
 MATCHED: Final = int(Outcome.MATCHED)

@@ -25,7 +25,7 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.float_kernels import (
+from tidegate.tidb.kernels.float import (
     FIXED_TEXT,
     multiply_high,
     put_double_fixed,
@@ -34,8 +34,8 @@ from tidegate.tidb.float_kernels import (
     put_float_fixed,
     put_float_json,
 )
-from tidegate.tidb.json_kernels import STACK_WORDS, json_ok, put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.json import STACK_WORDS, json_ok, put_json
+from tidegate.tidb.kernels.text import (
     BYTES_OF_DIGITS,
     DATE_TEXT,
     DATETIME_TEXT,
@@ -54,7 +54,7 @@ from tidegate.tidb.kernels import (
     put_i64,
     put_u64,
 )
-from tidegate.tidb.zone_kernels import in_zone
+from tidegate.tidb.kernels.zone import in_zone
 
 _ZERO: Final = U64(0)
 _ONE: Final = U64(1)

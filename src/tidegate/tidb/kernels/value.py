@@ -12,10 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from tidegate.kernel import bswap64, inline, load_i64, load_u8, load_u32, load_u64, store_u32, store_u64
-from tidegate.tidb.json_kernels import json_ok
-from tidegate.tidb.kernels import BYTES_OF_DIGITS, I64, U64, decimal_size
+from tidegate.tidb.kernels.json import json_ok
+from tidegate.tidb.kernels.text import BYTES_OF_DIGITS, I64, U64, decimal_size
+from tidegate.tidb.kernels.zone import calendar_ok
 from tidegate.tidb.types.temporal import DURATION_MAX_NS
-from tidegate.tidb.zone_kernels import calendar_ok
 
 
 class Form(IntEnum):

@@ -32,10 +32,10 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.column_kernels import unscaled
-from tidegate.tidb.float_kernels import single_bits
-from tidegate.tidb.json_kernels import STACK_WORDS, put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.column import unscaled
+from tidegate.tidb.kernels.float import single_bits
+from tidegate.tidb.kernels.json import STACK_WORDS, put_json
+from tidegate.tidb.kernels.text import (
     BYTES_OF_DIGITS,
     I64,
     POWERS_OF_TEN,
@@ -44,8 +44,8 @@ from tidegate.tidb.kernels import (
     put_decimal,
     put_duration,
 )
-from tidegate.tidb.value_kernels import word_before
-from tidegate.tidb.zone_kernels import clock_seconds, day_of, month_line
+from tidegate.tidb.kernels.value import word_before
+from tidegate.tidb.kernels.zone import clock_seconds, day_of, month_line
 
 
 class Fill(IntEnum):

@@ -37,11 +37,11 @@ from tidegate.kernel import (
     store_u64,
 )
 from tidegate.model.block import DELETE
-from tidegate.tidb.checksum_kernels import check_image
-from tidegate.tidb.datum_kernels import read_datum, read_uvarint, skip_datum, unzigzag
-from tidegate.tidb.json_kernels import STACK_WORDS
-from tidegate.tidb.kernels import I64, U64
-from tidegate.tidb.value_kernels import BYTES, SIGN, decode_value, put_slot
+from tidegate.tidb.kernels.checksum import check_image
+from tidegate.tidb.kernels.datum import read_datum, read_uvarint, skip_datum, unzigzag
+from tidegate.tidb.kernels.json import STACK_WORDS
+from tidegate.tidb.kernels.text import I64, U64
+from tidegate.tidb.kernels.value import BYTES, SIGN, decode_value, put_slot
 
 
 class Fault(IntEnum):

@@ -31,8 +31,8 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.float_kernels import is_finite, put_double_tidb
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.float import is_finite, put_double_tidb
+from tidegate.tidb.kernels.text import (
     I64,
     U64,
     put_date,

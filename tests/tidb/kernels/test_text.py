@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from tidegate.errors import Undecodable
 from tidegate.kernel import address, buffer
-from tidegate.tidb import column_kernels
-from tidegate.tidb.column_kernels import WIDTH, Text
-from tidegate.tidb.json_kernels import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.kernels import column as column_kernels
+from tidegate.tidb.kernels.column import WIDTH, Text
+from tidegate.tidb.kernels.json import JSON_GROWTH, STACK_WORDS
+from tidegate.tidb.kernels.zone import zone_table
 from tidegate.tidb.types import decimal, json, temporal
 from tidegate.tidb.types import float as floats
-from tidegate.tidb.zone_kernels import zone_table
 
 STACK = np.zeros(STACK_WORDS, dtype=np.int64)
 I64 = st.integers(-(1 << 63), (1 << 63) - 1)

@@ -7,8 +7,8 @@ Nothing is read outside the given bytes. Plain twin: `datum`.
 from __future__ import annotations
 
 from tidegate.kernel import bswap64, inline, load_i64, load_u8, load_u32, load_u64, store_u64
-from tidegate.tidb.kernels import I64, U64
-from tidegate.tidb.value_kernels import (
+from tidegate.tidb.kernels.text import I64, U64
+from tidegate.tidb.kernels.value import (
     BYTES,
     DECIMAL,
     FLOAT,

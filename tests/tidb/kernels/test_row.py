@@ -18,7 +18,8 @@ from tests.tidb.row_fuzz import KernelDecoder, plain_one
 from tidegate.errors import Undecodable
 from tidegate.model.block import PUT
 from tidegate.model.schema import Kind
-from tidegate.tidb import row, row_kernels
+from tidegate.tidb import row
+from tidegate.tidb.kernels import row as row_kernels
 from tidegate.tidb.types import decimal
 
 DECODER = KernelDecoder()

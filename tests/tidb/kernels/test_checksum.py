@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.guarded import Guarded
 from tidegate.kernel import address, kernel
-from tidegate.tidb.crc_kernels import FULL, crc_bytes, crc_row, crc_row_portable
+from tidegate.tidb.kernels.crc import FULL, crc_bytes, crc_row, crc_row_portable
 
 
 @kernel

@@ -20,7 +20,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from tidegate.kernel import inline, load_u8, load_u64
-from tidegate.tidb.kernels import I64, U64
+from tidegate.tidb.kernels.text import I64, U64
 
 FULL: Final = 0xFFFFFFFF
 """The register before the first byte, and what the last one is inverted with."""
