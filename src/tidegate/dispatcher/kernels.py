@@ -25,6 +25,7 @@ from tidegate.kernel import (
     load_i32,
     load_i64,
     load_u8,
+    same_bytes,
     store_u8,
     store_u32,
 )
@@ -142,11 +143,8 @@ def keys_differ(
                 elif new_size >= 0 and load_i64(columns + 16 * i + 8) == 0:
                     if new != old:
                         differs = 1
-                elif new_size > 0:
-                    for k in range(new_size):
-                        if load_u8(new + k) != load_u8(old + k):
-                            differs = 1
-                            break
+                elif new_size > 0 and not same_bytes(new, old, new_size):
+                    differs = 1
         found += differs
         store_u8(out + row, differs)
     return found
