@@ -1,9 +1,9 @@
-"""`tidegate upstream check-log`: a recorded log through the whole product, judged by its own snapshots.
+"""A recorded log through the whole product, judged by its own snapshots (`tidegate upstream check-log`).
 
 Starts an upstream with a manual TSO and a capture as child processes and loads the log; the consumer, in this
 process, applies the topic up to each snapshot line; then the target's tables are compared with what SQL read
 from the real TiDB.
-Needs a Kafka broker; everything else lies in a temporary folder that is removed at the end.
+Needs a Kafka broker; everything else is in a temporary folder that is removed at the end.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from tests import golden_folder
-from tidegate.cli.check_log import _differences, as_delta_holds, check_log
+from tidegate.verify.check_log import _differences, as_delta_holds, check_log
 from tidegate.workload.changelog import SnapshotLine, SnapshotTable, read_log, sum_crc32
 
 if TYPE_CHECKING:
