@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.puller.test_puller import eventually, fail
-from tidegate.config import RAW_MODE
+from tidegate.config.values import RAW_MODE
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore import outlook, reader
 from tidegate.eventstore.order import entries_of

@@ -14,7 +14,7 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from tidegate.config import DispatchRule
+from tidegate.config.settings import DispatchRule
 from tidegate.dispatcher.partitions import hashed_columns, table_hash
 from tidegate.kernel import (
     PAD,

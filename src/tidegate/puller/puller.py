@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tidegate.clock import Clock, SystemClock
-from tidegate.config import RAW_MODE, TABLE_MODE, TXN_MODE
+from tidegate.config.values import RAW_MODE, TABLE_MODE, TXN_MODE
 from tidegate.disk import DiskFull
 from tidegate.errors import Fatal, Retryable, TidegateError
 from tidegate.kvclient.pd import PdClient

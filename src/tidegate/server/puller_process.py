@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn, assert_never
 
 from tidegate import log
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.errors import Retryable, TidegateError
 from tidegate.eventstore.store import EventStore
 from tidegate.ipc import ControlClient

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tests.golden_folder import count, lines
 from tidegate.errors import InvalidInput
-from tidegate.mounter.filter import TableFilter, is_system_schema
+from tidegate.tidb.table_filter import TableFilter, is_system_schema
 
 CASES = list(lines("filters/table_rules"))
 
