@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NoReturn, Protocol, TypeVar
 
 import grpc
 from google.protobuf.descriptor import ServiceDescriptor
@@ -17,7 +17,15 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message_factory import GetMessageClass
 
 from tidegate.errors import InvalidInput, Retryable
-from tidegate.proto import etcdserverpb_pb2, kvrpcpb_pb2, meta_storagepb_pb2, tikvpb_pb2
+from tidegate.proto import (
+    cdcpb_pb2,
+    etcdserverpb_pb2,
+    keyspacepb_pb2,
+    kvrpcpb_pb2,
+    meta_storagepb_pb2,
+    pdpb_pb2,
+    tikvpb_pb2,
+)
 from tidegate.tikv.cdc.endpoint import Endpoint
 from tidegate.tikv.cdc.service import FEATURES_KEY, Connection, parse_features
 from tidegate.tikv.pd.placement_driver import NO_KEYSPACE, PlacementDriver
@@ -25,6 +33,7 @@ from tidegate.tikv.raft.region_table import server_is_busy
 from tidegate.tikv.rpc.store import Store
 from tidegate.tikv.txn.scheduler import Answer
 
+T = TypeVar("T")
 ANSWERS_PER_MESSAGE: Final = 128
 ANSWERS_BYTES_MAX: Final = 64 << 20
 COMMANDS_MAX: Final = 1 << 16
@@ -88,14 +97,25 @@ def health() -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler("grpc.health.v1.Health", {"Check": check})
 
 
-def abort(context: grpc.ServicerContext, error: Exception) -> None:
-    """End a call with the status that says what the caller should do."""
+def abort(context: grpc.ServicerContext, error: Exception) -> NoReturn:
+    """End a call with the status that says what the caller should do: raises."""
     code = grpc.StatusCode.INTERNAL
     if isinstance(error, InvalidInput):
         code = grpc.StatusCode.INVALID_ARGUMENT
     elif isinstance(error, Retryable):
         code = grpc.StatusCode.UNAVAILABLE
     context.abort(code, str(error) or type(error).__name__)
+    raise AssertionError("gRPC's abort raises")
+
+
+class _Headed(Protocol):
+    """A request to PD: its header names the cluster it is for."""
+
+    @property
+    def header(self) -> pdpb_pb2.RequestHeader: ...
+
+
+_Scoped = pdpb_pb2.GetGCStateRequest | pdpb_pb2.SetGCBarrierRequest | pdpb_pb2.DeleteGCBarrierRequest
 
 
 class PdService:
@@ -104,22 +124,30 @@ class PdService:
     def __init__(self, pd: PlacementDriver) -> None:
         self._pd = pd
 
-    def _check(self, request: Any, context: grpc.ServicerContext) -> None:
+    def _check(self, request: _Headed, context: grpc.ServicerContext) -> None:
         asked = request.header.cluster_id
         if asked not in (0, self._pd.cluster_id):
             text = f"mismatch cluster id, need {self._pd.cluster_id} but got {asked}"
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, text)
 
-    def GetMembers(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetMembers(
+        self, request: pdpb_pb2.GetMembersRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetMembersResponse:
         return self._pd.members()
 
-    def GetClusterInfo(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetClusterInfo(
+        self, request: pdpb_pb2.GetClusterInfoRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetClusterInfoResponse:
         return self._pd.cluster_info()
 
-    def IsBootstrapped(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def IsBootstrapped(
+        self, request: pdpb_pb2.IsBootstrappedRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.IsBootstrappedResponse:
         return self._pd.is_bootstrapped()
 
-    def Tso(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def Tso(
+        self, requests: Iterator[pdpb_pb2.TsoRequest], context: grpc.ServicerContext
+    ) -> Iterator[pdpb_pb2.TsoResponse]:
         for request in requests:
             self._check(request, context)
             while (response := self._timestamps(request.count, context)) is None:
@@ -127,7 +155,7 @@ class PdService:
                     return
             yield response
 
-    def _timestamps(self, count: int, context: grpc.ServicerContext) -> Any:
+    def _timestamps(self, count: int, context: grpc.ServicerContext) -> pdpb_pb2.TsoResponse | None:
         """The answer; None while the TSO is frozen, after a while."""
         try:
             return self._pd.timestamps(count)
@@ -137,97 +165,137 @@ class PdService:
             self._pd.tso.wait_thawed(FROZEN_POLL_S)
         return None
 
-    def GetMinTS(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetMinTS(
+        self, request: pdpb_pb2.GetMinTSRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetMinTSResponse:
         return self._pd.min_ts()
 
-    def GetStore(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetStore(
+        self, request: pdpb_pb2.GetStoreRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetStoreResponse:
         self._check(request, context)
         return self._pd.store(request.store_id)
 
-    def GetAllStores(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetAllStores(
+        self, request: pdpb_pb2.GetAllStoresRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetAllStoresResponse:
         self._check(request, context)
         return self._pd.all_stores(not request.exclude_tombstone_stores)
 
-    def GetRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetRegion(
+        self, request: pdpb_pb2.GetRegionRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetRegionResponse:
         self._check(request, context)
         return self._pd.regions.at(request.region_key)
 
-    def GetPrevRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetPrevRegion(
+        self, request: pdpb_pb2.GetRegionRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetRegionResponse:
         self._check(request, context)
         return self._pd.regions.before(request.region_key)
 
-    def GetRegionByID(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetRegionByID(
+        self, request: pdpb_pb2.GetRegionByIDRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetRegionResponse:
         self._check(request, context)
         return self._pd.regions.by_id(request.region_id)
 
-    def ScanRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def ScanRegions(
+        self, request: pdpb_pb2.ScanRegionsRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.ScanRegionsResponse:
         self._check(request, context)
         return self._pd.regions.scan(request.start_key, request.end_key, request.limit)
 
-    def BatchScanRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def BatchScanRegions(
+        self, request: pdpb_pb2.BatchScanRegionsRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.BatchScanRegionsResponse:
         self._check(request, context)
         if not self._pd.knows("BatchScanRegions"):
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method BatchScanRegions")
         return self._pd.regions.batch_scan(request.ranges, request.limit)
 
-    def QueryRegion(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def QueryRegion(
+        self, requests: Iterator[pdpb_pb2.QueryRegionRequest], context: grpc.ServicerContext
+    ) -> Iterator[pdpb_pb2.QueryRegionResponse]:
         for request in requests:
             self._check(request, context)
             yield self._pd.regions.query(request)
 
-    def StoreHeartbeat(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def StoreHeartbeat(
+        self, request: pdpb_pb2.StoreHeartbeatRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.StoreHeartbeatResponse:
         self._check(request, context)
         return self._pd.store_heartbeat(request.stats.store_id)
 
-    def SplitRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def SplitRegions(
+        self, request: pdpb_pb2.SplitRegionsRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.SplitRegionsResponse:
         return self._ordered(lambda: self._pd.split_regions(request.split_keys), request, context)
 
-    def SplitAndScatterRegions(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def SplitAndScatterRegions(
+        self, request: pdpb_pb2.SplitAndScatterRegionsRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.SplitAndScatterRegionsResponse:
         return self._ordered(lambda: self._pd.split_and_scatter(request.split_keys), request, context)
 
-    def ScatterRegion(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def ScatterRegion(
+        self, request: pdpb_pb2.ScatterRegionRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.ScatterRegionResponse:
         wanted = request.regions_id or [request.region.id or request.region_id]
         return self._ordered(lambda: self._pd.scatter(wanted), request, context)
 
-    def GetOperator(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetOperator(
+        self, request: pdpb_pb2.GetOperatorRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetOperatorResponse:
         self._check(request, context)
         return self._pd.operator(request.region_id)
 
-    def _ordered(self, order: Callable[[], Any], request: Any, context: grpc.ServicerContext) -> Any:
+    def _ordered(self, order: Callable[[], T], request: _Headed, context: grpc.ServicerContext) -> T:
         self._check(request, context)
         try:
             return order()
         except (InvalidInput, Retryable) as error:
             abort(context, error)
 
-    def GetGCSafePoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetGCSafePoint(
+        self, request: pdpb_pb2.GetGCSafePointRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetGCSafePointResponse:
         self._check(request, context)
         return self._pd.gc_safe_point()
 
-    def UpdateGCSafePoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def UpdateGCSafePoint(
+        self, request: pdpb_pb2.UpdateGCSafePointRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.UpdateGCSafePointResponse:
         self._check(request, context)
         return self._pd.update_gc_safe_point(request.safe_point)
 
-    def UpdateServiceGCSafePoint(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def UpdateServiceGCSafePoint(
+        self, request: pdpb_pb2.UpdateServiceGCSafePointRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.UpdateServiceGCSafePointResponse:
         self._check(request, context)
         return self._pd.update_service_gc_safe_point(request.service_id, request.TTL, request.safe_point)
 
-    def GetGCState(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetGCState(
+        self, request: pdpb_pb2.GetGCStateRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.GetGCStateResponse:
         self._check(request, context)
         return self._pd.gc_state(not request.exclude_gc_barriers, _scope(request))
 
-    def SetGCBarrier(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def SetGCBarrier(
+        self, request: pdpb_pb2.SetGCBarrierRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.SetGCBarrierResponse:
         self._check(request, context)
         return self._pd.set_gc_barrier(
             request.barrier_id, request.barrier_ts, request.ttl_seconds, _scope(request)
         )
 
-    def DeleteGCBarrier(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def DeleteGCBarrier(
+        self, request: pdpb_pb2.DeleteGCBarrierRequest, context: grpc.ServicerContext
+    ) -> pdpb_pb2.DeleteGCBarrierResponse:
         self._check(request, context)
         return self._pd.delete_gc_barrier(request.barrier_id, _scope(request))
 
 
-def _scope(request: Any) -> int:
+def _scope(request: _Scoped) -> int:
     return int(request.keyspace_scope.keyspace_id) if request.HasField("keyspace_scope") else NO_KEYSPACE
 
 
@@ -237,10 +305,14 @@ class KeyspaceService:
     def __init__(self, pd: PlacementDriver) -> None:
         self._pd = pd
 
-    def LoadKeyspace(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def LoadKeyspace(
+        self, request: keyspacepb_pb2.LoadKeyspaceRequest, context: grpc.ServicerContext
+    ) -> keyspacepb_pb2.LoadKeyspaceResponse:
         return self._pd.keyspace(request.name)
 
-    def GetAllKeyspaces(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetAllKeyspaces(
+        self, request: keyspacepb_pb2.GetAllKeyspacesRequest, context: grpc.ServicerContext
+    ) -> keyspacepb_pb2.GetAllKeyspacesResponse:
         return self._pd.all_keyspaces(request.start_id, request.limit)
 
 
@@ -250,11 +322,15 @@ class EtcdService:
     def __init__(self, pd: PlacementDriver) -> None:
         self._pd = pd
 
-    def Range(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Range(
+        self, request: etcdserverpb_pb2.RangeRequest, context: grpc.ServicerContext
+    ) -> etcdserverpb_pb2.RangeResponse:
         header = etcdserverpb_pb2.ResponseHeader(cluster_id=self._pd.cluster_id, member_id=1, revision=1)
         return etcdserverpb_pb2.RangeResponse(header=header)
 
-    def MemberList(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def MemberList(
+        self, request: etcdserverpb_pb2.MemberListRequest, context: grpc.ServicerContext
+    ) -> etcdserverpb_pb2.MemberListResponse:
         me = self._pd.members().leader
         member = etcdserverpb_pb2.Member(ID=1, name=me.name, peerURLs=me.peer_urls, clientURLs=me.client_urls)
         header = etcdserverpb_pb2.ResponseHeader(cluster_id=self._pd.cluster_id, member_id=1)
@@ -267,7 +343,9 @@ class MetaStorageService:
     def __init__(self, pd: PlacementDriver) -> None:
         self._pd = pd
 
-    def Get(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Get(
+        self, request: meta_storagepb_pb2.GetRequest, context: grpc.ServicerContext
+    ) -> meta_storagepb_pb2.GetResponse:
         header = meta_storagepb_pb2.ResponseHeader(cluster_id=self._pd.cluster_id, revision=1)
         return meta_storagepb_pb2.GetResponse(header=header)
 
@@ -288,16 +366,27 @@ class TikvService:
             abort(context, error)
         return _waited(lambda answer: self._store.submit(request, answer), context)
 
-    def UnsafeDestroyRange(self, request: Any, context: grpc.ServicerContext) -> Any:
-        return _waited(lambda answer: self._store.unsafe_destroy_range(request, answer), context)
+    def UnsafeDestroyRange(
+        self, request: kvrpcpb_pb2.UnsafeDestroyRangeRequest, context: grpc.ServicerContext
+    ) -> kvrpcpb_pb2.UnsafeDestroyRangeResponse:
+        response: kvrpcpb_pb2.UnsafeDestroyRangeResponse = _waited(
+            lambda answer: self._store.unsafe_destroy_range(request, answer), context
+        )
+        return response
 
-    def GetLockWaitInfo(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetLockWaitInfo(
+        self, request: kvrpcpb_pb2.GetLockWaitInfoRequest, context: grpc.ServicerContext
+    ) -> kvrpcpb_pb2.GetLockWaitInfoResponse:
         return self._store.lock_wait_info()
 
-    def GetStoreSafeTS(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def GetStoreSafeTS(
+        self, request: kvrpcpb_pb2.StoreSafeTSRequest, context: grpc.ServicerContext
+    ) -> kvrpcpb_pb2.StoreSafeTSResponse:
         return kvrpcpb_pb2.StoreSafeTSResponse()
 
-    def BatchCommands(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def BatchCommands(
+        self, requests: Iterator[tikvpb_pb2.BatchCommandsRequest], context: grpc.ServicerContext
+    ) -> Iterator[tikvpb_pb2.BatchCommandsResponse]:
         return CommandStream(self._store, self._cluster_id, requests).responses(context)
 
 
@@ -356,6 +445,10 @@ _UNARY: Final = (
 )
 
 
+_Sized = tuple[int, tikvpb_pb2.BatchCommandsResponse.Response, int]
+"""The number of a request, its answer, and how many bytes that has."""
+
+
 class CommandStream:
     """One BatchCommands stream: requests are submitted as they come, answers leave as they are ready.
 
@@ -364,23 +457,25 @@ class CommandStream:
     server is busy.
     """
 
-    def __init__(self, store: Store, cluster_id: int, requests: Iterator[Any]) -> None:
+    def __init__(
+        self, store: Store, cluster_id: int, requests: Iterator[tikvpb_pb2.BatchCommandsRequest]
+    ) -> None:
         self._store = store
         self._cluster_id = cluster_id
         self._requests = requests
-        self._answers: queue.SimpleQueue[tuple[int, Any, int] | Exception | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Sized | Exception | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._unsent = self._under_way = 0
         self._ended = False
 
-    def responses(self, context: grpc.ServicerContext) -> Iterator[Any]:
+    def responses(self, context: grpc.ServicerContext) -> Iterator[tikvpb_pb2.BatchCommandsResponse]:
         """Messages for the client, until it closes the stream."""
         if not context.add_callback(self._end):
             return
         threading.Thread(target=self._receive, name="batch-commands", daemon=True).start()
         while (first := self._answers.get()) is not None:
             message = tikvpb_pb2.BatchCommandsResponse()
-            following: tuple[int, Any, int] | Exception | None = first
+            following: _Sized | Exception | None = first
             sent = 0
             while isinstance(following, tuple):
                 number, response, size = following
@@ -405,7 +500,9 @@ class CommandStream:
             if waits:
                 self._changed.notify_all()
 
-    def _put(self, number: int, response: Any, commands: int = 0) -> None:
+    def _put(
+        self, number: int, response: tikvpb_pb2.BatchCommandsResponse.Response, commands: int = 0
+    ) -> None:
         size = response.ByteSize()
         with self._changed:
             self._unsent += size
@@ -438,7 +535,7 @@ class CommandStream:
         finally:
             self._answers.put(ended)
 
-    def _submit(self, number: int, request: Any) -> None:
+    def _submit(self, number: int, request: tikvpb_pb2.BatchCommandsRequest.Request) -> None:
         name = request.WhichOneof("cmd")
         wrap = tikvpb_pb2.BatchCommandsResponse.Response
         if name == "Empty":
@@ -478,10 +575,14 @@ class ChangeDataService:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
 
-    def EventFeed(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def EventFeed(
+        self, requests: Iterator[cdcpb_pb2.ChangeDataRequest], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
         return self._serve(requests, context, Connection(False, self._endpoint.new_channel()))
 
-    def EventFeedV2(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
+    def EventFeedV2(
+        self, requests: Iterator[cdcpb_pb2.ChangeDataRequest], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
         headers = {key: value for key, value in context.invocation_metadata() if isinstance(value, str)}
         try:
             multiplexing = parse_features(headers.get(FEATURES_KEY, ""))
@@ -490,8 +591,11 @@ class ChangeDataService:
         return self._serve(requests, context, Connection(multiplexing, self._endpoint.new_channel()))
 
     def _serve(
-        self, requests: Iterator[Any], context: grpc.ServicerContext, connection: Connection
-    ) -> Iterator[Any]:
+        self,
+        requests: Iterator[cdcpb_pb2.ChangeDataRequest],
+        context: grpc.ServicerContext,
+        connection: Connection,
+    ) -> Iterator[bytes]:
         endpoint = self._endpoint
         if not context.add_callback(lambda: endpoint.close(connection)):
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import grpc
 
@@ -46,13 +46,16 @@ class UpstreamService:
         self._pd = pd
         self._control = control
 
-    def AdvanceTso(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def AdvanceTso(
+        self, request: pb.AdvanceTsoRequest, context: grpc.ServicerContext
+    ) -> pb.AdvanceTsoResponse:
         try:
             return pb.AdvanceTsoResponse(ts=self._pd.tso.advance(request.ts))
         except InvalidInput as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise
 
-    def Info(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Info(self, request: pb.InfoRequest, context: grpc.ServicerContext) -> pb.InfoResponse:
         manual = self._pd.tso.mode is TsoMode.MANUAL
         return pb.InfoResponse(
             cluster_id=self._pd.cluster_id,
@@ -66,7 +69,7 @@ class UpstreamService:
 
     # --- regions ---
 
-    def Split(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Split(self, request: pb.SplitRequest, context: grpc.ServicerContext) -> pb.RegionsResponse:
         operators = self._control.operators
 
         def order() -> Iterable[Region]:
@@ -77,24 +80,26 @@ class UpstreamService:
 
         return _regions(order, context)
 
-    def Merge(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Merge(self, request: pb.MergeRequest, context: grpc.ServicerContext) -> pb.RegionsResponse:
         def order() -> Iterable[Region]:
             target = request.target_id or self._control.neighbour(request.source_id)
             return [self._control.operators.merge(request.source_id, target)]
 
         return _regions(order, context)
 
-    def Transfer(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Transfer(self, request: pb.TransferRequest, context: grpc.ServicerContext) -> pb.RegionsResponse:
         operators = self._control.operators
         return _regions(lambda: [operators.transfer(request.region_id, request.store_id)], context)
 
-    def Move(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Move(self, request: pb.MoveRequest, context: grpc.ServicerContext) -> pb.RegionsResponse:
         operators = self._control.operators
         return _regions(
             lambda: [operators.move(request.region_id, request.from_store, request.to_store)], context
         )
 
-    def ChangePeers(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def ChangePeers(
+        self, request: pb.ChangePeersRequest, context: grpc.ServicerContext
+    ) -> pb.RegionsResponse:
         operators = self._control.operators
 
         def order() -> Iterable[Region]:
@@ -107,14 +112,14 @@ class UpstreamService:
 
     # --- faults ---
 
-    def Fault(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def Fault(self, request: pb.FaultRequest, context: grpc.ServicerContext) -> pb.FaultResponse:
         try:
             self._set(request, request.WhichOneof("setting"))
         except TidegateError as error:
             abort(context, error)
         return pb.FaultResponse(faults=[pb.Fault(name=name, value=value) for name, value in self._lines()])
 
-    def _set(self, request: Any, setting: str | None) -> None:
+    def _set(self, request: pb.FaultRequest, setting: str | None) -> None:
         control, faults = self._control, self._control.faults
         match setting:
             case "clear":
@@ -163,7 +168,7 @@ class UpstreamService:
         return found + [("store", f"{number} is down") for number in down]
 
 
-def _regions(order: Callable[[], Iterable[Region]], context: grpc.ServicerContext) -> Any:
+def _regions(order: Callable[[], Iterable[Region]], context: grpc.ServicerContext) -> pb.RegionsResponse:
     try:
         return pb.RegionsResponse(regions=[_status(region) for region in order()])
     except TidegateError as error:
