@@ -453,7 +453,7 @@ def fill(
     """Write every column into the body, at the places that `measure` has given it.
 
     Arguments as for `measure`, and a: the slots' first words; stack: int64[STACK_WORDS], for JSON;
-    months: `zone_kernels.month_lines`; from each address from safe_from to safe_to 64 bytes may be read.
+    months: `zone.month_lines`; from each address from safe_from to safe_to 64 bytes may be read.
     """
     for c in range(columns):
         if load_i64(lines + c * _LINE) >= BYTES:

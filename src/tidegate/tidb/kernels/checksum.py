@@ -1,6 +1,6 @@
 """Checksum kernels (docs/formats/checksums.md): the compiled twin of `checksum`, over whole blocks.
 
-`check_image` compares the sums of versions 1 and 2 straight from the raw bytes, for `row_kernels.decode_rows`
+`check_image` compares the sums of versions 1 and 2 straight from the raw bytes, for `row.decode_rows`
 to call while it has them at hand, and leaves version 0 to `column_sums`, which takes decoded slots;
 `fold_words` and `fold_bytes` do the same for Arrow columns, one column a call. Nothing is read outside the
 given buffers, whatever they hold.

@@ -1,7 +1,7 @@
 """Column kernels: one column of many slots, as text or as decimal128.
 
 `filter.expression` calls them; the tests of the text kernels do too. Slots are given by the addresses of the
-first row's two words and the step between rows, in cells. Whole record batches: `arrow_kernels`.
+first row's two words and the step between rows, in cells. Whole record batches: `arrow`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def texts(
     """The texts of n slots, one after the other; returns their bytes.
 
     out: room for all of them at their longest, and `SLACK`. ends: int32[n + 1], offsets as Arrow wants them.
-    valid: uint8[n], 0 for NULL. stack: int64[STACK_WORDS], for JSON. zone: see `zone_kernels`, for TIMESTAMP.
+    valid: uint8[n], 0 for NULL. stack: int64[STACK_WORDS], for JSON. zone: see `zone`, for TIMESTAMP.
     """
     base = out
     store_u32(ends, 0)

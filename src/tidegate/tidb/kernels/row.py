@@ -238,7 +238,7 @@ def put_missing(entry: int, plan: int, columns: int, context: int, a: int, l: in
 def tail_ok(flags: int, tail: int, size: int) -> bool:
     """Whether what follows a row's data is a checksum of a known version, or nothing if it has none.
 
-    The checksum's value is not compared: that is for `checksum_kernels`.
+    The checksum's value is not compared: that is for `checksum`.
     """
     if flags & 2 == 0:
         return size == 0

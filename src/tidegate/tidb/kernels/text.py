@@ -21,7 +21,7 @@ which the next write overwrites. They never read outside the value they are give
 | DATETIME | `put_datetime(out, a, fsp)` | `DATETIME_TEXT` = 27 |
 | TIME | `put_duration(out, a, fsp)` | `DURATION_TEXT` = 22 |
 
-Elsewhere, in the same style: `float_kernels` (FLOAT, DOUBLE), `json_kernels.put_json`, `zone_kernels.in_zone`
+Elsewhere, in the same style: `float` (FLOAT, DOUBLE), `json.put_json`, `zone.in_zone`
 (TIMESTAMP in a zone, then `put_datetime`).
 
 Values that no TiDB writes (month 14, 61 seconds) are printed as the digits they hold within the same
@@ -176,7 +176,7 @@ def put_decimal(out: int, addr: int, length: int) -> int:
     """A slot of kind DECIMAL (precision, frac, binary digits) as fixed-point text with exactly `frac` digits.
 
     At most `DECIMAL_TEXT` bytes; zero has no sign. `addr` must have passed the decoder's check
-    (`row_kernels.decimal_used`), `length` is not looked at.
+    (`row.decimal_used`), `length` is not looked at.
     """
     frac = I64(load_u8(addr + 1))
     integer = I64(load_u8(addr)) - frac
