@@ -205,7 +205,7 @@ from pathlib import Path
 from tests.puller.test_budget import Fed, Row, Span, StreamMemory, resolved_message, rows_message
 from tidegate.eventstore import kernels as store_kernels
 from tidegate.eventstore.store import EventStore
-from tidegate.puller import block_matcher
+from tidegate.puller.match import block_matcher
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) >> 10

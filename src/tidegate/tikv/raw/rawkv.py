@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
+from google.protobuf.message import Message
+
 from tidegate.clock import Clock
 from tidegate.errors import Retryable, Undecodable
 from tidegate.proto import kvrpcpb_pb2 as pb
@@ -374,7 +376,7 @@ class RawKv:
 
     # --- the table ---
 
-    def calls(self) -> dict[type[Any], Call]:
+    def calls(self) -> dict[type[Message], Call]:
         """The raw requests this store serves."""
 
         def call(response: Any, serve: Serve, keys: Any = None, range: Any = None) -> Call:

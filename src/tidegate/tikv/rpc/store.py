@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from google.protobuf.message import Message
+
 from tidegate.errors import InvalidInput, Retryable
 from tidegate.model import timestamp
 from tidegate.proto import errorpb_pb2
@@ -247,20 +249,20 @@ class Store:
         if chooses_ts and not self._max_ts.is_synced(region.id):
             raise RegionError(max_ts_not_synced(region))
 
-        def decide(reader: Reader) -> Outcome[Any]:
+        def decide(reader: Reader) -> Outcome[pb.PrewriteResponse]:
             observed = self._is_observed(region.id)
             return percolator.prewrite(reader, request, observed, concurrency, stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _flush(self, region: Region, request: pb.FlushRequest, stored: list[bytes], answer: Answer) -> None:
-        def decide(reader: Reader) -> Outcome[Any]:
+        def decide(reader: Reader) -> Outcome[pb.FlushResponse]:
             return percolator.flush(reader, request, self._is_observed(region.id), stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
 
     def _commit(self, region: Region, request: pb.CommitRequest, stored: list[bytes], answer: Answer) -> None:
-        def decide(reader: Reader) -> Outcome[Any]:
+        def decide(reader: Reader) -> Outcome[pb.CommitResponse]:
             return percolator.commit(reader, request, self._announced(region.id), stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer))
@@ -274,7 +276,7 @@ class Store:
         deadline = self._waiting.deadline(request)
         patience = None if deadline is None else Patience(request.start_version, deadline, deadlocked)
 
-        def decide(reader: Reader) -> Outcome[Any]:
+        def decide(reader: Reader) -> Outcome[pb.PessimisticLockResponse]:
             return percolator.pessimistic_lock(reader, request, stored)
 
         self._scheduler.submit(Task(region, stored, decide, answer, patience))
@@ -287,7 +289,7 @@ class Store:
             self._resolve_region(region, fates, answer)
             return
 
-        def decide(reader: Reader) -> Outcome[Any]:
+        def decide(reader: Reader) -> Outcome[pb.ResolveLockResponse]:
             return percolator.resolve_locks(reader, stored, fates, self._announced(region.id))
 
         self._scheduler.submit(Task(region, stored, decide, answer))
@@ -324,7 +326,9 @@ class Store:
     def _batch_get(self, region: Region, request: pb.BatchGetRequest) -> pb.BatchGetResponse:
         return snapshot.batch_get(self._engine, request, self._concurrency)
 
-    def _buffer_batch_get(self, region: Region, request: pb.BufferBatchGetRequest) -> Any:
+    def _buffer_batch_get(
+        self, region: Region, request: pb.BufferBatchGetRequest
+    ) -> pb.BufferBatchGetResponse:
         return percolator.buffer_batch_get(Reader(self._engine), request)
 
     def _scan(self, region: Region, request: pb.ScanRequest) -> pb.ScanResponse:
@@ -397,7 +401,7 @@ class Store:
         """Who waits for whose locks."""
         return pb.GetLockWaitInfoResponse(entries=self._waiting.detector.entries())
 
-    def _table(self) -> dict[type[Any], Call]:
+    def _table(self) -> dict[type[Message], Call]:
         concurrency = self._concurrency
         return self._raw.calls() | {
             pb.GetRequest: Call(pb.GetResponse, self._reads(self._get), the_key, stamps=_VERSION),
@@ -471,9 +475,9 @@ def _clip(region: Region, low: bytes, high: bytes) -> tuple[bytes, bytes]:
     return start, min(end, region.end) if region.end else end
 
 
-def _primary_key(request: Any) -> Sequence[bytes]:
+def _primary_key(request: pb.CheckTxnStatusRequest) -> Sequence[bytes]:
     return (request.primary_key,)
 
 
-def _primary_lock(request: Any) -> Sequence[bytes]:
+def _primary_lock(request: pb.TxnHeartBeatRequest) -> Sequence[bytes]:
     return (request.primary_lock,)

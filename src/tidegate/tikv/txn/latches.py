@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Generic, Protocol, TypeVar
 
 
 class Holder(Protocol):
@@ -18,15 +18,18 @@ class Holder(Protocol):
     def keys(self) -> Collection[bytes]: ...
 
 
-class Latches:
+T = TypeVar("T", bound=Holder)
+
+
+class Latches(Generic[T]):
     """`acquire` and `release`; a command whose keys are not free waits without a thread."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._held: set[bytes] = set()
-        self._waiting: list[Any] = []
+        self._waiting: list[T] = []
 
-    def acquire(self, task: Holder) -> bool:
+    def acquire(self, task: T) -> bool:
         """Whether the task may run now; if not, `release` will return it when it may."""
         keys = task.keys
         with self._mutex:
@@ -38,13 +41,13 @@ class Latches:
             self._waiting.append(task)
             return False
 
-    def release(self, task: Holder) -> list[Any]:
+    def release(self, task: T) -> list[T]:
         """Free the task's keys; the tasks that may run now (their keys are taken already)."""
         with self._mutex:
             self._held.difference_update(task.keys)
             if not self._waiting:
                 return []
-            ready, still, ahead = [], [], set[bytes]()
+            ready, still, ahead = list[T](), list[T](), set[bytes]()
             for waiting in self._waiting:
                 if self._held.isdisjoint(waiting.keys) and ahead.isdisjoint(waiting.keys):
                     self._held.update(waiting.keys)

@@ -35,7 +35,7 @@ class Patience(NamedTuple):
 
     start_ts: int
     deadline: float
-    deadlocked: Callable[[pb.Deadlock], Any]
+    deadlocked: Callable[[pb.Deadlock], pb.PessimisticLockResponse]
 
 
 class Task:
@@ -72,7 +72,7 @@ class Scheduler:
         self._concurrency = concurrency
         self._waiting = waiting
         self._regions = raftstore.regions
-        self._latches = Latches()
+        self._latches = Latches[Task]()
 
     def submit(self, task: Task) -> None:
         """Run the task now or when its keys are free; its `answer` is called exactly once.
