@@ -55,7 +55,16 @@ def running_etcd() -> Iterator[str]:
     """The endpoints of a fresh etcd, ended on leaving."""
     services = ROOT / "tools" / "services"
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-etcd-", ignore_cleanup_errors=True) as folder:
-        command = [services, "start", "etcd", "--dir", folder, "--owner", str(os.getpid()), "--json"]
+        command: list[str | Path] = [
+            services,
+            "start",
+            "etcd",
+            "--dir",
+            folder,
+            "--owner",
+            str(os.getpid()),
+            "--json",
+        ]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         yield json.loads(done.stdout)["etcd"]["endpoints"]
         subprocess.run([services, "stop", "--dir", folder], check=True)
