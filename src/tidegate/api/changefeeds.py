@@ -20,7 +20,8 @@ from tidegate import __version__
 from tidegate.api.bounds import check_bounds
 from tidegate.api.status import capture_of
 from tidegate.codec.registry import settled
-from tidegate.config import merge_config, parse_sink_uri
+from tidegate.config.reading import merge_config
+from tidegate.config.sink_uri import parse_sink_uri
 from tidegate.control.changefeed import Command, State
 from tidegate.control.metadata import DEFAULT_NAMESPACE, FeedError, FeedId
 from tidegate.control.synced import synced

@@ -62,7 +62,8 @@ def create(
 ) -> None:
     """Create a changefeed and start it."""
     from tidegate.codec import registry
-    from tidegate.config import laid_over, merge_config, parse_sink_uri, read_toml
+    from tidegate.config.reading import laid_over, merge_config, read_toml
+    from tidegate.config.sink_uri import parse_sink_uri
     from tidegate.model.key_text import parse_key
 
     with reported():
@@ -161,7 +162,7 @@ def update(
     as_json: JsonOption = False,
 ) -> None:
     """Change the settings of a stopped or failed changefeed; resume it to go on with them."""
-    from tidegate.config import laid_over, read_toml
+    from tidegate.config.reading import laid_over, read_toml
 
     with reported():
         path, query = f"/changefeeds/{changefeed_id}", {"namespace": namespace}

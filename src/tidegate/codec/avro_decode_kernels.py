@@ -33,8 +33,8 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.json_kernels import utf8_size
-from tidegate.tidb.kernels import I64, U64, put_u64
+from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.text import I64, U64, put_u64
 
 NULL: Final = -1
 INSERT, UPDATE, DELETE = 1, 2, 3

@@ -83,9 +83,9 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.float_kernels import single_bits
-from tidegate.tidb.json_kernels import put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.float import single_bits
+from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.text import (
     BYTES_OF_DIGITS,
     I64,
     POWERS_OF_TEN,

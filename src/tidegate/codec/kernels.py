@@ -33,20 +33,21 @@ from tidegate.kernel import (
     load_u8,
     load_u32,
     load_u64,
+    same_bytes,
     store_u8,
     store_u16,
     store_u32,
     store_u64,
 )
 from tidegate.model import slots
-from tidegate.tidb.float_kernels import (
+from tidegate.tidb.kernels.float import (
     put_double_fixed,
     put_double_json,
     put_float_fixed,
     put_float_json,
 )
-from tidegate.tidb.json_kernels import put_json
-from tidegate.tidb.kernels import (
+from tidegate.tidb.kernels.json import put_json
+from tidegate.tidb.kernels.text import (
     I64,
     U64,
     put_date,
@@ -182,15 +183,6 @@ def put_value(
     if form == VECTOR:
         return put_vector(out, a, size)
     return put_connected(out, form, param, a, size, scratch, stack)
-
-
-@inline
-def same_bytes(left: int, right: int, size: int) -> bool:
-    """Whether two runs of bytes are equal."""
-    at = 0
-    while at < size and load_u8(left + at) == load_u8(right + at):
-        at += 1
-    return at == size
 
 
 @kernel

@@ -25,7 +25,7 @@ from tidegate.kernel import (
     store_u32,
     store_u64,
 )
-from tidegate.tidb.kernels import put_u64
+from tidegate.tidb.kernels.text import put_u64
 
 DELETE: Final = 2
 FNV_BASIS: Final = np.uint64(0xCBF29CE484222325)

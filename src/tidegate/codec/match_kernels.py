@@ -29,12 +29,13 @@ from tidegate.kernel import (
     load_u8,
     load_u32,
     load_u64,
+    same_bytes,
     store_u8,
     store_u32,
     store_u64,
 )
-from tidegate.tidb.json_kernels import utf8_size
-from tidegate.tidb.kernels import I64, U64
+from tidegate.tidb.kernels.json import utf8_size
+from tidegate.tidb.kernels.text import I64, U64
 
 # Forms of a template's piece: what follows its constant.
 CELL: Final = 0  # any scalar, booleans too; its span goes to a slot
@@ -77,21 +78,6 @@ _SPACES: Final = U64(0x2020202020202020)
 _ONES: Final = U64(0x0101010101010101)
 _HIGH_BITS: Final = U64(0x8080808080808080)
 _MIX: Final = U64(0x9E3779B97F4A7C15)
-
-
-@inline
-def same(left: int, right: int, size: int) -> bool:
-    """Whether `size` bytes are equal."""
-    at = 0
-    while at + 8 <= size:
-        if load_u64(left + at) != load_u64(right + at):
-            return False
-        at += 8
-    while at < size:
-        if load_u8(left + at) != load_u8(right + at):
-            return False
-        at += 1
-    return True
 
 
 @inline
@@ -221,7 +207,7 @@ def route(at: int, end: int, pieces: int, count: int) -> Any:
     for i in range(count):
         piece = pieces + PIECE_BYTES * i
         size = load_i64(piece + 8)
-        if size >= end - at or not same(at, load_i64(piece), size):
+        if size >= end - at or not same_bytes(at, load_i64(piece), size):
             return U64(0)
         at += size
         if load_i64(piece + 16) == STRING:
@@ -298,7 +284,7 @@ def find_member(at: int, end: int, members: int) -> int:
             return -1
         entry = load_i64(members + S_ENTRIES) + ENTRY_BYTES * number
         size = load_i64(entry + 8)
-        if size <= end - at and same(at, load_i64(entry), size):
+        if size <= end - at and same_bytes(at, load_i64(entry), size):
             return number
         place = (place + 1) & mask
 
@@ -322,7 +308,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
         number = expected
         entry = entries + ENTRY_BYTES * number
         size = load_i64(entry + 8)
-        if number >= count or size > end - at or not same(at, load_i64(entry), size):
+        if number >= count or size > end - at or not same_bytes(at, load_i64(entry), size):
             number = find_member(at, end, members)
             if number < 0:
                 return 0
@@ -336,7 +322,7 @@ def walk_members(at: int, end: int, members: int, starts: int, lengths: int, res
         form = load_i64(entry + 16)
         if form != TEXT_ALONE:
             at = scalar(at, end, form, load_i64(entry + 24), starts, lengths, result)
-            if at == 0 or tail_length > end - at or not same(at, tail, tail_length):
+            if at == 0 or tail_length > end - at or not same_bytes(at, tail, tail_length):
                 return 0
             at += tail_length
         met += 1
@@ -375,7 +361,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
         form = load_i64(piece + 16)
         if form == WRAPPER:
             continue
-        fits = size <= end - at and same(at, load_i64(piece), size)
+        fits = size <= end - at and same_bytes(at, load_i64(piece), size)
         if form == END:
             if fits and at + size == end:
                 store_u64(result, load_i64(piece + 24))
@@ -415,7 +401,7 @@ def walk(at: int, end: int, pieces: int, count: int, starts: int, lengths: int, 
             opening = piece + PIECE_BYTES
             size = load_i64(opening + 8)
             # A byte is left behind the constant, so that the quote may be looked at.
-            if size >= end - at or not same(at, load_i64(opening), size) or load_u8(at + size) != 34:
+            if size >= end - at or not same_bytes(at, load_i64(opening), size) or load_u8(at + size) != 34:
                 return False
             at += size + 1
             close, flags = scan_string(at, end)

@@ -29,7 +29,7 @@ from typing import Any, Final, assert_never, cast
 from tidegate import __version__, metrics
 from tidegate.access import Token
 from tidegate.clock import Clock, SystemClock
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.gc import TTL_S
 from tidegate.control.metadata import (
     FORMAT,

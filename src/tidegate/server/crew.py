@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.changefeed import State
 from tidegate.control.metadata import FeedId, FeedInfo, feed_key
 from tidegate.errors import TidegateError

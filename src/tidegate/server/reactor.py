@@ -18,8 +18,10 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from tidegate import metrics
-from tidegate.config import TABLE_MODE, ReplicaConfig, with_secrets_of
 from tidegate.config.kept_password import elsewhere
+from tidegate.config.reading import with_secrets_of
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.changefeed import Command, State
 from tidegate.control.gc import HELD, GcGuard, History, Hold, creating_id, earliest_start, service_id
 from tidegate.control.metadata import (

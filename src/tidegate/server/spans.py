@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
-from tidegate.config import TABLE_MODE
+from tidegate.config.values import TABLE_MODE
 from tidegate.control.metadata import FeedId
 from tidegate.model.reports import DropBelow, Refused, Remove, SafePoint, Status, ToPuller, Unwatch, Watch
 from tidegate.model.span import Span, span_id

@@ -57,7 +57,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxBytes, SupportsTr
 from pyspark.sql.types import StructType
 
 from tidegate.access import TOKEN_FILE, Token
-from tidegate.config import ROWS, nearest
+from tidegate.config.sink_uri import ROWS
+from tidegate.config.values import nearest
 from tidegate.errors import Fatal, InvalidInput, Retryable, cut
 from tidegate.sink.reader.changes import COMMIT_TS, DDL, KIND, OWN_COLUMNS, SCHEMA_NAME, SEQ, TABLE_NAME
 from tidegate.tls import Tls

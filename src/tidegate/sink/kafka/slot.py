@@ -17,7 +17,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from tidegate.config import ReplicaConfig, SinkUri
+from tidegate.config.settings import ReplicaConfig
+from tidegate.config.sink_uri import SinkUri
 from tidegate.model.message import MessageBlock
 from tidegate.sink.base import Content, Prove, SlotTaken, Undecided
 from tidegate.sink.kafka.client import (

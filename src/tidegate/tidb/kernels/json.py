@@ -1,0 +1,426 @@
+"""JSON kernels: check binary JSON, and print it as TiDB's canonical text.
+
+Formats: docs/formats/values.md#json, docs/formats/columns.md#canonical-text.
+
+The row decoder calls `json_ok` on every JSON value, with the rules of the plain reader
+(`tidegate.tidb.types.json`): every part in bounds, every byte of the document in at most one part, at most
+`MAX_DEPTH` levels, every scalar in its range. After that `put_json` needs no check of its own, takes time
+linear in the value, and writes at most `JSON_GROWTH * length + SLACK` bytes.
+
+    out = put_json(out, a, l, stack)     # a slot of kind JSON; stack: address of int64[STACK_WORDS]
+
+These two are called, not inlined: each copy would cost seconds to compile, and a call costs nothing beside
+what they do. The caller allocates the stack once and shares it between calls; it holds nothing between them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tidegate.kernel import (
+    inline,
+    kernel,
+    load_i64,
+    load_u8,
+    load_u16,
+    load_u32,
+    load_u64,
+    store_u8,
+    store_u32,
+    store_u64,
+)
+from tidegate.tidb.kernels.float import is_finite, put_double_tidb
+from tidegate.tidb.kernels.text import (
+    I64,
+    U64,
+    put_date,
+    put_datetime,
+    put_duration,
+    put_i64,
+    put_u64,
+)
+from tidegate.tidb.types.json import MAX_DEPTH
+from tidegate.tidb.types.temporal import DURATION_MAX_NS
+
+JSON_GROWTH: Final = 6
+"""Bytes of text per byte of binary JSON: a control character becomes six."""
+_DEPTH: Final = MAX_DEPTH
+STACK_WORDS: Final = 3 * (MAX_DEPTH + 1)
+"""int64 words of the stack: per level the container's start, its count and kind, the next member."""
+_LONGEST_TIME: Final = DURATION_MAX_NS
+
+_BASE64: Final = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
+).copy()
+_HEX: Final = np.frombuffer(b"0123456789abcdef", dtype=np.uint8).copy()
+_HIGH_BITS: Final = U64(0x8080808080808080)
+_ONES: Final = U64(0x0101010101010101)
+_QUOTES: Final = U64(0x2222222222222222)
+_BACKSLASHES: Final = U64(0x5C5C5C5C5C5C5C5C)
+_SPACES: Final = U64(0x2020202020202020)
+
+
+@inline
+def uvarint_size(addr: int, room: int) -> int:
+    """The bytes of a LEB128 number of at most 63 bits within `room` bytes, or -1."""
+    for i in range(min(room, 9)):
+        if load_u8(addr + i) < 0x80:
+            return i + 1
+    return -1
+
+
+@inline
+def uvarint(addr: int, size: int) -> int:
+    """The LEB128 number of `size` <= 9 bytes."""
+    value = 0
+    for i in range(size):
+        value |= (I64(load_u8(addr + i)) & 0x7F) << (7 * i)
+    return value
+
+
+@inline
+def core_ok(core: int) -> bool:
+    """Whether a core time's fields are in range."""
+    return (
+        (core >> 50) & 0x3FFF <= 9999
+        and (core >> 46) & 15 <= 12
+        and (core >> 36) & 31 <= 23
+        and (core >> 30) & 63 <= 59
+        and (core >> 24) & 63 <= 59
+        and (core >> 4) & 0xFFFFF <= 999999
+    )
+
+
+@inline
+def packed_of_core(core: int) -> int:
+    """The packed time of a core time."""
+    months = ((core >> 50) & 0x3FFF) * 13 + ((core >> 46) & 15)
+    clock = (((core >> 36) & 31) << 12) | (((core >> 30) & 63) << 6) | ((core >> 24) & 63)
+    return (((((months << 5) | ((core >> 41) & 31)) << 17) | clock) << 24) | ((core >> 4) & 0xFFFFF)
+
+
+@inline
+def scalar_size(code: int, addr: int, room: int) -> int:
+    """The bytes that a scalar at `addr` takes, or -1: unknown, cut, or out of range."""
+    if code == 4:
+        return 1 if room >= 1 and load_u8(addr) < 3 else -1
+    if code == 12 or code == 13:
+        head = code - 12
+        used = uvarint_size(addr + head, room - head)
+        if used < 0:
+            return -1
+        size = uvarint(addr + head, used)
+        return head + used + size if size <= room - head - used else -1
+    if room < 8:
+        return -1
+    word = load_i64(addr)
+    if code == 9 or code == 10:
+        return 8
+    if code == 11:
+        return 8 if is_finite(word) else -1
+    if code == 14 or code == 15 or code == 16:
+        return 8 if core_ok(word) else -1
+    if code == 17:
+        return 12 if room >= 12 and -_LONGEST_TIME <= word <= _LONGEST_TIME else -1
+    return -1
+
+
+@inline
+def push(stack: int, depth: int, base: int, members: int) -> None:
+    """Enter a container: where it starts; members: count << 1 | named."""
+    store_u64(stack + 24 * depth, base)
+    store_u64(stack + 24 * depth + 8, members)
+    store_u64(stack + 24 * depth + 16, 0)
+
+
+@kernel
+def json_ok(addr: int, size: int, stack: int) -> bool:
+    """Whether `size` bytes are a type code and a whole binary JSON value."""
+    if size < 1:
+        return False
+    left = size
+    depth = 0
+    code = I64(load_u8(addr))
+    at = 1
+    while True:
+        room = size - at
+        if code == 1 or code == 3:
+            if depth == _DEPTH or room < 8:
+                return False
+            count = I64(load_u32(addr + at))
+            heads = 8 + count * (11 if code == 1 else 5)
+            left -= heads
+            if left < 0 or heads > room or I64(load_u32(addr + at + 4)) > room:
+                return False
+            push(stack, depth, at, (count << 1) | (1 if code == 1 else 0))
+            depth += 1
+        else:
+            used = scalar_size(code, addr + at, room)
+            left -= used
+            if used < 0 or left < 0:
+                return False
+        code = -1
+        while depth > 0 and code < 0:
+            frame = stack + 24 * (depth - 1)
+            base = load_i64(frame)
+            members = load_i64(frame + 8)
+            count = members >> 1
+            i = load_i64(frame + 16)
+            if i == count:
+                depth -= 1
+                continue
+            store_u64(frame + 16, i + 1)
+            entry = addr + base + 8 + 5 * i
+            if members & 1:
+                key = addr + base + 8 + 6 * i
+                entry += 6 * count
+                length = I64(load_u16(key + 4))
+                left -= length
+                if left < 0 or (length > 0 and base + I64(load_u32(key)) + length > size):
+                    return False
+            code = I64(load_u8(entry))
+            at = I64(load_u32(entry + 1))
+            if code == 4:
+                if at & 0xFF > 2:
+                    return False
+                code = -1
+            else:
+                at += base
+        if code < 0:
+            return True
+
+
+# --- text -----------------------------------------------------------------------------------------------
+
+
+@inline
+def plain_eight(word: int) -> bool:
+    """Whether 8 bytes are ASCII that JSON text holds as it is."""
+    bits = U64(word)
+    quote = bits ^ _QUOTES
+    slash = bits ^ _BACKSLASHES
+    odd = (bits - _SPACES) | (quote - _ONES) | (slash - _ONES) | bits
+    return bool(odd & _HIGH_BITS == U64(0))
+
+
+@inline
+def utf8_size(addr: int, room: int) -> int:
+    """The bytes of the character at `addr` (its first byte is >= 0x80); negative: of a damaged one.
+
+    A damaged character is as long as what it has in common with a whole one, at least 1, as Python and the
+    Unicode standard (3.9, "maximal subpart") count for replacement.
+    """
+    lead = I64(load_u8(addr))
+    if lead < 0xC2 or lead > 0xF4:
+        return -1
+    size = 2 if lead < 0xE0 else (3 if lead < 0xF0 else 4)
+    low = 0x80
+    high = 0xBF
+    if lead == 0xE0:
+        low = 0xA0
+    elif lead == 0xED:
+        high = 0x9F
+    elif lead == 0xF0:
+        low = 0x90
+    elif lead == 0xF4:
+        high = 0x8F
+    for i in range(1, size):
+        if i >= room:
+            return -i
+        byte = I64(load_u8(addr + i))
+        if byte < low or byte > high:
+            return -i
+        low = 0x80
+        high = 0xBF
+    return size
+
+
+@inline
+def put_escape(out: int, byte: int) -> int:
+    """A quote, backslash or control character, escaped: at most 6 bytes."""
+    store_u8(out, 92)
+    short = 0
+    if byte == 34 or byte == 92:
+        short = byte
+    elif byte == 8:
+        short = 98
+    elif byte == 12:
+        short = 102
+    elif byte == 10:
+        short = 110
+    elif byte == 13:
+        short = 114
+    elif byte == 9:
+        short = 116
+    if short != 0:
+        store_u8(out + 1, short)
+        return out + 2
+    store_u32(out + 1, 0x30303075)
+    store_u8(out + 4, _HEX[byte >> 4])
+    store_u8(out + 5, _HEX[byte & 15])
+    return out + 6
+
+
+@inline
+def put_quoted(out: int, addr: int, size: int) -> int:
+    """A string in quotes: controls, quotes, backslashes and U+2028/9 escaped, damage replaced by U+FFFD.
+
+    At most 6 * size + 2 bytes. Nothing else is escaped: this is TiDB's JSON, not Go's.
+    """
+    store_u8(out, 34)
+    out += 1
+    at = 0
+    while at < size:
+        if at + 8 <= size:
+            word = load_i64(addr + at)
+            if plain_eight(word):
+                store_u64(out, word)
+                out += 8
+                at += 8
+                continue
+        byte = I64(load_u8(addr + at))
+        if byte < 0x80:
+            at += 1
+            if byte >= 32 and byte != 34 and byte != 92:
+                store_u8(out, byte)
+                out += 1
+            else:
+                out = put_escape(out, byte)
+            continue
+        used = utf8_size(addr + at, size - at)
+        if used < 0:
+            store_u32(out, 0xBDBFEF)
+            out += 3
+            at -= used
+            continue
+        last = I64(load_u8(addr + at + 2)) if used == 3 else 0
+        if used == 3 and byte == 0xE2 and load_u8(addr + at + 1) == 0x80 and (last == 0xA8 or last == 0xA9):
+            store_u32(out, 0x3032755C)
+            store_u8(out + 4, 50)
+            store_u8(out + 5, last - 0xA8 + 56)
+            out += 6
+        else:
+            for i in range(used):
+                store_u8(out + i, load_u8(addr + at + i))
+            out += used
+        at += used
+    store_u8(out, 34)
+    return out + 1
+
+
+@inline
+def put_base64(out: int, addr: int, size: int) -> int:
+    """Standard base64 with padding."""
+    at = 0
+    while at < size:
+        rest = size - at
+        word = I64(load_u8(addr + at)) << 16
+        if rest > 1:
+            word |= I64(load_u8(addr + at + 1)) << 8
+        if rest > 2:
+            word |= I64(load_u8(addr + at + 2))
+        store_u8(out, _BASE64[word >> 18])
+        store_u8(out + 1, _BASE64[(word >> 12) & 63])
+        store_u8(out + 2, _BASE64[(word >> 6) & 63] if rest > 1 else 61)
+        store_u8(out + 3, _BASE64[word & 63] if rest > 2 else 61)
+        out += 4
+        at += 3
+    return out
+
+
+@inline
+def put_literal(out: int, code: int) -> int:
+    """null, true or false."""
+    if code == 0:
+        store_u32(out, 0x6C6C756E)
+        return out + 4
+    if code == 1:
+        store_u32(out, 0x65757274)
+        return out + 4
+    store_u32(out, 0x736C6166)
+    store_u8(out + 4, 101)
+    return out + 5
+
+
+@inline
+def put_scalar(out: int, code: int, addr: int) -> int:
+    """A scalar that `json_ok` has passed."""
+    if code == 4:
+        return put_literal(out, I64(load_u8(addr)))
+    if code == 12:
+        used = uvarint_size(addr, 9)
+        return put_quoted(out, addr + used, uvarint(addr, used))
+    if code == 9:
+        return put_i64(out, load_i64(addr))
+    if code == 10:
+        return put_u64(out, load_u64(addr))
+    if code == 11:
+        return put_double_tidb(out, load_i64(addr))
+    store_u8(out, 34)
+    out += 1
+    if code == 13:
+        store_u64(out, 0x743A343665736162)  # base64:t
+        store_u32(out + 8, 0x657079)  # ype
+        out = put_i64(out + 11, I64(load_u8(addr)))
+        store_u8(out, 58)
+        used = uvarint_size(addr + 1, 9)
+        out = put_base64(out + 1, addr + 1 + used, uvarint(addr + 1, used))
+    elif code == 14:
+        out = put_date(out, packed_of_core(load_i64(addr)))
+    elif code == 17:
+        out = put_duration(out, load_i64(addr), 6)
+    else:
+        out = put_datetime(out, packed_of_core(load_i64(addr)), 6)
+    store_u8(out, 34)
+    return out + 1
+
+
+@kernel
+def put_json(out: int, addr: int, size: int, stack: int) -> int:
+    """A slot of kind JSON as TiDB's text; the value must have passed `json_ok`."""
+    depth = 0
+    code = I64(load_u8(addr))
+    at = 1
+    while True:
+        if code == 1 or code == 3:
+            push(stack, depth, at, (I64(load_u32(addr + at)) << 1) | (1 if code == 1 else 0))
+            depth += 1
+            store_u8(out, 123 if code == 1 else 91)
+            out += 1
+        else:
+            out = put_scalar(out, code, addr + at)
+        code = -1
+        while depth > 0 and code < 0:
+            frame = stack + 24 * (depth - 1)
+            base = load_i64(frame)
+            members = load_i64(frame + 8)
+            i = load_i64(frame + 16)
+            if i == members >> 1:
+                depth -= 1
+                store_u8(out, 125 if members & 1 else 93)
+                out += 1
+                continue
+            store_u64(frame + 16, i + 1)
+            if i > 0:
+                store_u8(out, 44)
+                store_u8(out + 1, 32)
+                out += 2
+            entry = addr + base + 8 + 5 * i
+            if members & 1:
+                key = addr + base + 8 + 6 * i
+                entry += 6 * (members >> 1)
+                out = put_quoted(out, addr + base + I64(load_u32(key)), I64(load_u16(key + 4)))
+                store_u8(out, 58)
+                store_u8(out + 1, 32)
+                out += 2
+            code = I64(load_u8(entry))
+            at = I64(load_u32(entry + 1))
+            if code == 4:
+                out = put_literal(out, at & 0xFF)
+                code = -1
+            else:
+                at += base
+        if code < 0:
+            return out
