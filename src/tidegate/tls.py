@@ -85,6 +85,7 @@ class Tls:
             try:
                 # A connection has what its context had when it began, so this one gets another context.
                 renewed = self._context(ssl.Purpose.CLIENT_AUTH)
+                renewed.verify_mode = ssl.CERT_REQUIRED
                 begun.load_cert_chain(cert, key)
             except (InvalidInput, OSError, ssl.SSLError):
                 return  # half of the pair is written: the next connection tries again

@@ -318,6 +318,21 @@ def test_a_renewed_certificate_is_used_by_the_next_connection(tmp_path: Path) ->
         server.stop()
 
 
+def test_a_renewed_certificate_does_not_hide_the_name_of_the_client(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    tls, admin = authority.signed("capture"), authority.signed("admin")
+    server = Running(Rules(names=frozenset({"admin"})), tls)
+    try:
+        assert asyncio.run(_asked(server.port, admin)).status_code == 200
+        authority.signed("capture")
+        assert asyncio.run(_asked(server.port, admin)).status_code == 200, (
+            "the connection that finds it renewed"
+        )
+        assert asyncio.run(_asked(server.port, tls)).status_code == 403
+    finally:
+        server.stop()
+
+
 def test_certificates_are_asked_for_before_a_capture_starts_with_tls(tmp_path: Path) -> None:
     run = ["server", "--pd", "127.0.0.1:1", "--data-dir", str(tmp_path)]
     answer = CliRunner().invoke(command_line, [*run, "--api-tls"])

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 
 from tests.control.sharing_model import Model, Step
-from tests.control.sharing_world import Bounds, Budget, Violation, World, words
+from tests.control.sharing_world import Bounds, Budget, Mail, Violation, World, words
 
 from tidegate.control.barrier import Barrier
 from tidegate.control.messages import (
@@ -318,7 +318,8 @@ def begun(model: Model) -> World:
     # No guard is off yet: a trace shows what goes wrong from here on.
     first = Model(replace(bounds, options=(bounds.begins,), budget=Budget(shares=1)))
     first.kept = model.kept  # the same machines are the same objects
-    world, late, restarted = first.first(), [], not bounds.restarted
+    late: list[Mail] = []
+    world, restarted = first.first(), not bounds.restarted
     while (next_step := _step_to_begin(first, world)) is not None:
         what, step = next_step
         late += [mail for mail in world.network if words(mail) == what == bounds.late][: not late]

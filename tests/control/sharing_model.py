@@ -442,8 +442,9 @@ class Model:
             return with_term(world, n, world.terms[n]._replace(at="finished", pending=()))
         for i in range(len(self.names)):
             asked = world.terms[n].asked[i]
-            runs = asked is not None and asked.wish is Wish.RUN
-            if runs and asked.bound != kept.machine.barrier.bound and self._same_epoch(world.terms[n], i):
+            if asked is None or asked.wish is not Wish.RUN:
+                continue
+            if asked.bound != kept.machine.barrier.bound and self._same_epoch(world.terms[n], i):
                 world = self._dispatch(world, n, i, asked)
         return world
 

@@ -271,3 +271,6 @@ def test_as_many_captures_as_may_share_a_changefeed_fit_into_one_transaction_of_
     assert len(share(names[:CAPTURES_MAX])) == CAPTURES_MAX, "again, as at each division"
     with pytest.raises(InvalidInput, match="more than etcd takes in one transaction"):
         share(names[CAPTURES_MAX:])
+    gone = {name: Grant("f00d", node.token(), 1, 4) for name in names}
+    settled = asyncio.run(node.settle(ONE, gone))
+    assert all(one.fenced for one in settled.values()), "any number, in several transactions"

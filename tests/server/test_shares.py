@@ -246,9 +246,6 @@ def test_a_move_waits_for_its_own_takers_however_long_others_were_waited_for() -
     world.now += WARM_MAX_S + 1
     for peer in world.peers:
         peer.heard_at = world.now
-    world.peers["c"].received = 0
-    assert world.better()[0] == "", "it has received nothing at all"
-    world.peers["c"].received = 1
     assert "not all takers are ready" in world.better()[0]
 
 
@@ -272,15 +269,70 @@ def test_a_capture_that_upstream_does_not_reach_is_left_out() -> None:
     world = World("b")
     cut = TABLES[2].span.start
     world.run(a=Span(b"", cut), b=Span(cut, b""))
-    for peer in world.peers:
-        peer.knows(NOW, world.now)
-    world.now += CUT_OFF_S + 1
+
+    def passes(seconds: int, *, known: bool) -> str:
+        """Whether the owner gives up somebody while `a` reads on."""
+        for _ in range(seconds // 5):
+            world.now += 5
+            if known:
+                world.peers["a"].knows(world.peers["a"].known + 1)
+            for peer in world.peers:
+                peer.heard_at = world.now
+            if why := world.sharing.lost(world.now):
+                return why
+        return ""
+
+    world.peers["a"].knows(7)
+    world.peers["b"].knows(5)
+    assert passes(10 * int(CUT_OFF_S), known=False) == "", "upstream reaches nobody"
+    assert passes(10, known=True) == "", "it has come back, and reaches one first"
+    world.peers["b"].knows(8)
+    assert passes(int(CUT_OFF_S) // 2, known=True) == ""
+    assert "received nothing from upstream" in passes(int(CUT_OFF_S), known=True)
+    assert world.sharing.able() == ["a"]
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_taker_that_never_gets_ready_is_left_out_of_the_next_plan(ready: bool) -> None:
+    """While it prepares, upstream keeps history for it, and nothing else is moved."""
+    world = World("b", "c")
+    cut = TABLES[2].span.start
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    world.peers["c"].ready = ready  # it receives nothing either way
+    assert world.better()[0] == ""
+    assert world.peers["c"].coming
+    world.peers["b"].received = NOW
+    world.now += WARM_MAX_S + 1
     for peer in world.peers:
         peer.heard_at = world.now
-    assert world.sharing.lost(world.now) == "", "upstream reaches nobody"
-    world.peers["a"].knows(NOW + 1, world.now)
-    assert "received nothing from upstream" in world.sharing.lost(world.now)
-    assert world.sharing.able() == ["a"]
+    assert world.better()[0] == ""
+    assert world.sharing.able() == ["a", "b"]
+    assert world.better() == ("", [])
+    assert world.sharing.not_wanted() == [world.peers["c"]]
+
+
+def test_what_is_asked_for_while_all_begin_again_is_done_after_that() -> None:
+    world = World("b")
+    cut = TABLES[2].span.start
+    world.run(a=ALL)
+    world.better()
+    world.peers["b"].received = NOW
+    assert world.better()[0], "the owner ends all incarnations now"
+    world.sharing.hand({TABLES[0].physical_id}, "b")
+    assert world.sharing.divide({"a": [ALL]}, shared=True) == {"a": (ALL,)}
+    world.run(a=Span(b"", cut), b=Span(cut, b""))
+    world.peers["b"].coming = ()
+    assert world.better() == ("", [world.peers["b"]])
+    assert world.peers["b"].coming[0].start == b""
+
+
+def test_who_is_drained_gives_to_any_version_and_what_has_no_tables_too() -> None:
+    world = World("b")
+    world.peers["b"].version = "0.0.1"
+    world.node.drained.add("a")
+    assert world.sharing.able() == ["b"]
+    world.sharing.begin([])
+    assert world.sharing.divide({"a": [ALL]}, shared=True) == {"b": (ALL,)}
 
 
 def test_a_capture_of_another_version_gets_nothing_while_others_can() -> None:

@@ -332,3 +332,13 @@ def test_history_is_held_for_each_span_that_a_capture_is_to_take() -> None:
     assert registry.behind({NAME: 25}, only=ONE, every=True) == {ONE: 25}
     assert registry.behind({}, only=ONE, every=True) == {ONE: 30}, "nothing has come yet"
     assert registry.behind({NAME: 25}, only=TWO, every=True) == {}
+
+
+def test_a_feed_knows_when_something_has_come_of_each_of_its_spans() -> None:
+    registry, _ = connected()
+    registry.hold(ONE, SPAN, 30)
+    assert not registry.have_begun(ONE, {})
+    assert registry.have_begun(ONE, {NAME: 25})
+    registry.drop(ONE, NAME)
+    assert registry.have_begun(ONE, {}), "it holds none"
+    assert registry.within(ONE, [SPAN]) == frozenset()

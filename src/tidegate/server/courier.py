@@ -88,27 +88,33 @@ class Courier:
 
     async def _carry(self, capture: str, route: _Route) -> None:
         """Until nothing was sent for `IDLE_S`."""
+        failures, said = 0, ""
+        while await route.wait(IDLE_S):
+            why = await self._carry_on(capture, route)
+            if not why:
+                failures, said = 0, ""
+                continue
+            if why != said:
+                event(LOG, logging.WARNING, "messages not sent", capture=capture, why=why)
+            said = why
+            await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2**failures))
+            failures = min(failures + 1, 10)
+
+    async def _carry_on(self, capture: str, route: _Route) -> str:
+        """Until something goes wrong: then why. The next client reads certificates that were renewed."""
         try:
             opened = peer_client(self._tls, ANSWER_S, self._headers)
         except InvalidInput as error:
-            # The next message tries again, with what the files hold then.
-            event(LOG, logging.WARNING, "messages not sent", capture=capture, why=str(error))
-            await asyncio.sleep(RETRY_MAX_S)
-            return
+            return str(error)
         async with opened as client:
-            failures, said = 0, ""
             while await route.wait(IDLE_S):
                 batch = route.batch()
                 why, again = await self._post(client, capture, batch)
-                if why and why != said:
-                    event(LOG, logging.WARNING, "messages not sent", capture=capture, why=why)
-                said = why
                 if not again:
                     route.sent(batch)
-                    failures = 0
-                    continue
-                await asyncio.sleep(min(RETRY_MAX_S, RETRY_FIRST_S * 2**failures))
-                failures = min(failures + 1, 10)
+                if why:
+                    return why
+        return ""
 
     async def _post(self, client: httpx.AsyncClient, capture: str, batch: list[bytes]) -> tuple[str, bool]:
         """Why it failed, empty if it did not; and whether the same batch is to be sent again."""

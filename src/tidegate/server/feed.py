@@ -140,6 +140,8 @@ class Feed(FeedLife):
         """What the sink says of itself, and by which settings."""
         self._reshare = ""
         """Why this incarnation is to end so that the key space is shared in another way; empty: it is not."""
+        self._is_shared_out = False
+        """Whether this owner has said once which capture has what."""
         self._wake = asyncio.Event()
         self._floors_moved = True
         """Whether more of the DDL span may have come than when it was looked at last."""
@@ -215,8 +217,6 @@ class Feed(FeedLife):
         if self.owner is not None and self.owner.checkpoint > self.persisted and not forget:
             await self._store_last(self.owner.checkpoint)
         self.owner = self._ddl = None
-        self._is_shared_out = False
-        """Whether this owner has said once which capture has what."""
         self.waiting_for = ""
         if forget:
             await self._meet()
@@ -645,12 +645,9 @@ class Feed(FeedLife):
             self.history.safe_point,
             peer.coming if grant is not None else (),
         )
-        now = self.node.clock.monotonic()
-        if wish is not Wish.RUN:
-            peer.known_at = float("inf")
-        elif not peer.runs:
-            peer.known_at = now
-        peer.asked, peer.asked_at = message, now
+        if not peer.runs:
+            peer.behind_s = 0.0
+        peer.asked, peer.asked_at = message, self.node.clock.monotonic()
         peer.given_up.clear()
         self._say(peer, message)
 
@@ -775,7 +772,7 @@ class Feed(FeedLife):
     def _hear_progress(
         self, peer: Peer, incarnation: int, ranges: Sequence[RangeProgress], ddl: KnownDdl
     ) -> None:
-        peer.knows(ddl.upto, self.node.clock.monotonic())
+        peer.knows(ddl.upto)
         if self.owner is not None:
             self.owner.hear_ddl(peer.capture, ddl)
             self.owner.report(peer.capture, incarnation, ranges)
@@ -1056,6 +1053,8 @@ class Feed(FeedLife):
     def left_on(self, capture: str) -> int:
         """How many tables a capture delivers, or may deliver: 1 if that is not known yet."""
         peer = self.peers.get(capture)
+        if self.sharing.stays and capture == self.node.capture:
+            return 0  # it goes with the ownership
         if not self._is_shared_out:
             return 1  # what an earlier owner gave it, it may deliver still
         if peer is None or peer.grant is None or not peer.grant.ranges:

@@ -251,7 +251,9 @@ class Node:
     async def settle(self, feed: FeedId, grants: Mapping[str, Grant]) -> dict[str, Grant]:
         """Store that all writers of these captures and of their givers are fenced."""
         after = {name: settled(grant) for name, grant in grants.items()}
-        await self._store_grants(feed, {name: one for name, one in after.items() if one != grants[name]})
+        changed = [(name, one) for name, one in after.items() if one != grants[name]]
+        for first in range(0, len(changed), CAPTURES_MAX):
+            await self._store_grants(feed, dict(changed[first : first + CAPTURES_MAX]))
         return after
 
     async def _store_grants(

@@ -41,9 +41,11 @@ WARM_MAX_S: Final = 600.0
 """A move waits at most this long for all that a taker has to receive; it never happens before the taker's
 application runs."""
 
-CUT_OFF_S: Final = 120.0
-"""A capture that delivers, and has read no further in the history of DDL for this time while others have, is
-cut off from upstream. Opening a catalogue of 100,000 tables takes less."""
+CUT_OFF_S: Final = 300.0
+"""A capture that delivers, and has read no further in the history of DDL while others did for so long, is cut
+off from upstream. Opening a catalogue of 100,000 tables takes less."""
+STEP_MAX_S: Final = 10.0
+"""Of the time between two steps of the others so much counts: if upstream stands still, nobody is behind."""
 
 LAST: Final = ("lag_ms", "batch_ms")
 """What of `Told` is no count: the greatest of all processors is shown."""
@@ -73,8 +75,8 @@ class Peer:
     """Of the first message to it that it has not said it has, the sequence, and when it was sent."""
     known: int = 0
     """Up to where it knows DDL."""
-    known_at: float = float("inf")
-    """When that has risen last, or it was given ranges; inf: it has none."""
+    behind_s: float = 0.0
+    """For how long others have read on in DDL while it has not."""
     cores: int = 1
     needs: int = MAX
     """`Sync.needs`."""
@@ -144,14 +146,10 @@ class Peer:
         if self.unheard is not None and sequence >= self.unheard[0]:
             self.unheard = None
 
-    def knows(self, upto: int, now: float) -> None:
+    def knows(self, upto: int) -> None:
         """It says up to where it knows DDL."""
         if upto > self.known:
-            self.known, self.known_at = upto, now
-
-    def is_cut_off(self, now: float) -> bool:
-        """Whether nothing has come to it from upstream for long."""
-        return now - self.known_at > CUT_OFF_S
+            self.known, self.behind_s = upto, 0.0
 
 
 class Peers:
@@ -159,6 +157,8 @@ class Peers:
 
     def __init__(self) -> None:
         self._all: dict[str, Peer] = {}
+        self._first, self._first_at = 0, 0.0
+        """Up to where the first of those that run knows DDL, and since when."""
 
     def __getitem__(self, capture: str) -> Peer:
         return self._all.setdefault(capture, Peer(capture))
@@ -179,6 +179,18 @@ class Peers:
     def running(self) -> list[Peer]:
         """Those that are to deliver."""
         return [peer for peer in self if peer.runs]
+
+    def cut_off(self, now: float) -> Peer | None:
+        """One that runs and to which nothing comes from upstream, while it comes to others."""
+        first = max((peer.known for peer in self.running), default=0)
+        if first <= self._first:
+            return None
+        step_s = min(now - self._first_at, STEP_MAX_S)
+        self._first, self._first_at = first, now
+        for peer in self.running:
+            if peer.known < first:
+                peer.behind_s += step_s
+        return next((peer for peer in self.running if peer.behind_s > CUT_OFF_S), None)
 
     def load(self) -> LoadState:
         """How far the initial load is on all that run."""

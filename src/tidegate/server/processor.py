@@ -607,8 +607,11 @@ class FeedProcessor:
         if self.node.shared and (now := self.node.clock.monotonic()) - self._needs_at >= NEEDS_S:
             self._needs_at = now
             self._prepare_coming(frontier)
-            if not self.node.is_owner:
-                self._say_needs()
+            if self._spans.have_begun(self.id, frontier):
+                # From here on each span holds history as far as it is, and not from where it was opened.
+                self._opened_at = max(self._opened_at, machine.dispatch.checkpoint)
+                self._coming_at = max(self._coming_at, machine.dispatch.checkpoint)
+            self._say_needs()
         self._end_load()
         self._move_floor()
         with contextlib.suppress(DiskFull):  # then the pipeline keeps to the bound it was told before
@@ -743,7 +746,10 @@ class FeedProcessor:
 
     def _say_needs(self) -> None:
         """Tell the owner, at once if it is less than what was said before."""
-        if self.node.is_owner or self._plan is None:
+        if self.node.is_owner:
+            self.machine.needs = MAX  # the reactor sees it; what was said before its election holds nothing
+            return
+        if self._plan is None:
             return
         behind = self._spans.behind(self._frontier(), only=self.id, every=True).get(self.id, MAX)
         before, self.machine.needs = self.machine.needs, min(*self.needs, behind)

@@ -77,6 +77,8 @@ class Sharing:
     _asked_for: bool = False
     _by_hand: tuple[frozenset[int], str] | None = None
     """Tables that are to be moved, and the capture that is to have them."""
+    _is_by_hand: bool = False
+    """Whether that is what takers prepare for."""
     _kept_for: frozenset[str] = frozenset()
     """Those among whom tables were moved by hand. Loads move nothing until others are there."""
 
@@ -109,8 +111,8 @@ class Sharing:
         able, self.next = self.able(joined_s=0.0), self._still_possible()
         if self.next is not None and (shared or len(self.next) == 1):
             found = self.next
-            if self._by_hand is not None:
-                self._by_hand, self._kept_for = None, frozenset(able)
+            if self._is_by_hand:
+                self._by_hand, self._kept_for = None, frozenset(self.able())
         elif self._is_kept(able) and shared and self._covers(before, able):
             found = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
@@ -147,9 +149,9 @@ class Sharing:
         shared: bool,
         tolerance: float = TOLERANCE,
     ) -> Shares:
-        if self.stays or not self.tasks:
+        if self.stays:
             return {self.node.capture: (self.wanted,)}
-        if len(able) == 1:
+        if len(able) == 1 or not self.tasks:
             return {able[0]: (self.wanted,)}
         pieces, _ = self.pieces
         most = CAPTURES_MAX if shared else 1
@@ -168,8 +170,8 @@ class Sharing:
             if peer.answers(node.owner_rev, now) and (peer.runs or now - peer.met_at >= patience)
         ]
         for is_good in (
+            lambda name: name not in node.drained,  # first, since a person asked for it
             lambda name: self.peers[name].version in ("", __version__),
-            lambda name: name not in node.drained,
             lambda name: self.peers[name].may_try(now),
         ):
             found = list(filter(is_good, found)) or found
@@ -212,7 +214,7 @@ class Sharing:
 
     def hand(self, tables: Collection[int], taker: str) -> None:
         """Do so, as soon as the taker has prepared."""
-        self._by_hand, self.aim = (frozenset(tables), taker), None
+        self._by_hand, self.aim, self.next = (frozenset(tables), taker), None, None
         self._asked_for, self._best_for, self._planned_for = False, None, None
 
     def _handed(self, able: Collection[str]) -> Shares | None:
@@ -234,7 +236,7 @@ class Sharing:
     def ask(self) -> None:
         """Divide it in the best way, now."""
         self._asked_for, self._best_for, self._planned_for = True, None, None
-        self._by_hand, self._kept_for = None, frozenset()
+        self._by_hand, self._kept_for, self.aim, self.next = None, frozenset(), None, None
 
     # --- whether it is time --------------------------------------------------------------------------
 
@@ -255,9 +257,9 @@ class Sharing:
                 return f"capture {peer.capture} is gone"
             if not peer.answers(self.node.owner_rev, now):
                 return f"capture {peer.capture} has been silent for {SILENT_S:.0f} s"
-            if peer.is_cut_off(now) and any(one.known_at > now - SILENT_S for one in self.peers.running):
-                peer.fails(now)
-                return f"capture {peer.capture} has received nothing from upstream for {CUT_OFF_S:.0f} s"
+        if (cut_off := self.peers.cut_off(now)) is not None and cut_off.capture != self.node.capture:
+            cut_off.fails(now)
+            return f"capture {cut_off.capture} has received nothing from upstream for {CUT_OFF_S:.0f} s"
         return ""
 
     def better(self, now: float, resolved_ts: int, *, shared: bool) -> tuple[str, list[Peer]]:
@@ -273,12 +275,12 @@ class Sharing:
         if self.aim is not None and is_planned:
             after = self.aim  # takers prepare for these: loads that change meanwhile are for the next time
         elif (asked := self._handed(able) if shared else None) is not None:
-            after, self._planned_for = asked, known[:-1]
+            after, self._planned_for, self._is_by_hand = asked, known[:-1], True
         elif self._is_kept(able) and shared and not self._asked_for and self._covers(before, able):
             after = {name: tuple(spans) for name, spans in before.items() if spans}
         else:
             after = self._divided(able, before, shared=shared, tolerance=tolerance)
-            self._planned_for = known[:-1]
+            self._planned_for, self._is_by_hand = known[:-1], False
         if not self._is_worth_it(before, after):
             self._warming_since, self._best_for, self._asked_for = float("inf"), known, False
             self.aim = self._by_hand = None
@@ -293,13 +295,19 @@ class Sharing:
         if all(peer.ready and peer.received >= min(warm_ts, resolved_ts) for peer in waits):
             self.next = after
             return f"other shares are better: {', '.join(sorted(after))}", prepare
-        if now - self._warming_since > WARM_MAX_S and all(peer.ready and peer.received for peer in waits):
-            self.next = after
-            return (
-                f"other shares are better, although not all takers are ready: {', '.join(sorted(after))}",
-                prepare,
-            )
-        return "", prepare
+        if now - self._warming_since <= WARM_MAX_S:
+            return "", prepare
+        if unable := [peer for peer in waits if not peer.ready or not peer.received]:
+            # While it prepares upstream keeps history for it, and nothing else is moved.
+            for peer in unable:
+                peer.fails(now)
+            self._planned_for = None
+            return "", prepare
+        self.next = after
+        return (
+            f"other shares are better, although not all takers are ready: {', '.join(sorted(after))}",
+            prepare,
+        )
 
     @staticmethod
     def _to_come(after: Sequence[Span], before: Sequence[Span]) -> tuple[Span, ...]:

@@ -40,6 +40,8 @@ class SpanRegistry:
         self._stripes: set[str] = set()
         """Those of several tables."""
         self._holders: dict[str, dict[FeedId, int]] = {}
+        self._held_by: dict[FeedId, set[str]] = {}
+        """The spans of each feed."""
         self._puller: Connection | None = None
         self._dropped: dict[str, int] = {}
         self._refused: dict[str, Refused] = {}
@@ -108,6 +110,7 @@ class SpanRegistry:
         holders = self._holders.setdefault(name, {})
         before, was_guarded = min(holders.values(), default=MAX), self._guarded(name)
         holders[feed] = min(start_ts, holders.get(feed, start_ts))
+        self._held_by.setdefault(feed, set()).add(name)
         self._spans[name] = span
         if stripe_ids(span):
             self._stripes.add(name)
@@ -125,6 +128,7 @@ class SpanRegistry:
             return
         guarded, least = self._guarded(name), min(holders.values(), default=MAX)
         holders.pop(feed, None)
+        self._held_by.get(feed, set()).discard(name)
         if holders and (
             name in self._refused or self._guarded(name) is not guarded or min(holders.values()) > least
         ):
@@ -142,8 +146,10 @@ class SpanRegistry:
 
     def release(self, feed: FeedId, *, forget: bool = False, but: Collection[str] = ()) -> None:
         """A feed needs nothing now, `but` some spans; `forget`: nor later."""
-        for name in [n for n, holders in self._holders.items() if feed in holders and n not in but]:
+        for name in self._held_by.get(feed, set()) - set(but):
             self.drop(feed, name, forget=forget)
+        if not self._held_by.get(feed):
+            self._held_by.pop(feed, None)
         self._unguarded.discard(feed)
         self._went_on.pop(feed, None)
 
@@ -175,7 +181,7 @@ class SpanRegistry:
 
     def within(self, feed: FeedId, ranges: Iterable[Span]) -> frozenset[str]:
         """The spans that a feed holds of some ranges."""
-        held = {name: self._spans[name] for name, holders in self._holders.items() if feed in holders}
+        held = {name: self._spans[name] for name in self._held_by.get(feed, ())}
         tasks = list(ranges)
         return frozenset(
             name for name, span in held.items() if any(one.intersect(span) is not None for one in tasks)
@@ -219,12 +225,20 @@ class SpanRegistry:
         rises by what others deliver while regions of a span that this one is to take still wait.
         """
         found: dict[FeedId, int] = {}
-        for name in self._holders if every else self._stripes:
+        names: Collection[str] = self._holders.keys() if every else self._stripes
+        if only is not None:
+            mine = self._held_by.get(only, set())
+            names = mine if every else mine & self._stripes
+        for name in names:
             floor, holders = floors.get(name, 0), self._holders[name]
             for feed in holders if only is None else {only} & holders.keys():
                 least = floor or (holders[feed] if every else MAX)
                 found[feed] = min(least, found.get(feed, least))
         return found
+
+    def have_begun(self, feed: FeedId, floors: Mapping[str, int]) -> bool:
+        """Whether something has come of each span of a feed, so that `behind` knows how far each is."""
+        return all(floors.get(name, 0) for name in self._held_by.get(feed, ()))
 
     def sweep(self, stored: Mapping[str, tuple[Span, int]], floor: int) -> list[str]:
         """Remove stored spans that nobody holds and that hold nothing above `floor`; which they are.
