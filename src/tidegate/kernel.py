@@ -45,7 +45,7 @@ def _cache_folder() -> Path:
     """
     package = Path(__file__).parent
     digest = hashlib.sha256(f"{numba.__version__} {np.__version__}".encode())
-    for source in sorted([Path(__file__), *package.glob("*/*kernels.py")]):
+    for source in sorted([*package.glob("kernel*.py"), *package.glob("*/*kernels.py")]):
         digest.update(source.read_bytes())
     name = f"kernels-{digest.hexdigest()[:16]}"
     beside = package / "__pycache__"
