@@ -47,7 +47,7 @@ from tidegate.mounter.mounter import Entry, mount_row
 from tidegate.tidb import arrow_kernels, checksum, row_kernels
 from tidegate.tidb.checksum_kernels import MATCHED, check_image
 from tidegate.tidb.json_kernels import STACK_WORDS
-from tidegate.tidb.kernels import I64
+from tidegate.tidb.kernels import I64, Slots
 from tidegate.tidb.table_info import table_schema
 from tidegate.tidb.zone_kernels import month_lines
 
@@ -303,8 +303,9 @@ def _texts_call(table: TableSchema, block: pa.RecordBatch) -> Callable[[], int]:
         own = lines.copy()
         head, tail = (n, address(own), len(own)), (address(image.l), image.a.shape[1], address(ops), lacking)
         body = np.zeros(arrow_kernels.measure(*head, *tail), np.uint8)
-        places = (address(body), address(stack), address(months), 1, 0)
-        filled.append((*head, address(image.a), *tail, *places))
+        own_slots = Slots(address(image.a), address(image.l), image.a.shape[1])
+        memory = arrow_kernels.Memory(address(body), address(stack), address(months), 1, 0)
+        filled.append((*head, arrow_kernels.Source(own_slots, address(ops), lacking), memory))
         held += [own, body]
 
     def run() -> int:

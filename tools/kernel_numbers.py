@@ -102,9 +102,8 @@ def _in_function(node: ast.FunctionDef) -> Iterator[tuple[int, str, str]]:
                 yield part.lineno, "ascii", ast.unparse(part)
         elif isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
             yield from _moved(part, part.func.id)
-        elif isinstance(part, ast.Assign) and ast.unparse(part.targets[0]) in BYTES:
-            if (_number(part.value) or 0) >= 8:
-                yield part.lineno, "ascii", ast.unparse(part)
+        elif isinstance(part, ast.Assign) and _is_code_of_a_byte(part):
+            yield part.lineno, "ascii", ast.unparse(part)
 
 
 def _number(node: ast.AST) -> int | None:
@@ -114,6 +113,11 @@ def _number(node: ast.AST) -> int | None:
     if isinstance(node, ast.Call) and len(node.args) == 1 and ast.unparse(node.func) in WORDS:
         return _number(node.args[0])
     return None
+
+
+def _is_code_of_a_byte(node: ast.Assign) -> bool:
+    """Whether a variable of one byte becomes a number that is the code of a character."""
+    return ast.unparse(node.targets[0]) in BYTES and (_number(node.value) or 0) >= 8
 
 
 def _compared(node: ast.Compare) -> Iterator[tuple[int, str, str]]:
@@ -147,19 +151,25 @@ def _kind_of(other: str, number: int, op: ast.cmpop) -> str | None:
 
 def _moved(call: ast.Call, name: str) -> Iterator[tuple[int, str, str]]:
     text = ast.unparse(call)
-    if name in ("store_u8", "store_u16", "store_u32", "store_u64") and len(call.args) == 2:
-        if any(_is_text(number, name) for number in _choices(call.args[1])):
+    if name.startswith("store_u") and len(call.args) == 2:
+        width = int(name.removeprefix("store_u")) // 8
+        if any(_is_text(number, width) for number in _choices(call.args[1])):
             yield call.lineno, "ascii", text
     if name.endswith(("32", "64")) and name.startswith(("load_", "store_")):
         terms = list(_terms(call.args[0]))
         strides = {_number(part) for term in terms if isinstance(term, ast.BinOp) for part in ast.walk(term)}
         for term in terms:
-            number = _number(term)
-            if number is not None and number >= 4 and number not in strides - {None}:
+            if _is_offset(term, strides - {None}):
                 yield call.lineno, "offset", text
-            elif isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult):
-                if _number(term.left) in RECORDS or _number(term.right) in RECORDS:
-                    yield call.lineno, "offset", text
+
+
+def _is_offset(term: ast.AST, strides: set[int | None]) -> bool:
+    """Whether a term of an address is a field's offset, or the place of a record by its size."""
+    number = _number(term)
+    if number is not None:
+        return number >= 4 and number not in strides
+    is_product = isinstance(term, ast.BinOp) and isinstance(term.op, ast.Mult)
+    return is_product and bool({_number(term.left), _number(term.right)} & RECORDS)  # type: ignore[attr-defined]
 
 
 def _terms(node: ast.AST) -> Iterator[ast.AST]:
@@ -184,9 +194,8 @@ def _choices(node: ast.AST) -> Iterator[int]:
         yield from _choices(node.right)
 
 
-def _is_text(number: int, name: str) -> bool:
-    """Whether a stored number is a character, or several."""
-    width = {"store_u8": 1, "store_u16": 2, "store_u32": 4, "store_u64": 8}[name]
+def _is_text(number: int, width: int) -> bool:
+    """Whether a stored number of `width` bytes is a character, or several."""
     if number < 9 or number >= 1 << (8 * width):
         return False
     used = number.to_bytes(width, "little").rstrip(b"\0").lstrip(b"\0")

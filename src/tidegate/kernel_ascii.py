@@ -72,5 +72,16 @@ FALS_TEXT: Final = word_of("fals")
 """The first four bytes of `false`."""
 ESCAPED_U_TEXT: Final = word_of("\\u")
 TWO_BACKSLASHES: Final = word_of("\\\\")
+U000_TEXT: Final = word_of("u000")
+ESCAPED_20_TEXT: Final = word_of("\\u20")
+E_MINUS_TEXT: Final = word_of("e-")
+YPE_TEXT: Final = word_of("ype")
+THREE_BACKSLASHES: Final = word_of("\\\\\\")
 TWO_ZEROS: Final = word_of("00")
 TWO_EQUALS: Final = word_of("==")
+REPLACEMENT: Final = int.from_bytes("\ufffd".encode(), "little")
+"""U+FFFD in UTF-8, for bytes that are no text."""
+LINE_BREAK_LEAD: Final = int.from_bytes("\u2028".encode()[:2], "little")
+LINE_SEPARATOR: Final = "\u2028".encode()[2]
+PARAGRAPH_SEPARATOR: Final = "\u2029".encode()[2]
+"""U+2028 and U+2029 in UTF-8: two bytes that they share, and the third of each."""

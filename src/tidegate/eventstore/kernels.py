@@ -1,7 +1,7 @@
 """Compiled sorting, merging and gathering of blocks; `order` is the plain twin.
 
 Rows are not moved while they are ordered. Blocks are described by a *table*: one line of `LINE` int64 per
-block with its row count and buffer addresses (BLOCK, `describe`). A row is a reference, see BLOCK_SHIFT. `sort`
+block with its row count and buffer addresses (`describe`). A row is a reference, see BLOCK_SHIFT. `sort`
 makes the references of a timestamp range in order, `merge` those of several sorted blocks, `gather` copies
 the rows behind them into new columns. All reads stay inside the buffers that `describe` has checked.
 
