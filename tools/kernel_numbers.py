@@ -1,6 +1,6 @@
 """Numbers in kernels that should have names: enumeration values, ASCII codes, byte offsets, long argument lists.
 
-python -m tools.kernel_numbers [folder]     counts by file and kind, then each place
+python -m tools.kernel_numbers [--places]     counts by file and kind, and each place
 
 A test (`tests/test_tidy.py`) holds the counts down. It reads the syntax tree of every `@kernel` and `@inline`
 function, so the rules are about shape, not about meaning:
@@ -26,12 +26,14 @@ ROOT: Final = Path(__file__).parents[1] / "src" / "tidegate"
 MOST_PARAMS: Final = 8
 WORDS: Final = frozenset({"U64", "I64", "i64", "int", "np.uint64", "np.int64", "np.uint32", "np.uint8"})
 """Conversions: the number inside is still a bare one."""
-BYTES: Final = frozenset({"byte", "letter", "short", "digit", "lead"})
+BYTES: Final = frozenset({"byte", "letter", "short", "lead"})
 """Variables that hold one byte of a text."""
 ENUMS: Final = frozenset(
     {"kind", "op", "code", "form", "flag", "wire", "field", "tag", "wanted", "branch", "version"}
 )
 """Variables that hold an enumeration's value, so that 0 and 1 count, too."""
+RESULTS: Final = frozenset({"code", "tag"})
+"""Of these, those whose 0 is for nothing: no fault, no entry."""
 MEASURES: Final = frozenset(
     [
         "size",
@@ -78,7 +80,7 @@ class Place(NamedTuple):
 
 
 def places(folder: Path = ROOT) -> Iterator[Place]:
-    """All of them under a folder."""
+    """All of them in the kernels under a folder."""
     for file in sorted({*folder.rglob("*kernels.py"), *folder.glob("*/kernels/*.py"), folder / "kernel.py"}):
         name = str(file.relative_to(folder))
         for node in ast.walk(ast.parse(file.read_text())):
@@ -144,7 +146,9 @@ def _kind_of(other: str, number: int, op: ast.cmpop) -> str | None:
         return "enum" if number > 1 and number < 8 and isinstance(op, ast.Eq | ast.NotEq) else None
     if not isinstance(op, ast.Eq | ast.NotEq | ast.In | ast.NotIn):
         return None
-    if other in ENUMS or (number > 1 and other not in MEASURES and other.isidentifier()):
+    if (other in ENUMS and (number > 0 or other not in RESULTS)) or (
+        number > 1 and other not in MEASURES and other.isidentifier()
+    ):
         return "enum"
     return None
 
@@ -203,14 +207,14 @@ def _is_text(number: int, width: int) -> bool:
 
 
 def main() -> int:
-    """Print the counts and the places."""
-    found = list(places(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT))
+    """Print the counts."""
+    found = list(places())
     counts = Counter((one.file, one.kind) for one in found)
     for (file, kind), number in sorted(counts.items()):
         print(f"{file:40} {kind:8} {number}")
     for kind, number in sorted(Counter(one.kind for one in found).items()):
         print(f"{'all':40} {kind:8} {number}")
-    if "-v" in sys.argv:
+    if "--places" in sys.argv:
         for one in found:
             print(f"{one.file}:{one.line}: {one.kind}: {one.text}")
     return 0

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from tidegate.kernel import inline, load_u64, store_u64
 
-_SIZES: Final = {"u8": 1, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "address": 8}
+_SIZES: Final = {"u8": 1, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "address": 8, "run": 16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,11 @@ def pointer(about: str, unit: str = "") -> Field:
     return Field("address", about, unit)
 
 
+def run(about: str, unit: str = "") -> Field:
+    """An address, and how much is there: two words."""
+    return Field("run", about, unit)
+
+
 class Layout:
     """A record of fixed size, little-endian, its fields one after the other in the order given."""
 
@@ -66,7 +71,9 @@ class Layout:
         self.fields: Final = {field.rstrip("_"): kind for field, kind in fields.items()}
         sizes = [_SIZES[field.type] for field in self.fields.values()]
         places = [sum(sizes[:i]) for i in range(len(sizes))]
-        assert all(place % size == 0 for place, size in zip(places, sizes, strict=True)), f"{name}: alignment"
+        assert all(place % min(size, 8) == 0 for place, size in zip(places, sizes, strict=True)), (
+            f"{name}: alignment"
+        )
         self._offsets: Final = tuple(places)
         self.size: Final = sum(sizes)
         """Bytes of a record."""

@@ -342,6 +342,8 @@ SUM_FACTOR: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
 _HASH: Final = 0x5851F42D4C957F2D
 _BYTE: Final = np.uint64(8)
+_LANE: Final = 8
+"""Bytes that a lane takes at a step."""
 
 
 @inline
@@ -422,11 +424,11 @@ def _sum_bytes(state: Any, at: int, size: int) -> Any:
     """Two lanes of 8 bytes, as a step waits for the one before it; reads nothing beyond the bytes."""
     left, right = state, ~state
     i = 0
-    while i + 16 <= size:
+    while i + 2 * _LANE <= size:
         left = _mixed(left, load_u64(at + i))
-        right = _mixed(right, load_u64(at + i + 8))
-        i += 16
-    if i + 8 <= size:
+        right = _mixed(right, load_u64(at + i + _LANE))
+        i += 2 * _LANE
+    if i + _LANE <= size:
         left = _mixed(left, load_u64(at + i))
         i += 8
     if i < size:

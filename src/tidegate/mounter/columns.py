@@ -155,9 +155,9 @@ def to_arrow(
     tail = (address(sizes), a.shape[1], address(ops), lacking)
     message = layout.message(n, arrow_kernels.measure(*head, *tail))
     safe = _readable(block, image)
-    slots = Slots(address(a), address(sizes), a.shape[1])
+    words = Slots(address(a), address(sizes), a.shape[1])
     memory = arrow_kernels.Memory(message.body, address(stack), address(months), *safe)
-    arrow_kernels.fill(*head, arrow_kernels.Source(slots, address(ops), lacking), memory)
+    arrow_kernels.fill(*head, arrow_kernels.Source(words, address(ops), lacking), memory)
     arrow_kernels.seal(*head, message.nodes, message.buffers)
     longest = int(lines[:, Word.USED].max(initial=0))
     if longest > np.iinfo(np.int32).max:

@@ -353,7 +353,7 @@ class BlockMatcher:
             events=self._at(self._events),
             rows=self._at(self._rows),
             slots=self._at(self._slots),
-            index=self._at(self._index, k.index_address),
+            slot_index=self._at(self._index, k.index_address),
             table=self._at(self._table, bucket_kernels.table_address),
             arena=self._at(self._arena),
             waiting=self._at(self._waiting),

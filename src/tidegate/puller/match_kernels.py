@@ -347,7 +347,7 @@ def _match_row(tables: Tables, slot: int, row: int) -> None:
     if not inside(slots, slot, i64(row_word(rows, row, KEY)), i64(row_word(rows, row, KEY_SIZE))):
         return
     commit, op = row_word(rows, row, COMMIT), row_word(rows, row, OP)
-    has_op = kind in (PREWRITE_ROW, COMMIT_ROW, COMMITTED_ROW)
+    has_op = kind == PREWRITE_ROW or kind == COMMIT_ROW or kind == COMMITTED_ROW
     if has_op and op != np.uint64(PUT) and op != np.uint64(DELETE):
         violate(slots, slot, UNKNOWN_OPERATION, commit, notes, counts)
     elif kind == PREWRITE_ROW:
@@ -416,7 +416,7 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
     for e in range(get_int(counts, C_EVENT), event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
-            if not resolve_many(events, e, tables.index, slots, moved, log, log_size, counts):
+            if not resolve_many(events, e, tables.slot_index, slots, moved, log, log_size, counts):
                 put_int(counts, C_EVENT, e)
                 return LOG_FULL
             continue

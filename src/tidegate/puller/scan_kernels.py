@@ -338,7 +338,7 @@ def _scan_event(at: int, end: int, last: int, events: int, e: int, rows: int, ro
                     return n
             elif field == _ERROR:
                 put_event_word(events, e, E_KIND, np.uint64(ERROR))
-            elif field in (_ADMIN, _LONG):
+            elif field == _ADMIN or field == _LONG:
                 put_event_word(events, e, E_KIND, np.uint64(OTHER))
             at += i64(size)
         else:

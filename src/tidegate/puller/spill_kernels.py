@@ -122,7 +122,7 @@ def log_row(rows: int, row: int, slots: int, slot: int, log: int, log_size: int,
     kind = row_word(rows, row, KIND)
     k = row_word(rows, row, KEY_SIZE)
     v, o = row_word(rows, row, VALUE_SIZE), row_word(rows, row, OLD_SIZE)
-    if kind in (COMMIT_ROW, ROLLBACK_ROW):
+    if kind == COMMIT_ROW or kind == ROLLBACK_ROW:
         v, o = np.uint64(0), np.uint64(0)
     used = get_int(counts, C_LOG)
     if used + LOG_RECORD + i64(k) + i64(v) + i64(o) + 8 > log_size:
@@ -142,7 +142,7 @@ def log_row(rows: int, row: int, slots: int, slot: int, log: int, log_size: int,
     least = slot_word(slots, slot, S_LEAST)
     if kind == ROLLBACK_ROW:
         commit = row_word(rows, row, START)
-    if kind in (COMMIT_ROW, ROLLBACK_ROW, COMMITTED_ROW):
+    if kind == COMMIT_ROW or kind == ROLLBACK_ROW or kind == COMMITTED_ROW:
         if least == np.uint64(0) or commit < least:
             put_slot_word(slots, slot, S_LEAST, max(commit, np.uint64(1)))
     elif kind != PREWRITE_ROW and kind != INITIALIZED_ROW:

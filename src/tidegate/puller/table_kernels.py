@@ -291,7 +291,7 @@ class Tables(NamedTuple):
     events: int
     rows: int
     slots: int
-    index: int
+    slot_index: int
     """Of slots, see `index_address`."""
     table: int
     """Of open prewrites, see `bucket_kernels.table_address`."""

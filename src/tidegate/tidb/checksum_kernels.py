@@ -67,7 +67,9 @@ def header_at(value: int, length: int) -> int:
         ends = value + at
         at += I64(load_u32(ends - 4)) if large else I64(load_u16(ends - 2))
     room = length - at
-    if room not in (ONE_SUM, TWO_SUMS) or (room == TWO_SUMS) != (load_u8(value + at) & EXTRA_CHECKSUM != 0):
+    if (room != ONE_SUM and room != TWO_SUMS) or (room == TWO_SUMS) != (
+        load_u8(value + at) & EXTRA_CHECKSUM != 0
+    ):
         return -1
     return at
 

@@ -84,16 +84,23 @@ def json_size(addr: int, room: int, scratch: int) -> int:
     if room < 1:
         return -1
     code = I64(load_u8(addr))
-    if code in (OBJECT, ARRAY):
+    if code == OBJECT or code == ARRAY:
         # The code, then the number of members, then the size of the container from there on.
         return 1 + I64(load_u32(addr + 1 + SIZE_AT)) if room >= 1 + CONTAINER_HEAD else -1
     if code == LITERAL:
         return 2
-    if code in (INT64, UINT64, DOUBLE, DATE, DATETIME, TIMESTAMP):
+    if (
+        code == INT64
+        or code == UINT64
+        or code == DOUBLE
+        or code == DATE
+        or code == DATETIME
+        or code == TIMESTAMP
+    ):
         return 9
     if code == DURATION:
         return 13
-    if code not in (STRING, OPAQUE):
+    if code != STRING and code != OPAQUE:
         return -1
     head = 1 if code == STRING else 2
     used = read_uvarint(addr + head, room - head, scratch)
@@ -142,16 +149,16 @@ def read_datum(entry: int, at: int, room: int, a: int, l: int, cell: int, free: 
     used = -1
     if form < BYTES:
         word = 0
-        if flag in (FLAG_VARINT, FLAG_UVARINT):
+        if flag == FLAG_VARINT or flag == FLAG_UVARINT:
             used = read_uvarint(addr, room, stack)
             word = load_i64(stack)
             if flag == FLAG_VARINT:
                 word = unzigzag(word)
-        elif flag in (FLAG_INT, FLAG_UINT, FLAG_DURATION) and room >= 8:
+        elif (flag == FLAG_INT or flag == FLAG_UINT or flag == FLAG_DURATION) and room >= 8:
             used = 8
             bits = bswap64(load_u64(addr))
             word = I64(bits) if flag == FLAG_UINT else I64(bits ^ SIGN)
-        if form <= NANOSECONDS and word < 0 and flag in (FLAG_UINT, FLAG_UVARINT):
+        if form <= NANOSECONDS and word < 0 and (flag == FLAG_UINT or flag == FLAG_UVARINT):
             return -1
         if used < 0 or not integer_ok(form, word):
             return -1
@@ -200,9 +207,9 @@ def skip_datum(at: int, room: int, scratch: int) -> int:
     size = -1
     if flag == FLAG_NULL:
         size = 0
-    elif flag in (FLAG_INT, FLAG_UINT, FLAG_FLOAT, FLAG_DURATION):
+    elif flag == FLAG_INT or flag == FLAG_UINT or flag == FLAG_FLOAT or flag == FLAG_DURATION:
         size = 8
-    elif flag in (FLAG_VARINT, FLAG_UVARINT):
+    elif flag == FLAG_VARINT or flag == FLAG_UVARINT:
         size = read_uvarint(addr, room, scratch)
     elif flag == FLAG_COMPACT_BYTES:
         used = read_uvarint(addr, room, scratch)

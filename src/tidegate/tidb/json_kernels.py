@@ -120,6 +120,7 @@ _NULL, _TRUE, _FALSE = range(3)
 _DURATION_BYTES: Final = 12
 """Nanoseconds (i64) and digits of the fraction (u32)."""
 _BASE64_T: Final = int.from_bytes(b"base64:t", "little")
+_BASE64_T_BYTES: Final = 8
 _LONGEST_TIME: Final = DURATION_MAX_NS
 
 _BASE64: Final = np.frombuffer(
@@ -177,7 +178,7 @@ def scalar_size(code: int, addr: int, room: int) -> int:
     """The bytes that a scalar at `addr` takes, or -1: unknown, cut, or out of range."""
     if code == LITERAL:
         return 1 if room >= 1 and load_u8(addr) <= _FALSE else -1
-    if code in (STRING, OPAQUE):
+    if code == STRING or code == OPAQUE:
         head = 1 if code == OPAQUE else 0
         used = uvarint_size(addr + head, room - head)
         if used < 0:
@@ -187,11 +188,11 @@ def scalar_size(code: int, addr: int, room: int) -> int:
     if room < 8:
         return -1
     word = load_i64(addr)
-    if code in (INT64, UINT64):
+    if code == INT64 or code == UINT64:
         return 8
     if code == DOUBLE:
         return 8 if is_finite(word) else -1
-    if code in (DATE, DATETIME, TIMESTAMP):
+    if code == DATE or code == DATETIME or code == TIMESTAMP:
         return 8 if core_ok(word) else -1
     if code == DURATION:
         return _DURATION_BYTES if room >= _DURATION_BYTES and -_LONGEST_TIME <= word <= _LONGEST_TIME else -1
@@ -218,7 +219,7 @@ def json_ok(addr: int, size: int, stack: int) -> bool:
     at = 1
     while True:
         room = size - at
-        if code in (OBJECT, ARRAY):
+        if code == OBJECT or code == ARRAY:
             if depth == _DEPTH or room < CONTAINER_HEAD:
                 return False
             count = I64(load_u32(addr + at))
@@ -314,7 +315,7 @@ def put_escape(out: int, byte: int) -> int:
     """A quote, backslash or control character, escaped: at most 6 bytes."""
     store_u8(out, BACKSLASH)
     short = 0
-    if byte in (QUOTE, BACKSLASH):
+    if byte == QUOTE or byte == BACKSLASH:
         short = byte
     elif byte == BACKSPACE:
         short = LOWER_B
@@ -371,7 +372,7 @@ def put_quoted(out: int, addr: int, size: int) -> int:
         if (
             used == 3
             and I64(load_u16(addr + at)) == LINE_BREAK_LEAD
-            and last in (LINE_SEPARATOR, PARAGRAPH_SEPARATOR)
+            and (last == LINE_SEPARATOR or last == PARAGRAPH_SEPARATOR)
         ):
             store_u32(out, ESCAPED_20_TEXT)
             store_u8(out + 4, ZERO + 2)
@@ -438,7 +439,7 @@ def put_scalar(out: int, code: int, addr: int) -> int:
     out += 1
     if code == OPAQUE:
         store_u64(out, _BASE64_T)
-        store_u32(out + 8, YPE_TEXT)
+        store_u32(out + _BASE64_T_BYTES, YPE_TEXT)
         out = put_i64(out + 11, I64(load_u8(addr)))
         store_u8(out, COLON)
         used = uvarint_size(addr + 1, 9)
@@ -460,7 +461,7 @@ def put_json(out: int, addr: int, size: int, stack: int) -> int:
     code = I64(load_u8(addr))
     at = 1
     while True:
-        if code in (OBJECT, ARRAY):
+        if code == OBJECT or code == ARRAY:
             push(stack, depth, at, (I64(load_u32(addr + at)) << 1) | (1 if code == OBJECT else 0))
             depth += 1
             store_u8(out, OPEN_BRACE if code == OBJECT else OPEN_BRACKET)

@@ -278,7 +278,7 @@ def tail_ok(flags: int, tail: int, size: int) -> bool:
     """
     if flags & CHECKSUM == 0:
         return size == 0
-    if size not in (ONE_SUM, TWO_SUMS):
+    if size != ONE_SUM and size != TWO_SUMS:
         return False
     head = I64(load_u8(tail))
     return head & SUM_VERSION < _KNOWN_SUMS and (size == TWO_SUMS) == (head & EXTRA_CHECKSUM != 0)

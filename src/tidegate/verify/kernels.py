@@ -10,6 +10,9 @@ from tidegate.kernel import inline, kernel, load_i32, load_u8, load_u16, load_u3
 
 U64: Any = np.uint64
 
+_HALF = 8
+"""Where the second half of a value of 16 bytes begins."""
+
 
 @inline
 def step(state: Any, word: Any) -> Any:
@@ -42,7 +45,7 @@ def fold_fixed(n: int, data: int, width: int, bits: int, first: int, column: int
             elif width == 4:
                 state = step(state, U64(load_u32(at)))
             elif width == 16:
-                state = step(step(state, load_u64(at)), load_u64(at + 8))
+                state = step(step(state, load_u64(at)), load_u64(at + _HALF))
             elif width == 2:
                 state = step(state, U64(load_u16(at)))
             else:
