@@ -459,6 +459,9 @@ def walk_records(
 
     spans: a MESSAGE each. cells: those of the i-th row come i-th; with room for two images the old one has
     its slots behind `columns`. spare: slots of a key beside a value, which nobody needs.
+
+    Reads the messages. Writes cells and results. Bound: `stride` slots a message. Twin:
+    `codec/protocols/avro/plain.py`.
     """
     stride = cells.stride
     walked = 0
@@ -799,6 +802,10 @@ def walk_rows(n: int, rows: int, spans: int, heads: int, plan: Plan, zone: Zone,
     """The messages numbered in i64[n] `rows`, all of one group; how many were walked.
 
     A message must have all the columns of the plan and no other; `cells` has twice as many slots, and one.
+
+    Reads the messages. Writes cells and results. Bound: `stride` slots a message. Twin:
+    `codec/protocols/simple/plain.py`. Trick: the n-th column is looked for where the n-th name of our own
+    messages is.
     """
     walked = 0
     columns, stride = plan.column_count, cells.stride

@@ -432,7 +432,12 @@ def put_members(out: int, job: int, number: int, op: int, row: int) -> int:
 
 @kernel
 def encode_avro(job: int) -> int:
-    """One message a row, its key before its value: DONE, or why not. J_AT is then the row."""
+    """One message a row, its key before its value: DONE, or why not. J_AT is then the row.
+
+    Reads and writes as `kernels.encode_single` does, with the same bound. Twins:
+    `codec/protocols/avro/plain.py` and `codec/protocols/simple/avro_write.py`. Trick: digits of at most
+    64 bits stay in a register.
+    """
     data = load_i64(job + J_DATA)
     end = data + load_i64(job + J_ROOM)
     out = data + load_i64(job + J_OUT)

@@ -420,6 +420,9 @@ def gather(n: int, order: int, spans: Spans, columns: int, count: int, bases: in
 
     order: i64[n], each row's item; columns: a COLUMN each; bases: i64[2 * CHUNK] of scratch memory; bad:
     u8, by item. A column of texts has room for the sum of its lengths.
+
+    Reads the spans and the bytes they point to. Writes the columns and `bad`. Twin: the plain decoders.
+    Trick: 64 rows at a time, so that their messages stay in the cache while column after column is taken.
     """
     results, starts, lengths = spans.results, spans.starts, spans.lengths
     wrong = 0

@@ -209,6 +209,9 @@ def encode(rows: int, strip: int, partitions: int, entries: Entries, texts: int,
     """Write the messages of `rows` entries; the bytes written.
 
     `strip`: bytes left out at the front of each key. `texts`: as TEXTS says.
+
+    Reads the entries. Writes as `Output` says. Bound: `room_for`. Twin:
+    `codec/protocols/kv_json/plain.py`.
     """
     out, at = output.out, output.out
     for i in range(rows):

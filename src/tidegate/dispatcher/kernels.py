@@ -125,7 +125,12 @@ def put_text(out: int, form: int, fsp: int, a: int, size: int, stack: int) -> in
 
 @kernel
 def hash_rows(n: int, rows: Rows, by: Hashing, out: int) -> int:
-    """u32[n] hashes of rows by the columns of `by`."""
+    """u32[n] hashes of rows by the columns of `by`.
+
+    Reads slots and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
+    time. Twin: `dispatcher/partitions.py`. Trick: the CRC goes on from the register that the column's
+    name left.
+    """
     for row in range(n):
         deleted = load_u8(rows.op + row) == DELETE
         a = (rows.old_a if deleted else rows.new_a) + 8 * row * rows.stride
@@ -151,7 +156,10 @@ def hash_rows(n: int, rows: Rows, by: Hashing, out: int) -> int:
 
 @kernel
 def keys_differ(n: int, rows: Rows, columns: int, count: int, out: int) -> int:
-    """u8[n]: whether an update changes any of `count` columns, a KEY_COLUMN each; how many rows do."""
+    """u8[n]: whether an update changes any of `count` columns, a KEY_COLUMN each; how many rows do.
+
+    Reads slots and the bytes they point to. Writes `out`.
+    """
     found = 0
     for row in range(n):
         differs = 0

@@ -65,6 +65,9 @@ def take_pairs(
     """Copy the pairs of the ScanResponse at `data`; their number, or OTHER, or FULL.
 
     keys, values: `size` bytes each. key_ends, value_ends: int32[room + 1], Arrow's offsets.
+
+    Reads the message. Writes the four buffers. Bound: `room` pairs, and `size` bytes of each column.
+    Twin: the protobuf library.
     """
     at, end = data, data + size
     n, key_end, value_end = 0, 0, 0

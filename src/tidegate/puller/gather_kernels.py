@@ -87,7 +87,11 @@ def measure(out: int, first: int, count: int, max_rows: int, max_bytes: int, siz
 
 @kernel
 def gather(out: int, first: int, end: int, columns: int) -> None:
-    """Copy the changes out[first:end] into the buffers that `columns` names, see BLOCK."""
+    """Copy the changes out[first:end] into the buffers that `columns` names, see BLOCK.
+
+    Reads changes and the bytes they point to. Writes the block's buffers. Bound: what `measure` has
+    counted. Trick: what later changes point to is fetched into the cache.
+    """
     commits, starts, ops = get_int(columns, G_COMMIT), get_int(columns, G_START), get_int(columns, G_OP)
     key_ends, keys = get_int(columns, G_KEY_ENDS), get_int(columns, G_KEY)
     value_ends, values = get_int(columns, G_VALUE_ENDS), get_int(columns, G_VALUE)

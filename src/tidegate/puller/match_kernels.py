@@ -381,7 +381,12 @@ def _record_row(tables: Tables, slot: int, row: int) -> bool:
 
 @kernel
 def locate(events: int, event_count: int, rows: int, slots: int, index: int, table: int) -> None:
-    """Fill in the slots of scanned events and rows, complete the rows' hashes, and call for their buckets."""
+    """Fill in the slots of scanned events and rows, complete the rows' hashes, and call for their buckets.
+
+    Reads events and rows. Writes E_SLOT, HASH, SLOT and PLACE. Bound: one lookup an event. Twin:
+    `Matcher`, which looks up by a dictionary. Trick: the buckets are fetched into the cache for all rows,
+    before the first is needed.
+    """
     for e in range(event_count):
         kind = i64(event_word(events, e, E_KIND))
         if kind == RESOLVED_MANY:
@@ -408,6 +413,10 @@ def match(tables: Tables, event_count: int, row_count: int, room: int) -> int:
     Room that the caller provides: `out` rows + waiting rows, `notes` events + slots, `kept` rows; the
     waiting arena for all rows' keys and headers. When `moved` overflows (counts[C_MOVED] > its length) every
     slot may have moved.
+
+    Reads events, rows and arenas. Writes `out`, `notes`, `moved`, `kept`, the log and the states of
+    slots. Twin: `puller/matcher.py`, `Matcher`. Trick: a prewrite that meets its commit in the same batch
+    is never copied, and the records of rows to come are fetched into the cache in advance.
     """
     events, rows, slots, table, arena = tables.events, tables.rows, tables.slots, tables.table, tables.arena
     notes, counts = tables.notes, tables.counts

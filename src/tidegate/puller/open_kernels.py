@@ -192,7 +192,11 @@ def record_bytes(arena: int, ref: Any) -> Any:
 
 @kernel
 def rehash(old: int, new: int, rows: int, arena: int) -> None:
-    """Move all entries into a larger, empty table."""
+    """Move all entries into a larger, empty table.
+
+    Reads the old table and the hashes of its entries. Writes the new table, and PLACE of rows in
+    messages. Bound: the new table is larger.
+    """
     for number in range(table_mask(old) + 1):
         tags = load_u64(old + BUCKET * number)
         for lane in range(ENTRIES):
@@ -211,6 +215,10 @@ def keep(rows: int, slots: int, table: int, arena: int, free: int, kept: int, co
     """Copy prewrites that are still open from the messages into the arena, which has room for them.
 
     They take the room of records that ended in earlier calls, see `release`, or new room at the arena's end.
+
+    Reads the rows in `kept`. Writes the arena, the table's entries and `free`. Bound: the arena has room
+    for all rows, by `BlockMatcher._make_room`. Trick: the room of the latest dead record of a size class
+    is used first, which is still in the cache.
     """
     for i in range(get_int(counts, C_KEPT)):
         row = get_int(kept, i)
@@ -304,6 +312,9 @@ def compact(work: Compaction) -> None:
     pins them any more, but for pipelined transactions, which have a generation), and those of slot `victim`
     (-1: none). A prewrite may well come when the resolved ts has passed its start_ts: it then stands there.
     Should such a commit come after all, the registration is made anew.
+
+    Reads the old arena from end to end. Writes the new arena, the empty table and `free`. Bound: the new
+    arena is as large as what is live.
     """
     old, new, slots, victim, counts = work.old, work.new, work.slots, work.victim, work.counts
     for slot in range(work.slot_count):
@@ -340,7 +351,11 @@ def compact(work: Compaction) -> None:
 
 @kernel
 def compact_waiting(old: int, new: int, slots: int, slot_count: int, counts: int) -> None:
-    """Rewrite the waiting arena with the rows of slots that still scan and are not spilled, in order."""
+    """Rewrite the waiting arena with the rows of slots that still scan and are not spilled, in order.
+
+    Reads the old arena from end to end. Writes the new arena and the chains of slots. Bound: the new
+    arena is as large as the old one.
+    """
     for slot in range(slot_count):
         put_slot_word(slots, slot, S_HEAD, np.uint64(0))
         put_slot_word(slots, slot, S_TAIL, np.uint64(0))

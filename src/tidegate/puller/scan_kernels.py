@@ -399,6 +399,11 @@ def scan(messages: I64, events: int, event_room: int, rows: int, row_room: int, 
 
     `counts` becomes a SCANNED. Returns GOOD, BAD or FULL; after
     BAD or FULL the tables mean nothing.
+
+    Reads the messages, and 10 bytes at most at a time inside each. Writes `events`, `rows`, `counts`.
+    Bound: the two tables; with FULL the caller doubles them and calls again. Twin: protobuf's parser
+    (tests/puller/test_scan.py). Trick: a row in protobuf's own order is read without a loop over its
+    fields.
     """
     e, n = 0, 0
     for m in range(messages.shape[0]):

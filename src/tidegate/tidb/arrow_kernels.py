@@ -476,7 +476,12 @@ def fill_text(line: int, kind: int, body: int, tile: Tile, stack: int) -> Any:
 
 @kernel
 def fill(n: int, lines: int, columns: int, source: Source, memory: Memory) -> None:
-    """Write every column of n rows into the body, at the places that `measure` has given it."""
+    """Write every column of n rows into the body, at the places that `measure` has given it.
+
+    Reads slots and the bytes they point to. Writes the body, and USED, NULLS, LOST and HIGH of lines.
+    Bound: the places that `measure` has given. Twin: `mounter/rows.py`. Trick: tiles of rows, whose
+    validity is one word.
+    """
     body, ops, lacking = memory.body, source.ops, source.lacking
     a, l, stride = source.slots.a, source.slots.l, source.slots.stride  # noqa: E741
     for c in range(columns):

@@ -38,7 +38,7 @@ BY_COLUMNS: Final = 5
 
 _HANDLE_AT: Final = 11
 
-# A row of format v2: its marker, flags, two counts, then its lists (docs/formats/rows.md#v2).
+# A row of format v2: its marker, flags, two counts, then its lists (docs/formats/rows.md#format-v2).
 FLAGS_AT, FILLED_AT, NULLS_AT, ROW_HEAD = 1, 2, 4, 6
 # What follows its data: a header, one sum or two.
 SUM_VERSION: Final = 7
@@ -195,6 +195,9 @@ def column_sums(
     """uint32[n]: the columns' sums of the rows numbered in int64[n] `rows` of one image's slots.
 
     plan: `columns` lines, see SUM. scratch: room for the longest text and its slack. stack: JSON's.
+
+    Reads slots and the bytes they point to. Writes `out`, and `scratch` on the way. Bound: one text at a
+    time, in `scratch`. Twin: `tidb/checksum.py`.
     """
     for i in range(n):
         first = load_i64(rows + 8 * i) * image.stride

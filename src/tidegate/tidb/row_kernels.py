@@ -141,6 +141,8 @@ def parse_keys(n: int, ends: int, keys: int, tables: int, handles: int, lengths:
     ends: int32[n + 1], Arrow's offsets; keys: the bytes. Writes per key the table id to `tables`, the int
     handle to `handles` (0 for a common handle) and the handle's length in bytes to `lengths` (int32; 8:
     may be an int handle; NO_ROW: an index entry; NO_RECORD: neither).
+
+    Twin: `tidb/keys.py`.
     """
     strangers = 0
     for i in range(n):
@@ -560,6 +562,10 @@ def decode_rows(n: int, rows: int, block: Block, table: Table, out: Decoded, fre
 
     rows: int64[n], positions in the block. free: at least as many bytes as the keys of these rows have, and
     the pad, for strings of common handles. context: int64[CONTEXT_WORDS].
+
+    Reads the block's keys and values. Writes as `Decoded` says, and `free`. Bound: each load is preceded
+    by a proof of its bounds. Twin: `tidb/row.py`. Trick: rows with small column ids find their columns by
+    a table of 256 bytes, without a branch that differs from row to row.
     """
     odd = 0
     store_u64(context + _DATUMS, table.datums)

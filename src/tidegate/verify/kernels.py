@@ -34,6 +34,8 @@ def fold_fixed(n: int, data: int, width: int, bits: int, first: int, column: int
     """Fold a column of `width` bytes a value (1, 2, 4, 8, 16) into uint64[n] states.
 
     data: the first value. bits, first: the validity bitmap, and the first value's bit in it.
+
+    Reads the values. Writes `states`. Twin: `verify/fingerprint.py`.
     """
     for i in range(n):
         state = U64(load_u64(states + 8 * i))
@@ -63,6 +65,9 @@ def fold_bytes(
     """Fold a column of byte strings into uint64[n] states.
 
     ends: int32 offsets from the first value's start on, in units of `scale` bytes of `data`.
+
+    Reads the values. Writes `states`. Twin: `verify/fingerprint.py`. Trick: 8 bytes at a time, the rest
+    as one word.
     """
     for i in range(n):
         state = U64(load_u64(states + 8 * i))
